@@ -18,7 +18,8 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 		{ echo "$(PYTHON) is `$(PYTHON) -V 2>&1`, Outrider needs Python 3.11 or later; say make PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'Set-up, once: Outrider and what it needs into $(VENV). Most of it is torch and transformers, fetched and'
-	@echo 'unpacked: a minute and a half with packages at hand, more by your network; 2.3 GB on disk'
+	@echo 'unpacked: a minute and a half with packages at hand, more by your network.'
+	@echo "On disk 2.3 GB with torch's build for CPUs, 6.1 GB with the one for CUDA, which PyPI has"
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[engine,ray,trace,certs,dev]'
 	@touch $@
 
@@ -32,7 +33,7 @@ up: $(STAMP)
 
 # A small chat model (98 MB, Apache-2.0), which drafts from its own text, until Ctrl-C. The first time it is fetched.
 chat: $(STAMP)
-	@file=`$(BIN)/python -m models.chat.fetch` && $(BIN)/outrider up --target "$$file" --no-draft --drafter ngram $(ARGS)
+	@file=`$(BIN)/python -m models.chat.fetch` && $(BIN)/outrider up --target "$$file" --no-draft $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -120,10 +121,6 @@ bench-sampling: $(STAMP)
 bench-rules: $(STAMP)
 	$(BIN)/python -m benchmarks.arms rules $(ARGS)
 
-# Drafts without a model, on text that repeats itself and on text that does not.
-bench-drafters: $(STAMP)
-	$(BIN)/python -m benchmarks.arms drafters $(ARGS)
-
 # Lookahead decoding and PaSS beside a chain and n-grams: tokens a pass and speed; five minutes.
 bench-scaffolds: $(STAMP)
 	$(BIN)/python -m benchmarks.arms scaffolds $(ARGS)
@@ -160,15 +157,16 @@ bench-tune: $(STAMP)
 coupled-parity: $(STAMP)
 	$(BIN)/python -m benchmarks.coupled_parity $(ARGS)
 
-# K that adapts beside plain decoding, from 1 to 64 answers at once, with a good, a poor, a slow and no draft: an hour.
-bench-never-slower: $(STAMP)
-	$(BIN)/python -m benchmarks.never_slower $(ARGS)
-
 # Overlapped rounds beside the same pair in one process and the round before: half an hour a group, one file each.
 # With --apart the draft sleeps for most of a step: what it would be on hardware of its own.
 # make bench-overlap BASE=COMMIT ARGS='--groups 0.1-greedy-0'
 bench-overlap: $(STAMP)
 	BASE=$(BASE) $(BIN)/python -m benchmarks.overlap $(ARGS)
+
+# The default beside plain decoding and each drafter by name, and the best of them: three quarters of an hour.
+# Some cells: make bench-default ARGS='--systems demo --temperatures 1 --concurrency 1'
+bench-default: $(STAMP)
+	$(BIN)/python -m benchmarks.default $(ARGS)
 
 # What the host costs beside the models' forwards: CPU time a token of each process, of a step by its slots; ten minutes.
 # Another checkout in turn, and the ratios: make bench-host ARGS='--against ../earlier'. For trying: ARGS=--quick
@@ -203,7 +201,7 @@ bench-wiring: $(STAMP)
 bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
 
-.PHONY: bench-fairness bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-host bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
+.PHONY: bench-fairness bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-default bench-host bench-overlap bench-trees bench-alpha bench-tune bench-papers papers coupled-parity
 
 # On a machine with a GPU: what is right and how fast it is, four minutes each. Both run without make, too:
 # python3 -m benchmarks.gpu right

@@ -1,7 +1,6 @@
-"""Compare ways to speculate on the demo pair: acceptance rules, drafters without a model, scaffolds, or trees.
+"""Compare ways to speculate on the demo pair: acceptance rules, scaffolds, or trees.
 
     make bench-rules                                  # or: python -m benchmarks.arms rules --help
-    make bench-drafters
     make bench-scaffolds
     make bench-trees
 
@@ -18,7 +17,6 @@ import asyncio
 import statistics
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +29,8 @@ from benchmarks.common import (
     DEMO_PASS,
     DEMO_TARGET,
     HELD_OUT,
-    REPETITIVE,
     Prompt,
     Report,
-    of_all_kinds,
     parser,
     read_prompts,
     widened,
@@ -49,7 +45,6 @@ from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.tree_shape import TreeShape
 
 PLAIN, EXACT, LENIENT = "plain", "rejection", "lenience 0.5"
-WITHOUT_MODEL = ("ngram", "lookup")
 RULES: Mapping[str, Speculation] = {
     EXACT: Speculation(),
     "rejection by token": Speculation(lenience=1 - 1e-6),  # the rule under lenience, and next to none of it
@@ -60,8 +55,6 @@ RULES: Mapping[str, Speculation] = {
 TREES = ("4x2x1", "3x1x1x1", "2x2x2", "best:12x4", "best:16x6")
 GAINS_FROM = (1.0, 4)
 """Temperature, and K, from which the gain of lenience must show."""
-LEAST_RATIO = 0.98
-"""Least median speed of a drafter without a model, as a share of plain decoding's, where nothing repeats."""
 PROMPT_TOKENS = 512
 CHAIN_K = 4
 """Draft tokens of those beside lookahead and PaSS, where all are verified in every step."""
@@ -166,34 +159,6 @@ def rules(bench: Bench, options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def drafters(bench: Bench, options: argparse.Namespace) -> list[str]:
-    """Fail where a drafter without a model is slower on held-out text, or no faster, greedy, on text that repeats."""
-    wrong = []
-    sets = {
-        REPETITIVE: of_all_kinds(read_prompts(REPETITIVE), options.prompts),
-        HELD_OUT: read_prompts(HELD_OUT)[: options.prompts],  # the same in all benchmarks
-    }
-    for name, prompts in sets.items():
-        kinds = Counter(prompt.kind for prompt in prompts)
-        bench.report.text(f"{name.capitalize()}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}.")
-        names = (*WITHOUT_MODEL, "model", "ngram+model") if name == REPETITIVE else WITHOUT_MODEL
-        arms = {PLAIN: Speculation(enabled=False), **{each: Speculation(drafter=Drafter(each)) for each in names}}
-        for temperature in options.temperatures:
-            cells = bench.cells(prompts, arms, temperature)
-            where = f"{name} prompts, T = {temperature:g}"
-            ratios = bench.add(where.capitalize(), cells, cells[PLAIN])
-            for arm in WITHOUT_MODEL:
-                if name == HELD_OUT and ratios[arm].middle < LEAST_RATIO:
-                    wrong.append(f"{arm}, {where}: {ratios[arm]} of plain, at least {LEAST_RATIO:g} wanted")
-                if name == REPETITIVE and not temperature and ratios[arm].low <= 1.0:
-                    wrong.append(f"{arm}, {where}: {ratios[arm]} of plain, more than 1 wanted")
-            for kind in kinds:
-                indices = [index for index, prompt in enumerate(prompts) if prompt.kind == kind]
-                of_kind = {arm: Cell(arm, [cell.by_prompt[i] for i in indices]) for arm, cell in cells.items()}
-                bench.add(f"{where.capitalize()}, {kind}", of_kind, of_kind[PLAIN])
-    return wrong
-
-
 def scaffolds(bench: Bench, options: argparse.Namespace) -> list[str]:
     """Compare lookahead decoding and PaSS with other drafters, where they pay and in every step. Fail where a text at
     temperature 0 is another.
@@ -261,7 +226,6 @@ def of(value: Value) -> Callable[[Cell], float]:
 
 SUITES = {
     "rules": (rules, "What the acceptance rules keep"),
-    "drafters": (drafters, "Drafters without a model"),
     "scaffolds": (scaffolds, "Lookahead decoding and PaSS"),
     "trees": (trees, "Trees of drafts against chains"),
 }
@@ -275,8 +239,6 @@ def main() -> int:
     size, answers = {"size": "94M", "dtype": "float32"}, {"temperatures": [0.0, 1.0], "prompts": 24, "max_tokens": 64}
     if suite == "rules":  # counts, for which the small target does
         made = parser(__doc__, temperatures=[0.6, 1.0], prompts=24, max_tokens=128, repetitions=3, k=[1, 4, 8])
-    elif suite == "drafters":
-        made = parser(__doc__, **size, **answers, repetitions=2)
     elif suite == "scaffolds":
         made = parser(__doc__, **size, **{**answers, "prompts": 12, "max_tokens": 96}, repetitions=1, shape="5,4,5")
         made.add_argument("--embeddings", type=Path, default=DEMO_PASS, help="of the demo target, for PaSS")

@@ -305,6 +305,8 @@ class Fleet:
         member.failing_since_s = member.hanging_since_s = None
         self._loads.add_info(member.name, seen.info, seen.at_s)
         if member.state == STARTING:
+            if member.has_served:
+                log.info("%s at %s is back", member.name, member.started.address)
             member.note_serving()
             self._report(member.name, "ready", member.started.address)
 

@@ -31,15 +31,12 @@ import numpy as np
 from outrider.engine.speculation.row_budget import RowBudget, Unit
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.scheduling import Scheduling
+from outrider.wire.speculation import MIN_GAIN
 from target_service.hold import PendingDraft, hold_until
 
 PROBE_STEPS = 16
 """Steps of which one takes half the rows that seem best, and no extra ones, so that what fewer rows take stays known:
 they are passed over for a first step that was slow."""
-MIN_GAIN = 1.2
-"""Times the tokens a second of a plain step that rows with draft tokens have to promise. What these cost beside their
-rows, messages and memory that others read, was 5 to 10 % of a step of 8 to 64 answers on two cores, and at 1.1 eight
-answers were 0.91 times as fast as plain. At 1.4, draft tokens that pay are passed over."""
 _RATE_WEIGHT = 0.25
 """Weight of a step in the rate of tokens."""
 

@@ -13,6 +13,7 @@ from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
+from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import AUTO
 from outrider.wire.transport.codec import BadTensor
@@ -40,8 +41,18 @@ class Candidates:
     """What each drafter proposes, in the order in which draws are tested; none of a beam search."""
     offers: Sequence[Offer] = ()
     """Best first, where the request names no number. Some may bring no token."""
+    drafter: Drafter | None = None
+    """The target's own drafter that makes its draft tokens once it is known how many are verified, since most of them
+    never are; None: they are made."""
     rows_beside: ExtraRows | None = None
     """Rows that the slot's drafter would have fed beside all of it, for later steps' sake."""
+
+    @property
+    def num_expected(self) -> float:
+        """How many draft tokens are expected to be accepted: by acceptance probabilities of ranks, as long as what was
+        sampled might have been. Nothing of it follows from a sampled token.
+        """
+        return sum(offer.prob for offer in self.offers)
 
     @property
     def demand(self) -> VerifyDemand:
@@ -77,7 +88,7 @@ class Candidates:
         """Return how many tokens the slot's cache holds after a step with this choice."""
         num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
         for offer in self.offers[: choice.num_drafts]:
-            num_tokens += bool(offer.nodes)
+            num_tokens += bool(offer.nodes or self.drafter)
         if choice.with_extra_rows and self.rows_beside is not None:
             num_tokens += len(self.rows_beside.ids)
         return num_tokens
@@ -98,9 +109,9 @@ class Drafting:
     # candidates
 
     def candidates(self, lease: Lease) -> Candidates:
-        """Return what the slot's next step might verify: the tokens that its grammar forces, where these are more than
-        all else; its own drafter's, where that has some; else what is delivered. The choice follows from how many there
-        are of each and from the committed tokens.
+        """Return what the slot's next step might verify: what the drafter proposes of which most tokens are expected,
+        or the tokens that the grammar forces, where these are more. Where a number or a tree is named, it is the first
+        of the target's own drafters that has something, or else what is delivered.
 
         A slot that names how many are verified waits for those, unless as many are forced.
         """
@@ -120,7 +131,7 @@ class Drafting:
         if not lease.slot.params.grammar:
             return found
         forced_ids = self.keeper.sampling_state(lease.slot).forced()[: _max_chain(lease)]
-        if len(forced_ids) <= sum(offer.prob for offer in found.offers):
+        if len(forced_ids) <= found.num_expected:
             return found
         tree = DraftTree.of(forced_ids, range(-1, len(forced_ids) - 1))
         forced = CandidateTree(tree, [None] * len(forced_ids), 1.0)
@@ -129,7 +140,7 @@ class Drafting:
     def with_rows_beside(self, found: Candidates) -> Candidates:
         """Return the candidates with the rows that the slot's drafter would have fed beside all of them."""
         lease = found.lease
-        if not lease.own_sources or not lease.max_drafts:
+        if not self.own.feeds_rows(lease.slot) or not lease.max_drafts:
             return found  # there will be no later draft tokens
         return replace(found, rows_beside=self._rows_beside(lease, join(list(found.trees.values()), found.offers).tree))
 
@@ -143,24 +154,39 @@ class Drafting:
     def _proposed(self, lease: Lease) -> Candidates:
         if not lease.max_drafts:
             return Candidates(lease)
-        slot, shape = lease.slot, lease.speculation.tree
+        slot, shape, found = lease.slot, lease.speculation.tree, list[Candidates]()
+        delivered = self._delivered(lease)
         is_drafted = any(is_drafted for _, is_drafted in lease.job.tickets)
         insists = lease.speculation.num_draft_tokens != AUTO
+        must_be_seen = lease.speculation.is_fixed or bool(slot.params.grammar) or self.own.feeds_rows(slot)
+        must_be_seen = must_be_seen or any(candidates.tree.ids for candidates in delivered.values())
         for drafter in self.own.asked(slot, insists=insists, is_drafted=is_drafted):
             assert drafter.own is not None, "a draft worker's drafter in the target"
             source = lease.own_sources[drafter.own]
-            max_len = _max_chain(lease)
+            max_len = min(_likely_chain(lease, source), self.own.max_len(drafter))
             if drafter.is_merged and shape is not None:
                 max_len = min(max_len, shape.depth)
-            state = self.keeper.sampling_state(slot)
-            own = self.own.candidates(slot, drafter, state, source.shares, max_len)
+            if not (must_be_seen or drafter.is_merged):
+                nothing = CandidateTree(NO_DRAFT_TOKENS, (), source.shares.share(0))
+                offers = [Offer(prob, ()) for prob in source.chain_probs(max_len)]
+                found.append(Candidates(lease, {source: nothing}, offers, drafter))
+                continue
+            own = self._made(lease, drafter, source, max_len)
             if not own.tree.ids:
                 continue
             trees = {source: own}
             if drafter.is_merged and _is_exact(lease):
-                trees = {**self._delivered(lease), source: own}
-            return self._together(lease, trees)
-        return self._together(lease, self._delivered(lease))
+                trees = {**delivered, source: own}
+            found.append(self._together(lease, trees))
+            if lease.speculation.is_fixed:
+                return found[0]
+        found.append(self._together(lease, delivered))
+        return max(found, key=lambda each: each.num_expected)
+
+    def _made(self, lease: Lease, drafter: Drafter, source: DraftSource, max_len: int) -> CandidateTree:
+        """Return at most max_len draft tokens of one of the target's own drafters."""
+        state = self.keeper.sampling_state(lease.slot)
+        return self.own.candidates(lease.slot, drafter, state, source.shares, max_len)
 
     def _delivered(self, lease: Lease) -> dict[DraftSource, CandidateTree]:
         """Return what each draft worker proposes.
@@ -191,6 +217,8 @@ class Drafting:
         elif is_determined and not lease.speculation.is_fixed and _is_exact(lease):
             shape = TreeShape(num_nodes=max_len, max_depth=max_len)
         if shape is None or not self.takes_trees:
+            if shape is None:
+                max_len = _likely_chain(lease, draft)
             nodes = buffer.chain(max_len if shape is None else shape.depth)
             probs = draft.chain_probs(len(nodes))
         else:
@@ -220,7 +248,8 @@ class Drafting:
 
     def pending(self, found: Candidates) -> list[PendingDraft]:
         """Return the drafts of which more tokens may arrive than are here, each with the chance that its next one would
-        be accepted. There are none where the step verifies its own drafter's tokens alone, or forced ones.
+        be accepted and no other drafter's. There are none where forced tokens are verified, or a named number of the
+        target's own.
         """
         lease, pending = found.lease, list[PendingDraft]()
         if lease.beams is not None:
@@ -228,9 +257,13 @@ class Drafting:
             if prob is not None and lease.first.is_active:
                 pending.append(PendingDraft(lease, lease.first, 1.0 if lease.speculation.is_fixed else prob))
             return pending
-        if found.trees and found.trees.keys().isdisjoint(lease.drafts):
+        is_forced = any(source.drafter is None for source in found.trees)
+        is_own = bool(found.trees) and found.trees.keys().isdisjoint(lease.drafts)
+        if is_forced or (is_own and lease.speculation.is_fixed):
             return pending
         num_here = {source: len(candidates.tree) for source, candidates in found.trees.items()}
+        if found.drafter is not None:
+            num_here = dict.fromkeys(found.trees, len(found.offers))
         num_left = lease.speculation.max_draft_tokens
         are_sampled = len(lease.drafts) > 1 and not lease.slot.params.determined
         for draft in lease.drafts:
@@ -274,6 +307,12 @@ class Drafting:
         lease = found.lease
         if not choice.num_drafts and not choice.with_extra_rows:
             return Proposal(lease.slot, NO_DRAFT_TOKENS)
+        if found.drafter is not None:
+            (source,) = found.trees
+            own = self._made(lease, found.drafter, source, choice.num_drafts)
+            if not own.tree.ids:
+                return Proposal(lease.slot, NO_DRAFT_TOKENS)
+            found = Candidates(lease, {source: own}, own.offers())
         joined = join(list(found.trees.values()), found.offers[: choice.num_drafts])
         draws = self._draws(found, joined)
         if draws is None:
@@ -333,6 +372,12 @@ def _is_exact(lease: Lease) -> bool:
 def _max_chain(lease: Lease) -> int:
     """Return how long a chain of draft tokens may be."""
     return lease.speculation.chain_len(lease.max_drafts)
+
+
+def _likely_chain(lease: Lease, source: DraftSource) -> int:
+    """Return how long a source's chain of draft tokens may be: where no number is named, as long as it is likely."""
+    max_len = _max_chain(lease)
+    return max_len if lease.speculation.is_fixed else source.shares.likely_len(max_len)
 
 
 def _num_named(lease: Lease) -> int:

@@ -35,7 +35,7 @@ class OwnDrafts:
 
     @property
     def offered(self) -> tuple[Drafter, ...]:
-        return tuple(drafter for drafter in Drafter if drafter in self._drafters)
+        return (Drafter.AUTO, *(drafter for drafter in Drafter if drafter in self._drafters))
 
     def refuses(self, drafter: Drafter | None) -> JobError | None:
         """Return the error for a drafter that this worker does not offer, else None."""
@@ -48,8 +48,9 @@ class OwnDrafts:
     def open(self, job: OpenJob, slot: Slot) -> None:
         """Draft for a slot that has been opened, perhaps in place of an older one."""
         self.close(slot.key, is_ended=False)
-        if job.own_drafters:
-            self._slots[slot.key] = {name: self._drafters[name] for name in job.own_drafters}
+        there = {name: self._drafters[name] for name in job.own_drafters if name in self._drafters}
+        if there:
+            self._slots[slot.key] = there
         for drafter in self._of(slot.key).values():
             drafter.open(job, slot)
 
@@ -93,6 +94,14 @@ class OwnDrafts:
         if asked not in known:
             known[asked] = self._drafters[name].propose(slot, state, shares, max_tokens)
         return known[asked]
+
+    def max_len(self, name: Drafter) -> int:
+        """Return the most draft tokens that a drafter proposes."""
+        return self._drafters[name].max_len
+
+    def feeds_rows(self, slot: Slot) -> bool:
+        """Return whether one of the slot's drafters has rows fed beside a step's draft tokens."""
+        return any(drafter.feeds_rows for drafter in self._of(slot.key).values())
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return what the slot's next step is to feed beside draft tokens with these parents; None for nothing. Call it

@@ -35,6 +35,7 @@ class OwnHeads(TargetDrafter):
     def __init__(self, loaded: LoadedHead, features: Features) -> None:
         """Make features for them from the next step on. Raises InvalidRequest where there is no memory for that."""
         self._heads = loaded.network
+        self.max_len = loaded.network.facts.num_heads
         self._features = features
         self._slots: dict[SlotKey, Slot] = {}
         self._logits: dict[SlotKey, HostLogits] = {}

@@ -69,8 +69,8 @@ def learn(
     rows = proposal.rows_beside
     if rows is not None and all(source.drafter is not rows.drafter for source in verified):
         lease.own_sources[rows.drafter].shares.note(None)  # what it cost brought nothing to this step
-    if all(isinstance(source, DeliveredDrafts) or source.drafter is None for source in verified):
-        for own in lease.own_sources.values():
+    for own in lease.own_sources.values():
+        if own not in verified:
             own.shares.forget()
     delivered, found = set[int](), list[DraftOutcome]()
     committed = lease.slot.committed

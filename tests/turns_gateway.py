@@ -8,7 +8,8 @@ import sys
 from functools import partial
 
 from gateway.__main__ import main
-from gateway.rounds import draft_limits, verification
+from gateway.rounds import verification
+from gateway.workers import draft_limits
 from outrider.wire.speculation import Speculation
 
 if __name__ == "__main__":

@@ -312,7 +312,9 @@ def _is_plain(options: SpeculationOptions, config: GatewayConfig) -> bool:
 
 def _uses_prediction(options: SpeculationOptions, config: GatewayConfig) -> bool:
     """Return whether what is predicted is drafted from: not where another drafter is asked for by name."""
-    return not _is_plain(options, config) and (options.drafter is None or options.drafter.needs_prediction)
+    return not _is_plain(options, config) and (
+        options.drafter in (None, Drafter.AUTO) or options.drafter.needs_prediction
+    )
 
 
 def wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
@@ -520,7 +522,7 @@ def _check_beams(demand: Demand, facts: ServedFacts) -> None:
         names.prediction: bool(demand.prediction),
         "speculation.tree": options.tree is not None,
         "speculation.lenience": options.lenience is not None and options.lenience < 1.0,
-        "speculation.drafter": options.drafter not in (None, Drafter.MODEL),
+        "speculation.drafter": options.drafter not in (None, Drafter.AUTO, Drafter.MODEL),
         "speculation.explain": options.explain,
     }
     for name in (name for name, is_given in beside.items() if is_given):

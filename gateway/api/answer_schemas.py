@@ -464,6 +464,7 @@ class Response(_Answer):
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     user: str | None
+    speculation: ChoiceSpeculation | None = Field(default=None, description="With speculation.token_kinds.")
 
 
 class ResponseEvent(BaseModel):
@@ -471,6 +472,9 @@ class ResponseEvent(BaseModel):
 
     type: str = Field(pattern=r"^response\.")
     sequence_number: int
+    speculation: ChoiceSpeculation | None = Field(
+        default=None, description="With speculation.token_kinds or explain: in a round's first event."
+    )
 
 
 class MessageUsage(_Answer):
@@ -508,6 +512,7 @@ class MessageAnswer(_Answer):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
     stop_sequence: str | None
     usage: MessageUsage
+    speculation: ChoiceSpeculation | None = Field(default=None, description="With speculation.token_kinds.")
 
 
 class MessageEvent(BaseModel):
@@ -523,6 +528,9 @@ class MessageEvent(BaseModel):
         "message_stop",
         "error",
     ]
+    speculation: ChoiceSpeculation | None = Field(
+        default=None, description="With speculation.token_kinds or explain: in a round's first event."
+    )
 
 
 class MessageErrorFields(_Answer):

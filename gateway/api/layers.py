@@ -9,7 +9,8 @@ import orjson
 
 from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.requests import Demand
-from gateway.api.openai_responses import Json, ReadText, usage_of
+from gateway.api.openai_responses import Json, ReadText, joined, usage_of
+from gateway.api.speculation_answers import speculation_of
 from gateway.generation import GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reader import CallBegun, CallUnread, Part
@@ -30,6 +31,9 @@ class Form(Protocol):
 
     def push(self, output: RoundOutput) -> Iterator[Json]:
         """Yield the events of one round."""
+
+    def without_text(self) -> Json:
+        """Return an event that a client takes for no part of the answer, for a round that has no other."""
 
     def failed(self, error: OutriderError) -> Iterator[Json]:
         """Yield what ends a stream that has begun and cannot go on."""
@@ -76,23 +80,32 @@ class ReadAnswer:
 
 
 class LayerAnswer:
-    """One request on its way through."""
+    """One request on its way through. `token_kinds`: the answer says what its tokens are, as chat's choices do."""
 
-    def __init__(self, admission: Admission, demand: Demand, incoming: IncomingRequest, formed: Formed) -> None:
+    def __init__(
+        self, admission: Admission, demand: Demand, incoming: IncomingRequest, formed: Formed, token_kinds: bool
+    ) -> None:
         self._admission = admission
         self._demand = demand
         self._incoming = incoming
         self._formed = formed
+        self._token_kinds = token_kinds
         self._form: Form | None = None
 
     async def whole(self) -> Json:
         """Return what the events of a stream add up to."""
+        outputs: list[RoundOutput] = []
         async with self._admission.answers(self._demand, self._incoming) as answers:
             form = self._begun(answers.requests[0])
             async for _, output in answers.stream():
+                if self._token_kinds:
+                    outputs.append(output)
                 for _ in form.push(output):
                     pass
-        return form.whole()
+        whole = form.whole()
+        if outputs:
+            whole |= self._speculation(joined(outputs), answers.requests[0])
+        return whole
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Yield server-sent events, those of one round together."""
@@ -101,13 +114,20 @@ class LayerAnswer:
             await self._admission.wait_for_slot(answers)
             yield sent(form.begin())
             async for _, output in answers.stream():
-                if told := sent(form.push(output)):
-                    yield told
+                events = list(form.push(output))
+                if self._token_kinds:
+                    events = events or [form.without_text()]
+                    events[0] |= self._speculation(output, answers.requests[0])
+                if events:
+                    yield sent(events)
 
     def failure(self, error: OutriderError) -> bytes:
         """Return the events that end a stream which has begun."""
         assert self._form is not None
         return sent(self._form.failed(error))
+
+    def _speculation(self, output: RoundOutput, request: GenerationRequest) -> Json:
+        return {"speculation": speculation_of(output, self._admission.generator.tokenizer(request.model))}
 
     def _begun(self, request: GenerationRequest) -> Form:
         self._form = self._formed(request, self._admission.generator.tokenizer(request.model))

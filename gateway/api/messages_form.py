@@ -53,6 +53,9 @@ class MessageForm:
         yield {"type": "message_delta", "delta": self._stop, "usage": self._usage}
         yield {"type": "message_stop"}
 
+    def without_text(self) -> Json:
+        return {"type": "ping"}
+
     def failed(self, error: OutriderError) -> Iterator[Json]:
         yield anthropic_error_body(error)
 

@@ -69,6 +69,9 @@ class ResponseForm:
         self._usage = self._usage_of(output)
         yield self._event(self._status, response=self.whole())
 
+    def without_text(self) -> Json:
+        return self._event("speculation")
+
     def failed(self, error: OutriderError) -> Iterator[Json]:
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
         self._status, self._error = "failed", {"code": code, "message": shortened(error.message)}

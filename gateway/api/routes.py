@@ -52,6 +52,7 @@ from gateway.api.http_io import (
     read_json,
     while_connected,
 )
+from gateway.api.layer_schemas import Layer
 from gateway.api.layers import Formed, LayerAnswer
 from gateway.api.logprobs import Prompts
 from gateway.api.messages_form import MessageForm
@@ -73,8 +74,8 @@ from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.api.vllm_schemas import DetokenizeBody, TokenizeBody
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
-from gateway.rounds.draft_limits import asked_speculation
 from gateway.tokenizer import Tokenizer
+from gateway.workers.draft_limits import asked_speculation
 from outrider import __version__
 from outrider.wire.params import check_token_ids
 
@@ -166,17 +167,18 @@ class Routes:
         """Answer as OpenAI's Responses API, without a store."""
         answer_id = request.scope["answer_id"]
         demand = body.demand(answer_id)
-        return await self._layer(request, body.stream, demand, partial(ResponseForm, body, answer_id))
+        return await self._layer(request, body, demand, partial(ResponseForm, body, answer_id))
 
     async def messages(self, request: Request, body: MessagesBody) -> Response:
         """Answer as Anthropic's Messages API."""
         answer_id = request.scope["answer_id"]
         formed = partial(MessageForm, body.max_tokens, answer_id)
-        return await self._layer(request, body.stream, body.demand(answer_id), formed)
+        return await self._layer(request, body, body.demand(answer_id), formed)
 
-    async def _layer(self, request: Request, stream: bool | None, demand: Demand, formed: Formed) -> Response:
-        answer = LayerAnswer(self.admission, demand, request.scope["incoming"], formed)
-        if stream:
+    async def _layer(self, request: Request, body: Layer, demand: Demand, formed: Formed) -> Response:
+        token_kinds = body.speculation is not None and body.speculation.has_kinds
+        answer = LayerAnswer(self.admission, demand, request.scope["incoming"], formed, token_kinds)
+        if body.stream:
             ping = MESSAGES_PING if is_anthropics(request.url.path) else PING
             return EventStream(answer.events, self.admission.config.stream_ping_s, answer.failure, ping)
         whole = await while_connected(request.receive, answer.whole())

@@ -213,6 +213,11 @@ class SpeculationBody(Strict):
         "detailed: metrics.speculative_decoding lists every round, too"
     )
 
+    @property
+    def has_kinds(self) -> bool:
+        """Whether the answer says what its tokens are: explained rounds do so, too."""
+        return bool(self.token_kinds or self.explain)
+
     def options(self) -> SpeculationOptions:
         """Raises InvalidRequest for a text that cannot be read."""
         try:
@@ -470,8 +475,7 @@ class _Body(Strict):
 
     @property
     def token_kinds(self) -> bool:
-        asked = self.speculation
-        return asked is not None and bool(asked.token_kinds or asked.explain)
+        return self.speculation is not None and self.speculation.has_kinds
 
     @property
     def continuous_usage(self) -> bool:

@@ -20,7 +20,7 @@ export function watch(onModels, onError) {
   look();
 }
 
-const NAMES = { ngram: "n-grams", lookup: "lookup in earlier answers", prediction: "the request’s prediction" };
+const NAMES = { auto: "whoever promises most", ngram: "n-grams", lookup: "lookup in earlier answers", prediction: "the request’s prediction" };
 
 /** Return how a drafter is called on this page. */
 export const nameOf = (drafter) => NAMES[drafter] ?? drafter;

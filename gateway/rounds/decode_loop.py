@@ -9,13 +9,13 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from gateway.generation import OutputTimings, RoundOutput
-from gateway.rounds.draft_limits import speculation_of
 from gateway.rounds.drafting import Drafting
 from gateway.rounds.explaining import is_forced
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
 from gateway.telemetry.round_metrics import note_drafts, note_lookups, note_round, note_truncate, why_plain
+from gateway.workers.draft_limits import speculation_of
 from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
@@ -146,7 +146,7 @@ class Decoder:
     @property
     def _asks_draft(self) -> bool:
         """Whether a draft worker may draft: always where the target has no drafter as was asked for."""
-        return self._speculation is not None and (self._own is None or self._drafter.needs_draft_worker)
+        return self._speculation is not None and (self._own is None or self._drafter.asks_draft_worker)
 
     def _speculate(self, target: Connection) -> Speculation | None:
         drafts = [draft.choose(self.target.member) for draft in self.drafts]
@@ -181,9 +181,9 @@ class Decoder:
         label: str | None = None
         if is_forced(verdict):
             label = GRAMMAR
-        elif verdict.drafter == Drafter.PREDICTION:
-            label = Drafter.PREDICTION
-        elif self._own is not None:
+        elif by_target.num_drafted:
+            label = Drafter(verdict.drafter).own
+        elif self._own is not None and self._own is not Drafter.AUTO:
             label = self._own.own
         verified = list[Drafting]()
         for draft, outcome in zip(self.drafts, outcomes, strict=True):
@@ -193,7 +193,7 @@ class Decoder:
                 verified.append(draft)
         if label is not None and by_target.num_drafted:
             note_drafts(self.model.own_metrics(label), by_target)
-        if label is not None and not verified and (by_target.num_drafted or not self._drafter.needs_draft_worker):
+        if label is not None and not verified and (by_target.num_drafted or not self._drafter.asks_draft_worker):
             pair, record.draft = self.model.own_metrics(label), label
         else:
             verified = verified or self.drafts[:1]
@@ -219,9 +219,13 @@ class Decoder:
             return "off"
         if self.session.draft_room() + len(output.tokens) < 1:
             return "end"
-        kinds = [draft.member.kind for draft in self.drafts if draft.member is not None]
+        drafter = None if self._asks_draft and self.model.draft_pools else self._own
+        for draft in self.drafts:
+            if draft.member is not None:
+                drafter = draft.member.kind
         is_unprofitable = any(draft.is_unprofitable for draft in self.drafts)
-        return why_plain(verdict, kinds[0] if kinds else self._own, is_unprofitable=is_unprofitable)
+        is_busy = any(draft.usable and draft.load.full for draft in self.model.drafts.values())
+        return why_plain(verdict, drafter, is_unprofitable=is_unprofitable, is_busy=is_busy)
 
     def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
         """Tell both workers what was dropped. Nobody waits for it, and correctness does not depend on it."""

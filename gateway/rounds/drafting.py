@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.rounds.draft_limits import asked_speculation, speculation_of
 from gateway.rounds.session import Session
+from gateway.workers.draft_limits import asked_speculation, speculation_of
+from gateway.workers.draft_use import DraftUse
 from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.served import ServedModel
@@ -25,17 +26,9 @@ from outrider.wire.transport.streams import Replies
 
 log = get_logger(__name__)
 
-TRIAL = 16
-"""Verdicts in a row for which a draft is told what is committed though nothing of it is used. Doubling it doubles the
-work that is done for nothing."""
-TRIAL_PERIOD = 128
-"""Verdicts from one such trial to the next. Doubling it halves that work, and lets a draft that would pay again wait
-twice as long."""
 MISSING_VERDICTS = 64
 """Verdicts in a row by which nothing of a draft has come to the target. Doubled, an answer stays twice as long with a
 draft that does not reach its target; halved, it leaves one that only takes long to read a prompt."""
-_DELIVERED = (Drafter.MODEL, *(drafter for drafter in Drafter if drafter.is_merged))
-"""Drafters of verdicts of steps that verified what a draft delivered."""
 
 
 class DraftAssignment:
@@ -148,7 +141,7 @@ class Drafting:
         self._session = session
         self._place = place
         request, config = session.request, model.config
-        self._caller = request.scheduling.caller
+        self._caller = request.scheduling.caller, request.params.greedy
         self._is_fixed = asked_speculation(request, config).is_fixed
         """Whether the target waits for drafts rather than taking what pays."""
         searches = request.params.beams is not None
@@ -161,10 +154,7 @@ class Drafting:
         """The lease that a draft was told of last."""
         self._num_missing = 0
         """Verdicts in a row by which nothing had come."""
-        self._num_unused = 0
-        """Verdicts in a row that used nothing of the draft's, though the target might have."""
-        self.is_unprofitable = False
-        """Whether the last step was plain because drafts do not pay. It holds while the draft pauses."""
+        self._use = DraftUse()
         self._is_unfit = False
         """A draft refused the request itself: no other would take it."""
 
@@ -194,8 +184,7 @@ class Drafting:
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
             assert self.member is not None, "it was taken"
             self._draft_name = self._model.draft_name(self.member)
-            self._num_unused = 0 if self._is_fixed else self.member.num_unused(self._caller)
-            self.is_unprofitable = self.member.is_unprofitable
+            self._use = DraftUse() if self._is_fixed else replace(self.member.use_of(self._caller))
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
@@ -218,8 +207,13 @@ class Drafting:
 
     @property
     def _pauses(self) -> bool:
-        """Whether the draft is told nothing for a while, for nothing of it was used."""
-        return self._num_unused % TRIAL_PERIOD >= TRIAL
+        """Whether the draft is told nothing for a while, for it added little."""
+        return not self._use.is_asked
+
+    @property
+    def is_unprofitable(self) -> bool:
+        """Whether it pauses though its draft tokens were there: they added little."""
+        return self._pauses and self._use.was_ready
 
     @property
     def tells(self) -> bool:
@@ -262,24 +256,19 @@ class Drafting:
             self._assignment.undelivered()
 
     def _note_use(self, verdict: tpb.Verdict, outcome: tpb.DraftOutcome) -> None:
-        """Count for how long nothing of the draft was used, here and in all answers of its caller: new ones begin
-        there.
+        """Learn whether the draft is worth asking, here and for all answers of its caller: new ones begin there.
+
+        The target waits for a draft of a request that names a number, whatever that brings. While nothing of a draft
+        has come it may be reading the prompt: MISSING_VERDICTS bounds that.
         """
-        draft = self.member
-        if draft is None:
+        draft, has_come = self.member, outcome.HasField("hit")
+        if draft is None or self._is_fixed or not (has_come or self._pauses):
             return
-        if not self._pauses:
-            self.is_unprofitable = verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
-        if outcome.is_verified:
-            self._num_unused = 0
-            draft.note_used(self._caller)
-        elif self._is_fixed:
-            return  # the target waits for it in each step, also where it has nothing to propose
-        elif verdict.drafter in _DELIVERED or (not verdict.drafter and not verdict.num_drafted):
-            if outcome.hit or self._pauses:
-                draft.note_unused(self._caller)
-                draft.is_unprofitable = self.is_unprofitable
-            self._num_unused += 1
+        num_tokens = len(verdict.token_ids) or len(verdict.levels)
+        num_added = max(0, min(outcome.num_accepted, num_tokens - 1))  # not behind the answer's end
+        is_ready = outcome.hit or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
+        self._use.note(num_added, num_tokens, is_ready=is_ready)
+        draft.use_of(self._caller).note(num_added, num_tokens, is_ready=is_ready)
 
     def close(self) -> None:
         """Free the slot."""
@@ -287,7 +276,6 @@ class Drafting:
         self._forget()
         self.slot.close()
         self._assignment.leave()
-        self.is_unprofitable = False
 
     def _open(self, draft: Connection, target: Connection, member: TargetMember) -> bool:
         """Return False where this draft can do nothing for the request."""

@@ -14,16 +14,16 @@ def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReaso
     metrics.truncates.labels(worker=worker, reason=TRUNCATE_REASONS[reason]).inc()
 
 
-def why_plain(verdict: tpb.Verdict, drafter: Drafter | None, *, is_unprofitable: bool) -> str:
+def why_plain(verdict: tpb.Verdict, drafter: Drafter | None, *, is_unprofitable: bool, is_busy: bool) -> str:
     """Return which of PLAIN_REASONS a step had that might have had drafts. drafter: who drafts; None = nobody.
-    is_unprofitable: its draft pauses because drafts did not pay.
+    is_unprofitable: its draft pauses because drafts did not pay. is_busy: no draft has a slot free.
     """
     if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
         return "refused"
-    if drafter is None:
-        return "no_draft"
     if is_unprofitable or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY:
         return "does_not_pay"
+    if drafter is None:
+        return "busy" if is_busy else "no_draft"
     return "none_parked" if drafter is Drafter.MODEL else "nothing"
 
 

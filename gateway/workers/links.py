@@ -370,6 +370,7 @@ class WorkerLink:
         info = await self.get_info()  # the first may be old by now
         if _life(info) != _life(accepted):
             return
+        is_back = self.info is not None and self._failures.num_failures > 0
         self._hear(info)
         connection = Connection(
             info,
@@ -379,6 +380,8 @@ class WorkerLink:
         )
         tries = f" after {self._failures.num_failures} that failed" if self._failures.num_failures else ""
         log.info("connected to the %s %s at %s%s", self.name, self.model_path, self.address, tries)
+        if is_back:
+            log.info("the %s at %s is back", self.name, self.address)
         self._failures = Reasons()
         reading = asyncio.create_task(connection.run())
         watching = asyncio.create_task(self._watch(connection))

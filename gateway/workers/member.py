@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from gateway.workers.draft_use import DraftUse
 from gateway.workers.links import Connection, WorkerLink
 from gateway.workers.membership import MemberSpec
 from gateway.workers.placement import WorkerLoad
@@ -27,6 +28,10 @@ SILENT_S = 1.0
 Doubled, so many more requests go to one that hangs."""
 MAX_CALLERS = 1024
 """Callers of whom a draft's use is remembered: some 100 KB. Any client of a gateway without keys may name new ones."""
+
+
+UseKey = tuple[bytes, bool]
+"""A caller, and whether its answers are greedy: what a draft adds to those says little of the others."""
 
 
 class Room:
@@ -197,23 +202,15 @@ class DraftMember(Member):
         """By target, the last."""
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """By target: whether what it delivers arrives there."""
-        self._num_unused: dict[bytes, int] = {}
-        """By caller: the verdicts in a row, over all its answers, that used nothing of this draft. Counted for each
-        caller, so that nobody's drafts depend on how well others' are accepted."""
-        self.is_unprofitable = False
-        """Whether the last of these was plain because drafts do not pay."""
+        self._uses: dict[UseKey, DraftUse] = {}
+        """What it adds to the answers of each caller: nobody's drafts depend on how well another's are accepted."""
 
-    def num_unused(self, caller: bytes) -> int:
-        """Return the verdicts in a row for which nothing of it was used by this caller's answers."""
-        return self._num_unused.get(caller, 0)
-
-    def note_used(self, caller: bytes) -> None:
-        self._num_unused.pop(caller, None)
-
-    def note_unused(self, caller: bytes) -> None:
-        self._num_unused[caller] = self._num_unused.pop(caller, 0) + 1
-        if len(self._num_unused) > MAX_CALLERS:
-            del self._num_unused[next(iter(self._num_unused))]  # who was noted longest ago
+    def use_of(self, key: UseKey) -> DraftUse:
+        """Return what it adds to the answers of a caller."""
+        use = self._uses[key] = self._uses.pop(key, DraftUse())
+        if len(self._uses) > MAX_CALLERS:
+            del self._uses[next(iter(self._uses))]  # who was noted longest ago
+        return use
 
     @property
     def kind(self) -> Drafter:

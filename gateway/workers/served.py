@@ -21,6 +21,7 @@ from gateway.generation import GenerationRequest, ServedFacts
 from gateway.telemetry.vllm_names import EndedAnswers, ModelLoad
 from gateway.tokenizer import Tokenizer, read_tokenizer
 from gateway.workers.comparison import difference_between
+from gateway.workers.draft_limits import asked_speculation
 from gateway.workers.links import WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
@@ -303,14 +304,19 @@ class ServedModel:
             self._draft_name = ""
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
-        """Return what the request asks for, a model where it asks for a tree, or else the gateway's default. What it
-        predicts comes before that.
+        """Return who drafts for a request: whom it names, or the gateway's default.
+
+        A tree needs a model. Where a number is named, `auto` is a model, too, if there is one: the drafter is then one,
+        and a seed gives the same text again. A prediction is drafted from beside a model.
         """
         options = request.speculation
         if request.params.beams is not None:
             return Drafter.MODEL
         default = self.config.drafter
+        is_fixed = asked_speculation(request, self.config).is_fixed
         if options.tree is not None and not default.needs_pools:
+            default = Drafter.MODEL
+        if default is Drafter.AUTO and self.draft_pools and is_fixed:
             default = Drafter.MODEL
         if request.prediction_ids and default is Drafter.MODEL:
             default = Drafter.PREDICTION_MODEL
@@ -504,7 +510,7 @@ def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple
     """Return where it stands, the best first; False, 0: it drafts as asked. +model asks for a model: the rest is the
     target's own.
     """
-    wanted = Drafter.MODEL if drafter.needs_draft_worker else drafter
+    wanted = Drafter.MODEL if drafter.asks_draft_worker else drafter
     cannot = searches and not (draft.link.info is not None and draft.link.info.beams)
     return cannot, 0 if draft.kind is wanted else 1 if draft.kind is Drafter.MODEL else 2
 

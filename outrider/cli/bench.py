@@ -156,7 +156,7 @@ def _of_model(load: Load, model: Mapping[str, Any]) -> Load:
 
 def _why_one_arm(model: Mapping[str, Any]) -> str:
     if "drafters" in model:
-        return "nobody drafts for it now (outrider up --draft, or --drafter ngram)"
+        return "nobody drafts for it now (outrider up --draft, or --drafter auto)"
     return "this server does not say who drafts, so it is not asked to leave speculation"
 
 

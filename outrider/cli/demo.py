@@ -11,7 +11,7 @@ from rich.table import Table
 
 from outrider.cli.console import EXIT_FAILED, answer_console, note_console
 from outrider.cli.demo_parts import REPETITION_PENALTY, Part, parts
-from outrider.cli.demo_runs import Asking, Comparison, DemoAnswer, Measured, compare, measure
+from outrider.cli.demo_runs import REFERENCE_TIMEOUT_S, Asking, Comparison, DemoAnswer, Measured, compare, measure
 from outrider.cli.progress import StartProgress, telling
 from outrider.cli.render import AnswerPrinter, figure, legend
 from outrider.cli.supervisor import Supervisor
@@ -50,7 +50,11 @@ def demo(
                 asking = Asking(client, max_tokens, REPETITION_PENALTY, stop)
                 measured = [_show(asking, number, part) for number, part in enumerate(shown, start=1)]
         answers = [answer for each in measured for answer in each.answers]
-        with telling(notes, "asking transformers' generate for the same answers"):
+        notes.print(
+            "\nThe proof: transformers' generate makes the same answers in another process, without drafts; "
+            f"about a minute, {REFERENCE_TIMEOUT_S / 60:g} at most"
+        )
+        with telling(notes, "comparing"):
             comparison = compare(settings.targets[0].worker.model, max_tokens, REPETITION_PENALTY, answers, stop)
         report(shown, measured, comparison)
         console.print(f"{time.perf_counter() - began:.0f} s in all")

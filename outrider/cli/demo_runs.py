@@ -16,7 +16,8 @@ from outrider.client.types import total_usage
 from outrider.wire.processes import LOOK_S, Child, StopFlag
 from outrider.wire.settings.system import demo_model
 
-_REFERENCE_TIMEOUT_S = 600.0
+REFERENCE_TIMEOUT_S = 600.0
+"""Seconds for transformers' own answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ def _ids(rounds: Sequence[Round]) -> Iterator[int]:
 
 
 def _await_compared(child: Child, stop: StopFlag) -> dict[str, Any]:
-    give_up = time.monotonic() + _REFERENCE_TIMEOUT_S
+    give_up = time.monotonic() + REFERENCE_TIMEOUT_S
     while time.monotonic() < give_up:
         stop.check()
         has_ended = child.has_ended()

@@ -138,7 +138,7 @@ def cores(offered: frozenset[int], num_drafts: int, cgroup: Path = Path("/sys/fs
         )
         return Finding("cores", "warning", f"{found}; the container may use {quota:g} at a time", remedy)
     if of_target < 1:
-        remedy = "more cores, or --no-draft --drafter ngram: workers that share a core wait for each other"
+        remedy = "more cores, or --no-draft: workers that share a core wait for each other"
         return Finding("cores", "warning", found, remedy)
     return Finding("cores", "ok", found)
 

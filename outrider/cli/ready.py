@@ -18,7 +18,7 @@ from outrider.wire.speculation import AUTO
 
 def show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:
     """Print it."""
-    own = Drafter(settings.gateway.get("drafter", Drafter.MODEL)).own
+    own = Drafter(settings.gateway.get("drafter", Drafter.AUTO)).own
     with_draft = any(one.role == "draft" for one in endpoints.workers)
     workers = ", ".join(f"{one.name} {one.address}" for one in endpoints.workers)
     drafter = "" if with_draft else _without_draft(own)
@@ -30,8 +30,9 @@ def show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -
 
 def _without_draft(own: Drafter | None) -> str:
     if own is None:
-        return "; no draft: plain decoding; --drafter ngram would draft without a model"
-    return f"; no draft: the target drafts for itself by {own}"
+        return "; no draft: plain decoding; --drafter auto would draft without a model"
+    by = "" if own is Drafter.AUTO else f" by {own}"
+    return f"; no draft: the target drafts for itself{by}"
 
 
 def _show_addresses(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:

@@ -30,8 +30,9 @@ from outrider.wire.settings.api_keys import digest_of, write_keys
 from outrider.wire.settings.pools import Values
 from outrider.wire.settings.system import merged, read_yaml
 
-_ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to ')
-"""Finds, in either form of log, the lines shown without --verbose: faults, and pools that grow or shrink."""
+_ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to | is back\b')
+"""Finds, in either form of log, the lines shown without --verbose: faults, workers that are back after one, and pools
+that grow or shrink."""
 
 Model = Annotated[
     str | None,
@@ -49,7 +50,7 @@ Draft = Annotated[
 ]
 NoDraft = Annotated[
     bool,
-    typer.Option("--no-draft", help="The target alone: plain decoding, or what it drafts itself (--drafter ngram)."),
+    typer.Option("--no-draft", help="The target alone: it drafts for itself (--drafter)."),
 ]
 Host = Annotated[str | None, typer.Option(help="Address that HTTP and gRPC listen on; 127.0.0.1 unless set.")]
 HttpPort = Annotated[int | None, typer.Option("--port", help="HTTP port; 8000 unless set; 0 = a free one.")]
@@ -69,7 +70,7 @@ DrafterOption = Annotated[
     Drafter | None,
     typer.Option(
         "--drafter",
-        help="Who drafts for requests that do not say; model unless set. It and those with +model need a draft worker.",
+        help="Who drafts for requests that do not say; auto unless set. Those with model need a draft worker.",
     ),
 ]
 Tree = Annotated[

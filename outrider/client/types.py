@@ -200,9 +200,11 @@ class Explanation:
 
 
 PLAIN_ADVICE = {
-    "off": "drafts were not asked for, or there is nobody to draft; start with --draft MODEL or --drafter ngram",
+    "off": "K is 0 or speculation off, for this request or as the server's default; or the server has nobody to draft: "
+    "start it with --draft MODEL or --drafter auto",
     "end": "the answer was too short for drafts",
-    "no_draft": "no draft is connected; the drafter ngram needs none (--drafter ngram)",
+    "no_draft": "no draft is connected; the drafters auto and ngram go on without",
+    "busy": "no draft has a slot free; give drafts more slots, or add one",
     "none_parked": "no drafts were there in time; with num_draft_tokens=5 (-K 5) steps wait for them",
     "nothing": "the drafter had nothing to propose, as n-grams where no text repeats itself; the drafter model has",
     "does_not_pay": "K is auto, and drafts do not pay on this machine now: plain steps are as fast or faster; "

@@ -44,7 +44,7 @@ class Follower(Protocol):
     def walk(self) -> Walk: ...
 
     def has_next(self) -> bool:
-        """Return whether a guess from here is worth verifying; if not, a model is asked where there is one."""
+        """Return whether a draft token from here is worth verifying."""
 
     def close(self) -> None:
         """End the sequence, from which the drafter may learn. A follower that is only dropped teaches it nothing."""

@@ -20,7 +20,9 @@ import torch
 
 from outrider.drafting.translation import Intersection, between
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.families import PARD, family_of, is_same, pard_block
+from outrider.engine.heads.families import PARD, Family, family_of, is_same, pard_block
+from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.loader import dtype_of
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of
 from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
@@ -63,26 +65,35 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory that a model or a head takes."""
+
+    weights_bytes: int
+    """In the dtype that it would be loaded in."""
+    kv_bytes: int
+    """About, of a context of full length."""
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A decoder's or encoder-decoder's files."""
 
     info: pb.WorkerInfo
     """As its worker would say it."""
     tokenizer_json: bytes
-    weights_bytes: int
-    """In the dtype that it would be loaded in."""
-    kv_bytes: int
-    """About, of a context of full length."""
+    footprint: Footprint
     class_name: str
     notes: tuple[str, ...] = ()
     """What its files say that may surprise, a sentence each."""
 
     def __str__(self) -> str:
         info = self.info
+        footprint = self.footprint
         part = ", text only" if info.text_only else ""
         return (
             f"{self.class_name}{part}, context {info.context_limit}, vocabulary {info.vocab_size}, weights "
-            f"{readable_bytes(self.weights_bytes)}, KV cache about {readable_bytes(self.kv_bytes)} a full context"
+            f"{readable_bytes(footprint.weights_bytes)}, KV cache about {readable_bytes(footprint.kv_bytes)} a full "
+            "context"
         )
 
 
@@ -98,7 +109,6 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
         yield "device", ("problem", error.message, "")
     if task.target is None:
         return
-    found = list[Model]()
     try:
         target = read_model(task.target, task)
     except ConfigError as error:
@@ -106,24 +116,27 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
         rest = [*(f"draft {draft}" for draft in task.drafts), "memory"]
         yield "skipped", ("warning", f"{', '.join(rest)}, for which the target is needed", "")
         return
-    found.append(target)
     yield "target", ("ok", str(target), "")
     if target.notes:
         yield "files of the target", ("warning", "; ".join(target.notes), "")
+    footprints = dict[str, Footprint]()
     for draft in task.drafts:
         try:
-            model, find = check_draft(draft, target, task)
+            footprints[draft], notes, find = check_draft(draft, target, task)
         except ConfigError as error:
             yield f"draft {draft}", _refused(error, draft)
             continue
-        found += [] if model is None else [model]
         yield f"draft {draft}", find
-        if model is not None and model.notes:
-            yield f"files of the draft {draft}", ("warning", "; ".join(model.notes), "")
-    if has_device:
-        yield "memory", room(found, task.device)
-    else:
+        if notes:
+            yield f"files of the draft {draft}", ("warning", "; ".join(notes), "")
+    if not has_device:
         yield "skipped", ("warning", "memory, for which the device is needed", "")
+        return
+    if not footprints:
+        yield "memory", room([target.footprint], task.device)
+    for draft, footprint in footprints.items():
+        check = "memory" if len(footprints) == 1 else f"memory with {draft}"
+        yield check, room([target.footprint, footprint], task.device)
 
 
 def _refused(error: ConfigError, model: str) -> Find:
@@ -205,18 +218,23 @@ def read_model(model: str, task: Task) -> Model:
         weights = num_parameters * itemsize
     beyond = tokens_beyond(tokenizer.tokenizer, text.vocab_size)
     notes = tuple(note for note in (ends.difference, beyond) if note is not None)
-    kv_bytes = token_width(config) * itemsize * limit
-    return Model(info, files.tokenizer_json, weights, kv_bytes, type(network).__name__, notes)
+    footprint = Footprint(weights, token_width(config) * itemsize * limit)
+    return Model(info, files.tokenizer_json, footprint, type(network).__name__, notes)
 
 
-def check_draft(draft: str, target: Model, task: Task) -> tuple[Model | None, Find]:
-    """Say whether a draft may serve a target. Raises ConfigError where it may not."""
+def check_draft(draft: str, target: Model, task: Task) -> tuple[Footprint, tuple[str, ...], Find]:
+    """Return what a draft takes, as in `Model.notes` what its files say, and how it serves the target.
+
+    Raises ConfigError where it may not.
+    """
     assert task.target is not None
     files = Checkpoint(draft)
     family = family_of(files, task.target)
     if family.read is not None:
-        taps = family.read(files, TargetFiles(task.target)).opening.spec.taps
-        return None, ("ok", f"a head ({family.name}) that fits the target; reads its hidden states {taps}", "")
+        head = family.read(files, TargetFiles(task.target))
+        taps = head.opening.spec.taps
+        find: Find = ("ok", f"a head ({family.name}) that fits the target; reads its hidden states {taps}", "")
+        return _head_footprint(family, head, target.info.context_limit, task), (), find
     model = read_model(draft, task)
     if family is PARD:
         pard_block(files)
@@ -225,8 +243,19 @@ def check_draft(draft: str, target: Model, task: Task) -> tuple[Model | None, Fi
         difference = first_difference(target.tokenizer_json, model.tokenizer_json)
         raise ConfigError(misfit(model.info, target.info, difference))
     if is_same(draft, task.target):
-        return model, ("warning", "the draft is the target itself: nothing gets faster", "name a smaller model")
-    return model, _tokens(model, target)
+        find = ("warning", "the draft is the target itself: nothing gets faster", "name a smaller model")
+        return model.footprint, model.notes, find
+    return model.footprint, model.notes, _tokens(model, target)
+
+
+def _head_footprint(family: Family, head: HeadFiles, context_limit: int, task: Task) -> Footprint:
+    """Return what a head takes, with the projection that the target runs for it."""
+    assert family.network is not None, "a head has a network"
+    network = family.network.of(head.facts, head.tensors)
+    itemsize = dtype_of(head.tensors, resolve_device(task.device), task.dtype).itemsize
+    weights = sum(each.numel() for each in network.parameters()) * itemsize + head.opening.num_bytes
+    kv_bytes = token_width(network.config) * itemsize * context_limit if family.paths else 0
+    return Footprint(weights, kv_bytes)
 
 
 def _tokens(draft: Model, target: Model) -> Find:
@@ -248,7 +277,7 @@ def _tokens(draft: Model, target: Model) -> Find:
     return "ok", found, ""
 
 
-def room(models: list[Model], device_name: str) -> Find:
+def room(models: list[Footprint], device_name: str) -> Find:
     """Whether the weights of all models and a context of each have room in what is free on the device."""
     device = resolve_device(device_name)
     free = memory.free_memory_bytes(device)
@@ -269,7 +298,7 @@ def room(models: list[Model], device_name: str) -> Find:
     return "ok", found, ""
 
 
-def _shared(found: str, models: list[Model], device: torch.device) -> tuple[str, bool]:
+def _shared(found: str, models: list[Footprint], device: torch.device) -> tuple[str, bool]:
     """Add what each model's worker would have of one GPU for all; return also whether that is too little for one."""
     total = torch.cuda.mem_get_info(device)[1]
     needed = sum(needed_bytes(each.weights_bytes) for each in models)

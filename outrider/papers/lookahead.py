@@ -63,6 +63,8 @@ class Window:
 class LookaheadDrafter(TargetDrafter):
     """Feeds each slot's window beside its steps, and proposes n-grams of its pool."""
 
+    feeds_rows = True
+
     def __init__(self, shape: str, context_limit: int) -> None:
         """shape: as `LookaheadShape.parse` reads it. context_limit: most tokens of a sequence; a window near it would
         reach past it, and is not fed.

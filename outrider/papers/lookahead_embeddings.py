@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class PassDrafter(TargetDrafter):
     """Proposes by what was said after the look-ahead ids behind a slot's last token but one."""
 
+    feeds_rows = True
+
     def __init__(self, first_id: int, num_ids: int) -> None:
         """first_id: of the look-ahead ids, which follow each other."""
         self._first_id = first_id

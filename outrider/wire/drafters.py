@@ -20,17 +20,19 @@ class DraftWorkerUse(Enum):
     """When draft workers draft. The values are the marks in labels."""
 
     NEVER = ""
-    FALLBACK = "+"
-    """Where the target's own drafter has nothing to propose: always, without one."""
+    OR = "+"
+    """Always. A step verifies its draft tokens or those of the target's own drafter: those that promise more."""
     BESIDE = "&"
     """Always, and their draft tokens lie in one merged tree with the other drafter's."""
+    IF_ANY = "?"
+    """As OR, and nothing is missing without one."""
 
 
 def _started_with(setting: str) -> str:
     return f"takes a target started with --{setting} (outrider up --target-{setting})"
 
 
-_NEVER, _FALLBACK, _BESIDE = DraftWorkerUse
+_NEVER, _OR, _BESIDE, _IF_ANY = DraftWorkerUse
 _TEXT = _started_with("drafter-text FILE")
 _TREES = "takes a model and an attention_path that run token trees"
 
@@ -39,7 +41,8 @@ class Drafter(StrEnum):
     """Who proposes draft tokens. None of them changes the output's law.
 
     Each is a drafter of the target's own, or none, and the use of draft workers. The label says both: `ngram`,
-    `ngram+model`, `ngram&model`; without a drafter of the target's own `model` and `model&model`.
+    `ngram+model`, `ngram&model`; without a drafter of the target's own `model` and `model&model`. `auto` is all that
+    is there.
     """
 
     draft_worker: DraftWorkerUse
@@ -49,7 +52,7 @@ class Drafter(StrEnum):
 
     def __new__(cls, own_label: str | None, draft_worker: DraftWorkerUse = _NEVER, remedy: str = "") -> Self:
         label = own_label or "model"
-        if draft_worker is _BESIDE or (own_label and draft_worker is _FALLBACK):
+        if draft_worker is _BESIDE or (own_label and draft_worker is _OR):
             label += f"{draft_worker.value}model"
         drafter = str.__new__(cls, label)
         drafter._value_ = label
@@ -58,7 +61,10 @@ class Drafter(StrEnum):
         drafter.remedy = f"; {label} {remedy}" if remedy else ""
         return drafter
 
-    MODEL = None, _FALLBACK
+    AUTO = "auto", _IF_ANY
+    """Whoever promises the most tokens in each step, of those that are there: the request's prediction, the target's
+    heads, NGRAM, a draft worker."""
+    MODEL = None, _OR
     """A draft worker."""
     NGRAM = "ngram"
     """The target, from what followed the last tokens in the sequence itself."""
@@ -74,13 +80,13 @@ class Drafter(StrEnum):
     """The target, by n-grams that it writes beside its text."""
     PASS = "pass", _NEVER, _started_with("lookahead-embeddings FILE")
     """The target, by look-ahead embeddings that it was started with."""
-    NGRAM_MODEL = "ngram", _FALLBACK
-    """NGRAM where it has seen the last tokens before, else a draft worker."""
-    LOOKUP_MODEL = "lookup", _FALLBACK
-    LOOKAHEAD_MODEL = "lookahead", _FALLBACK, _TREES
+    NGRAM_MODEL = "ngram", _OR
+    """NGRAM or a draft worker, whichever promises more tokens in the step."""
+    LOOKUP_MODEL = "lookup", _OR
+    LOOKAHEAD_MODEL = "lookahead", _OR, _TREES
     PREDICTION = "prediction"
     """The target, from the request's prediction, where the answer goes along with it."""
-    PREDICTION_MODEL = "prediction", _FALLBACK
+    PREDICTION_MODEL = "prediction", _OR
     NGRAM_AND_MODEL = "ngram", _BESIDE, _TREES
     """NGRAM and a draft worker, both in one tree."""
     LOOKUP_AND_MODEL = "lookup", _BESIDE, _TREES
@@ -110,8 +116,12 @@ class Drafter(StrEnum):
         return None if self._own_label is None else Drafter(self._own_label)
 
     @property
-    def needs_draft_worker(self) -> bool:
+    def asks_draft_worker(self) -> bool:
         return self.draft_worker is not _NEVER
+
+    @property
+    def needs_draft_worker(self) -> bool:
+        return self.draft_worker in (_OR, _BESIDE)
 
     @property
     def is_merged(self) -> bool:

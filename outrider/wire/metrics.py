@@ -91,10 +91,11 @@ class DroppedLogLines(Collector):
 _PAIR = ("target", "draft")
 """Labels of what rounds do: the names of the two models. The draft's is empty where there is none."""
 
-PLAIN_REASONS = ("off", "end", "no_draft", "none_parked", "nothing", "does_not_pay", "refused")
-"""Why a step had no drafts: the request or the gateway asks for none; no room is left for one; none is connected; none
-lay ready for it; a drafter without a model had nothing to say; to verify draft tokens, or to wait for them, would have
-taken longer than it brings, or the draft pauses because of that; what came broke a rule."""
+PLAIN_REASONS = ("off", "end", "no_draft", "busy", "none_parked", "nothing", "does_not_pay", "refused")
+"""Why a step had no drafts: the request or the gateway asks for none; no room is left for one; no draft worker is
+connected; none of them has a slot free; none of their draft tokens lay ready; the target's own drafters had nothing to
+propose; to verify draft tokens, or to wait for them, would have taken longer than it brings, or the draft pauses
+because of that; what came broke a rule."""
 
 FEATURE_FATES = ("sent", "dropped", "received")
 """What becomes of rows of features."""

@@ -55,6 +55,7 @@ def test_the_demo_shows_what_speculation_did_and_proves_the_text() -> None:
     assert len(re.findall(r"\d\.\d\d times as fast as without drafts \(median of 5 prompts", out)) == 3
     assert len(re.findall(r"\d\.\d\dx +\d\.\d\d \(\d+/\d+\) +\d+\.\d\d +20 of 20", out)) == 3
     assert "matches target alone: yes (60 answers, 960 tokens" in out
+    assert "about a minute, 10 at most" in command.log(), "the longest silence is announced"
     command.end()
 
 

@@ -114,11 +114,12 @@ def test_a_gateway_without_drafts_has_the_targets_own(alone: Process, expected: 
 
 def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alone: Process) -> None:
     offered = [*OWN, *BOTH, "prediction", "prediction+model", *UNIONS]
-    own = [*OWN, "prediction"]
-    for http, expected in ((stack.http, ["model", *offered]), (f"http://{alone.ready['http']}", own)):
+    own = ["auto", *OWN, "prediction"]
+    pair = ["auto", "model", *offered]
+    for http, default, expected in ((stack.http, "auto", pair), (f"http://{alone.ready['http']}", "ngram", own)):
         (facts,) = httpx.get(f"{http}/v1/models").json()["data"]
         assert facts["drafters"] == expected
-        assert (facts["drafter"], facts["chat_template"]) == (expected[0], "plain")  # the demo pair continues text
+        assert (facts["drafter"], facts["chat_template"]) == (default, "plain")  # the demo pair continues text
         body: dict[str, Any] = {"prompt": "x", "max_tokens": 2}
         for drafter in {"bigram", "model", "ngram+model"} - set(expected):
             reply = httpx.post(f"{http}/v1/completions", json=body | {"speculation": {"drafter": drafter}})
@@ -129,6 +130,6 @@ def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alo
         reply = httpx.post(f"{http}/v1/completions", json=body | {"speculation": {"drafter": "lookup"}})
         assert reply.status_code == 200
     with Client(stack.grpc) as client:
-        assert list(client.models()[0].drafters) == ["model", *offered]
+        assert list(client.models()[0].drafters) == pair
         with pytest.raises(InvalidRequest, match="drafter is unigram, which neither target nor draft of"):
             client.generate("x", max_tokens=2, speculation=Speculation(drafter=Drafter.UNIGRAM))

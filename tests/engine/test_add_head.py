@@ -169,5 +169,5 @@ def test_files_of_a_new_head_that_do_not_fit_are_refused_by_name(target: str, tm
 def test_doctor_knows_a_new_head(target: str, tmp_path: Path) -> None:
     folder = write_head(target, tmp_path / "head")
     task = Task(target, [folder], "cpu", "float32")
-    _, (state, found, _) = check_draft(folder, read_model(target, task), task)
+    *_, (state, found, _) = check_draft(folder, read_model(target, task), task)
     assert state == "ok" and found.startswith("a head (glance) that fits the target")

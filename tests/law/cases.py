@@ -102,6 +102,7 @@ UNDER_OTHERS = {
     "coupled best tree": ("nothing",),
     "auto": ("nothing",),
     "K adapts": ("nothing",),
+    "K adapts, auto": ("nothing",),
     "lengths": ("K = 1, everything",),
     "lenient": ("nothing",),
     "lookup": ("repeated drafts",),
@@ -161,8 +162,8 @@ HEADS = ("eagle3", "medusa", "pard", "heads", *BLOCK_HEADS, *JOINED, *OTHER_SPAR
 ` tree` behind the name they are trees."""
 ENCODER_DECODER = ("encoder-decoder", "coupled, encoder-decoder")
 """Groups whose pair is an encoder-decoder one: PROMPT is the source."""
-ADAPTS = ("K adapts", "K adapts, ngram&model")
-"""Groups whose steps verify now more and now fewer drafts."""
+ADAPTS = ("K adapts", "K adapts, ngram&model", "K adapts, auto")
+"""Groups whose steps verify now more and now fewer drafts: in the last of them, of whoever promises more."""
 TWO_DRAFTS = ("two drafts", "two drafts tree", "coupled, two drafts")
 """Groups for which two models draft into one tree."""
 ONE_MODEL_TWICE = "two drafts of one model"
@@ -261,8 +262,8 @@ def _cases() -> list[Case]:
         *_group("best tree", best_tree, list(PARAMETERS)),
         *_group("coupled tree", coupled_tree, [*some, *GRAMMARS]),
         *(
-            Case(COUPLED_DRAFTERS, name, SamplingParams(**EVERYTHING), replace(coupled, drafter=wish.drafter))
-            for name, wish in drafters.items()
+            Case(COUPLED_DRAFTERS, name, SamplingParams(**EVERYTHING), replace(coupled, drafter=Drafter(name)))
+            for name in ("auto", *drafters)
         ),
         *_group(ADAPTS[0], replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
         *_group("coupled best tree", coupled_best_tree, [*some, "choice"]),
@@ -290,6 +291,7 @@ def _cases() -> list[Case]:
         *_group(TWO_DRAFTS[2], replace(coupled, drafter=both.drafter), ["everything"]),
         *_group(ONE_MODEL_TWICE, both, ["nothing"]),
         *_group(ADAPTS[1], replace(unions["ngram&model"], num_draft_tokens="auto"), ["nothing"]),
+        *_group(ADAPTS[2], replace(full, num_draft_tokens="auto", drafter=Drafter.AUTO), some),
         *_group(TRANSLATED[0], replace(full, num_draft_tokens=2), [*some, "temperature 0", "top_k", "schema", "regex"]),
         *_group(TRANSLATED[1], tree, some),
         *_group(TRANSLATED[2], replace(coupled, num_draft_tokens=2), [*some, "choice"]),

@@ -43,7 +43,10 @@ UNDER_LEASES = (
     "tokens, plain, bonus or recovered, with numbers of the position, which the draft knows and by which it ranks the "
     "keys of a place; across places, and for what is drawn, they decide nothing.\n"
     "- A state has one proposal. The longer of two would be chosen for its value. What the target drafts "
-    "itself is drawn with numbers of a purpose of their own.\n"
+    "itself is drawn with numbers of a purpose of their own, once it is known how many of it are verified.\n"
+    "- Of several drafters a step verifies the one that promises the most tokens: by acceptance probabilities that "
+    "were learnt from earlier steps, and by how long its chain might have been, not by how long it is. Whether a draft "
+    "worker is asked follows from what earlier verdicts accepted of it.\n"
     "- Of siblings those count that have arrived, from the first that was drawn on.",
     "Outside of this promise is a draft that takes longer to send one token than another: that sleeps, or is stopped, "
     "between the draw and the push, by the value drawn. Such a delay shifts the law by at most the share of steps that "

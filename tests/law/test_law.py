@@ -18,7 +18,18 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.law.cases import ALL_CASES, CASE, CASES, DRAFTED_FOR, MEMORY_KINDS, NUM_ANSWERS, PROMPT, Case, batches
+from tests.law.cases import (
+    ADAPTS,
+    ALL_CASES,
+    CASE,
+    CASES,
+    DRAFTED_FOR,
+    MEMORY_KINDS,
+    NUM_ANSWERS,
+    PROMPT,
+    Case,
+    batches,
+)
 from tests.law.chi_square import Fit, first_three, fit, last_three, p_value, seen_through
 from tests.law.conftest import Samples, undrafted
 from tests.law.expected import Law, conditionals, joint
@@ -131,6 +142,15 @@ def test_auto_shipped_whole_and_cut_laws(samples: Samples) -> None:
     for encoding in ("full", "topk"):
         name = f'outrider_worker_delivered_bytes_total{{encoding="{encoding}",worker="draft"}}'
         assert shipped[name] > MIN_BYTES * samples.num_answers
+
+
+def test_drafters_took_turns(samples: Samples) -> None:
+    """A chain of one is followed by a chain of another, and what is left of the first may be verified behind it."""
+    group = ADAPTS[2]
+    samples.of(CASE[f"{group}: nothing"])
+    drafted = {name: value for name, value in samples.counters[group].items() if "spec_draft_tokens_total" in name}
+    by_ngram = sum(value for name, value in drafted.items() if 'draft="ngram"' in name)
+    assert min(by_ngram, sum(drafted.values()) - by_ngram) >= MIN_OF_A_KIND * samples.num_answers
 
 
 @pytest.mark.slow

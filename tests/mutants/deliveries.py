@@ -22,6 +22,10 @@ TREE, BUFFER, DRAFTING = (
 GROWTH, BUFFERED = ("tests/unit/test_growing_tree.py",), ("tests/unit/test_draft_buffer.py",)
 BLIND = ("tests/unit/test_growing_tree.py::test_under_rejection_growth_knows_no_values",)
 TIMES, STEPS = ("tests/unit/test_lease.py",), ("tests/engine/test_turns.py",)
+BY_ACCEPTANCE = (
+    "max(_0, key=lambda each: __import__('outrider.engine.sampling.noise', fromlist=['x']).host_slot_uniforms("
+    "[lease.slot.params], [lease.length], [lease.length], [2])[0][0] if each.drafter else 0.5)"
+)
 CHAINS, UNIONS = ("tests/unit/test_count_law.py",), ("tests/unit/test_merging.py",)
 TIMED = ("tests/law/test_law.py::TestADraftWhoseTimesDependOnItsTokens::test_the_law[target_service-True]",)
 
@@ -62,6 +66,30 @@ DELIVERIES = (
         argument("advance", 0, to="self.target.tickets[0]"),
         "what the second draft delivers is taken for the first one's",
         ("tests/unit/test_decode_loop.py",),
+    ),
+    Mutant(
+        "target_service:Drafting._proposed",
+        call("max", to="max(_0, key=lambda each: list(map(lambda own: own.tree.ids, each.trees.values())))"),
+        "what was sampled decides who drafts",
+        UNIONS,
+    ),
+    Mutant(
+        "target_service:Candidates.num_expected",
+        call("sum", to="sum(offer.prob for offer in self.offers if offer.nodes)"),
+        "a chain that ended early, for what was sampled, promises less than one that did not",
+        UNIONS,
+    ),
+    Mutant(
+        "target_service:Drafting._proposed",
+        call("max", to=BY_ACCEPTANCE),
+        "the numbers by which a step accepts decide who drafts for it",
+        UNIONS,
+    ),
+    Mutant(
+        "gateway.workers:DraftUse.note",
+        comparison(">", "MIN_GAIN", to="True"),
+        "a draft that adds little is asked on, and takes of every step",
+        ("tests/unit/test_draft_use.py",),
     ),
     Mutant(
         "outrider.engine.speculation:_draw",

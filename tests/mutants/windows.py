@@ -6,6 +6,7 @@ from tests.mutants.operators import call, drop, never, operation, read, statemen
 LOOKAHEAD, PASS = "outrider.papers:LookaheadDrafter", "outrider.papers:PassDrafter"
 UNIT, STEPS = ("tests/unit/test_lookahead.py",), ("tests/engine/test_turns.py",)
 PASS_TESTS = ("tests/unit/test_own_pass.py",)
+MERGED = ("tests/unit/test_merging.py",)
 
 WINDOWS = (
     Mutant(
@@ -66,13 +67,13 @@ WINDOWS = (
         "target_service:Candidates.demand",
         drop("+=", "offers"),
         "windows are fed that do not pay for the drafts that they bring",
-        STEPS,
+        MERGED,
     ),
     Mutant(
         "target_service:Drafting.proposal",
         call("_rows_beside", to="found.rows_beside"),
         "beside fewer drafts than there were, ids hang under other ids than their own",
-        (*PASS_TESTS, *STEPS),
+        MERGED,
     ),
     Mutant(
         "target_service:learn",

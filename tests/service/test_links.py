@@ -129,7 +129,8 @@ async def test_a_worker_that_owes_a_step_and_makes_none_is_given_up_and_one_that
         await server.stop(0)
 
 
-async def test_a_link_outlives_its_streams_refusals_and_drains() -> None:
+async def test_a_link_outlives_its_streams_refusals_and_drains(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     target, changes, refusing = SilentTarget(), list[tuple[bool, bool]](), [False]
     server, port = await serve(target)
 
@@ -183,6 +184,8 @@ async def test_a_link_outlives_its_streams_refusals_and_drains() -> None:
         link.ask_again()
         await until(lambda: link.connection)
         assert link.refused is None
+        backs = [each for each in caplog.messages if "is back" in each]
+        assert backs == [f"the target at 127.0.0.1:{port} is back"], "said once, for the loss that was said"
     finally:
         await link.close()
         await server.stop(0)

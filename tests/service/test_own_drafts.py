@@ -77,7 +77,7 @@ async def refused(target: ControlClient, message: pb.OpenSlot | tpb.Verify) -> s
 
 
 async def test_it_says_which_it_has(target: ControlClient) -> None:
-    offered = (*OWN, "prediction", *UNIONS)
+    offered = ("auto", *OWN, "prediction", *UNIONS)
     assert list((await target.info()).drafters) == [*offered]
 
 
@@ -252,10 +252,10 @@ async def test_drafts_beside_others(target: ControlClient, reference: ReferenceM
 async def test_what_makes_no_sense_is_refused_by_name(target: ControlClient) -> None:
     for kind in ("model", "ngram+model"):
         why = await refused(target, open_with(kind, 1, PROMPT))
-        assert f"drafter is {kind}, this target has {', '.join((*OWN, *UNIONS))}; name one of them" in why
+        assert f"drafter is {kind}, this target has {', '.join(('auto', *OWN, *UNIONS))}; name one of them" in why
     message = open_with(None, 1, PROMPT)
     message.drafter = "nobody"
-    assert "drafter is 'nobody', must be one of model, ngram" in await refused(target, message)
+    assert "drafter is 'nobody', must be one of auto, model, ngram" in await refused(target, message)
 
 
 async def test_opened_again_without_a_drafter_a_slot_has_none(target: ControlClient) -> None:
@@ -270,6 +270,6 @@ async def test_a_target_without_a_text_says_what_it_would_need(
     target_worker: Process, target_folder: str, tmp_path: Path
 ) -> None:
     async with ControlClient(target_worker.address, "target") as client:
-        offered = ["ngram", "lookup", "lookahead", "prediction", *UNIONS]
+        offered = ["auto", "ngram", "lookup", "lookahead", "prediction", *UNIONS]
         assert list((await client.info()).drafters) == offered
         assert "takes a target started with --drafter-text" in await refused(client, open_with("bigram", 1, PROMPT))

@@ -13,6 +13,7 @@ from gateway.api.openai_responses import joined
 from gateway.api.responses_form import ResponseForm
 from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import parse_body
+from gateway.api.speculation_answers import speculation_of
 from outrider.wire.errors import WorkerLost
 from tests.service.scripted_generator import ScriptedGenerator, rounds
 from tests.service.test_http_front import MODEL, in_process
@@ -275,3 +276,35 @@ async def test_a_tool_that_takes_any_text_and_one_in_a_namespace_are_called_by_t
     async with client_of(generator) as client:
         await client.responses.create(model=MODEL, input=back, tools=tools)  # type: ignore[arg-type]
     assert '"name": "mcp__x__read"' in prompt_of(generator) and "done" in prompt_of(generator)
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/messages"])
+async def test_each_round_of_a_layer_tells_its_tokens_kinds_and_the_official_client_reads_on(path: str) -> None:
+    generator = generator_of(REASONED, "reasoning")
+    asked: Any = {"model": MODEL, "speculation": {"token_kinds": True}}
+    if path == PATH:
+        asked |= {"input": "Weather?", "tools": [FUNCTION]}
+    else:
+        tool = {"name": "Weather", "input_schema": FUNCTION["parameters"]}
+        asked |= {"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 300, "tools": [tool]}
+    async with in_process(generator) as http:
+        plain = (await http.post(path, json=asked | {"speculation": {}})).json()
+        whole = (await http.post(path, json=asked)).json()
+        lines = (await http.post(path, json=asked | {"stream": True})).text.splitlines()
+    made = rounds(generator, generator.requests[-1])
+    expected = [speculation_of(output, generator.own_tokenizer) for output in made]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [event["speculation"] for event in events if "speculation" in event] == expected
+    assert whole["speculation"] == speculation_of(joined(made), generator.own_tokenizer)
+    assert "speculation" not in plain
+    alone = [event for event in events if event["type"] in ("ping", "response.speculation") and "speculation" in event]
+    assert alone and all(event["speculation"]["tokens"] for event in alone), "rounds without text are told, too"
+    if path == PATH:
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        async with (
+            client_of(generator) as client,
+            client.responses.stream(
+                **ASKED, tools=[FUNCTION], extra_body={"speculation": {"token_kinds": True}}
+            ) as stream,
+        ):
+            assert (await stream.get_final_response()).output_text == "Let me see."

@@ -9,7 +9,7 @@ import pytest
 from gateway.admission.requests import Demand, FieldNames, check_demand
 from gateway.api.grpc_api import demand_of
 from gateway.generation import GenerationRequest, ServedFacts, SpeculationOptions
-from gateway.rounds.draft_limits import speculation_of
+from gateway.workers.draft_limits import speculation_of
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import gateway_pb2
 from outrider.wire.drafters import Drafter

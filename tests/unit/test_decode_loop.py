@@ -14,9 +14,9 @@ import pytest
 from gateway.generation import FinishReason, GenerationRequest, RoundOutput, SpeculationOptions
 from gateway.rounds import verification
 from gateway.rounds.decode_loop import Decoder
-from gateway.rounds.drafting import TRIAL
 from gateway.rounds.session import Session
 from gateway.rounds.verification import TOKENS_AHEAD
+from gateway.workers.draft_use import TRIAL
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb

@@ -26,7 +26,6 @@ from outrider.cli.machine import Finding
 from outrider.cli.main import app
 from outrider.engine import checkup
 from outrider.engine.checkup import Task
-from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from tests.other_tokenizers import byte_level
 from tests.stack import DEMO_DRAFT, DEMO_TARGET, OTHER_DRAFT, REPO
@@ -98,7 +97,7 @@ def test_variables_that_are_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cores_that_are_shared_or_rationed(tmp_path: Path) -> None:
     four = frozenset(range(4))
     assert text_of(machine.cores(four, 1, tmp_path), "ok") == "cores: 4: the target gets 3, a draft 1 -> "
-    assert "--no-draft --drafter ngram" in text_of(machine.cores(frozenset({0}), 1, tmp_path), "warning")
+    assert "or --no-draft: workers" in text_of(machine.cores(frozenset({0}), 1, tmp_path), "warning")
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("250000\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
@@ -169,7 +168,7 @@ def test_a_gpu_whose_torch_is_too_old_for_flash(monkeypatch: pytest.MonkeyPatch)
 def test_both_models_on_one_gpu_share_it(monkeypatch: pytest.MonkeyPatch, weights: int, state: str) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (79 << 30, 80 << 30))
-    models = [checkup.Model(pb.WorkerInfo(), b"", size << 30, 1 << 30, "Llama") for size in (weights, 2)]
+    models = [checkup.Footprint(size << 30, 1 << 30) for size in (weights, 2)]
     found = checkup.room(models, "cuda")
     assert found[0] == state and "on one GPU they share it, gpu_memory_utilization in order: " in found[1]
     if weights == 16:
@@ -295,6 +294,18 @@ def test_memory_that_a_pair_has_no_room_in(monkeypatch: pytest.MonkeyPatch, free
     monkeypatch.setattr(checkup.memory, "free_memory_bytes", lambda device: free)
     said = pair(DEMO_DRAFT)["memory"]
     assert said[0] == state and "45.5 MiB of weights, 14.0 MiB for a full context of each model" in said[1]
+
+
+def test_the_memory_of_each_draft_is_counted_by_itself_and_that_of_heads_too() -> None:
+    eagle, medusa = str(REPO / "models/demo/eagle3"), str(REPO / "models/demo/medusa")
+    assert pair()["memory"][1].startswith("42.0 MiB of weights, 12.0 MiB for a full context")
+    said = pair(DEMO_DRAFT, eagle, medusa)
+    for draft, found in (
+        (DEMO_DRAFT, "45.5 MiB of weights, 14.0 MiB"),
+        (eagle, "47.2 MiB of weights, 13.0 MiB"),
+        (medusa, "50.3 MiB of weights, 12.0 MiB"),
+    ):
+        assert said[f"memory with {draft}"][1].startswith(found)
 
 
 def in_process(module: str, task: dict[str, Any], *_: Any, env: dict[str, str], **__: Any) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.drafters import Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 
 
@@ -123,6 +124,22 @@ def test_the_request_comes_before_the_gateways() -> None:
         return GenerationRequest("r", "m", (1,), SamplingParams(max_tokens=1), speculation=asked)
 
     assert [model.drafter_for(request(each)) for each in (None, Drafter.NGRAM)] == [Drafter.BIGRAM, Drafter.NGRAM]
+
+
+def test_by_default_all_that_is_there_drafts_and_a_model_alone_where_a_number_is_named() -> None:
+    def asked(model: Any, **options: Any) -> Drafter:
+        speculation = SpeculationOptions(**options)
+        return model.drafter_for(
+            GenerationRequest("r", "m", (1,), SamplingParams(max_tokens=1), speculation=speculation)
+        )  # type: ignore[no-any-return]
+
+    model = mixed()
+    model.draft_pools = ("drafts",)
+    assert asked(model) is asked(model, num_draft_tokens="auto") is Drafter.AUTO
+    assert asked(model, num_draft_tokens=4) is asked(model, tree=TreeShape.parse("2x2")) is Drafter.MODEL
+    assert asked(model, num_draft_tokens=4, drafter=Drafter.AUTO) is Drafter.AUTO
+    model.draft_pools = ()
+    assert asked(model, num_draft_tokens=4) is Drafter.AUTO
 
 
 def paired(draft: DraftMember, target: TargetMember, why: str | None) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds import drafting
-from gateway.rounds.drafting import TRIAL, TRIAL_PERIOD, Drafting
+from gateway.rounds.drafting import Drafting
 from gateway.rounds.session import Session
+from gateway.workers.draft_use import TRIAL, TRIAL_PERIOD
 from gateway.workers.member import MAX_CALLERS
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -159,8 +160,9 @@ def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_
         other.note(verdict_of())
     other.advance(2, side.target, side.member)
     assert draft.names[-2:] == ["open", "advance"]
-    other.note(verdict_of(hit=True, drafter="model"))
-    assert side.model.drafts["draft-0"].num_unused(b"") == 0, "who comes next drafts at once"
+    for _ in range(TRIAL):
+        other.note(verdict_of(hit=True, drafter="model", num_drafted=1, num_accepted=1))
+    assert side.model.drafts["draft-0"].use_of((b"", True)).num_verdicts == 0, "who comes next drafts at once"
 
 
 def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
@@ -177,20 +179,21 @@ def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
     assert draft.names == ["open", *["advance"] * TRIAL, "open", "advance"]
     member = side.model.drafts["draft-0"]
     for number in range(MAX_CALLERS):
-        member.note_unused(b"%d" % number)
-    assert member.num_unused(b"") == 0 and member.num_unused(b"0") == 1, "it remembers so many callers, the last ones"
+        member.use_of((b"%d" % number, True)).note(0, 1, is_ready=True)
+    known = [member.use_of((caller, True)).num_verdicts for caller in (b"0", b"")]
+    assert known == [1, 0], "it remembers so many callers, the last ones"
 
 
 @pytest.mark.parametrize(
     ("fallback", "is_unprofitable"),
     [(tpb.FALLBACK_REASON_DOES_NOT_PAY, True), (tpb.FALLBACK_REASON_UNSPECIFIED, False)],
-    ids=["passed over", "never arrived"],
+    ids=["passed over", "late"],
 )
 def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, is_unprofitable: bool) -> None:
     side = Side()
     side.goes_on()
     for _ in range(TRIAL):
-        side.goes_on(num_tokens=1, fallback=fallback)
+        side.goes_on(num_tokens=1, hit=False, fallback=fallback)
     num_sent = len(side.drafts[0].sent)
     for _ in range(4):
         side.goes_on(num_tokens=1)
@@ -198,9 +201,10 @@ def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, 
     other = Drafting(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
     other.place(side.member)
     assert other.is_unprofitable is is_unprofitable, "a new answer begins where others are"
-    side.drafting.note(verdict_of(num_drafted=1, drafter="model"))
-    side.goes_on(num_tokens=1)
-    assert not side.drafting.is_unprofitable
+    for _ in range(TRIAL_PERIOD - TRIAL - 4):
+        side.drafting.note(verdict_of())
+    side.drafting.note(verdict_of())
+    assert not side.drafting.is_unprofitable, "a new trial begins"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +214,7 @@ def test_a_draft_of_an_answer_that_names_how_much_is_drafted_never_pauses(wish: 
     """The target waits for it in each step."""
     side = Side(wish=wish)
     for _ in range(TRIAL):
-        side.model.drafts["draft-0"].note_unused(b"")
+        side.model.drafts["draft-0"].use_of((b"", True)).note(0, 1, is_ready=True)
     side.goes_on()
     for _ in range(TRIAL + 4):
         side.goes_on(num_tokens=1)

@@ -58,9 +58,10 @@ def test_names_say_who_drafts() -> None:
     own = ["ngram", "lookup", "unigram", "bigram", "heads", "lookahead", "pass"]
     combined = ["ngram+model", "lookup+model", "lookahead+model", "prediction", "prediction+model"]
     united = ["ngram&model", "lookup&model", "model&model"]
-    assert list(Drafter) == ["model", *own, *combined, *united]
+    assert list(Drafter) == ["auto", "model", *own, *combined, *united]
     assert [each for each in Drafter if each.is_merged] == united
     assert [(each.own, each.needs_draft_worker) for each in Drafter] == [
+        (Drafter.AUTO, False),
         (None, True),
         *((Drafter(each), False) for each in own),
         (Drafter.NGRAM, True),
@@ -79,6 +80,6 @@ def test_a_bar_stands_for_a_plus_and_what_is_no_name_is_refused() -> None:
     assert Drafter.NGRAM.merged() is Drafter.NGRAM_AND_MODEL and Drafter.MODEL.merged() is Drafter.MODEL_AND_MODEL
     for label in ("heads+model", "ngram&ngram", "model+ngram", ""):
         with pytest.raises(
-            InvalidRequest, match=re.escape(f"speculation.drafter is {label!r}, must be one of model, ngram")
+            InvalidRequest, match=re.escape(f"speculation.drafter is {label!r}, must be one of auto, model, ngram")
         ):
             Drafter.parse(label, "speculation.drafter")

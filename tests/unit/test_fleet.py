@@ -210,7 +210,8 @@ def test_a_worker_serves_once_it_has_answered_where_it_says_it_is() -> None:
     assert stage.membership.version == version  # nothing changed
 
 
-def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place() -> None:
+def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     stage = Stage(chat(2))
     stage.serve()
     for _ in range(2):
@@ -228,6 +229,8 @@ def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place() -
     stage.tick()
     assert (stage.membership.members[0].state, stage.membership.members[0].address) == (SERVING, "node:70")
     assert ("target-chat-0", "lost") in stage.told
+    lost, back = (record for record in caplog.records if "target-chat-0" in record.getMessage())
+    assert lost.levelname == "WARNING" and back.getMessage() == "target-chat-0 at node:70 is back"
 
 
 def test_another_life_at_the_same_place_is_another_worker() -> None:

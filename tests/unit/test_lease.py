@@ -164,6 +164,12 @@ class _TwoDrafters:
     def asked(self, slot: Any, *, insists: bool, is_drafted: bool) -> Any:
         yield from (Drafter.NGRAM, Drafter.LOOKUP)
 
+    def max_len(self, drafter: Drafter) -> int:
+        return 64
+
+    def feeds_rows(self, slot: Any) -> bool:
+        return False
+
     def candidates(self, slot: Any, drafter: Drafter, *rest: Any) -> CandidateTree:
         ids = [] if drafter is Drafter.NGRAM else [3]
         return CandidateTree(DraftTree.of(ids, [-1] * len(ids)), [None] * len(ids), 0.5)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,12 +22,14 @@ from outrider.engine.speculation.candidates import CandidateTree, join
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
+from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows
 from outrider.wire.tree_shape import TreeShape
@@ -65,14 +68,21 @@ def chain_of(tokens: Sequence[Token], prob: float, max_len: int = 0) -> Candidat
 
 
 class Chain:
-    """The slot's own drafter: says these, as the part of a union."""
+    """The slot's own drafter: proposes these."""
 
-    def __init__(self, tokens: Sequence[Token]) -> None:
+    def __init__(self, tokens: Sequence[Token], name: Drafter) -> None:
         self._tokens = tokens
+        self._name = name
 
     def asked(self, slot: Any, **how: bool) -> Iterator[Drafter]:
         if self._tokens:
-            yield UNION
+            yield self._name
+
+    def max_len(self, drafter: Drafter) -> int:
+        return 64
+
+    def feeds_rows(self, slot: Any) -> bool:
+        return False
 
     def candidates(self, slot: Any, name: Drafter, state: Any, shares: Any, max_tokens: int) -> CandidateTree:
         return chain_of(self._tokens[:max_tokens], shares.share(0), max_tokens)
@@ -83,10 +93,15 @@ def guesses(*ids: int) -> list[Token]:
 
 
 def made(
-    params: SamplingParams, own: Sequence[Token], probs: Sequence[float] = USUAL, **speculation: Any
+    params: SamplingParams,
+    own: Sequence[Token],
+    probs: Sequence[float] = USUAL,
+    name: Drafter = UNION,
+    **speculation: Any,
 ) -> tuple[Drafting, Lease]:
-    """probs: of what each draft says, and last of the chain."""
+    """probs: of what each draft says, and last of the chain. name: of the slot's own drafter."""
     slot: Any = SimpleNamespace(committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, most_cached=99, params=params)
+    slot.scheduling = Scheduling()
     slot.key = (1, 1)
     *of_drafts, of_own = (SlotShares(RankShares()) for _ in probs)
     for shares, prob in zip((*of_drafts, of_own), probs, strict=True):
@@ -97,7 +112,7 @@ def made(
     lease = Lease(job, slot, spec, drafts, {Drafter.NGRAM: DraftSource(Drafter.NGRAM, of_own)}, 0.0)
     lease.begin_step(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
-    chain: Any = Chain(own)
+    chain: Any = Chain(own, name)
     return Drafting(chain, keeper, cast(Any, None), METRICS, VOCAB, takes_trees=True, merge=merge), lease
 
 
@@ -244,13 +259,14 @@ class TestGuesses:
         deliver(lease, [[3, 4, 5], [3, 0, 5]])
         assert shown(tree_of(drafting.candidates(lease))) == {(5,), (1,), (1, 2)}
 
-    def test_with_lenience_the_chain_goes_first(self) -> None:
-        """Which is of chains alone."""
-        drafting, lease = made(SamplingParams(lenience=0.5), guesses(1, 2))
-        deliver(lease, [[3, 4]])
-        found = drafting.candidates(lease)
-        assert [source.drafter for source in found.trees] == [Drafter.NGRAM]
-        assert tree_of(found).ids == [1, 2]
+    def test_with_lenience_the_chain_that_promises_more_goes_alone(self) -> None:
+        """Lenience is of chains alone."""
+        for own, ids in (([1, 2, 5], [1, 2, 5]), ([1], [3, 4])):
+            drafting, lease = made(SamplingParams(lenience=0.5), guesses(*own), (0.5, 0.5))
+            deliver(lease, [[3, 4]])
+            found = drafting.candidates(lease)
+            assert len(found.trees) == 1
+            assert tree_of(found).ids == ids
 
     @pytest.mark.parametrize("fixed", ["auto", 2])
     def test_with_lenience_nobody_waits_for_a_second_draft_that_is_here(self, fixed: Any) -> None:
@@ -260,6 +276,83 @@ class TestGuesses:
         deliver(lease, [[5, 6]], draft=1)
         assert tree_of(drafting.candidates(lease)).ids == [3, 4]
         assert pending(drafting, lease) == []
+
+
+class TestChoice:
+    """Of a slot's own drafter and a draft worker that are not merged."""
+
+    @pytest.mark.parametrize(("own", "delivered"), [(0.6, 0.5), (0.5, 0.6)])
+    def test_nothing_that_was_sampled_decides_who_drafts(self, own: float, delivered: float) -> None:
+        """Neither the tokens, nor how long a chain is that might have been longer, nor the numbers that accept."""
+        better = Drafter.NGRAM if own > delivered else Drafter.MODEL
+        chains = [(0,), (1,), (0, 1), (2, 2, 2)]
+        for own_ids, ids, seed in itertools.product(chains, chains, range(3)):
+            tokens = [(each, EVEN) for each in own_ids]
+            drafting, lease = made(replace(DRAWN, seed=seed), tokens, (delivered, own), Drafter.NGRAM)
+            park(lease.first, [(each, EVEN) for each in ids])
+            (source,) = drafting.candidates(lease).trees
+            assert source.drafter is better
+
+    def test_where_a_number_is_named_the_first_that_has_something_drafts(self) -> None:
+        """So that what is learnt from other requests changes no text that a seed gives."""
+        drafting, lease = made(DRAWN, [(0, EVEN)], (0.9, 0.1), Drafter.NGRAM, num_draft_tokens=3)
+        park(lease.first, [(1, EVEN), (2, EVEN)])
+        (source,) = drafting.candidates(lease).trees
+        assert source.drafter is Drafter.NGRAM and pending(drafting, lease) == []
+
+    def test_a_step_may_wait_for_a_draft_whose_tokens_promise_more_than_the_targets_own(self) -> None:
+        drafting, lease = made(DRAWN, [(0, EVEN)], (0.8, 0.1), Drafter.NGRAM)
+        ((draft, prob),) = pending(drafting, lease)
+        assert draft is lease.first and prob == pytest.approx(0.8 * 0.9)
+
+    @pytest.mark.parametrize(("delivered", "ids"), [([3, 4, 5], [3, 4, 5]), ([3], [1, 2])])
+    def test_guesses_that_were_delivered_count_as_many_as_they_are(self, delivered: list[int], ids: list[int]) -> None:
+        drafting, lease = made(GREEDY, guesses(1, 2), (0.7, 0.5), Drafter.NGRAM)
+        deliver(lease, [delivered])
+        found = drafting.candidates(lease)
+        assert proposal_of(drafting, found, len(found.offers)).tree.ids == ids
+
+    def test_the_targets_own_draft_tokens_are_made_once_it_is_known_how_many_are_verified(self) -> None:
+        drafting, lease = made(DRAWN, [(0, EVEN), (1, EVEN), (2, EVEN)], (0.5, 0.6), Drafter.NGRAM)
+        drafting.own.candidates = mock = Mock(side_effect=drafting.own.candidates)  # type: ignore[method-assign]
+        found = drafting.candidates(lease)
+        assert len(found.offers) == 9 and not mock.called, "0.6 to the tenth is below 0.01"
+        assert not proposal_of(drafting, found, 0).tree.ids and not mock.called
+        assert proposal_of(drafting, found, 2).tree.ids == [0, 1] and mock.call_args.args[-1] == 2
+
+    def test_who_has_nothing_promises_nothing(self) -> None:
+        drafting, lease = made(DRAWN, [], (0.001, 0.9), Drafter.NGRAM)
+        assert not drafting.candidates(lease).offers
+        park(lease.first, [(1, EVEN)])
+        assert tree_of(drafting.candidates(lease)).ids == [1]
+
+
+class _WithRows(Chain):
+    """It has a row fed behind the last of a step's draft tokens."""
+
+    def feeds_rows(self, slot: Any) -> bool:
+        return True
+
+    def rows_beside(self, slot: Any, parents: Sequence[int]) -> ExtraRows:
+        return ExtraRows(Drafter.NGRAM, [2], [len(parents) - 1], width=1, depth=1)
+
+
+class TestRowsBeside:
+    def test_they_hang_under_the_draft_tokens_that_the_step_verifies(self) -> None:
+        drafting, lease = made(GREEDY, [], name=Drafter.NGRAM)
+        drafting = replace(drafting, own=_WithRows(guesses(0, 1), Drafter.NGRAM))
+        found = drafting.with_rows_beside(drafting.candidates(lease))
+        parents = [drafting.proposal(found, VerifyChoice(num, True)).rows_beside for num in (2, 1, 0)]
+        assert [rows and rows.parents for rows in parents] == [[1], [0], [-1]]
+
+    def test_the_draft_tokens_that_earlier_ones_brought_are_paid_for_with_them(self) -> None:
+        drafting, lease = made(GREEDY, [], name=Drafter.NGRAM)
+        own, nobodys = replace(drafting, own=_WithRows(guesses(0, 1), Drafter.NGRAM)), _WithRows([], Drafter.NGRAM)
+        costs = list[int]()
+        deliver(lease, [[0]])
+        for each in (own, replace(drafting, own=nobodys)):
+            costs.append(each.with_rows_beside(each.candidates(lease)).demand.extra_cost_rows)
+        assert costs == [3, 1], "what a draft worker delivered came of none"
 
 
 class TestLearning:

@@ -169,7 +169,7 @@ def test_what_a_request_or_a_setting_may_say_is_what_there_is() -> None:
     assert of_a_body == [*Drafter, None]
     of_settings = GatewayConfig.model_json_schema()["properties"]["drafter"]["enum"]
     assert of_settings == [drafter for drafter in Drafter if drafter not in ("prediction", "prediction+model")]
-    with pytest.raises(ValueError, match="drafts from what a request predicts; say one of model, ngram"):
+    with pytest.raises(ValueError, match="drafts from what a request predicts; say one of auto, model, ngram"):
         GatewayConfig(target="127.0.0.1:9", drafter=Drafter.PREDICTION)
 
 

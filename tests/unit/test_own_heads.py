@@ -28,6 +28,7 @@ def test_heads_run_once_for_all_slots_and_again_where_other_tokens_took_the_plac
         return hidden[:, None]  # [S, 1, V], of one head that copies
 
     features: Any = SimpleNamespace(add_head=lambda *_: None, feature=lambda digest, key, position: rows[key])
+    heads.facts = SimpleNamespace(num_heads=1)  # type: ignore[attr-defined]
     loaded: Any = SimpleNamespace(network=heads, opening=None)
     own = OwnHeads(loaded, features)
     job: Any = None

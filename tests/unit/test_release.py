@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -181,3 +182,20 @@ def test_the_bill_is_of_the_torch_that_the_images_take(
     asked = libraries[libraries.index("--extra-index-url") + 1] if "--extra-index-url" in libraries else None
     assert asked == url
     assert (f"TORCH_INDEX_URL={url}" in built) == bool(url)
+
+
+def test_python_beside_a_clone_imports_an_editable_install(tmp_path: Path) -> None:
+    clone = tmp_path / "outrider"
+    for package in ("outrider", "gateway"):
+        (clone / package).mkdir(parents=True)
+        (clone / package / "__init__.py").touch()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(REPO / name, clone / name)
+    build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=clone, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    shutil.unpack_archive(wheel, tmp_path / "site", "zip")
+    imported = "import site, sys; site.addsitedir(sys.argv[1]); import outrider; print(outrider.__file__)"
+    started = [sys.executable, "-S", "-c", imported, tmp_path / "site"]  # -S: without this environment's own install
+    found = subprocess.run(started, cwd=tmp_path, check=True, capture_output=True, text=True, env={})
+    assert found.stdout == f"{clone / 'outrider/__init__.py'}\n"

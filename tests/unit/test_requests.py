@@ -207,6 +207,13 @@ async def test_a_prediction_is_tokens_of_every_answer(content: Any) -> None:
     assert [each.prediction_ids for each in requests] == [tuple(TOKENIZER.encode("the quick brown fox"))] * 4
 
 
+@pytest.mark.parametrize("drafter", ["no-such", "ngram"])
+def test_a_drafter_that_is_not_served_is_refused_also_where_nothing_is_drafted(drafter: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_demand(predicting("", speculation={"enabled": False, "drafter": drafter}), [FACTS])
+    assert caught.value.param == "speculation.drafter"
+
+
 @pytest.mark.parametrize(
     ("wish", "is_used"),
     [

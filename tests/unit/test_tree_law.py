@@ -61,7 +61,10 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
         return np.array([[numbers[purpose, *key] for key in zip(at, starts, ranks, strict=True)]])
 
     speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, sequential=True)
-    slot, drafter = BareSlot((1, 1), [0], 1, PARAMS), cast(Any, SimpleNamespace(takes_trees=True, fills_blocks=False, max_depth=128))
+    slot, drafter = (
+        BareSlot((1, 1), [0], 1, PARAMS),
+        cast(Any, SimpleNamespace(takes_trees=True, fills_blocks=False, max_depth=128)),
+    )
     tree = GrowingTree(GrowthSetup(slot, speculation, SlotShares(RankShares()), drafter, None, 96, ()))
     state = SamplingState(PARAMS, (), ())
     with pytest.MonkeyPatch.context() as patch:

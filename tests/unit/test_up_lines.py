@@ -73,8 +73,8 @@ def test_commands_name_the_ca_and_the_key_where_they_are_asked_for() -> None:
 
 
 def test_without_drafts_it_says_who_drafts_all_the_same() -> None:
-    assert "no draft: plain decoding" in said({}) and "no draft: plain decoding" in said({"drafter": "model"})
-    assert " -K 5" not in said({})
+    assert "no draft: the target drafts for itself\n" in said({}) and " -K 5" in said({})
+    assert "no draft: plain decoding" in said({"drafter": "model"}) and " -K 5" not in said({"drafter": "model"})
     own = said({"drafter": "ngram+model"})
     assert "no draft: the target drafts for itself by ngram" in own and "generate 'import os' -K 5" in own
 
@@ -109,7 +109,7 @@ def test_a_chat_template_that_is_not_there_is_said_before_the_models_load() -> N
 def test_the_first_example_is_a_chat_where_the_model_has_a_template_of_turns() -> None:
     assert "/v1/completions" in said({}) and "outrider chat" not in said({})
     text = said({}, replace(ENDPOINTS, chats=True))
-    assert "/v1/chat/completions" in text and "  outrider chat --address 127.0.0.1:2\n" in text
+    assert "/v1/chat/completions" in text and "  outrider chat -K 5 --address 127.0.0.1:2\n" in text
 
 
 def test_grpc_goes_to_the_next_free_port_where_that_of_http_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

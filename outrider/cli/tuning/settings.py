@@ -39,12 +39,13 @@ def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Draft
 
     offered: drafters that the deployment has.
     """
-    offered = [drafter for drafter in offered if not drafter.needs_prediction]  # prompts alone cannot measure those
+    # Prompts alone cannot measure predictions, and `auto` is the arm of K = auto.
+    offered = [drafter for drafter in offered if not drafter.needs_prediction and drafter is not Drafter.AUTO]
     found = chains((0,), temperature)
     for drafter in (each for each in offered if not each.needs_draft_worker):
         for own_k in sorted({k, min(_OWN_K, max_k)}):
             found[f"{chain_name(own_k)}, {drafter}"] = _drafted(own_k, temperature, drafter)
-    found[f"K = {AUTO}"] = _drafted(AUTO, temperature, Drafter.MODEL)
+    found[f"K = {AUTO}"] = _drafted(AUTO, temperature, Drafter.AUTO)
     found |= chains((k,), temperature) | (_encoded_and_coupled(k) if temperature else {})
     for drafter in (each for each in offered if each.needs_draft_worker and each is not Drafter.MODEL):
         found[f"{chain_name(k)}, {drafter}"] = _drafted(k, temperature, drafter)
@@ -53,7 +54,7 @@ def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Draft
 
 def needs_draft(options: Speculation) -> bool:
     """Return whether a draft worker has any part in it."""
-    return options.enabled and options.drafter is not None and Drafter(options.drafter).needs_draft_worker
+    return options.enabled and options.drafter is not None and Drafter(options.drafter).asks_draft_worker
 
 
 def max_draft_tokens(k: int) -> int:

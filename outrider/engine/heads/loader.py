@@ -105,13 +105,19 @@ def load_head(config: WorkerConfig, target: str, family: Family, allow_pickle: b
     return LoadedHead(network, read.opening, facts, files.num_layers, runner, read.undecided)
 
 
-def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> dict[str, Tensor]:
-    """Return the tensors on the device, in the dtype of the settings: for auto, float32 on a CPU and the lm_head's on a
+def dtype_of(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> torch.dtype:
+    """Return the dtype of the settings for a head of these tensors: for auto, float32 on a CPU and the lm_head's on a
     GPU.
     """
-    placed_dtype = getattr(torch, dtype, torch.float32)
     if dtype == "auto" and device.type != "cpu":
-        placed_dtype = next(tensor.dtype for name, tensor in tensors.items() if name.startswith("lm_head"))
+        return next(tensor.dtype for name, tensor in tensors.items() if name.startswith("lm_head"))
+    found: torch.dtype = getattr(torch, dtype, torch.float32)
+    return found
+
+
+def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> dict[str, Tensor]:
+    """Return the tensors on the device, in the dtype of the settings."""
+    placed_dtype = dtype_of(tensors, device, dtype)
     placed = dict[str, Tensor]()
     for name, tensor in tensors.items():
         placed[name] = tensor.to(device)

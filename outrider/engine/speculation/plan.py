@@ -5,13 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from outrider.engine.speculation.ranks import MAX_RANKS, RankShares, SlotShares
+from outrider.engine.speculation.ranks import LEAST_CHANCE, MAX_RANKS, RankShares, SlotShares
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 
-LEAST_CHANCE = 0.01
-"""Acceptance probability of nodes below which they are not made."""
 MAX_DEPTH = 12
 """Depth under the last committed token that a tree grows to where nothing names one."""
 MAX_FED = 96

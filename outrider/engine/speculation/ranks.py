@@ -6,6 +6,8 @@ simulation, and under `rejection` nothing that is drawn may decide what is verif
 
 from __future__ import annotations
 
+import math
+
 MAX_RANKS = 8
 """Ranks that have probabilities of their own; later ones count as the last."""
 _PRIOR = tuple(0.6 * 0.4**rank for rank in range(MAX_RANKS))
@@ -16,6 +18,8 @@ _PRIOR_COUNT = 16
 """Observations that the prior counts as."""
 _SLOT_WEIGHT = 1 / 16
 """Weight of an observation for its slot."""
+LEAST_CHANCE = 0.01
+"""Acceptance probability below which draft tokens are not made, unless a request names them."""
 _LEAST = 1e-3
 """Least probability, so that ranks are tried again."""
 
@@ -54,6 +58,11 @@ class SlotShares:
         """Return the acceptance probability of the last of num_tokens draft tokens of a chain."""
         return self.first**num_tokens
 
+    def likely_len(self, max_tokens: int) -> int:
+        """Return how many tokens of a chain of max_tokens reach LEAST_CHANCE, 1 at least."""
+        num_likely = int(math.log(LEAST_CHANCE) / math.log(self.first))
+        return min(max_tokens, max(1, num_likely))
+
     def note(self, rank: int | None) -> None:
         """Record the rank of the child of a node that was committed; None for none of them."""
         self._all.note(rank)
@@ -61,5 +70,8 @@ class SlotShares:
         self.first = min(1.0 - _LEAST, max(_LEAST, first))
 
     def forget(self) -> None:
-        """Move a little towards the probabilities of all slots: nothing was verified here."""
+        """Move a little towards the probabilities of all slots, and these towards the prior: nothing was verified here.
+        What is not verified for its low probability would never be tried again.
+        """
+        self._all.shares[0] += _WEIGHT * _SLOT_WEIGHT * (_PRIOR[0] - self._all.shares[0])
         self.first += _SLOT_WEIGHT * _SLOT_WEIGHT * (self._all.shares[0] - self.first)

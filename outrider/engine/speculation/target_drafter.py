@@ -14,6 +14,7 @@ from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.drafters import Drafter
+from outrider.wire.params import MAX_DRAFT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ class TargetDrafter(Protocol):
     Its methods are called at every change of a slot's committed tokens. `rows_beside` and `read` are for drafters that
     have rows fed beside a step's. Methods that return something here are those that a drafter may leave out.
     """
+
+    max_len: int = MAX_DRAFT_TOKENS
+    """Most draft tokens that it proposes."""
+    feeds_rows: bool = False
+    """Whether it has rows fed beside a step's draft tokens."""
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         """Begin to draft for a slot, of which nothing is known."""

@@ -22,7 +22,8 @@ from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.drawing import add_children
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup, NumberKey
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.plan import LEAST_CHANCE, Place, Plan
+from outrider.engine.speculation.plan import Place, Plan
+from outrider.engine.speculation.ranks import LEAST_CHANCE
 from outrider.engine.worker.jobs import JobError
 
 

@@ -107,8 +107,10 @@ class OpenJob:
 
     @property
     def own_drafters(self) -> tuple[Drafter, ...]:
-        """Return who drafts for the slot in the target, in the order in which they are asked."""
+        """Return who drafts for the slot in the target, in the order in which they are asked. Not all may be there."""
         first = (Drafter.PREDICTION,) if self.prediction_ids else ()
+        if self.drafter is Drafter.AUTO:
+            return (*first, Drafter.HEADS, Drafter.NGRAM)
         return first if self.drafter is None else (*first, self.drafter)
 
 

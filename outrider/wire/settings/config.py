@@ -284,10 +284,11 @@ class GatewayConfig(_ProcessConfig):
     step, down to none."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 32
     """Most tokens that a request may have drafted a round, as K or as the nodes of a tree; above it 400."""
-    drafter: DefaultDrafter = Drafter.MODEL
-    """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
-    needs none. With +model the draft worker's tokens are taken where the target has nothing to say; with &model both
-    are verified, in one tree, and with model&model those of a draft worker of each pool."""
+    drafter: DefaultDrafter = Drafter.AUTO
+    """Who drafts unless the request says otherwise. auto: in each step whoever promises the most tokens, of a draft
+    worker and of the target itself, from what it has seen. model: a draft worker alone. ngram and the like: the target
+    alone. With +model whichever of the two promises more; with &model both, in one tree; with model&model a draft
+    worker of each pool, in one tree."""
     acceptance: Literal["rejection", "coupled"] = "rejection"
     """Which drafts are kept at temperature > 0 unless the request says otherwise. Both give exactly the target's law;
     with coupled the text is a function of prompt, parameters and seed, whatever the draft does, and no distribution

@@ -1,0 +1,33 @@
+"""A target that verifies now so many drafts, now so many, now of this drafter, now of that, whoever promises more.
+No fault of the law: who drafts, and how much, is chosen before anything is looked at.
+"""
+
+import itertools
+import sys
+
+from outrider.drafting.ngram import NgramFollower
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.worker_main import run_worker
+from target_service.budget import VerifyBudget
+from target_service.drafting import Candidates
+from target_service.worker import start_worker
+from tests.law.faults import adaptive, replace
+
+turns = itertools.count()
+
+
+def num_expected(self):
+    return next(turns) % 3 if self.offers else -1
+
+
+def has_next(self):
+    """Also after one token that came before."""
+    return self.walk().next() is not None
+
+
+if __name__ == "__main__":
+    replace(VerifyBudget, "choose", adaptive.choose)
+    replace(VerifyBudget, "hold_until", adaptive.hold_until)
+    replace(NgramFollower, "has_next", has_next)
+    replace(Candidates, "num_expected", property(num_expected))
+    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
