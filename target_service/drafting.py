@@ -49,8 +49,8 @@ class Candidates:
 
     @property
     def num_expected(self) -> float:
-        """How many draft tokens are expected to be accepted: by acceptance probabilities of ranks, as long as what was
-        sampled might have been. Nothing of it follows from a sampled token.
+        """The sum of the acceptance probabilities of all offers. A sampled chain counts as long as it might have been,
+        so that no sampled token decides it.
         """
         return sum(offer.prob for offer in self.offers)
 
@@ -154,19 +154,22 @@ class Drafting:
     def _proposed(self, lease: Lease) -> Candidates:
         if not lease.max_drafts:
             return Candidates(lease)
-        slot, shape, found = lease.slot, lease.speculation.tree, list[Candidates]()
+        slot = lease.slot
+        shape = lease.speculation.tree
+        found = list[Candidates]()
         delivered = self._delivered(lease)
         is_drafted = any(is_drafted for _, is_drafted in lease.job.tickets)
         insists = lease.speculation.num_draft_tokens != AUTO
-        must_be_seen = lease.speculation.is_fixed or bool(slot.params.grammar) or self.own.feeds_rows(slot)
-        must_be_seen = must_be_seen or any(candidates.tree.ids for candidates in delivered.values())
+        has_delivered = any(candidates.tree.ids for candidates in delivered.values())
+        is_bound = lease.speculation.is_fixed or bool(slot.params.grammar)
+        is_made_now = is_bound or has_delivered or self.own.feeds_rows(slot)
         for drafter in self.own.asked(slot, insists=insists, is_drafted=is_drafted):
             assert drafter.own is not None, "a draft worker's drafter in the target"
             source = lease.own_sources[drafter.own]
             max_len = min(_likely_chain(lease, source), self.own.max_len(drafter))
             if drafter.is_merged and shape is not None:
                 max_len = min(max_len, shape.depth)
-            if not (must_be_seen or drafter.is_merged):
+            if not (is_made_now or drafter.is_merged):
                 nothing = CandidateTree(NO_DRAFT_TOKENS, (), source.shares.share(0))
                 offers = [Offer(prob, ()) for prob in source.chain_probs(max_len)]
                 found.append(Candidates(lease, {source: nothing}, offers, drafter))

@@ -48,9 +48,9 @@ class OwnDrafts:
     def open(self, job: OpenJob, slot: Slot) -> None:
         """Draft for a slot that has been opened, perhaps in place of an older one."""
         self.close(slot.key, is_ended=False)
-        there = {name: self._drafters[name] for name in job.own_drafters if name in self._drafters}
-        if there:
-            self._slots[slot.key] = there
+        available = {name: self._drafters[name] for name in job.own_drafters if name in self._drafters}
+        if available:
+            self._slots[slot.key] = available
         for drafter in self._of(slot.key).values():
             drafter.open(job, slot)
 

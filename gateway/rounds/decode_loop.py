@@ -224,7 +224,7 @@ class Decoder:
             if draft.member is not None:
                 drafter = draft.member.kind
         is_unprofitable = any(draft.is_unprofitable for draft in self.drafts)
-        is_busy = any(draft.usable and draft.load.full for draft in self.model.drafts.values())
+        is_busy = drafter is None and any(draft.usable and draft.load.full for draft in self.model.drafts.values())
         return why_plain(verdict, drafter, is_unprofitable=is_unprofitable, is_busy=is_busy)
 
     def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:

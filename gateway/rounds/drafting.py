@@ -207,12 +207,12 @@ class Drafting:
 
     @property
     def _pauses(self) -> bool:
-        """Whether the draft is told nothing for a while, for it added little."""
+        """Whether the draft is told nothing for a while, because it added few tokens."""
         return not self._use.is_asked
 
     @property
     def is_unprofitable(self) -> bool:
-        """Whether it pauses though its draft tokens were there: they added little."""
+        """Whether the draft pauses although its draft tokens arrived: too few of them were accepted."""
         return self._pauses and self._use.was_ready
 
     @property
@@ -261,7 +261,8 @@ class Drafting:
         The target waits for a draft of a request that names a number, whatever that brings. While nothing of a draft
         has come it may be reading the prompt: MISSING_VERDICTS bounds that.
         """
-        draft, has_come = self.member, outcome.HasField("hit")
+        draft = self.member
+        has_come = outcome.HasField("hit")
         if draft is None or self._is_fixed or not (has_come or self._pauses):
             return
         num_tokens = len(verdict.token_ids) or len(verdict.levels)
@@ -276,6 +277,7 @@ class Drafting:
         self._forget()
         self.slot.close()
         self._assignment.leave()
+        self._use = DraftUse()
 
     def _open(self, draft: Connection, target: Connection, member: TargetMember) -> bool:
         """Return False where this draft can do nothing for the request."""

@@ -1,4 +1,4 @@
-"""Whether a draft is worth asking: it is tried, and asked on while it adds enough. Pure."""
+"""Decides whether a draft worker is asked for draft tokens, by how many of them were accepted lately. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ tokens again would be left in most of them."""
 
 @dataclass(slots=True)
 class DraftUse:
-    """Of one draft, for one answer or for all of a caller's."""
+    """How many tokens one draft worker added to one answer, or to all answers of a caller."""
 
     num_verdicts: int = 0
     """Since the last trial that paid."""

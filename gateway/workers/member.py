@@ -203,7 +203,7 @@ class DraftMember(Member):
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """By target: whether what it delivers arrives there."""
         self._uses: dict[UseKey, DraftUse] = {}
-        """What it adds to the answers of each caller: nobody's drafts depend on how well another's are accepted."""
+        """How many tokens it added, by caller: one whose drafts are rejected pauses nobody else's."""
 
     def use_of(self, key: UseKey) -> DraftUse:
         """Return what it adds to the answers of a caller."""

@@ -207,6 +207,16 @@ def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, 
     assert not side.drafting.is_unprofitable, "a new trial begins"
 
 
+def test_a_draft_that_is_gone_is_no_reason_not_to_pay() -> None:
+    side = Side()
+    side.goes_on()
+    for _ in range(TRIAL):
+        side.goes_on(num_tokens=1, hit=True)
+    assert side.drafting.is_unprofitable
+    side.drafting.close()
+    assert not side.drafting.is_unprofitable
+
+
 @pytest.mark.parametrize(
     "wish", [SpeculationOptions(num_draft_tokens=5), SpeculationOptions(tree=TreeShape.parse("2x1"))]
 )

@@ -50,8 +50,8 @@ class NodeDrafter(Protocol[SlotT]):
     max_depth: int = MAX_DRAFT_TOKENS
     """Depth under the last committed token up to which it has distributions."""
     fills_blocks: bool = False
-    """Whether what it gives after a node hardly depends on the node: it was made with the last committed token alone.
-    What follows the target's own token is then made once that token is committed, and not before."""
+    """Whether one forward after the last committed token gives the distributions of all depths, whatever the nodes are.
+    What follows a token that the target chooses itself is then made once that token is committed, and not before."""
 
     def propose(self, requests: Sequence[tuple[SlotT, Sequence[int]]], now: float) -> Sequence[NodeDistribution] | None:
         """Return the distributions after these nodes, or after those of them that have room now; and do other work that
