@@ -21,9 +21,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, Report, dev_prompts, parser
-from outrider.cli.alpha import drafter_of, measured
-from outrider.cli.alpha import shown as as_shown
-from outrider.engine.alpha import Estimate
+from outrider.lab.alpha import drafter_of, measured
+from outrider.lab.alpha import shown as as_shown
+from outrider.lab.models.alpha import Estimate
 
 MODEL, BIGRAM, UNIGRAM = "model", "bigram", "unigram"
 ORDER = (MODEL, BIGRAM, UNIGRAM)

@@ -41,8 +41,8 @@ from benchmarks.widen_head import widen_embeddings
 from outrider.client import AcceptanceRule, Drafter, Speculation
 from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.engine.loading.lookahead_embeddings import read_embeddings
-from outrider.wire.lookahead_shape import LookaheadShape
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.lookahead_shape import LookaheadShape
+from outrider.wire.requests.tree_shape import TreeShape
 
 PLAIN, EXACT, LENIENT = "plain", "rejection", "lenience 0.5"
 RULES: Mapping[str, Speculation] = {

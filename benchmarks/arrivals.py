@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from outrider.cli.benching.load import Asked, Load, ask, keep_running
+from outrider.lab.load.load import Asked, Load, ask, keep_running
 
 
 def closed_loop(load: Load, concurrency: int, seconds: float) -> list[Asked]:

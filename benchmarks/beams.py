@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, TRANSLATION, Report, dev_prompts, parser, translation_drafts
 from benchmarks.passes import Ratio
 from benchmarks.running import running
-from outrider.cli.demo_runs import read_prompts
+from outrider.cli.demo.demo_runs import read_prompts
 from outrider.client import AsyncClient, Choice, Speculation
 
 if TYPE_CHECKING:  # torch is for the process that judges
-    from outrider.engine.reference_generate import Reference
+    from outrider.lab.models.reference_generate import Reference
 
 NONE = "none"
 ARMS = {NONE: Speculation(enabled=False), "K = 5": Speculation(num_draft_tokens=5), "K auto": Speculation()}
@@ -101,7 +101,7 @@ def reference(model: Path) -> Reference:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    from outrider.engine.reference_generate import Reference
+    from outrider.lab.models.reference_generate import Reference
 
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)  # a small model gains nothing by more

@@ -2,10 +2,10 @@
 
     make bench                                        # or: python -m benchmarks.bench --help
 
-The target is the demo target *widened* (outrider/engine/widening.py): the same logits, hence the same acceptance, at
-the cost of a model of about 94M parameters. Target and draft are separate processes, each on its own core. Both arms
-are measured in turn on the same running system, prompt set by prompt set, so that a drift of the machine hits both
-alike; the ratio is the median over these pairs. Prefix caches are off: every pass feeds its prompts.
+The target is the demo target *widened* (outrider/lab/models/widening.py): the same logits, hence the same
+acceptance, at the cost of a model of about 94M parameters. Target and draft are separate processes, each on its own
+core. Both arms are measured in turn on the same running system, prompt set by prompt set, so that a drift of the
+machine hits both alike; the ratio is the median over these pairs. Prefix caches are off: every pass feeds its prompts.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from typing import Any
 from scipy.stats import t
 
 from benchmarks.tables import markdown_table
-from outrider.cli.benching.machine import machine as describe_machine
-from outrider.cli.benching.machine import source_commit
+from outrider.lab.load.machine import machine as describe_machine
+from outrider.lab.load.machine import source_commit
 
 REPO = Path(__file__).resolve().parent.parent
 WORK = REPO / ".work"
@@ -40,14 +40,14 @@ SIZES = {
     "375M": (2048, 5632, 32, 8, 2),
     "1b": (2048, 8192, 32, 8, 10),
 }
-"""Sizes of the widened demo target, by the name on the command line; the fields of `outrider.engine.widening.Sizes`."""
+"""Sizes of the widened demo target, by the name on the command line: fields of `outrider.lab.models.widening.Sizes`."""
 
 
 def widened(size: str, dtype: str = "float32") -> Path:
     """Return the demo target at that size, made when it is missing: its logits at the cost of a larger model."""
     import torch
 
-    from outrider.engine.widening import Sizes, widen_folder
+    from outrider.lab.models.widening import Sizes, widen_folder
 
     name = size if dtype == "float32" else f"{size}-{dtype}"
     folder = WORK / f"widened-{name}"

@@ -31,17 +31,17 @@ from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, pars
 from benchmarks.footprint import worker_info
 from benchmarks.passes import Sample, run_pass
 from benchmarks.running import running
-from outrider.cli.supervisor import Endpoints
+from outrider.cli.up.supervisor import Endpoints
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, Round, Speculation
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.reference_generate import first_difference
 from outrider.engine.sampling.coupled import gumbels_of, uniforms
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.step_plan import Row
+from outrider.lab.models.reference_generate import first_difference
 from outrider.wire import kinds
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 
 NEAR_TIE = 1e-3

@@ -34,7 +34,7 @@ from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, HELD_OUT, REPETITIVE, Rep
 from benchmarks.passes import Ratio
 from benchmarks.running import running
 from models.chat.fetch import NotFetched, fetch
-from outrider.cli.series import Scrape
+from outrider.cli.monitor.series import Scrape
 
 PLAIN, DEFAULT = "plain", "default"
 ARMS: Mapping[str, Mapping[str, Any]] = {

@@ -35,17 +35,17 @@ from benchmarks.heads import until_drafted
 from benchmarks.overlap.checkouts import this_checkout
 from benchmarks.overlap.systems import ended_with_block, split, started_worker, told
 from benchmarks.passes import run_pass
-from draft_service.deliveries import Deliverer
-from draft_service.registration import HeadOffer
+from draft_service.targets.deliveries import Deliverer
+from draft_service.targets.registration import HeadOffer
 from outrider.client import Drafter, Speculation
+from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import read_eagle3
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
-from outrider.engine.paths.forward_path import NORMED
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.telemetry.metrics import WorkerMetrics
 
 FRAMES_BYTES = 5 + 9
 """Of a message: gRPC's prefix and the header of an HTTP/2 frame."""

@@ -34,8 +34,8 @@ from benchmarks.overlap.systems import Split, split
 from benchmarks.passes import Ratio, Sample, in_turn_at, run_pass
 from benchmarks.widen_head import widen_head
 from outrider.client import AsyncClient, Drafter, Speculation
-from outrider.wire.processes import Child
-from outrider.wire.speculation import AUTO, NumDraftTokens
+from outrider.wire.processes.processes import Child
+from outrider.wire.requests.speculation import AUTO, NumDraftTokens
 
 PLAIN, MODEL, EAGLE3, MEDUSA, MEDUSA_INSIDE = "plain", "model", "EAGLE-3", "Medusa", "Medusa in the target"
 NGRAM, NGRAM_EAGLE3 = "ngram", "ngram+EAGLE-3"

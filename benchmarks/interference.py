@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks.common import Report, random_94m
 from benchmarks.running import running
-from outrider.cli.benching.figures import quantile
 from outrider.client import AsyncClient
+from outrider.lab.load.figures import quantile
 
 CONTEXT = 8192
 """Tokens of the model's context."""

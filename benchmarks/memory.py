@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from benchmarks.common import DEMO_DRAFT, Report, parser, random_94m, spread, widened
 from benchmarks.passes import Sample, run_pass
 from benchmarks.running import running
-from outrider.cli.supervisor import Endpoints
+from outrider.cli.up.supervisor import Endpoints
 from outrider.client import AsyncClient, Speculation
 from tests.stack import read_metrics
 

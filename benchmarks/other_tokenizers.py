@@ -31,12 +31,12 @@ from benchmarks.heads import until_drafted
 from benchmarks.overlap.checkouts import this_checkout
 from benchmarks.overlap.systems import split
 from benchmarks.passes import in_turn_at
-from outrider.cli.alpha import drafter_of, measured
 from outrider.client import Drafter, Speculation
 from outrider.drafting.translation import Intersection, Translation
-from outrider.engine.alpha import AT_ONCE, SEED, Estimate, LawModel, Task, load_draft
+from outrider.lab.alpha import drafter_of, measured
+from outrider.lab.models.alpha import AT_ONCE, SEED, Estimate, LawModel, Task, load_draft
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 OTHER = REPO / "models/other/draft"
 SAME = WORK / "other/draft-target-tokenizer"

@@ -21,8 +21,8 @@ from benchmarks.arrivals import closed_loop, in_own_process, open_loop
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser
 from benchmarks.footprint import Held, left_in, parts_below, watched
 from benchmarks.running import running
-from outrider.cli.benching.figures import quantile
-from outrider.cli.benching.load import Asked, Load
+from outrider.lab.load.figures import quantile
+from outrider.lab.load.load import Asked, Load
 
 PROMPT_CHARACTERS = 600
 NUM_PROMPTS = 48

@@ -31,7 +31,7 @@ PLAIN, LOOKUP, MODEL, USELESS = "plain", "lookup", "model", "random tokens"
 FILES = (
     "outrider/drafting/lookup.py",
     "gateway/rounds/session.py",
-    "target_service/leases.py",
+    "target_service/leases/leases.py",
     "gateway/admission/queue.py",
     "outrider/engine/kv_pool.py",
     "outrider/wire/errors.py",

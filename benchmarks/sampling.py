@@ -45,10 +45,10 @@ from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from outrider.wire.transport.rpc import tune_malloc
-from target_service.decide import decide
-from target_service.decide_on_device import decide_on_device
+from target_service.step.decide import decide
+from target_service.step.decide_on_device import decide_on_device
 from tests.proposals import chain_proposal
 
 NUM_ROWS = 6

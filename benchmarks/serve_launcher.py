@@ -32,7 +32,7 @@ from benchmarks.common import Report, parser
 from deploy.node_drain import FOLDER
 from outrider.client import AsyncClient
 from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2, target_pb2_grpc
-from outrider.wire.processes import become_subreaper, end_descendants
+from outrider.wire.processes.processes import become_subreaper, end_descendants
 from tests.cluster.nodes import FIRST, HEAD, SECOND, THIRD, Nodes, enter_network
 from tests.cluster.run import LABELS, settings
 from tests.e2e.process_tree import Command, Tree

@@ -36,9 +36,9 @@ from deploy.sightings import PERIOD_S, Seen
 from deploy.sizes import Census, Loads, Sizes
 from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.errors import OutriderError
-from outrider.wire.log import configure_logging, get_logger
 from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import ScalingConfig, SystemConfig, read_yaml
+from outrider.wire.telemetry.log import configure_logging, get_logger
 
 log = get_logger(__name__)
 

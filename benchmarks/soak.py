@@ -29,8 +29,8 @@ from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, pars
 from benchmarks.footprint import RAYS_OWN, Held, left_in, parts_below, watched
 from benchmarks.overload import LATENCIES
 from benchmarks.running import running
-from outrider.cli.benching.figures import quantile
-from outrider.cli.benching.load import Asked, Load
+from outrider.lab.load.figures import quantile
+from outrider.lab.load.load import Asked, Load
 
 MIB = 2**20
 SAMPLES = 240

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from outrider.engine.kv_pool import BlockTable
+from outrider.engine.loading.attention_choice import margin
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.paths.choice import margin
 from outrider.engine.step_plan import Row
 from outrider.wire.settings.config import TargetConfig
 

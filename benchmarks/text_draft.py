@@ -6,8 +6,8 @@ import sys
 
 from draft_service.worker import start_worker
 from outrider.drafting import translation
+from outrider.wire.processes.worker_main import leave, run_worker
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.worker_main import leave, run_worker
 
 if __name__ == "__main__":
     assert hasattr(translation, "SMALL_OVERLAP"), "what is replaced here has another name now"

@@ -17,7 +17,7 @@ from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, pars
 from benchmarks.footprint import held, worker_info
 from benchmarks.passes import Sample, phase_shares, run_pass, take_turns
 from benchmarks.running import running
-from outrider.cli.supervisor import Endpoints
+from outrider.cli.up.supervisor import Endpoints
 from outrider.client import AsyncClient, OutriderError, Speculation
 
 PROMPT_TOKENS = 128

@@ -19,7 +19,7 @@ from gateway.telemetry.request_record import RequestRecords, RoundRecord, curren
 from outrider.engine.worker.worker_service import Respond, SlotSpans
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.trace import Spans, TraceParent
+from outrider.wire.telemetry.trace import Spans, TraceParent
 
 NOWHERE = "http://127.0.0.1:1"
 NUM_ROUNDS = 100

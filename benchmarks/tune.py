@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import DEMO_DRAFT, Report, parser, widened
-from outrider.cli.benching.figures import Gain
-from outrider.cli.tuning.money import Bought, Price, tables, verdicts
+from outrider.lab.load.figures import Gain
+from outrider.lab.tuning.money import Bought, Price, tables, verdicts
 
 FAR_OFF = 0.15
 """Most that a measured speed may differ, as a share of the expected speed over plain decoding."""

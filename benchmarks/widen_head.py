@@ -20,11 +20,11 @@ from outrider.engine.heads.medusa import read_medusa
 from outrider.engine.loading.lookahead_embeddings import FILE as EMBEDDINGS_FILE
 from outrider.engine.loading.lookahead_embeddings import NAME as EMBEDDINGS
 from outrider.engine.loading.lookahead_embeddings import read_embeddings
-from outrider.engine.widening import WideningError
+from outrider.lab.models.widening import WideningError
 
 
 def widen_head(head: Path, target: Path, wide: Path, destination: Path) -> None:
-    """Write the head of `target` in `head` as one of `wide`, made of that target by `outrider.engine.widening`.
+    """Write the head of `target` in `head` as one of `wide`, made of that target by `outrider.lab.models.widening`.
 
     Raises WideningError for a folder that holds no EAGLE-3 or Medusa head, or one with norms over the hidden states of
     the target: their epsilon would have to change, and is that of the head's other norms.

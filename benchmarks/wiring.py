@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import DEMO_EAGLE3, DEMO_MEDUSA, DEMO_TARGET, HELD_OUT, REPO, Report, head_at, parser
 from benchmarks.common import read_prompts as prompts_of
+from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
 from outrider.engine.heads.families import EAGLE3, MEDUSA
@@ -36,7 +37,6 @@ from outrider.engine.heads.wiring import MAX_TOKENS, Outcome, Seen, probe_ids, s
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig, TargetConfig

@@ -18,14 +18,14 @@ from typing import Any
 
 from deploy import node_drain
 from deploy.placement import Placement
-from outrider.wire import places
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.log import configure_logging, get_logger
-from outrider.wire.phases import name_member
+from outrider.wire.processes import places
+from outrider.wire.processes.worker_main import memory_taken
 from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
 from outrider.wire.settings.pools import format_cores
+from outrider.wire.telemetry.log import configure_logging, get_logger
+from outrider.wire.telemetry.phases import name_member
 from outrider.wire.transport.address import join_host_port
-from outrider.wire.worker_main import memory_taken
 
 log = get_logger(__name__)
 
@@ -190,7 +190,7 @@ class FollowerActor:
         threading.Thread(target=self._follow, args=arguments, name="follower", daemon=True).start()
 
     def _follow(self, folder: Path, rank: int, cpu_cores: str | None) -> None:
-        from outrider.engine.parallel.follower import follow
+        from outrider.engine.loading.follower import follow
 
         try:
             follow(folder, rank, cpu_cores, lambda: None)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from deploy.launcher import read_arguments, read_config
 from outrider.wire.errors import ConfigError
-from outrider.wire.log import tell_end
-from outrider.wire.processes import StopFlag
+from outrider.wire.processes.processes import StopFlag
 from outrider.wire.settings.config import OTHER_VARIABLES, meant
 from outrider.wire.settings.system import gateway_config
+from outrider.wire.telemetry.log import tell_end
 
 _PART = re.compile("OUTRIDER_(GATEWAY|TARGET|DRAFT)_")
 _FOLDERS = {"MODEL": "OUTRIDER_TARGET_MODEL", "DRAFT": "OUTRIDER_DRAFT_MODEL"}

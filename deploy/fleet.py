@@ -20,9 +20,9 @@ from deploy.sightings import PERIOD_S, Seen
 from deploy.sizes import Census, Loads, Sizes
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.log import get_logger
 from outrider.wire.settings.pools import MAX_COUNT, Pool, Role
 from outrider.wire.settings.system import START_TIMEOUT_S, ScalingConfig
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

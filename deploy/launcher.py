@@ -30,12 +30,12 @@ from deploy.registry import Registry, reachable
 from deploy.sightings import PERIOD_S, Sightings
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.log import configure_logging, get_logger, tell_end
-from outrider.wire.model_id import local_path
-from outrider.wire.processes import StopFlag, StopRequested, ignore_log_rotation
+from outrider.wire.models.model_id import local_path
+from outrider.wire.processes.processes import StopFlag, StopRequested, ignore_log_rotation
 from outrider.wire.settings import system
 from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import RayConfig, SystemConfig, read_yaml, serve_metrics
+from outrider.wire.telemetry.log import configure_logging, get_logger, tell_end
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder
 

@@ -9,7 +9,7 @@ from deploy.actors import Started
 from deploy.ray_workers import Answer
 from deploy.sightings import Seen
 from outrider.v1 import common_pb2, registry_pb2
-from outrider.wire.model_id import without_folders
+from outrider.wire.models.model_id import without_folders
 from outrider.wire.settings.pools import Pool
 from outrider.wire.transport.hang_watch import trouble_of_step
 

@@ -20,10 +20,10 @@ from deploy.actors import ActorSpec, FollowerActor, Refused, Started, WorkerActo
 from deploy.placement import Placement
 from outrider.engine.parallel.meeting import SOCKET
 from outrider.wire.errors import Unavailable
-from outrider.wire.log import get_logger
-from outrider.wire.places import parent_for_sockets
+from outrider.wire.processes.places import parent_for_sockets
 from outrider.wire.settings.config import WorkerConfig, parse_cores
 from outrider.wire.settings.pools import Pool, format_cores
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.host import split_evenly
 
 log = get_logger(__name__)

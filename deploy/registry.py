@@ -14,9 +14,9 @@ import grpc.aio
 from outrider.v1 import registry_pb2 as pb
 from outrider.v1 import registry_pb2_grpc
 from outrider.wire.errors import ConfigError, IncompatiblePair, InvalidRequest
-from outrider.wire.log import get_logger
 from outrider.wire.peer_text import bound_strings
 from outrider.wire.protocol import PROTOCOL, other_protocol
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.address import join_host_port
 from outrider.wire.transport.rpc import CONTROL_BYTES
 from outrider.wire.transport.serving import ServerThread

@@ -17,9 +17,9 @@ import grpc.aio
 
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
-from outrider.wire.log import get_logger
 from outrider.wire.peer_text import Reasons, bound_strings, describe_excess
 from outrider.wire.settings.pools import Role
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.roles import Role as Part
 from outrider.wire.transport.rpc import CONTROL_BYTES, describe_failure
 from outrider.wire.transport.tls import CertificateFolder, Dialer

@@ -23,9 +23,9 @@ from deploy.member import ROLES
 from deploy.sightings import PERIOD_S
 from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.log import get_logger
 from outrider.wire.settings.pools import MAX_COUNT, Pool, Role
 from outrider.wire.settings.system import ScalingConfig
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

@@ -3,8 +3,8 @@
 import sys
 
 from draft_service.worker import start_worker
+from outrider.wire.processes.worker_main import leave, run_worker
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.worker_main import leave, run_worker
 
 if __name__ == "__main__":
     leave(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

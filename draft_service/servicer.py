@@ -11,8 +11,8 @@ from outrider.engine.worker.worker_service import Respond, WorkerFacts, WorkerSe
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc
 from outrider.wire.errors import ConfigError, IncompatiblePair, InvalidRequest
-from outrider.wire.params import MAX_CHOICES
 from outrider.wire.peer_text import bound_strings
+from outrider.wire.requests.params import MAX_CHOICES
 
 PairingCheck = Callable[[str, int], Awaitable[None]]
 """Readies the draft for a target by (address, epoch). Raises ConfigError or IncompatiblePair where it may not."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outrider.wire.phases import log_phase
 from outrider.wire.settings.config import DraftConfig
+from outrider.wire.telemetry.phases import log_phase
 from outrider.wire.transport.host import prepare_process
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
     cores = prepare_process(config.cpu_cores)
 
     log_phase("importing torch")
-    from draft_service.loading import load_draft
-    from draft_service.tables import load_tables
+    from draft_service.drafters.loading import load_draft
+    from draft_service.drafters.tables import load_tables
     from outrider.engine.worker import worker_handle
 
     load: Any = load_draft if config.has_model else load_tables
@@ -32,14 +32,14 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
 
 def _parts(base: Base[Any]) -> Parts:
-    from draft_service.deliveries import Deliverer
-    from draft_service.drafters import create_drafter
-    from draft_service.grower import Grower
-    from draft_service.loading import ModelState
-    from draft_service.pairing import WiringTest
-    from draft_service.registration import HeadOffer
+    from draft_service.drafters.choice import create_drafter
+    from draft_service.drafters.loading import ModelState
+    from draft_service.growing.grower import Grower
     from draft_service.servicer import DraftServicer, PairingCheck
-    from draft_service.vocabularies import TargetVocabularies
+    from draft_service.targets.deliveries import Deliverer
+    from draft_service.targets.pairing import WiringTest
+    from draft_service.targets.registration import HeadOffer
+    from draft_service.targets.vocabularies import TargetVocabularies
     from outrider.engine.worker.worker_handle import Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
 

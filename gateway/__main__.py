@@ -26,18 +26,18 @@ from gateway.workers.named_workers import NamedWorkers
 from gateway.workers.pools import START_TIMEOUT_S, Pools
 from gateway.workers.registry_client import RegistryClient
 from outrider.wire.errors import OutriderError, Unavailable
-from outrider.wire.log import configure_logging, get_logger, tell_end
-from outrider.wire.metrics import GatewayMetrics
-from outrider.wire.otel_metrics import open_metrics
-from outrider.wire.processes import ignore_log_rotation, stop_signals
+from outrider.wire.processes.processes import ignore_log_rotation, stop_signals
+from outrider.wire.processes.worker_main import announce, leave
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig, load
-from outrider.wire.trace import open_spans
+from outrider.wire.telemetry.log import configure_logging, get_logger, tell_end
+from outrider.wire.telemetry.metrics import GatewayMetrics
+from outrider.wire.telemetry.otel_metrics import open_metrics
+from outrider.wire.telemetry.trace import open_spans
 from outrider.wire.transport.address import is_loopback, join_host_port
 from outrider.wire.transport.rpc import tune_malloc
 from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.tls import CertificateFolder, http_context, public_certificates
-from outrider.wire.worker_main import announce, leave
 
 log = get_logger(__name__)
 

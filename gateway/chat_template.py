@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from gateway.confined.pool import ConfinedPool, NestsTooDeep, WorkExceeded, WorkFailed, WorkRefused
 from gateway.confined.template_shape import Message, TemplateShape
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Overloaded
-from outrider.wire.log import get_logger
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

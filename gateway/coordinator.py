@@ -19,8 +19,8 @@ from gateway.tokenizer import Tokenizer
 from gateway.workers.pools import Pools
 from gateway.workers.served import ServedModel
 from outrider.wire.errors import ENDINGS, OutriderError, Overloaded, Unavailable
-from outrider.wire.log import get_logger
-from outrider.wire.scheduling import Scheduling
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

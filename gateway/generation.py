@@ -12,14 +12,14 @@ from gateway.tokenizer import Tokenizer
 from gateway.tools.reading import Reading
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import gateway_pb2
-from outrider.wire.drafters import Drafter as Drafter  # parts of a request, here for whoever reads one
 from outrider.wire.kinds import AcceptanceRule as AcceptanceRule
 from outrider.wire.kinds import DraftLogprobs as DraftLogprobs
 from outrider.wire.kinds import TokenKind as TokenKind
-from outrider.wire.params import SamplingParams
-from outrider.wire.scheduling import Scheduling
-from outrider.wire.speculation import AUTO, NumDraftTokens
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.drafters import Drafter as Drafter  # parts of a request, here for whoever reads one
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.speculation import AUTO, NumDraftTokens
+from outrider.wire.requests.tree_shape import TreeShape
 
 
 class FinishReason(Enum):

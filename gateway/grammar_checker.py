@@ -18,7 +18,7 @@ from gateway.confined.pool import ConfinedPool, NestsTooDeep, WorkExceeded, Work
 from gateway.output_format import OutputFormat
 from gateway.tools.grammar_request import ToolGrammarRequest
 from outrider.wire.errors import InvalidRequest, OutriderError
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

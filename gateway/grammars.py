@@ -30,8 +30,8 @@ from gateway.json_schemas import (
 )
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.grammar_limits import MAX_ITEMS_IN_ROW, limit_reached, parser_limits
-from outrider.wire.params import MAX_GRAMMAR_BYTES
+from outrider.wire.requests.grammar_limits import MAX_ITEMS_IN_ROW, limit_reached, parser_limits
+from outrider.wire.requests.params import MAX_GRAMMAR_BYTES
 
 MARKER_ID = 257
 """Of a token that is no text, in the tokenizer of bytes."""

@@ -23,9 +23,8 @@ from gateway.text_trie import trie_pattern
 from outrider.drafting.token_bytes import byte_level, fallback_byte
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
-from outrider.wire.model_json import decode_text, parse_object
-from outrider.wire.peer_text import bound_text
-from outrider.wire.tokenizer_json import (
+from outrider.wire.models.model_json import decode_text, parse_object
+from outrider.wire.models.tokenizer_json import (
     MAX_QUOTED,
     TOKENIZER_CONFIG,
     TOKENIZER_JSON,
@@ -33,6 +32,7 @@ from outrider.wire.tokenizer_json import (
     load_tokenizer,
     read_special_tokens,
 )
+from outrider.wire.peer_text import bound_text
 
 BYTES_PER_TOKEN = 8
 """Of a long text so many bytes a token are read first: of English twice as many as needed."""

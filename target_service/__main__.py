@@ -2,8 +2,8 @@
 
 import sys
 
+from outrider.wire.processes.worker_main import leave, run_worker
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.worker_main import leave, run_worker
 from target_service.worker import start_worker
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import InvalidRequest, Unavailable
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.speculation import MAX_DRAFTS
+from outrider.wire.requests.speculation import MAX_DRAFTS
+from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
-from target_service.feature_stream import FeatureStream
-from target_service.features import FeatureJob, Features
-from target_service.heads import Heads
-from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
+from target_service.features.feature_stream import FeatureStream
+from target_service.features.features import FeatureJob, Features
+from target_service.features.heads import Heads
+from target_service.leases.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
 
 
 class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):

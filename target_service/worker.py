@@ -9,9 +9,9 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outrider.wire.drafters import Drafter
-from outrider.wire.phases import log_phase
+from outrider.wire.requests.drafters import Drafter
 from outrider.wire.settings.config import TargetConfig
+from outrider.wire.telemetry.phases import log_phase
 from outrider.wire.transport.host import prepare_process
 
 if TYPE_CHECKING:
@@ -37,18 +37,18 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     from outrider.engine.drafters import SearchDrafts, merge, target_drafters
     from outrider.engine.loading.loaded import Loaded, load
     from outrider.engine.loading.loader import CPU_FRACTION
-    from outrider.engine.loading.memory import free_memory_bytes
+    from outrider.engine.memory import free_memory_bytes
     from outrider.engine.worker.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc
-    from target_service.draft_buffer import buffer_bytes
-    from target_service.features import Features
-    from target_service.heads import Heads
-    from target_service.leases import Leases
-    from target_service.own_drafts import OwnDrafts
-    from target_service.own_heads import load_own_heads
+    from target_service.drafting.own_drafts import OwnDrafts
+    from target_service.features.features import Features
+    from target_service.features.heads import Heads
+    from target_service.features.own_heads import load_own_heads
+    from target_service.leases.draft_buffer import buffer_bytes
+    from target_service.leases.leases import Leases
     from target_service.servicer import TargetServicer
-    from target_service.step import Step
-    from target_service.verifier import Verifier
+    from target_service.step.step import Step
+    from target_service.step.verifier import Verifier
 
     def make(base: Base[Loaded]) -> Parts:
         metrics = base.metrics

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from outrider.engine.sampling.coupled import uniforms
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 
 def verdict(

@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from outrider.cli.authority import Authority, host_name, write_certificates
+from outrider.cli.secrets.authority import Authority, host_name, write_certificates
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CA, CERTIFICATE, KEY
 

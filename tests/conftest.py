@@ -82,7 +82,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The demo pair served by three real processes, shared by the tests of a session."""
-    patient = ("@target_service.hold.MAX_HOLD_S=3",)  # else a machine that is busy for a second makes a plain step
+    patient = (
+        "@target_service.leases.hold.MAX_HOLD_S=3",
+    )  # else a machine that is busy for a second makes a plain step
     with running(target_args=patient, log_folder=tmp_path_factory.mktemp("stack")) as started:
         yield started
 

@@ -16,7 +16,7 @@ from outrider.engine.sampling.coupled import (
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 SEEDS = (0, 1, 2**32 + 5, 2**64 - 1)
 

@@ -30,10 +30,10 @@ from transformers import (
     PreTrainedModel,
 )
 
+from outrider.engine.architectures.layer_memory import layer_types
+from outrider.engine.architectures.text_part import stand_in_for_timm
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.text_part import stand_in_for_timm
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.paths.layer_memory import layer_types
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from tests.rounds import Truth, largest_error, largest_tree_error, truth_of

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
-from gateway.api.messages_schemas import MESSAGES_IGNORED, MESSAGES_NEUTRAL, MessagesBody
-from gateway.api.responses_schemas import RESPONSES_IGNORED, RESPONSES_NEUTRAL, ResponsesBody
-from gateway.api.schemas import IGNORED, NEUTRAL, ChatBody, CompletionBody
+from gateway.api.forms.messages_schemas import MESSAGES_IGNORED, MESSAGES_NEUTRAL, MessagesBody
+from gateway.api.forms.responses_schemas import RESPONSES_IGNORED, RESPONSES_NEUTRAL, ResponsesBody
+from gateway.api.schemas.openai import IGNORED, NEUTRAL, ChatBody, CompletionBody
 
 DOCUMENT = Path(__file__).parents[1] / "docs/openai.md"
 START, END = "<!-- parameters: make openai-table -->\n", "<!-- end of parameters -->\n"

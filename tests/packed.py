@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine.loading.packed_layouts import FP4
+from outrider.engine.quantization.packed_layouts import FP4
 
 Packed = tuple[dict[str, Tensor], Tensor]
 """Tensors by the ends of their names, and the weight that they stand for."""

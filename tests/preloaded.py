@@ -13,4 +13,4 @@ import gateway.workers.named_workers
 import gateway.workers.registry_client  # noqa: F401
 import outrider.wire.transport.serving  # noqa: F401
 import target_service.servicer
-import target_service.verifier  # noqa: F401
+import target_service.step.verifier  # noqa: F401

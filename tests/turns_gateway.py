@@ -10,7 +10,7 @@ from functools import partial
 from gateway.__main__ import main
 from gateway.rounds import verification
 from gateway.workers import draft_limits
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.speculation import Speculation
 
 if __name__ == "__main__":
     draft_limits.Speculation = partial(Speculation, sequential=True)  # type: ignore[assignment, misc]

@@ -21,7 +21,7 @@ from benchmarks.gpu.models import LLAMA_1B, TINY, Shape, random_llama, save
 from benchmarks.gpu.stepping import SteppedPair, stepped_pair
 from outrider.engine.model_runner import ModelRunner
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.speculation import Speculation
 
 NUM_ROUNDS = 5
 CASES: dict[str, dict[str, Any]] = {

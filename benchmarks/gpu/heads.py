@@ -16,8 +16,8 @@ from benchmarks.gpu.bench import DEMO_EAGLE3, DEMO_MEDUSA, DEMO_TARGET, Bench
 from benchmarks.gpu.load import difference
 from benchmarks.gpu.services import PROMPTS, Worker, WorkerFailed, gateway, workers
 from gateway.generation import SpeculationOptions
-from outrider.engine.reference_generate import Generated, Reference
-from outrider.wire.drafters import Drafter
+from outrider.lab.models.reference_generate import Generated, Reference
+from outrider.wire.requests.drafters import Drafter
 
 SMALL: dict[str, Any] = {"kv_cache_tokens": 8192, "max_slots": 8}
 TRAINED = ("eagle3", "medusa")

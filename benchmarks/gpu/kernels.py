@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
+from outrider.engine.attention.paged_attention import TorchAttention
+from outrider.engine.attention.paged_plan import AttentionOptions, PagedAttention, PagedPlan
+from outrider.engine.attention.varlen_attention import BLOCK_SIZE, VarlenAttention, torch_refusal
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.paths.paged_attention import TorchAttention
-from outrider.engine.paths.paged_plan import AttentionOptions, PagedAttention, PagedPlan
-from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention, torch_refusal
 from outrider.engine.step_plan import Row
 from outrider.engine.token_tree import seen
 

@@ -18,9 +18,9 @@ from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
-from target_service.decide import decide
-from target_service.proposal import Proposal
+from outrider.wire.requests.params import SamplingParams
+from target_service.drafting.proposal import Proposal
+from target_service.step.decide import decide
 from tests.proposals import PlainSlot, chain_proposal, tree_draws
 
 VOCAB = 128_256

@@ -22,7 +22,7 @@ from outrider.engine.sampling.coupled import device_keys, picked
 from outrider.engine.sampling.noise import Purpose, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.sampling import distributions, inverse_cdf
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.proposals import accept_token
 
 VOCAB_SIZE = 10

@@ -9,11 +9,11 @@ import torch
 
 from benchmarks.gpu.bench import DEMO_TARGET, Bench
 from benchmarks.gpu.services import PROMPTS
+from outrider.engine.loading.attention_choice import FACTORIES, margin
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.paths.choice import FACTORIES, margin
-from outrider.engine.reference_generate import Generated, Reference
 from outrider.engine.step_plan import Row
+from outrider.lab.models.reference_generate import Generated, Reference
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 

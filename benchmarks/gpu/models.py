@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.gpu.bench import DEMO_TARGET
-from outrider.engine.widening import Sizes, largest_difference, widen
+from outrider.lab.models.widening import Sizes, largest_difference, widen
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 SAVE_THREADS = 8

@@ -15,9 +15,9 @@ from benchmarks.gpu.bench import DEMO_DRAFT, DEMO_TARGET, Bench
 from benchmarks.gpu.load import ON_CARD_PATHS, difference
 from benchmarks.gpu.services import PLAIN, PROMPTS, Worker, WorkerFailed, gateway, workers
 from gateway.generation import SpeculationOptions
-from outrider.engine.paths.varlen_attention import torch_refusal
-from outrider.engine.reference_generate import Generated, Reference
-from outrider.wire.tree_shape import TreeShape
+from outrider.engine.attention.varlen_attention import torch_refusal
+from outrider.lab.models.reference_generate import Generated, Reference
+from outrider.wire.requests.tree_shape import TreeShape
 
 MODES = {
     "plain": PLAIN,

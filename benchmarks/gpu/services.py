@@ -24,10 +24,10 @@ from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, Spec
 from gateway.workers.membership import from_config
 from gateway.workers.named_workers import NamedWorkers
 from gateway.workers.pools import Pools
-from outrider.wire.metrics import GatewayMetrics
-from outrider.wire.params import SamplingParams
-from outrider.wire.processes import Child
+from outrider.wire.processes.processes import Child
+from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.telemetry.metrics import GatewayMetrics
 
 PLAIN = SpeculationOptions(enabled=False)
 PROMPTS = (

@@ -15,18 +15,18 @@ from unittest import mock
 
 import torch
 
-import draft_service.deliveries
+import draft_service.targets.deliveries
 from draft_service.jobs import AdvanceJob
 from draft_service.worker import start_worker as start_draft
 from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker import worker_handle
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, OpenJob
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
 from outrider.wire.settings.config import DraftConfig, TargetConfig
-from outrider.wire.speculation import Speculation
-from target_service.jobs import ExtendJob, VerifyJob
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.leases.jobs import ExtendJob, VerifyJob
 from target_service.worker import start_worker as start_target
 
 OWNER = 1
@@ -149,7 +149,7 @@ def stepped_pair(
 
     with (
         mock.patch.object(worker_handle, "start", start),
-        mock.patch.object(draft_service.deliveries, "Deliverer", Deliverer),
+        mock.patch.object(draft_service.targets.deliveries, "Deliverer", Deliverer),
     ):
         started: Any = start_draft(DraftConfig(model=draft, **{**settings, **(of_draft or {})}))
         yield SteppedPair(started, start_target(TargetConfig(model=target, **settings)), delivered)  # type: ignore[arg-type]

@@ -18,8 +18,9 @@ from benchmarks.gpu.bandwidth import copy_bandwidth, seconds, wait
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import LLAMA_8B, TINY, Shape, random_llama
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner
-from outrider.engine.paths.choice import choose_path, margin
+from outrider.engine.loading.attention_choice import choose_path, margin
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 
 CELL_S = 0.9

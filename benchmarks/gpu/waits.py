@@ -20,8 +20,8 @@ from benchmarks.gpu.bench import DEMO_DRAFT, DEMO_TARGET, REPO, Bench
 from benchmarks.gpu.services import prompt_ids
 from benchmarks.gpu.stepping import SteppedPair, stepped_pair
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.speculation import Speculation
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
 
 PRODUCT = ("outrider/", "draft_service/", "target_service/")
 """Folders whose frames name the place of a wait."""

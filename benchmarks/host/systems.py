@@ -24,7 +24,7 @@ from benchmarks.host.models import CONTEXT, DTYPE, small_pair
 from benchmarks.overlap.checkouts import Checkout
 from benchmarks.overlap.systems import ended_with_block, started, told
 from benchmarks.peers.engines import PEERS, vllm_environment
-from outrider.wire.processes import Child
+from outrider.wire.processes.processes import Child
 
 START_S = 300.0
 """Seconds that vLLM has to compile and answer."""

@@ -16,8 +16,8 @@ from benchmarks.overlap.costs import at_rows
 from draft_service.worker import start_worker
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
+from outrider.wire.processes.worker_main import leave, run_worker
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.worker_main import leave, run_worker
 
 STEP_S = "BENCH_STEP_S"
 """Of the environment: JSON of seconds by rows."""

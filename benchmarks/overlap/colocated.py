@@ -31,12 +31,12 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.step_plan import Row
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.transport.rpc import tune_malloc
-from target_service.decide import decide
-from target_service.proposal import Proposal
-from target_service.step_rows import Decided
+from target_service.drafting.proposal import Proposal
+from target_service.step.decide import decide
+from target_service.step.step_rows import Decided
 from tests.proposals import chain_proposal
 
 WIDTHS = (*range(1, 17), 20, 24)

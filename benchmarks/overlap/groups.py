@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import DEMO_DRAFT, WORK
-from outrider.engine.widening import Sizes, widen_folder
+from outrider.lab.models.widening import Sizes, widen_folder
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 DRAFTS: Mapping[float, Sizes] = {
     0.02: Sizes(hidden=320, intermediate=864, heads=5, kv_heads=1),

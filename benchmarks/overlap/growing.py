@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from benchmarks.overlap.costs import Costs
 from benchmarks.overlap.shapes import Path
-from draft_service.node_scheduler import MAX_OFFERS
+from draft_service.growing.node_scheduler import MAX_OFFERS
 from outrider.engine.speculation.plan import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 from outrider.engine.speculation.ranks import MAX_RANKS
 

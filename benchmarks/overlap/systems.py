@@ -23,7 +23,7 @@ from benchmarks.overlap.shapes import Shape
 from outrider.client import AsyncClient
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc
-from outrider.wire.processes import Child
+from outrider.wire.processes.processes import Child
 from tests.samples import total
 from tests.stack import read_metrics
 from tests.tcp_relay import TcpRelay

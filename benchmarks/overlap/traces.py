@@ -25,9 +25,9 @@ from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw, truncate_topk
 from outrider.engine.speculation.drawing import NUM_LIKELY
-from outrider.wire.params import SamplingParams
-from target_service.decide import decide
-from target_service.step_rows import Decided
+from outrider.wire.requests.params import SamplingParams
+from target_service.step.decide import decide
+from target_service.step.step_rows import Decided
 from tests.proposals import chain_proposal
 
 MAX_CHAIN = 11

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from benchmarks.common import markdown_table
 from benchmarks.papers.published import LENIENCES, TABLE_1, TABLE_3, TABLE_4, TABLE_5
 from benchmarks.papers.stored import GREEDY, SAMPLED, TEMPERATURES, Arm, Measured, PairSpeeds, Study, TaskLaws
-from outrider.cli.alpha import shown
-from outrider.cli.tuning.theory import expected_tokens, improvement, operations
+from outrider.lab.alpha import shown
+from outrider.lab.tuning.theory import expected_tokens, improvement, operations
 
 PAPER, OURS = "paper", "ours"
 
@@ -27,7 +27,7 @@ def document(measured: Measured, facts: Mapping[str, str], source: str, pictures
         'The paper is "Fast inference from transformers via speculative decoding" (arXiv 2211.17192). Its alpha is the '
         "mean of the sum of min(target, draft), gamma the number of draft tokens a round (K elsewhere here), c the "
         "time of a step of the draft over one of the target, served by themselves. A widened target has another's "
-        "logits at the cost of a larger model (`outrider/engine/widening.py`).",
+        "logits at the cost of a larger model (`outrider/lab/models/widening.py`).",
         *table_1(),
         *tables_2_and_4(measured),
         *table_3(measured.tasks),

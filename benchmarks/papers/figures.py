@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.papers.stored import Arm, Measured, PairSpeeds, Study
-from outrider.cli.tuning.theory import best_k, expected_tokens, improvement, operations
+from outrider.lab.tuning.theory import best_k, expected_tokens, improvement, operations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

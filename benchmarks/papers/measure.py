@@ -41,13 +41,13 @@ from benchmarks.papers.published import LENIENCES
 from benchmarks.papers.stored import NAME, TEMPERATURES, Arm, Law, Measured, PairSpeeds, Study, TaskLaws
 from benchmarks.running import running
 from models.translation.pair import TEXT_SENTENCES, make_grammar, text_to_count_in
-from outrider.cli.alpha import drafter_of, measured
-from outrider.cli.demo_runs import read_prompts
-from outrider.cli.tuning.costs import costs_of
-from outrider.cli.tuning.runs import Pass, Workload, run_interleaved
-from outrider.cli.tuning.settings import chain
+from outrider.cli.demo.demo_runs import read_prompts
 from outrider.client import AsyncClient, Drafter, Speculation
-from outrider.wire.processes import StopFlag
+from outrider.lab.alpha import drafter_of, measured
+from outrider.lab.tuning.costs import costs_of
+from outrider.lab.tuning.runs import Pass, Workload, run_interleaved
+from outrider.lab.tuning.settings import chain
+from outrider.wire.processes.processes import StopFlag
 
 GAMMAS = (3, 5, 7)
 COUNTED = ("unigram", "bigram")

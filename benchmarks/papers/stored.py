@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.passes import Ratio
-from outrider.cli.tuning.costs import Cost
+from outrider.lab.tuning.costs import Cost
 
 NAME = "papers"
 GREEDY, SAMPLED = TEMPERATURES = (0.0, 1.0)
@@ -33,7 +33,7 @@ class Law:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], drafter: str) -> Self:
-        """Read a row of `outrider.engine.alpha`."""
+        """Read a row of `outrider.lab.models.alpha`."""
         lenient = {each["lenience"]: each["mean"] for each in row["lenient"]}
         return cls(drafter, row["setting"]["temperature"], row["alpha"]["mean"], row["alpha"]["error"], lenient)
 

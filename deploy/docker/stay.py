@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.node_drain import FOLDER, drain_workers
-from outrider.wire.processes import StopFlag
+from outrider.wire.processes.processes import StopFlag
 
 _END = {"raylet": signal.SIGTERM, "gcs_server": signal.SIGKILL}
 """The signal that ends a program of Ray's."""

@@ -21,9 +21,9 @@ from gateway.generation import AdmittedGenerations, Generator, ServedFacts
 from gateway.grammar_checker import create_checker
 from gateway.telemetry.request_record import RequestRecords, current_record
 from outrider.wire.errors import Overloaded, RateLimited
-from outrider.wire.otel_metrics import ServerMetrics
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.trace import Spans
+from outrider.wire.telemetry.otel_metrics import ServerMetrics
+from outrider.wire.telemetry.trace import Spans
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from outrider.wire.errors import ConfigError, InvalidRequest, RateLimited, Unauthenticated
-from outrider.wire.log import get_logger
-from outrider.wire.private_file import warn_if_open
+from outrider.wire.processes.private_file import warn_if_open
 from outrider.wire.settings.api_keys import ApiKey, digest_of, read_keys
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

@@ -23,7 +23,7 @@ from gateway.control_tokens import ContentMarks
 from gateway.tokenizer import Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer, check_size
 from outrider.wire.errors import ContextExceeded, InvalidRequest
-from outrider.wire.processes import release_freed_memory
+from outrider.wire.processes.processes import release_freed_memory
 from outrider.wire.settings.config import ContentControlTokens, GatewayConfig
 
 INLINE_CHARS = 20_000

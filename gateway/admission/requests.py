@@ -25,9 +25,9 @@ from gateway.output_format import OutputFormat
 from gateway.tokenizer import Tokenizer
 from gateway.tools.offer import ToolOffer
 from gateway.tools.reading import Reading, grammar_request, reading_of
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
-from outrider.wire.params import (
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import (
     CHOICES,
     LOGPROBS,
     MAX_BAD_WORDS,
@@ -36,10 +36,10 @@ from outrider.wire.params import (
     check_cache_salt,
     check_token_ids,
 )
-from outrider.wire.sampling_defaults import MAX_TOKENS, apply_defaults
-from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY, Scheduling
+from outrider.wire.requests.sampling_defaults import MAX_TOKENS, apply_defaults
+from outrider.wire.requests.scheduling import MAX_TPOT_MS, PRIORITY, Scheduling
+from outrider.wire.requests.speculation import check_what_is_drafted
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.speculation import check_what_is_drafted
 
 _DIGEST_BYTES = 32
 

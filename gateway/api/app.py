@@ -24,7 +24,7 @@ from gateway.api.routes import Routes
 from gateway.telemetry.request_record import note_failure, request_id_of
 from gateway.workers.member import Member
 from outrider.wire.errors import ENDINGS, OutriderError
-from outrider.wire.log import get_logger, log_fields
+from outrider.wire.telemetry.log import get_logger, log_fields
 from outrider.wire.transport.address import GRPC_PORT_HEADER
 
 log = get_logger(__name__)

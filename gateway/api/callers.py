@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.http_io import error_response
 from outrider.wire.errors import Forbidden
-from outrider.wire.origin import ANY, Host, Origin, read_host_names, read_origins
+from outrider.wire.processes.origin import ANY, Host, Origin, read_host_names, read_origins
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.address import is_loopback
 

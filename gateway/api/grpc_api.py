@@ -27,9 +27,9 @@ from gateway.generation import (
 from gateway.output_format import OutputFormat, one_output
 from gateway.telemetry.request_record import note_failure, request_id_of
 from outrider.v1 import common_pb2, gateway_pb2
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ENDINGS, DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
-from outrider.wire.params import (
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import (
     MAX_BAD_WORDS,
     MAX_DRAFT_TOKENS,
     MAX_LOGIT_BIAS,
@@ -38,10 +38,10 @@ from outrider.wire.params import (
     acceptance_of,
     draft_logprobs_of,
 )
-from outrider.wire.speculation import NumDraftTokens, num_draft_tokens_from_proto
+from outrider.wire.requests.speculation import NumDraftTokens, num_draft_tokens_from_proto
+from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.transport.call_room import CallLimits, CallTurns, host_of
 from outrider.wire.transport.rpc import abort, parse_message
-from outrider.wire.tree_shape import TreeShape
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -26,7 +26,7 @@ from outrider.wire.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.address import bind_all
 from outrider.wire.transport.rpc import max_connections, open_files_limit
 

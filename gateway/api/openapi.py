@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.api.answer_schemas import ChatChunk, Error, MessageEvent, ResponseEvent
+from gateway.api.schemas.answers import ChatChunk, Error, MessageEvent, ResponseEvent
 
 Json = dict[str, Any]
 REF = "#/components/schemas/{model}"

@@ -19,7 +19,37 @@ from starlette.responses import PlainTextResponse, Response
 from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.requests import Demand, check_demand, find_model, wanted_model
 from gateway.api.acceptance import Step, acceptance_of
-from gateway.api.answer_schemas import (
+from gateway.api.forms.layers import Formed, LayerAnswer
+from gateway.api.forms.messages_form import MessageForm
+from gateway.api.forms.messages_schemas import CountBody, MessagesBody
+from gateway.api.forms.responses_form import ResponseForm
+from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.http_io import (
+    CLIENT_CLOSED,
+    DONE,
+    MESSAGES_PING,
+    PING,
+    EventStream,
+    JsonResponse,
+    event,
+    is_anthropics,
+    read_json,
+    while_connected,
+)
+from gateway.api.logprobs import Prompts
+from gateway.api.openai_responses import (
+    ChatForm,
+    CompletionForm,
+    Json,
+    joined,
+    mean_logprob,
+    usage_of,
+    usage_so_far,
+    with_scores,
+)
+from gateway.api.openapi import errors, events, named_events
+from gateway.api.operations import Operations
+from gateway.api.schemas.answers import (
     Alive,
     ChatChunk,
     ChatCompletion,
@@ -39,45 +69,15 @@ from gateway.api.answer_schemas import (
     TokenizerInfo,
     Version,
 )
-from gateway.api.answer_schemas import Response as ResponseAnswer
-from gateway.api.http_io import (
-    CLIENT_CLOSED,
-    DONE,
-    MESSAGES_PING,
-    PING,
-    EventStream,
-    JsonResponse,
-    event,
-    is_anthropics,
-    read_json,
-    while_connected,
-)
-from gateway.api.layer_schemas import Layer
-from gateway.api.layers import Formed, LayerAnswer
-from gateway.api.logprobs import Prompts
-from gateway.api.messages_form import MessageForm
-from gateway.api.messages_schemas import CountBody, MessagesBody
-from gateway.api.openai_responses import (
-    ChatForm,
-    CompletionForm,
-    Json,
-    joined,
-    mean_logprob,
-    usage_of,
-    usage_so_far,
-    with_scores,
-)
-from gateway.api.openapi import errors, events, named_events
-from gateway.api.operations import Operations
-from gateway.api.responses_form import ResponseForm
-from gateway.api.responses_schemas import ResponsesBody
-from gateway.api.schemas import ChatBody, CompletionBody, parse_body
-from gateway.api.vllm_schemas import DetokenizeBody, TokenizeBody
+from gateway.api.schemas.answers import Response as ResponseAnswer
+from gateway.api.schemas.layers import Layer
+from gateway.api.schemas.openai import ChatBody, CompletionBody, parse_body
+from gateway.api.schemas.vllm import DetokenizeBody, TokenizeBody
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
 from gateway.tokenizer import Tokenizer
 from gateway.workers.draft_limits import asked_speculation
 from outrider import __version__
-from outrider.wire.params import check_token_ids
+from outrider.wire.requests.params import check_token_ids
 
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """Transformers' class for what a tokenizer.json describes."""

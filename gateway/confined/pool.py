@@ -21,7 +21,7 @@ import orjson
 
 from gateway.confined.process import LENGTH
 from outrider.wire.errors import Overloaded
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.log import describe
-from outrider.wire.processes import release_freed_memory
+from outrider.wire.processes.processes import release_freed_memory
+from outrider.wire.telemetry.log import describe
 
 LENGTH = struct.Struct(">I")
 NICENESS = 10

@@ -20,10 +20,10 @@ from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.drafters import GRAMMAR, Drafter
 from outrider.wire.errors import Unavailable, WorkerLost
-from outrider.wire.log import get_logger
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.drafters import GRAMMAR, Drafter
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

@@ -17,11 +17,11 @@ from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.drafters import Drafter
-from outrider.wire.health import Outcome
-from outrider.wire.log import about, get_logger
-from outrider.wire.metrics import PairMetrics
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
+from outrider.wire.processes.health import Outcome
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.telemetry.log import about, get_logger
+from outrider.wire.telemetry.metrics import PairMetrics
 from outrider.wire.transport.streams import Replies
 
 log = get_logger(__name__)

@@ -9,8 +9,8 @@ from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import gateway_pb2
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.drafters import GRAMMAR, Drafter
 from outrider.wire.kinds import TokenKind
+from outrider.wire.requests.drafters import GRAMMAR, Drafter
 
 
 def kinds_of(verdict: tpb.Verdict) -> list[TokenKind]:

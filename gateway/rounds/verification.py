@@ -19,13 +19,13 @@ from gateway.workers.placement import prefix_key
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault, WorkerLost
-from outrider.wire.health import Outcome
 from outrider.wire.kinds import TokenKind
-from outrider.wire.log import get_logger
-from outrider.wire.params import MAX_DRAFT_TOKENS
-from outrider.wire.speculation import Speculation
+from outrider.wire.processes.health import Outcome
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import MAX_DRAFT_TOKENS
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.streams import Replies
 
 log = get_logger(__name__)

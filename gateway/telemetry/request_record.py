@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from gateway.generation import AnswerUsage
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import OutriderError
-from outrider.wire.log import about, get_logger, log_fields
-from outrider.wire.otel_metrics import PROVIDER, ServerMetrics
-from outrider.wire.trace import OpenSpan, Spans, TraceParent, round_span_id
+from outrider.wire.telemetry.log import about, get_logger, log_fields
+from outrider.wire.telemetry.otel_metrics import PROVIDER, ServerMetrics
+from outrider.wire.telemetry.trace import OpenSpan, Spans, TraceParent, round_span_id
 
 log = get_logger("gateway.access")
 

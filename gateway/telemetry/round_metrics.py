@@ -5,9 +5,9 @@ from __future__ import annotations
 from gateway.generation import RoundOutput
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.drafters import Drafter
 from outrider.wire.kinds import TRUNCATE_REASONS, TokenKind
-from outrider.wire.metrics import GatewayMetrics, PairMetrics
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
 
 
 def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReason) -> None:

@@ -17,7 +17,7 @@ from gateway.tools.families import MARKER, NAME, Family, Marks
 from gateway.tools.grammar_request import ToolGrammarRequest
 from gateway.tools.offer import NO_PARAMETERS, Tool, ToolOffer
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.params import MAX_GRAMMAR_BYTES
+from outrider.wire.requests.params import MAX_GRAMMAR_BYTES
 
 TokenOf = Callable[[str], int | None]
 """The id of a text that is one token and no text to a grammar; None for other texts."""

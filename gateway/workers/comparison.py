@@ -14,9 +14,9 @@ import sys
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
-from outrider.wire.fingerprint import first_difference
-from outrider.wire.log import get_logger
+from outrider.wire.models.fingerprint import first_difference
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from gateway.generation import GenerationRequest
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.params import read_draft_logprobs
+from outrider.wire.requests.params import read_draft_logprobs
+from outrider.wire.requests.speculation import DEFAULT_TOPK, Speculation
+from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.speculation import DEFAULT_TOPK, Speculation
-from outrider.wire.tree_shape import TreeShape
 
 
 def asked_speculation(request: GenerationRequest, config: GatewayConfig) -> Speculation:

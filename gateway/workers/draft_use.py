@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.wire.speculation import MIN_GAIN
+from outrider.wire.requests.speculation import MIN_GAIN
 
 TRIAL = 16
 """Verdicts of a trial."""

@@ -20,10 +20,10 @@ from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerFault, WorkerLost
-from outrider.wire.log import get_logger
-from outrider.wire.model_id import short_name
+from outrider.wire.models.model_id import short_name
 from outrider.wire.peer_text import MAX_REASON_BYTES, Reasons, bound_strings, bound_text, describe_excess
 from outrider.wire.protocol import other_protocol
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.hang_watch import HangWatch
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import describe_failure, max_control_bytes, proxy_note

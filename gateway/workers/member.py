@@ -16,9 +16,9 @@ from gateway.workers.links import Connection, WorkerLink
 from gateway.workers.membership import MemberSpec
 from gateway.workers.placement import WorkerLoad
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.drafters import Drafter
-from outrider.wire.health import Health, Outcome
-from outrider.wire.pair import has_same_tokens
+from outrider.wire.models.pair import has_same_tokens
+from outrider.wire.processes.health import Health, Outcome
+from outrider.wire.requests.drafters import Drafter
 
 POLL_S = 0.25
 """Seconds after which the head of the line tries again by itself: another gateway's requests may have freed a slot.

@@ -8,9 +8,9 @@ from typing import Literal
 
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.errors import ConfigError
-from outrider.wire.log import get_logger
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.address import is_host_port
 
 log = get_logger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from gateway.workers.membership import DNS, Membership, MemberSpec
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.address import join_host_port
 
 log = get_logger(__name__)

@@ -22,10 +22,10 @@ from gateway.workers.served import ServedModel, Shared
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.errors import ConfigError, IncompatiblePair, OutriderError, Unavailable
-from outrider.wire.log import get_logger, log_fields
-from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.peer_text import Reasons
 from outrider.wire.settings.config import GatewayConfig, read_chat_template
+from outrider.wire.telemetry.log import get_logger, log_fields
+from outrider.wire.telemetry.metrics import GatewayMetrics
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from outrider.wire.transport.roles import Role as Part
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure

@@ -20,8 +20,8 @@ from gateway.workers.membership import Membership, from_proto
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import registry_pb2_grpc
 from outrider.wire.errors import IncompatiblePair
-from outrider.wire.log import get_logger
 from outrider.wire.protocol import PROTOCOL, other_protocol
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import describe_failure
 from outrider.wire.transport.tls import CertificateFolder, Dialer

@@ -28,15 +28,15 @@ from gateway.workers.membership import PoolSpec
 from gateway.workers.placement import choose_draft, choose_target
 from gateway.workers.retry_budget import RetryBudget
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import IncompatiblePair, Unavailable
 from outrider.wire.kinds import TABLES
-from outrider.wire.log import get_logger
-from outrider.wire.metrics import GatewayMetrics, PairMetrics
-from outrider.wire.pair import fits, misfit
-from outrider.wire.sampling_defaults import usable_defaults
+from outrider.wire.models.pair import fits, misfit
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.sampling_defaults import usable_defaults
+from outrider.wire.requests.speculation import MAX_DRAFTS
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.speculation import MAX_DRAFTS
+from outrider.wire.telemetry.log import get_logger
+from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.transport.rpc import describe_failure
 
 log = get_logger(__name__)

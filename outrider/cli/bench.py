@@ -18,21 +18,21 @@ from rich.console import Console
 
 from outrider import __version__
 from outrider.cli import options as opt
-from outrider.cli.benching.figures import LEAST_TURNS, RungFigures, all_failed
-from outrider.cli.benching.ladder import Plan, climb
-from outrider.cli.benching.load import Load
-from outrider.cli.benching.machine import machine
-from outrider.cli.benching.plot import draw
-from outrider.cli.benching.prompts import prompts_of
-from outrider.cli.benching.report import show, to_json
-from outrider.cli.benching.server import TAKES_SALT, headers_of, model_at
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console
 from outrider.cli.over_http import gateway_url, trust_of
 from outrider.cli.progress import StageProgress
-from outrider.cli.tuning.picture import check_can_draw
+from outrider.lab.load.figures import LEAST_TURNS, RungFigures, all_failed
+from outrider.lab.load.ladder import Plan, climb
+from outrider.lab.load.load import Load
+from outrider.lab.load.machine import machine
+from outrider.lab.load.plot import draw
+from outrider.lab.load.prompts import prompts_of
+from outrider.lab.load.report import show, to_json
+from outrider.lab.load.server import TAKES_SALT, headers_of, model_at
+from outrider.lab.tuning.picture import check_can_draw
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import short_name
-from outrider.wire.params import ANY_VOCABULARY, SamplingParams
+from outrider.wire.models.model_id import short_name
+from outrider.wire.requests.params import ANY_VOCABULARY, SamplingParams
 
 LADDER = (1, 2, 4, 8, 16)
 SECONDS = 30.0

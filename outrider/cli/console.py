@@ -18,8 +18,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from outrider.wire.errors import OutriderError
-from outrider.wire.log import stderr_writer
-from outrider.wire.log_writer import LogWriter
+from outrider.wire.telemetry.log import stderr_writer
+from outrider.wire.telemetry.log_writer import LogWriter
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

@@ -7,20 +7,20 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli.alpha import alpha
 from outrider.cli.bench import bench
-from outrider.cli.certs import certs
-from outrider.cli.chat import chat
-from outrider.cli.demo import demo
-from outrider.cli.doctor import doctor
-from outrider.cli.generate import generate
-from outrider.cli.keys import app as keys
-from outrider.cli.pull import pull
+from outrider.cli.demo.demo import demo
+from outrider.cli.doctor.doctor import doctor
+from outrider.cli.generate.chat import chat
+from outrider.cli.generate.generate import generate
+from outrider.cli.models.pull import pull
+from outrider.cli.monitor.top import top
 from outrider.cli.scale import scale
-from outrider.cli.top import top
+from outrider.cli.secrets.certs import certs
+from outrider.cli.secrets.keys import app as keys
 from outrider.cli.train_head import train_head
-from outrider.cli.tune import tune
-from outrider.cli.up import VllmCommand, up
+from outrider.cli.up.up import VllmCommand, up
+from outrider.lab.alpha import alpha
+from outrider.lab.tune import tune
 
 app = typer.Typer(
     name="outrider",

@@ -20,10 +20,10 @@ from rich.console import Console
 
 from outrider.cli.console import note_console
 from outrider.cli.progress import StartProgress
-from outrider.cli.supervisor import PartFailed, Supervisor
-from outrider.cli.up import log_to
+from outrider.cli.up.supervisor import PartFailed, Supervisor
+from outrider.cli.up.up import log_to
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes import StopFlag, StopRequested
+from outrider.wire.processes.processes import StopFlag, StopRequested
 from outrider.wire.settings.config import GatewayConfig, WorkerConfig
 from outrider.wire.settings.system import SystemConfig, gateway_config
 

@@ -14,8 +14,8 @@ import typer
 from outrider.client import AcceptanceRule, ConnectOptions, Drafter, GenerateOptions, Speculation, StructuredOutputs
 from outrider.client.aio import DEFAULT_TIMEOUT_S
 from outrider.client.connect import KEY_VARIABLE
-from outrider.wire.drafters import TABLE_DRAFTERS
-from outrider.wire.speculation import read_num_draft_tokens
+from outrider.wire.requests.drafters import TABLE_DRAFTERS
+from outrider.wire.requests.speculation import read_num_draft_tokens
 
 Address = Annotated[
     str, typer.Option("--address", "--gateway", help="A gateway's gRPC or HTTP address; a host alone = its port 8001.")

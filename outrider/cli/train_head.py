@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from outrider.cli.alpha import shown
-from outrider.cli.child_events import events_of
 from outrider.cli.console import answer_console, errors_as_lines, note_console
-from outrider.cli.demo_runs import first_prompts, read_prompts
+from outrider.cli.demo.demo_runs import first_prompts, read_prompts
 from outrider.cli.progress import StageProgress
+from outrider.cli.up.child_events import events_of
+from outrider.lab.alpha import shown
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import local_folder
-from outrider.wire.params import ANY_VOCABULARY, SamplingParams
+from outrider.wire.models.model_id import local_folder
+from outrider.wire.requests.params import ANY_VOCABULARY, SamplingParams
 
 KINDS = ("eagle3", "medusa", "pass", "draft")
 LOSSES = ("kl", "lk")

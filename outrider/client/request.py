@@ -13,16 +13,16 @@ from outrider.client.types import AcceptanceRule, Drafter, DraftLogprobs, Specul
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import EarlyStopping
-from outrider.wire.params import (
+from outrider.wire.requests.params import (
     ANY_VOCABULARY,
     MAX_CHOICES,
     BeamParams,
     SamplingParams,
     check_cache_salt,
 )
-from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY
-from outrider.wire.speculation import check_num_draft_tokens, num_draft_tokens_to_proto
-from outrider.wire.tree_shape import FORMS, TreeShape
+from outrider.wire.requests.scheduling import MAX_TPOT_MS, PRIORITY
+from outrider.wire.requests.speculation import check_num_draft_tokens, num_draft_tokens_to_proto
+from outrider.wire.requests.tree_shape import FORMS, TreeShape
 
 
 class Message(TypedDict):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
 
-from outrider.wire.drafters import Drafter as Drafter
-from outrider.wire.speculation import NumDraftTokens
+from outrider.wire.requests.drafters import Drafter as Drafter
+from outrider.wire.requests.speculation import NumDraftTokens
 
 
 class TokenKind(Enum):

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.tokenizer_json import described
+from outrider.wire.models.tokenizer_json import described
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -25,7 +25,7 @@ from tokenizers import Encoding, Tokenizer
 
 from outrider.drafting.token_bytes import Spelling, read_spelling
 from outrider.wire.errors import ConfigError
-from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
+from outrider.wire.models.fingerprint import first_difference, tokenizer_fingerprint
 
 LOOK_BEHIND = 16
 """Committed tokens before the first new one that are retokenized again: what follows may merge with them. A draft's

@@ -19,29 +19,29 @@ from typing import Literal, Self
 import torch
 
 from outrider.drafting.translation import Intersection, between
+from outrider.engine import memory
+from outrider.engine.architectures.context import context_limit_of
+from outrider.engine.architectures.layer_memory import token_width
+from outrider.engine.architectures.text_part import served_class
+from outrider.engine.attention.varlen_attention import torch_refusal
+from outrider.engine.files.ends import decoder_start_of, read_ends, read_generation
+from outrider.engine.files.model_files import check_folder
+from outrider.engine.files.tokenizer_files import read_tokenizer, tokenizers_read_once, tokens_beyond
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import PARD, Family, family_of, is_same, pard_block
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.loader import dtype_of
-from outrider.engine.loading import memory
-from outrider.engine.loading.context import context_limit_of
-from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
 from outrider.engine.loading.loader import check_class, check_weights, read_config, resolve_device
-from outrider.engine.loading.memory import readable_bytes
-from outrider.engine.loading.model_files import check_folder
-from outrider.engine.loading.quantize import method_of
-from outrider.engine.loading.text_part import served_class
-from outrider.engine.loading.tokenizer_files import read_tokenizer, tokenizers_read_once, tokens_beyond
 from outrider.engine.loading.weight_source import WeightSource
+from outrider.engine.memory import readable_bytes
 from outrider.engine.native.build import BuildError, check_writable, library_place
-from outrider.engine.paths.layer_memory import token_width
-from outrider.engine.paths.varlen_attention import torch_refusal
+from outrider.engine.quantization.quantize import method_of
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
-from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
-from outrider.wire.model_id import full_name, local_path
-from outrider.wire.pair import fits, has_same_tokens, misfit
-from outrider.wire.processes import tell
+from outrider.wire.models.fingerprint import first_difference, tokenizer_fingerprint
+from outrider.wire.models.model_id import full_name, local_path
+from outrider.wire.models.pair import fits, has_same_tokens, misfit
+from outrider.wire.processes.processes import tell
 from outrider.wire.settings.gpu_shares import needed_bytes, share_of, utilization_of
 
 GPU_DEVICE = Path("/dev/nvidiactl")

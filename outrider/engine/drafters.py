@@ -25,12 +25,12 @@ from outrider.papers.lookahead import LookaheadDrafter
 from outrider.papers.lookahead_embeddings import PassDrafter
 from outrider.papers.merging import merge as merge
 from outrider.papers.tables import Bigram, Unigram
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_json import parse_object
-from outrider.wire.params import SamplingParams
+from outrider.wire.models.model_json import parse_object
+from outrider.wire.models.tokenizer_json import TOKENIZER_JSON
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.tokenizer_json import TOKENIZER_JSON
 
 if TYPE_CHECKING:
     from outrider.engine.model_runner import ModelRunner

@@ -1,77 +1,28 @@
 """Run a model over ragged rows: pieces of prompts, single tokens and K+1 positions to verify, in the same call.
 
 Made by `loader.load_runner`, owned by the engine thread. It knows blocks and logits; slots are its callers' business,
-and how a forward is computed is that of its path (`outrider.engine.paths`).
+and how a forward is computed is that of its path (`outrider.engine.attention`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.engine.cuda.host_copy import Moment
+from outrider.engine.attention.forward_path import NORMED, ForwardPath, GivesFeatures, RunsTrees
+from outrider.engine.attention.module_taps import decoder_layers
+from outrider.engine.host_copy import Moment
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.loading.memory import Spare
-from outrider.engine.paths.forward_path import NORMED, ForwardPath, GivesFeatures, RunsTrees
-from outrider.engine.paths.module_taps import decoder_layers
+from outrider.engine.memory import Spare
+from outrider.engine.model_facts import ModelFacts
 from outrider.engine.step_plan import Row, Source
 from outrider.engine.token_tree import check_parents, check_path, positions
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.model_id import short_name
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Facts that are fixed once a model is loaded."""
-
-    model_id: str
-    vocab_size: int
-    """Width of the logits."""
-    context_limit: int
-    """Most tokens of prompt and output together; of source and output apart where there is an encoder."""
-    dtype: str
-    """float32, bfloat16 or float16."""
-    device: str
-    """cpu or cuda:N."""
-    eos_token_ids: tuple[int, ...]
-    num_parameters: int
-    quantization: str = "none"
-    """How the weights are quantised."""
-    num_ranks: int = 1
-    """Processes that the weights are split over."""
-    num_layers: int = 0
-    """Decoder layers; 0 where nobody taps them."""
-    hidden_size: int = 0
-    """Width of the hidden states, as num_layers."""
-    layer_types: tuple[str, ...] = ()
-    """Type of each decoder layer, of `paths.layer_memory`; empty for heads, which keep keys and values."""
-    num_lookahead: int = 0
-    """Ids behind the vocabulary that may be fed and are never said: look-ahead embeddings."""
-    is_text_part: bool = False
-    """Whether the checkpoint reads images, video or sound, too, of which nothing is loaded."""
-    decoder_start_ids: tuple[int, ...] = ()
-    """What every answer of an encoder-decoder model begins with; empty for the others."""
-
-    @property
-    def name(self) -> str:
-        """Return the model's name for messages that leave this process."""
-        return short_name(self.model_id)
-
-    @property
-    def num_ids(self) -> int:
-        """Return how many ids may be fed."""
-        return self.vocab_size + self.num_lookahead
-
-    @property
-    def num_sequences(self) -> int:
-        """Return how many sequences of KV a request has: its own, and that of its source where there is an encoder."""
-        return 2 if self.decoder_start_ids else 1
 
 
 class ModelRunner:
@@ -83,11 +34,11 @@ class ModelRunner:
         self.device = device
         self._began = self._ended = Moment(device)  # of the last forward
         self.tree_refusal: str | None = "nobody has tried it"
-        """Why no row may be a token tree; None when rows may. `paths.choice` sets it after the self-test."""
+        """Why no row may be a token tree; None when rows may. `attention_choice` sets it after the self-test."""
         self.features_refusal: str | None = "nobody has tried it"
         """Why hidden states may not be tapped; None when they may, as tree_refusal."""
         self.self_test_error = math.inf
-        """Largest logit difference in the self-test, as a share of the largest logit; `paths.choice` sets it."""
+        """Largest logit difference in the self-test, as a share of the largest logit; `attention_choice` sets it."""
         self.num_weight_bytes = 0
         """As the path holds the weights; `loader.load_runner` sets it."""
         self.spare = Spare()

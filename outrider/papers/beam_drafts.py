@@ -11,8 +11,8 @@ from outrider.engine.speculation.candidates import Offer
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, Delivery, InsertedNodes, NodeKind
 from outrider.engine.speculation.ranks import SlotShares
-from outrider.wire.params import SamplingParams
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
 
 
 class BeamDrafts:

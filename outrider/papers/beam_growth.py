@@ -19,7 +19,7 @@ from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.plan import LEAST_CHANCE
 from outrider.engine.worker.jobs import Fault, JobError
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 
 class BeamGrowth(BeamTree, Growth):

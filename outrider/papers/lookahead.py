@@ -14,7 +14,7 @@ from random import Random
 
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import DeferredCopies
+from outrider.engine.host_copy import DeferredCopies
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
@@ -22,8 +22,8 @@ from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire.drafters import Drafter
-from outrider.wire.lookahead_shape import LookaheadShape
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.lookahead_shape import LookaheadShape
 
 MAX_STARTS = 1024
 """First tokens of n-grams that are kept, about 600 bytes for each with G = 5; then the one met longest ago goes."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import DeferredCopies
+from outrider.engine.host_copy import DeferredCopies
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
@@ -22,9 +22,9 @@ from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.token_tree import depths
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
-from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 if TYPE_CHECKING:
     from outrider.engine.model_runner import ModelRunner

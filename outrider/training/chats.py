@@ -8,8 +8,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from outrider.engine.alpha import tokenizer_of
-from outrider.engine.loading.model_files import first_line
+from outrider.engine.files.model_files import first_line
+from outrider.lab.models.alpha import tokenizer_of
 from outrider.training.written import PROMPT_TOKENS, Ids
 from outrider.wire.errors import ConfigError
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads, read_medusa
-from outrider.engine.paths.forward_path import NORMED
 from outrider.training.optimizing import mixed_precision
 from outrider.training.student import Guess, write_tensors
 from outrider.training.teacher import Batch, Seen, places_of

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from outrider.engine.attention.dense import TreeMasks
 from outrider.engine.loading.lookahead_embeddings import NAME, read_embeddings
-from outrider.engine.paths.dense import TreeMasks
 from outrider.engine.token_tree import positions
 from outrider.training.student import Guess, write_tensors
 from outrider.training.teacher import Batch, Seen, Teacher

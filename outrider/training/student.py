@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from outrider.engine.files.tokenizer_files import TEMPLATE, tokenizer_files
 from outrider.engine.loading.loader import network_class, read_config
-from outrider.engine.loading.tokenizer_files import TEMPLATE, tokenizer_files
 from outrider.training.optimizing import mixed_precision
 from outrider.training.teacher import Batch, Seen, places_of
 from outrider.wire.errors import ConfigError
-from outrider.wire.tokenizer_json import TOKENIZER_CONFIG, TOKENIZER_JSON
+from outrider.wire.models.tokenizer_json import TOKENIZER_CONFIG, TOKENIZER_JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from outrider.engine.loading.context import context_limit_of, settle_rope
+from outrider.engine.architectures.context import context_limit_of, settle_rope
 from outrider.engine.loading.loader import network_class, read_config
 from outrider.training.optimizing import mixed_precision
 from outrider.training.written import Answer

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.engine.alpha import check_same_tokens
+from outrider.engine.files.model_files import check_folder
 from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.engine.loading.loader import check_weights, read_config, resolve_device
-from outrider.engine.loading.model_files import check_folder
+from outrider.lab.models.alpha import check_same_tokens
 from outrider.training.chats import prompt_ids
 from outrider.training.eagle3 import Eagle3, Opened
 from outrider.training.estimate import Sizes, describe
@@ -35,7 +35,7 @@ from outrider.training.student import Draft, Student
 from outrider.training.teacher import Teacher
 from outrider.training.written import Answer, Assignment, digest_of_model, write
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes import StopFlag, StopRequested, tell
+from outrider.wire.processes.processes import StopFlag, StopRequested, tell
 
 REPORT = "training.json"
 """Beside the weights: how they were trained, and the acceptance before and after."""

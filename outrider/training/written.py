@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.engine.attention.varlen_attention import BLOCK_SIZE
 from outrider.engine.loading.loaded import load
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.paths.varlen_attention import BLOCK_SIZE
 from outrider.engine.sampling.row_law import COLDEST
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks.common import Report
-from outrider.cli.benching.figures import quantile
+from outrider.lab.load.figures import quantile
 from tests.chaos.excuses import RECOVERED_WITHIN_S
 from tests.chaos.faults import FAULTS, JUDGED_AFTER_S, NOTICED_WITHIN_S, Strike
 from tests.chaos.load import REQUEST_TIMEOUT_S, Load, Stream

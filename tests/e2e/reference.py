@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tests.forked import CONTEXT
 
 if TYPE_CHECKING:  # torch is for the process that judges
-    from outrider.engine.reference_generate import Reference
+    from outrider.lab.models.reference_generate import Reference
 
 NEAR_TIE = 1e-3
 """A first difference is forgiven (and listed) where the two best logits are closer than this."""
@@ -147,7 +147,7 @@ def _reference(model: str) -> Reference:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    from outrider.engine.reference_generate import Reference
+    from outrider.lab.models.reference_generate import Reference
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -54,7 +54,7 @@ def test_a_drafter_is_added_in_three_files_by_the_page_alone(product: Path) -> N
     touched = follow(PAGE.read_text(), product)
     assert touched == {
         "outrider/drafting/repeat.py",
-        "outrider/wire/drafters.py",
+        "outrider/wire/requests/drafters.py",
         "outrider/engine/drafters.py",
     }
     ended = subprocess.run(

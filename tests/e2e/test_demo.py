@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.cli.demo import report
-from outrider.cli.demo_parts import Part, before_edit
-from outrider.cli.demo_runs import Comparison, DemoAnswer, Measured, Pair, compare
+from outrider.cli.demo.demo import report
+from outrider.cli.demo.demo_parts import Part, before_edit
+from outrider.cli.demo.demo_runs import Comparison, DemoAnswer, Measured, Pair, compare
 from outrider.client import Speculation, Usage
-from outrider.engine.reference_generate import Generated
-from outrider.engine.reference_generate import compare as judged
-from outrider.wire.processes import StopFlag, StopRequested
+from outrider.lab.models.reference_generate import Generated
+from outrider.lab.models.reference_generate import compare as judged
+from outrider.wire.processes.processes import StopFlag, StopRequested
 from tests.e2e.process_tree import Command, tree
 from tests.stack import DEMO_TARGET
 

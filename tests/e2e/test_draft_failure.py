@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, FinishReason, Round, Speculation, TokenKind
-from outrider.wire.health import FIRST_PAUSE_S
-from outrider.wire.model_id import short_name
+from outrider.wire.models.model_id import short_name
+from outrider.wire.processes.health import FIRST_PAUSE_S
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
-from target_service.hold import MAX_HOLD_S
+from target_service.leases.hold import MAX_HOLD_S
 from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative

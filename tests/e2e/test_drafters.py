@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from outrider.client import Client, Drafter, InvalidRequest, Speculation, Usage
-from outrider.wire.model_id import short_name
+from outrider.wire.models.model_id import short_name
 from tests.e2e.streams import PROMPT
 from tests.samples import total
 from tests.stack import Process, Stack, gateway_beside, read_metrics

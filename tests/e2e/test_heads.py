@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from outrider.client import AcceptanceRule, AsyncClient, Completion, Speculation
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.e2e.streams import Seen, plain, speculative
 from tests.e2e.test_pools import connected, member_of, until
 from tests.message_relay import Faults, MessageRelay

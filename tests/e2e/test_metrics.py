@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from outrider.client import AsyncClient, Round, Speculation
-from outrider.wire.metrics import PLAIN_REASONS
+from outrider.wire.telemetry.metrics import PLAIN_REASONS
 from tests.samples import total
 from tests.stack import Process, Stack, gateway_beside, read_metrics
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.cli.supervisor import DELAYS_S
-from outrider.wire.processes import StopFlag
+from outrider.cli.up.supervisor import DELAYS_S
+from outrider.wire.processes.processes import StopFlag
 from tests.e2e.process_tree import tree
 from tests.e2e.test_up import PLAIN, complete, http_of, up
 from tests.forked import REPO
@@ -130,9 +130,11 @@ def test_bad_settings_are_one_line(
 ) -> None:
     """In this process, which keeps its own handlers of signals, and before anything would be started."""
     monkeypatch.setattr(StopFlag, "install", lambda _: None)
-    monkeypatch.setattr("outrider.cli.up.Supervisor", None)
+    monkeypatch.setattr("outrider.cli.up.up.Supervisor", None)
     # Its own writes to the descriptor of this process's stderr.
-    monkeypatch.setattr("outrider.cli.up.serving_console", lambda: Console(stderr=True, soft_wrap=True, markup=False))
+    monkeypatch.setattr(
+        "outrider.cli.up.up.serving_console", lambda: Console(stderr=True, soft_wrap=True, markup=False)
+    )
     file = tmp_path / "system.yaml"
     file.write_text(yaml)
     ended = CliRunner().invoke(app, ["up", *(arg.format(file=file) for arg in args)])

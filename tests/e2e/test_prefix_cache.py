@@ -37,7 +37,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def wide_stack(wide: str) -> Iterator[Stack]:
     """The same model as target and as draft: both have the same prompts to feed."""
-    with running(wide, wide, target_args=("@target_service.hold.MAX_HOLD_S=3",)) as stack:
+    with running(wide, wide, target_args=("@target_service.leases.hold.MAX_HOLD_S=3",)) as stack:
         yield stack
 
 

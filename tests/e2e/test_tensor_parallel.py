@@ -105,7 +105,7 @@ def followers(rank_0: int) -> list[int]:
             parent = re.search(r"PPid:\s+(\d+)", (entry / "status").read_text())
         except OSError:  # ended meanwhile
             continue
-        if parent and int(parent[1]) == rank_0 and b"outrider.engine.parallel.follower" in command:
+        if parent and int(parent[1]) == rank_0 and b"outrider.engine.loading.follower" in command:
             found.append(int(entry.name))
     return found
 

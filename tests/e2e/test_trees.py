@@ -53,7 +53,7 @@ def trees_on(models: tuple[str, str], kv_cache_tokens: int, path: str | None = N
     """path: of both workers' attention; None = the target's is batch-invariant."""
     memory = ("--kv-cache-tokens", str(kv_cache_tokens))
     taken = () if path is None else ("--attention-path", path)
-    target = (*memory, *(taken or ("--batch-invariant",)), "@target_service.hold.MAX_HOLD_S=3")
+    target = (*memory, *(taken or ("--batch-invariant",)), "@target_service.leases.hold.MAX_HOLD_S=3")
     with running(*models, target_args=target, draft_args=(*memory, *taken)) as started:
         yield started
 

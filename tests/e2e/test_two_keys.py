@@ -48,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = [ApiKey(name=f"key-{i}", sha256=digest_of(f"or-{i}")) for i in range(NUM_KEYS)]
     write_keys(folder / "keys.yaml", keys)
     wait = {"wait": False}
-    patient = ("--batch-invariant", "@target_service.hold.MAX_HOLD_S=3")
+    patient = ("--batch-invariant", "@target_service.leases.hold.MAX_HOLD_S=3")
     workers = [
         Process("target_service", ["--model", target, *patient], **wait),
         Process("draft_service", ["--model", draft, "--drafted-by", "lookup"], **wait),

@@ -13,12 +13,12 @@ import pytest
 from llguidance import LLMatcher
 
 from outrider.engine.worker.jobs import SlotVocabulary
-from outrider.wire.drafters import Drafter
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
-from outrider.wire.params import BeamParams, SamplingParams
-from outrider.wire.speculation import Speculation
-from outrider.wire.tree_shape import TreeShape
-from target_service.jobs import Verdict
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import BeamParams, SamplingParams
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
+from target_service.leases.jobs import Verdict
 from tests.engine.cuda_pair import Pair
 from tests.engine.fake_cuda import FakeCuda, Traffic, Wait
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-import draft_service.deliveries
+import draft_service.targets.deliveries
 import outrider.engine.worker.worker_handle as worker_handle
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
-from draft_service.pairing import seen_in
-from draft_service.registration import HeadOffer
+from draft_service.targets.pairing import seen_in
+from draft_service.targets.registration import HeadOffer
 from draft_service.worker import start_worker as start_draft
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, Outcome, probe_ids, score_head, taps_to_probe
@@ -28,12 +28,12 @@ from outrider.engine.speculation.beam import Level
 from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, OpenJob, SlotVocabulary
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
 from outrider.wire.settings.config import DraftConfig, TargetConfig
-from outrider.wire.speculation import Speculation
-from target_service.features import FeatureJob, Features, FeatureSubscription
-from target_service.jobs import ExtendJob, Verdict, VerifyJob
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.features.features import FeatureJob, Features, FeatureSubscription
+from target_service.leases.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
 
@@ -143,7 +143,7 @@ class Pair:
                 pair.target.handle(FeatureJob(lambda features: features.subscribe(subscription)))
 
         monkeypatch.setattr(worker_handle, "start", start)
-        monkeypatch.setattr(draft_service.deliveries, "Deliverer", Deliverer)
+        monkeypatch.setattr(draft_service.targets.deliveries, "Deliverer", Deliverer)
 
     # rows of features: the pair is the link (`FeatureStream`)
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.engine.native.build import BuildError, find_compiler
-from outrider.wire.places import cache_folder
+from outrider.wire.processes.places import cache_folder
 from tests.engine import cuda_tape, cuda_varlen
 from tests.engine.cuda_waits import name_of, waits
 

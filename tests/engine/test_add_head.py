@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from draft_service.block_drafter import MaskDrafter
+from draft_service.drafters.block_drafter import MaskDrafter
 from outrider.engine.checkup import Task, check_draft, read_model
 from outrider.engine.heads import families
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
@@ -29,8 +29,8 @@ from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.wire.errors import ConfigError
-from outrider.wire.params import SamplingParams
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
 from tests.engine.cuda_pair import Pair
 from tests.tiny_models import tiny_llama
 

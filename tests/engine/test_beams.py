@@ -27,11 +27,11 @@ from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import MAX_NARROW, CloseJob, Fault, JobError, OpenJob
 from outrider.engine.worker.slots import Slot
 from outrider.wire.kinds import EarlyStopping
-from outrider.wire.params import BeamParams, SamplingParams
+from outrider.wire.requests.params import BeamParams, SamplingParams
+from outrider.wire.requests.speculation import NumDraftTokens, Speculation
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.speculation import NumDraftTokens, Speculation
-from target_service.beams import Beams
-from target_service.jobs import Verdict, VerifyJob
+from target_service.leases.beams import Beams
+from target_service.leases.jobs import Verdict, VerifyJob
 from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, NUM_SLOTS, SMALL, Base, Target, prompt
 from tests.tiny_models import perturbed_copy, tiny_llama
 
@@ -404,7 +404,7 @@ def test_a_drafts_beams_change_no_answer_and_save_steps(
     dies_after: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("target_service.hold.MAX_HOLD_S", 0.01)
+    monkeypatch.setattr("target_service.leases.hold.MAX_HOLD_S", 0.01)
     target = Pair(load(folder, "auto"), speculation=speculation)
     target.draft = draft = Draft(load(draft_folder, "auto"), target, speculation, num_blocks)
     draft.loses, target.dies_after = loses, dies_after

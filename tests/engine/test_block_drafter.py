@@ -11,26 +11,26 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from draft_service.block_drafter import MaskDrafter, MedusaDrafter
-from draft_service.feeding import Feeder
-from draft_service.grower import Grower, MakeDrafter
-from draft_service.head_slot import HeadSlot
+from draft_service.drafters.block_drafter import MaskDrafter, MedusaDrafter
+from draft_service.drafters.feeding import Feeder
+from draft_service.growing.grower import Grower, MakeDrafter
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
+from draft_service.slots.head_slot import HeadSlot
+from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.paths.forward_path import BLOCK_SIZE
 from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.jobs import OpenJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import OpenSlots, SlotTable
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.speculation import Speculation
-from target_service.draft_buffer import DraftBuffer
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.leases.draft_buffer import DraftBuffer
 from tests.engine.test_turns import AtOnce
 from tests.tiny_models import tiny_llama
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.engine.attention.forward_path import BLOCK_SIZE, NORMED
 from outrider.engine.heads.families import DFLASH, DSPARK
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.wiring import Seen, score_head, text_logits
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.paths.forward_path import BLOCK_SIZE, NORMED
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.block_heads import BLOCK, BlockHead
 from tests.engine.heads import LAYERS, target

@@ -21,9 +21,9 @@ from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.engine.worker.jobs import CloseJob
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.transport.codec import DenseRows
-from outrider.wire.tree_shape import TreeShape
 from tests.engine.test_turns import BLOCK_SIZE, LARGE, Base, load, open_job, prompt
 from tests.tiny_models import tiny_llama
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.cuda.graphed_path import GraphedPath
-from outrider.engine.cuda.host_copy import Moment, to_host
+from outrider.engine.host_copy import Moment, to_host
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.self_test import TOLERANCE, largest_error
 from outrider.engine.model_runner import ModelRunner, UncachedModel

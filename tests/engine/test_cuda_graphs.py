@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from outrider.engine.attention.forward_path import NORMED
+from outrider.engine.attention.paged import PagedPath
+from outrider.engine.attention.varlen_attention import BLOCK_SIZE, VarlenAttention
 from outrider.engine.cuda.graphed_path import GraphedPath
 from outrider.engine.cuda.step_graphs import FREE_TOKENS, Graph, StepShape, best_shape
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading.attention_choice import features_refusal
 from outrider.engine.loading.self_test import largest_error
-from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
-from outrider.engine.paths.choice import features_refusal
-from outrider.engine.paths.forward_path import NORMED
-from outrider.engine.paths.paged import PagedPath
-from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row
 from tests.engine.cuda_tape import TapeMaker, varlen_attn
 from tests.shrunk import shrunk

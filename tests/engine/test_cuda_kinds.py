@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.drafting.translation import between
+from outrider.engine.attention.varlen_attention import torch_refusal
 from outrider.engine.heads.wiring import Outcome
-from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
-from outrider.wire.drafters import Drafter
+from outrider.wire.requests.drafters import Drafter
 from tests import random_heads
 from tests.engine.cuda_cases import COUPLED, DRAWN, GREEDY, GROWING, TREE, Case, check, opened, rounds
 from tests.engine.cuda_pair import Pair

@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.engine.attention.paged import PagedPath
+from outrider.engine.attention.paged_plan import AttentionOptions, PagedPlan
+from outrider.engine.attention.varlen_attention import (
+    BLOCK_SIZE,
+    VarlenAttention,
+    torch_refusal,
+    why_not,
+    why_not_shape,
+)
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.self_test import NUM_BLOCKS, largest_error
-from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
-from outrider.engine.paths.paged import PagedPath
-from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
-from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention, torch_refusal, why_not, why_not_shape
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row
 from tests.engine.cuda_varlen import varlen_attn
 from tests.shrunk import shrunk

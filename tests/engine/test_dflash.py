@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider.engine.attention.forward_path import NORMED
+from outrider.engine.attention.paged_plan import PagedPlan
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import DFlashHead, read_dflash
 from outrider.engine.heads.families import DFLASH, family_of
@@ -25,9 +27,8 @@ from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner
-from outrider.engine.paths.forward_path import NORMED
-from outrider.engine.paths.paged_plan import PagedPlan
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig

@@ -12,21 +12,22 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from draft_service.block_drafter import MaskDrafter, SequentialDrafter
-from draft_service.feeding import Feeder
-from draft_service.grower import MakeDrafter
-from draft_service.head_slot import HeadSlot
+from draft_service.drafters.block_drafter import MaskDrafter, SequentialDrafter
+from draft_service.drafters.feeding import Feeder
+from draft_service.growing.grower import MakeDrafter
 from draft_service.jobs import RowsJob
+from draft_service.slots.head_slot import HeadSlot
+from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.dflash import DFlashConfig, DFlashHead, MarkovKind
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner
-from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable
-from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.engine.test_block_drafter import Draft
 
 VOCAB_SIZE, WIDTH, BLOCK, MASK, RANK, LIMIT = 40, 16, 5, 39, 4, 256

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from draft_service.loading import load_draft
+from draft_service.drafters.loading import load_draft
 from outrider.engine.heads import families
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import Family, family_of, is_same, pard_block

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from outrider.engine.attention.fused import FusedPath
+from outrider.engine.errors import PathUnavailable
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner
-from outrider.engine.paths.forward_path import PathUnavailable
-from outrider.engine.paths.fused import FusedPath
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 from tests.rounds import Fed, Grown, Truth, some_ids, step, truth_of

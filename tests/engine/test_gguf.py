@@ -20,16 +20,16 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.checkup import Task, findings
+from outrider.engine.files.model_files import gguf_path
+from outrider.engine.files.tokenizer_files import read_tokenizer
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import MODEL, family_of
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
-from outrider.engine.loading.model_files import gguf_path
-from outrider.engine.loading.tokenizer_files import read_tokenizer
 from outrider.engine.model_runner import UncachedModel
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
-from outrider.wire.fingerprint import tokenizer_fingerprint
-from outrider.wire.model_id import full_name, local_path, short_name
+from outrider.wire.models.fingerprint import tokenizer_fingerprint
+from outrider.wire.models.model_id import full_name, local_path, short_name
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.gpu_shares import num_weight_bytes
 from tests.gguf_models import TEMPLATE, write_gguf
@@ -260,7 +260,7 @@ def test_the_settings_may_refuse_to_unpack(file: str) -> None:
 
 
 def test_weights_without_room_are_refused_before_they_are_read(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.engine.loading.memory.free_memory_bytes", lambda device: 1000)
+    monkeypatch.setattr("outrider.engine.memory.free_memory_bytes", lambda device: 1000)
     with pytest.raises(ConfigError, match=r"take .* KiB when unpacked to float32 .*, and 1000 bytes are free on cpu"):
         load_runner(settings(file))
 

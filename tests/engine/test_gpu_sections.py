@@ -29,9 +29,9 @@ from benchmarks.gpu import (
 )
 from benchmarks.gpu.bench import DEMO_TARGET, Bench
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.reference_generate import Generated
 from outrider.engine.sampling import acceptance
-from outrider.engine.widening import Sizes
+from outrider.lab.models.reference_generate import Generated
+from outrider.lab.models.widening import Sizes
 from outrider.wire.settings.config import TargetConfig
 from tests.engine.fake_cuda import fake_cuda
 from tests.stack import Process

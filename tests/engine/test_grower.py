@@ -14,7 +14,7 @@ from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault, JobError, Opened, TruncateJob
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.speculation import Speculation
 from tests.engine.test_turns import LARGE, Base, load, open_job, prompt
 from tests.tiny_models import tiny_llama
 

@@ -12,28 +12,29 @@ import torch
 from torch import Tensor
 from transformers import DeepseekV3Config, LlamaConfig
 
-from draft_service import head_slot
-from draft_service.feeding import Feeder
-from draft_service.grower import Grower
-from draft_service.head_slot import HeadSlot
+from draft_service.drafters.feeding import Feeder
+from draft_service.drafters.model_drafter import ModelDrafter
+from draft_service.growing.grower import Grower
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
-from draft_service.model_drafter import ModelDrafter
+from draft_service.slots import head_slot
+from draft_service.slots.head_slot import HeadSlot
+from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.joined import JoinedConfig, JoinedHead
 from outrider.engine.heads.network import CarryHead
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner
-from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.worker.jobs import OpenJob, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
-from outrider.wire.speculation import Speculation
-from target_service.draft_buffer import DraftBuffer
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.leases.draft_buffer import DraftBuffer
 from tests.engine.test_turns import AtOnce
 
 VOCAB_SIZE = 40

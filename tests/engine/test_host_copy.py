@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service.block_drafter import own_parts
-from outrider.engine.cuda.host_copy import DeferredCopies
+from draft_service.drafters.block_drafter import own_parts
+from outrider.engine.host_copy import DeferredCopies
 from outrider.engine.sampling.reported import packed_ranks, unpacked_ranks
-from target_service.beams import best_tokens
+from target_service.leases.beams import best_tokens
 from tests.engine.fake_cuda import FakeCuda, fake_cuda
 
 

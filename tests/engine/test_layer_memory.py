@@ -13,13 +13,13 @@ from packaging.version import Version
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outrider.engine.architectures.layer_memory import KINDS, LayerMemory, layer_types, memory_refusal, token_width
+from outrider.engine.attention.block_cache import BlockLayer, num_decoder_layers
+from outrider.engine.attention.dense import DenseLayer
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading.attention_choice import choose_path
 from outrider.engine.loading.loader import read_config
-from outrider.engine.model_runner import ModelFacts
-from outrider.engine.paths.block_cache import BlockLayer, num_decoder_layers
-from outrider.engine.paths.choice import choose_path
-from outrider.engine.paths.dense import DenseLayer
-from outrider.engine.paths.layer_memory import KINDS, LayerMemory, layer_types, memory_refusal, token_width
+from outrider.engine.model_facts import ModelFacts
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from tests.memory_kinds import SHAPES, config_of

@@ -16,15 +16,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from outrider.engine.loading import memory
+from outrider.engine import memory
+from outrider.engine.attention.dense import DenseLayer
+from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.memory import Budget, Spare
 from outrider.engine.loading.self_test import NUM_BLOCKS
-from outrider.engine.loading.tokenizer_files import tokenizer_files
+from outrider.engine.memory import Budget, Spare
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.paths.dense import DenseLayer
 from outrider.wire.errors import ConfigError
-from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
+from outrider.wire.models.fingerprint import first_difference, tokenizer_fingerprint
 from outrider.wire.settings.config import TargetConfig
 from tests.forked import CONTEXT
 from tests.native import skip_without_library

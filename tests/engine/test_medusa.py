@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import MEDUSA, family_of
 from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.heads.network import UNMAPPED
-from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig, TargetConfig
-from target_service.own_heads import load_own_heads
+from target_service.features.own_heads import load_own_heads
 from tests.engine.fake_cuda import fake_cuda
 from tests.engine.heads import DRAFT_VOCAB, VOCAB, WIDTH, target
 

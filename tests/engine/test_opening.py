@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
-from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import InvalidRequest
 
 LAYERS, WIDTH, OUT, EPSILON = 8, 16, 24, 0.1

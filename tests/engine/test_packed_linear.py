@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from outrider.engine.loading import packed_linear
-from outrider.engine.loading.packed_linear import Operators, PackedLinear, operators, pack_linears, unpack_linears
-from outrider.engine.model_runner import ModelFacts, UncachedModel
-from outrider.engine.paths.choice import choose_path
+from outrider.engine.loading.attention_choice import choose_path
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import UncachedModel
+from outrider.engine.quantization import packed_linear
+from outrider.engine.quantization.packed_linear import Operators, PackedLinear, operators, pack_linears, unpack_linears
 from tests.rounds import largest_error, truth_of
 from tests.tiny_models import random_model
 

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from outrider.engine.attention import paged_attention
+from outrider.engine.attention.block_cache import layer_limits
+from outrider.engine.attention.paged import PagedPath, PathUnavailable
+from outrider.engine.attention.paged_attention import TorchAttention
+from outrider.engine.attention.paged_cache import ATTENTION_NAME
+from outrider.engine.attention.paged_plan import AttentionOptions, PagedPlan
 from outrider.engine.kv_pool import TRASH_BLOCK, BlockTable, KVPool
+from outrider.engine.loading.attention_choice import choose_path
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.memory import masks_bytes
-from outrider.engine.model_runner import ModelFacts, ModelRunner
-from outrider.engine.paths import paged_attention
-from outrider.engine.paths.block_cache import layer_limits
-from outrider.engine.paths.choice import choose_path
-from outrider.engine.paths.paged import PagedPath, PathUnavailable
-from outrider.engine.paths.paged_attention import TorchAttention
-from outrider.engine.paths.paged_cache import ATTENTION_NAME
-from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
+from outrider.engine.memory import masks_bytes
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.settings.config import TargetConfig

@@ -18,15 +18,15 @@ from packaging.version import Version
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import loader
+from outrider.engine.loading.attention_choice import choose_path
 from outrider.engine.loading.loaded import load_split
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.parallel import messages, team
 from outrider.engine.parallel.meeting import Host, join_host
 from outrider.engine.parallel.team import ParallelPath, Team
-from outrider.engine.paths.choice import choose_path
-from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
@@ -184,7 +184,7 @@ def test_a_follower_that_is_killed_while_the_paths_are_tried_is_no_fault_of_the_
     keep_environment(monkeypatch)
     model, ranks, lost = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks", list[OutriderError]()
     config = config_of(model)
-    with forked("outrider.engine.parallel.follower", str(ranks), "1", "0") as follower:
+    with forked("outrider.engine.loading.follower", str(ranks), "1", "0") as follower:
 
         def kill_and_choose(*args: Any) -> ModelRunner:
             follower.kill()

@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draft_service.block_drafter import MaskDrafter
-from draft_service.feeding import Feeder
-from draft_service.head_slot import HeadSlot
+from draft_service.drafters.block_drafter import MaskDrafter
+from draft_service.drafters.feeding import Feeder
+from draft_service.drafters.loading import HeadState, load_draft
 from draft_service.jobs import RowsJob
-from draft_service.loading import HeadState, load_draft
+from draft_service.slots.head_slot import HeadSlot
+from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Head, read_peagle
 from outrider.engine.heads.families import PEAGLE, family_of
@@ -27,14 +28,14 @@ from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.wiring import score_head, text_logits
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner
-from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable
 from outrider.wire.errors import ConfigError
-from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import DraftConfig
+from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.engine.heads import DRAFT_VOCAB, LAYERS, SHAPE, VOCAB, WIDTH, Eagle3, hidden_states, target
 from tests.engine.test_block_drafter import Draft
 from tests.engine.test_eagle3 import CLEAR, PROMPT, TOLERANCE, difference

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
+from outrider.engine.loading.attention_choice import BLOCK_SIZE, FACTORIES
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.paths.choice import BLOCK_SIZE, FACTORIES
 from outrider.engine.step_plan import Row
 from outrider.wire.settings.config import TargetConfig
 from tests.forked_table import forked

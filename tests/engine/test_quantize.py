@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, GPT2Config, LlamaConfig
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.quantize import NARROW, Int8Linear, is_int8, quantize_int8
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.quantization.quantize import NARROW, Int8Linear, is_int8, quantize_int8
 from outrider.engine.step_plan import Row
 from outrider.wire.settings.config import TargetConfig
 from tests.samples import total

@@ -22,14 +22,14 @@ from transformers import (
 )
 
 from gateway.tokenizer import Tokenizer
+from outrider.engine.architectures.context import context_limit_of
 from outrider.engine.checkup import Task, read_model
+from outrider.engine.files import tokenizer_files as tokenizer_files_module
+from outrider.engine.files.ends import read_ends
+from outrider.engine.files.model_files import check_folder
+from outrider.engine.files.tokenizer_files import read_tokenizer, tokenizer_files, tokenizers_read_once
 from outrider.engine.loading import loaded
-from outrider.engine.loading import tokenizer_files as tokenizer_files_module
-from outrider.engine.loading.context import context_limit_of
-from outrider.engine.loading.ends import read_ends
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
-from outrider.engine.loading.model_files import check_folder
-from outrider.engine.loading.tokenizer_files import read_tokenizer, tokenizer_files, tokenizers_read_once
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError

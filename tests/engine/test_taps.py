@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from outrider.engine.attention import module_taps
+from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading.attention_choice import FACTORIES, choose_path, features_refusal
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.native.library import NativeModel
-from outrider.engine.paths import module_taps
-from outrider.engine.paths.choice import FACTORIES, choose_path, features_refusal
-from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.settings.config import DraftConfig, TargetConfig

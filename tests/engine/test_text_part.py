@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, MistralForCausalLM, PreTrainedModel
 
+from outrider.engine.architectures.text_part import whole_class
 from outrider.engine.checkup import Task, read_model
+from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.loading.loader import check_class, load_runner
-from outrider.engine.loading.text_part import whole_class
-from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import INDEX, SAFE
+from outrider.wire.models.model_id import INDEX, SAFE
 from outrider.wire.settings.config import TargetConfig
 from tests.shrunk import shrunk
 from tests.tiny_models import write_tokenizer

@@ -35,7 +35,7 @@ from outrider.training.teacher import Batch, Teacher, shuffled
 from outrider.training.train_head import default_taps, frequent_ids, without_shared
 from outrider.training.written import Answer, Assignment, draw, write
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes import StopRequested
+from outrider.wire.processes.processes import StopRequested
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from tests.engine import heads
 from tests.shrunk import shrunk

@@ -17,7 +17,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from draft_service.jobs import AdvanceJob
-from draft_service.translated_slot import TranslatedSlot, make_slot
+from draft_service.slots.translated_slot import TranslatedSlot, make_slot
 from outrider.drafting.translation import Intersection, Translation
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.sampling.grammar import Grammars
@@ -27,7 +27,7 @@ from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.engine.worker.slots import SlotTable
 from outrider.wire.kinds import DraftLogprobs
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.speculation import Speculation
 from tests.engine.test_turns import NUM_SLOTS, Base, load, open_job
 from tests.other_tokenizers import TEXT, byte_level, digits_apart, json_of
 from tests.tiny_models import tiny_llama

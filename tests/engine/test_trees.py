@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
-from outrider.engine.paths.choice import FACTORIES, choose_path, tree_refusal
+from outrider.engine.loading.attention_choice import FACTORIES, choose_path, tree_refusal
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 from tests.forked_table import forked

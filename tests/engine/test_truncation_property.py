@@ -30,17 +30,18 @@ from hypothesis.stateful import (
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
+from outrider.engine.attention.forward_path import BLOCK_SIZE, ForwardPath
+from outrider.engine.attention.fused import FusedPath
+from outrider.engine.attention.paged import PagedPath
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.native.build import BuildError
 from outrider.engine.native.library import library
-from outrider.engine.paths.forward_path import BLOCK_SIZE, ForwardPath
-from outrider.engine.paths.fused import FusedPath
-from outrider.engine.paths.paged import PagedPath
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slots import Behind, Slot, SlotTable
 from outrider.wire.errors import InvalidRequest, Overloaded
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.forked_table import forked
 from tests.rounds import Grown
 from tests.tiny_models import random_model

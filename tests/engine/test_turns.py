@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from draft_service.feeding import Feeder
-from draft_service.grower import Grower
+from draft_service.drafters.feeding import Feeder
+from draft_service.drafters.model_drafter import ModelDrafter
+from draft_service.growing.grower import Grower
+from draft_service.growing.pushing import Send
 from draft_service.jobs import AdvanceJob
-from draft_service.model_drafter import ModelDrafter
-from draft_service.pushing import Send
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
 from outrider.engine.drafters import SearchDrafts, merge, rows_ahead
@@ -39,22 +39,22 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
 from outrider.papers.lookahead import LookaheadDrafter
 from outrider.papers.lookahead_embeddings import PassDrafter
-from outrider.wire.drafters import Drafter
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
-from outrider.wire.scheduling import Scheduling
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.speculation import Speculation
-from outrider.wire.tree_shape import TreeShape
-from target_service.drafting import Drafting
-from target_service.features import Features, FeatureSubscription
-from target_service.hold import MAX_HOLD_S
-from target_service.jobs import Fallback, Verdict, VerifyJob
-from target_service.leases import Leases
-from target_service.own_drafts import OwnDrafts
-from target_service.proposal import Proposal
-from target_service.step import Step
-from target_service.verifier import Verifier
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.drafting.choice import Drafting
+from target_service.drafting.own_drafts import OwnDrafts
+from target_service.drafting.proposal import Proposal
+from target_service.features.features import Features, FeatureSubscription
+from target_service.leases.hold import MAX_HOLD_S
+from target_service.leases.jobs import Fallback, Verdict, VerifyJob
+from target_service.leases.leases import Leases
+from target_service.step.step import Step
+from target_service.step.verifier import Verifier
 from tests.random_heads import random_lookahead
 from tests.tiny_models import tiny_llama
 
@@ -316,7 +316,7 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease came long ago then: steps that nobody bounds any more would keep the rest of its prompt waiting."""
-    monkeypatch.setattr("target_service.lease.DORMANT_S", 0.0)
+    monkeypatch.setattr("target_service.leases.lease.DORMANT_S", 0.0)
     target, fed = Target(runner, LARGE), list[int]()
     target.open(0, prompt(0), max_tokens=30)
     while not target.ids[0][NUM_PROMPT:]:

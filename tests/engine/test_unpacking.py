@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.loading import packed_layouts as layouts
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.unpack import PackedCheckpoint
 from outrider.engine.model_runner import ModelRunner, UncachedModel
+from outrider.engine.quantization import packed_layouts as layouts
+from outrider.engine.quantization.unpack import PackedCheckpoint
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
@@ -82,7 +82,7 @@ def test_its_logits_are_those_of_the_unpacked_weights(
     rounded_from = UncachedModel(original).forward(IDS)
     original.load_state_dict(pack_folder(folder, name), strict=False)
     expected = UncachedModel(original).forward(IDS)
-    with caplog.at_level(logging.INFO, "outrider.engine.loading.quantize"):
+    with caplog.at_level(logging.INFO, "outrider.engine.quantization.quantize"):
         runner = load(folder)
     assert torch.allclose(logits(runner), expected, atol=1e-4 * float(expected.abs().max()))
     assert not torch.allclose(rounded_from, expected, atol=1e-4 * float(expected.abs().max()))

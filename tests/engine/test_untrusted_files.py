@@ -19,16 +19,16 @@ import torch
 
 from gateway.tokenizer import Tokenizer
 from outrider.engine import checkup
+from outrider.engine.attention.fused_weights import MIN_TABLE_BYTES
+from outrider.engine.files.model_files import MAX_OTHER_BYTES, model_file
+from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import read_eagle3
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
-from outrider.engine.loading.model_files import MAX_OTHER_BYTES, model_file
-from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import read_vocabulary
-from outrider.engine.paths.fused_weights import MIN_TABLE_BYTES
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_json import MAX_CONTAINERS
+from outrider.wire.models.model_json import MAX_CONTAINERS
 from outrider.wire.settings.config import TargetConfig
 from tests.stack import DEMO_TARGET
 from tests.tiny_models import tiny_llama

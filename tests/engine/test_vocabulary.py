@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.loading.tokenizer_files import tokenizer_files
+from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import UNLIMITED_CONTEXT, Vocabulary, read_vocabulary
 from outrider.wire.errors import ConfigError
 from tests.stack import DEMO_TARGET

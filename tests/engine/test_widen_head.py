@@ -16,7 +16,7 @@ from benchmarks.widen_head import widen_head
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
-from outrider.engine.widening import Sizes, WideningError, widen
+from outrider.lab.models.widening import Sizes, WideningError, widen
 from tests.engine.heads import SHAPE, VOCAB, WIDTH, Eagle3, target
 from tests.random_heads import random_medusa
 

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deploy.registry import Registry
-from gateway.api import answer_schemas
 from gateway.api.http_io import is_anthropics
+from gateway.api.schemas import answers as answer_schemas
 from gateway.output_format import OutputFormat, one_output
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
@@ -30,8 +30,8 @@ from outrider.v1 import gateway_pb2 as gpb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 from outrider.wire.protocol import PROTOCOL
+from outrider.wire.requests.params import ANY_VOCABULARY, SamplingParams
 from tests.fuzz.bodies import PLAYED, VALID, changed, names_of
 from tests.fuzz.calls import DEADLINE_S, hold, talk
 from tests.fuzz.hints import (

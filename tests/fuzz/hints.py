@@ -13,9 +13,9 @@ from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.params import MAX_CORPUS_ID_BYTES
 from outrider.wire.protocol import PROTOCOL
-from outrider.wire.scheduling import MAX_CALLER_BYTES
+from outrider.wire.requests.params import MAX_CORPUS_ID_BYTES
+from outrider.wire.requests.scheduling import MAX_CALLER_BYTES
 from tests.fuzz.values import Draw, Hints, floats, int32s
 
 VOCAB = 320

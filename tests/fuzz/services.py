@@ -126,7 +126,7 @@ def workers(folder: Path) -> Iterator[tuple[Worker, Worker]]:
     with contextlib.ExitStack() as stack:
         found: list[Worker] = []
         for role, model, args in (
-            ("target", target, ("@target_service.hold.MAX_HOLD_S=0.0",)),
+            ("target", target, ("@target_service.leases.hold.MAX_HOLD_S=0.0",)),
             ("draft", draft, ()),
         ):
             log = folder / f"{role}.log"

@@ -19,7 +19,7 @@ import kubernetes_validate
 
 from deploy.launcher import read_arguments, read_config
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes import StopFlag
+from outrider.wire.processes.processes import StopFlag
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load, part_of
 from outrider.wire.settings.system import SystemConfig
 from tests.kubernetes.chart import Manifest

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation, StructuredOutputs
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests import grammars
 
 VOCAB_SIZE = 8

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.wire.metrics import PLAIN_REASONS
+from outrider.wire.telemetry.metrics import PLAIN_REASONS
 from tests.law.cases import (
     ADAPTS,
     ALL_CASES,

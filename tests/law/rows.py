@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from outrider.client import AcceptanceRule, Drafter
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.law.cases import (
     DRAFT_SERVICES,
     DRAFTED_FOR,

@@ -32,11 +32,11 @@ OPTIONS = (
     *("--lookup-scope", "shared"),
 )
 """Nobody is refused or taken for dead, however slow the machine is, and `lookup` copies from all answers."""
-PATIENT = ("@target_service.hold.MAX_HOLD_S=3",)
+PATIENT = ("@target_service.leases.hold.MAX_HOLD_S=3",)
 """Hardly a draft is ever late: what is tested is speculation, not its fallback."""
-ENDLESSLY_PATIENT = ("@target_service.hold.MAX_HOLD_S=600",)
+ENDLESSLY_PATIENT = ("@target_service.leases.hold.MAX_HOLD_S=600",)
 """No draft is ever late. One that has no slot for an answer, or misses what it reads, is waited for as long."""
-HASTY = ("@target_service.hold.MAX_HOLD_S=0.3",)
+HASTY = ("@target_service.leases.hold.MAX_HOLD_S=0.3",)
 """What is late is held back; the rest is in time on a slow machine, too."""
 OTHER_WORDS = ("2", "[1", "</s>", "]", "22", "<unk>", "12]", ",", ",1", "11")
 """Four of these are words of the target's, too: they are nodes of its drafts. `1` and `[` are unknown here."""
@@ -157,7 +157,7 @@ class Services:
         """pair: models, in place of those that most cases have. beside: the model of another pool of drafts."""
         cores = sorted(os.sched_getaffinity(0))
         common = ("--log-level", "error", "--cpu-cores")
-        budget = (f"@draft_service.grower.MAX_WHOLE_IDS={AUTO_MAX_WHOLE_IDS}",)
+        budget = (f"@draft_service.growing.grower.MAX_WHOLE_IDS={AUTO_MAX_WHOLE_IDS}",)
         target_model, draft_model = pair or (self.models.target, self.models.draft)
         of_drafters = self.models.of_drafters if pair is None else ("--drafter-text", self.models.text)
         own = ("--model", target_model, "--max-prefill-tokens", "4096", *of_drafters)

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
 from outrider.engine.heads.dflash import MarkovKind
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.law.cases import ALL_CASES, CASES, EVERYTHING, PARAMETERS, SPARKS, TOPK, head_of
 from tests.law.rows import drafts_of, rule_of
 from tests.law.table import DOCUMENT

@@ -153,7 +153,7 @@ HEADS = (
         DFLASH_TESTS,
     ),
     Mutant(
-        "outrider.engine.paths:_seen",
+        "outrider.engine.attention:_seen",
         always("causal", beside=("broadcast_to",)),
         "what is not causal is, where a window makes a mask",
         ("tests/engine/test_paged.py", *DFLASH_TESTS),

@@ -17,7 +17,7 @@ import tests.stack
 from models.chat.fetch import chat_model
 from models.real.make import GGUF, real_model
 from outrider.client import Client, Drafter, Speculation
-from outrider.engine.loading.tokenizer_files import read_tokenizer
+from outrider.engine.files.tokenizer_files import read_tokenizer
 from tests.e2e.reference import NEAR_TIE, compare, judge
 from tests.stack import Stack, running
 

@@ -2,9 +2,9 @@
 
 import sys
 
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.worker_main import run_worker
-from target_service import draft_buffer
+from target_service.leases import draft_buffer
 from target_service.worker import start_worker
 
 MAX_BYTES = 12_000

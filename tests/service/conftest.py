@@ -27,7 +27,7 @@ def _checks_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "create_checker", inline_checker)
 
 
-HOLD, HOLD_S = "target_service.hold.MAX_HOLD_S", 3.0
+HOLD, HOLD_S = "target_service.leases.hold.MAX_HOLD_S", 3.0
 """How long the module's target holds a step for the draft tokens that its slot names: longer than usual, since here the
 machine is busy with other tests.
 """

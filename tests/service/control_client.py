@@ -17,9 +17,9 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.params import SamplingParams
 from outrider.wire.protocol import PROTOCOL
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
 from outrider.wire.transport.rpc import client_options
 from outrider.wire.transport.streams import Outbox
 from tests.stack import read_metrics

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.sampling import distributions
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests import block_rule
 from tests.block_rule import gumbel_max
 

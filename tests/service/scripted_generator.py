@@ -28,8 +28,8 @@ from gateway.rounds.detokenizer import Pushed, detokenizer_of
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
-from outrider.wire.log import TextFormatter
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.telemetry.log import TextFormatter
 from tests.rendering import inline_template
 
 DEMO = Path(__file__).parents[2] / "models/demo/target"

@@ -10,8 +10,8 @@ import pytest
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.params import BeamParams
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.params import BeamParams
+from outrider.wire.requests.speculation import Speculation
 from tests.service.conftest import worker
 from tests.service.control_client import ControlClient, deliver, delivery, drafted, new_ticket, open_slot, verify
 from tests.service.recorder import Recorder

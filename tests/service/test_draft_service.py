@@ -17,7 +17,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.protocol import PROTOCOL
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows, SparseRows
 from tests.service.conftest import worker
 from tests.service.control_client import (
@@ -46,7 +46,7 @@ BUDGET_SLOTS = 2
 @pytest.fixture(scope="module")
 def draft_worker(target_folder: str) -> Iterator[Process]:
     """Of the target's own model, so that one reference serves for both. `auto` has room for two slots' whole laws."""
-    budget = f"@draft_service.grower.MAX_WHOLE_IDS={BUDGET_SLOTS * VOCAB}"
+    budget = f"@draft_service.growing.grower.MAX_WHOLE_IDS={BUDGET_SLOTS * VOCAB}"
     with worker("draft_service", target_folder, "--max-slots", "8", budget) as process:
         yield process
 

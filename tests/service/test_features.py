@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from draft_service.deliveries import Deliverer
 from draft_service.jobs import Rows, RowsJob, RowsRequest
-from draft_service.registration import HeadOffer
+from draft_service.targets.deliveries import Deliverer
+from draft_service.targets.registration import HeadOffer
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.speculation import Speculation
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
+from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.service.conftest import HOLD, HOLD_S, worker
 from tests.service.control_client import (
     ControlClient,

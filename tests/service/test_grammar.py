@@ -39,7 +39,7 @@ SCHEMA = LLMatcher.grammar_from_json_schema(
 )
 EXPLODING = LLMatcher.grammar_from_regex("(a|b)*a(a|b){12}!")
 COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUPLED}
-LIMIT = "@outrider.wire.grammar_limits.MAX_LEXER_STATES=200"
+LIMIT = "@outrider.wire.requests.grammar_limits.MAX_LEXER_STATES=200"
 """Few, so that an expression explodes within an answer."""
 
 

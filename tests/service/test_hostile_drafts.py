@@ -24,10 +24,10 @@ from gateway.workers.pools import Pools
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.wire.errors import IncompatiblePair
-from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.peer_text import MAX_REASONS
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.telemetry.metrics import GatewayMetrics
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 from outrider.wire.transport.serving import ServerThread
 from tests.service.scripted_generator import DEMO

@@ -21,9 +21,9 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.transport.rpc import max_control_bytes
-from outrider.wire.tree_shape import TreeShape
 from tests.service.conftest import HOLD, stream_to, worker
 from tests.service.control_client import (
     ControlClient,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.requests import MAX_MESSAGES
-from gateway.api.layers import ReadAnswer
+from gateway.api.forms.layers import ReadAnswer
 from gateway.generation import FinishReason, OutputTimings, RoundOutput
 from gateway.tools.reader import Content
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.api import answer_schemas as ours
+from gateway.api.schemas import answers as ours
 from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
 from tests.service.test_http_front import in_process
 

@@ -18,7 +18,7 @@ import pytest
 
 from deploy.registry import Registry
 from deploy.sightings import Seen, Sightings
-from outrider.cli.authority import Authority
+from outrider.cli.secrets.authority import Authority
 from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2_grpc
 from outrider.v1 import registry_pb2 as pb
 from outrider.wire.protocol import PROTOCOL

@@ -9,15 +9,15 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from draft_service import target_link
-from draft_service.deliveries import Deliverer
+from draft_service.targets import target_link
+from draft_service.targets.deliveries import Deliverer
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseRows
 from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.streams import ControlStreams

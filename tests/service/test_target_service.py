@@ -15,10 +15,10 @@ from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import BeamParams
 from outrider.wire.protocol import PROTOCOL
-from outrider.wire.speculation import AUTO, Speculation
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.params import BeamParams
+from outrider.wire.requests.speculation import AUTO, Speculation
+from outrider.wire.requests.tree_shape import TreeShape
 from tests.service.conftest import HOLD_S
 from tests.service.control_client import (
     ControlClient,

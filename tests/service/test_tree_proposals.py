@@ -14,8 +14,8 @@ from outrider.engine.speculation.nodes import NodeKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import DraftLogprobs
-from outrider.wire.speculation import Speculation
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
 from tests.service.conftest import HOLD_S, worker
 from tests.service.control_client import (
     ControlClient,

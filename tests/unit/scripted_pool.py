@@ -9,9 +9,9 @@ from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import MemberSpec, PoolSpec
 from gateway.workers.served import ReferenceTarget, ServedModel, Shared
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.unit.test_detokenizer import byte_level
 
 INFO = pb.WorkerInfo(

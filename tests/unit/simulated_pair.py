@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from outrider.cli.tuning.runs import Pass, TimedAnswer
 from outrider.client import Round, RoundTimings, Token, TokenKind
+from outrider.lab.tuning.runs import Pass, TimedAnswer
 
 MAX_TOKENS = 96
 PROMPT_S = 0.05

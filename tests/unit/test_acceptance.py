@@ -18,8 +18,8 @@ from outrider.engine.sampling.acceptance import (
 from outrider.engine.sampling.coupled import coupled_place, device_keys
 from outrider.engine.sampling.row_law import Ids, RowLaw, Weights
 from outrider.engine.speculation.draft_tree import DraftTree
-from outrider.wire.params import SamplingParams
-from target_service.step_rows import walk
+from outrider.wire.requests.params import SamplingParams
+from target_service.step.step_rows import walk
 from tests.proposals import accept_token, accept_token_one
 from tests.unit.drawing import draw
 

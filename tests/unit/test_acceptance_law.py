@@ -23,7 +23,7 @@ from outrider.engine.sampling.noise import Purpose, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.row_law import RowLaw, draw_place
 from outrider.engine.sampling.sampling import distributions, probabilities
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.law.table import ENUMERATED, Row, enumerated_row
 from tests.proposals import accept_token, accept_token_one
 from tests.unit.drawing import cut_dense, draw, draw_weights

@@ -14,10 +14,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from outrider.cli.alpha import drafter_of, names_of, show
 from outrider.cli.main import app
 from outrider.drafting.translation import between
-from outrider.engine.alpha import (
+from outrider.engine.sampling.row_law import RowLaw, one_hot
+from outrider.lab.alpha import drafter_of, names_of, show
+from outrider.lab.models.alpha import (
     MODEL,
     DrafterSpec,
     Estimate,
@@ -28,10 +29,9 @@ from outrider.engine.alpha import (
     measure,
     tokenizer_of,
 )
-from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.stack import DEMO_TARGET, OTHER_DRAFT
 from tests.tiny_models import tiny_llama, tiny_t5
 

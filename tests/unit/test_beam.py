@@ -23,8 +23,8 @@ from outrider.engine.speculation.beam import (
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import EarlyStopping
-from outrider.wire.params import BeamParams, SamplingParams
-from outrider.wire.speculation import AUTO, NumDraftTokens, Speculation
+from outrider.wire.requests.params import BeamParams, SamplingParams
+from outrider.wire.requests.speculation import AUTO, NumDraftTokens, Speculation
 
 PROMPT = [5, 3]
 EARLY_STOPPING = {EarlyStopping.FALSE: False, EarlyStopping.TRUE: True, EarlyStopping.NEVER: "never"}

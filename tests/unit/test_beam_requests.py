@@ -12,9 +12,9 @@ from gateway.generation import GenerationRequest, ServedFacts, SpeculationOption
 from gateway.workers.draft_limits import speculation_of
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import gateway_pb2
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.params import BeamParams, SamplingParams
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import BeamParams, SamplingParams
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 

@@ -6,7 +6,7 @@ from gateway.generation import GenerationRequest
 from gateway.rounds.beam_session import BeamSession
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.params import BeamParams, SamplingParams
+from outrider.wire.requests.params import BeamParams, SamplingParams
 from tests.service.scripted_generator import TIMINGS, demo_tokenizer
 
 PROMPT = (5, 6, 7)

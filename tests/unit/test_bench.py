@@ -17,11 +17,11 @@ from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
-from outrider.cli.benching.figures import ArmFigures, Gain, RungFigures, Turn, all_failed
-from outrider.cli.benching.load import Asked
-from outrider.cli.benching.plot import bars, trade
-from outrider.cli.benching.report import show, verdicts
 from outrider.cli.main import app
+from outrider.lab.load.figures import ArmFigures, Gain, RungFigures, Turn, all_failed
+from outrider.lab.load.load import Asked
+from outrider.lab.load.plot import bars, trade
+from outrider.lab.load.report import show, verdicts
 
 
 def answer(tokens: int, seconds: float, first_s: float = 0.1, **told: int) -> Asked:

@@ -12,7 +12,7 @@ from gateway.generation import GenerationRequest, OutputTimings
 from gateway.rounds.session import Session
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.service.scripted_generator import demo_tokenizer
 
 NAMES = (None, "a", "ab", "b")

@@ -13,8 +13,8 @@ import pytest
 from cryptography import x509
 from typer.testing import CliRunner
 
-from outrider.cli.authority import write_certificates
 from outrider.cli.main import app
+from outrider.cli.secrets.authority import write_certificates
 from outrider.wire.errors import ConfigError
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder
@@ -115,7 +115,7 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     real = builtins.__import__
 
     def without(name: str, *args: Any) -> Any:
-        if name == "outrider.cli.authority":
+        if name == "outrider.cli.secrets.authority":
             raise ModuleNotFoundError("No module named 'cryptography'")
         return real(name, *args)
 

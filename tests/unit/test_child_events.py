@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.child_events import events_of
-from outrider.wire.processes import Event
+from outrider.cli.up.child_events import events_of
+from outrider.wire.processes.processes import Event
 
 _SAVES_WHEN_STOPPED = """
 import json, os, pathlib, signal, sys, time

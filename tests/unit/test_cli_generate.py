@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from outrider import __version__
+from outrider.cli.generate.render import KindPainter, tokens_per_pass
 from outrider.cli.main import app
-from outrider.cli.render import KindPainter, tokens_per_pass
 from outrider.client import Round, RoundTimings, Token, TokenKind, Usage
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire import errors
-from outrider.wire.speculation import num_draft_tokens_from_proto
+from outrider.wire.requests.speculation import num_draft_tokens_from_proto
 from tests.unit.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, serving
 
 RUN = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
@@ -196,7 +196,7 @@ def test_an_error_in_the_middle_keeps_the_text(gateway: ScriptedGateway) -> None
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.cli.generate.Client", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr("outrider.cli.generate.generate.Client", lambda *args, **kwargs: 1 / 0)
     assert isinstance(outrider("generate", "hello").exception, ZeroDivisionError)
 
 

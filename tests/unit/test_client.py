@@ -46,7 +46,7 @@ from outrider.client.types import PLAIN_ADVICE
 from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
-from outrider.wire.metrics import PLAIN_REASONS
+from outrider.wire.telemetry.metrics import PLAIN_REASONS
 from outrider.wire.transport.serving import ServerThread
 from tests.unit.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, rounds, serving
 

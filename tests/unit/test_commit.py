@@ -10,11 +10,11 @@ import pytest
 
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import TokenKind
-from outrider.wire.params import SamplingParams
-from target_service.commit import commit_tokens, kinds_of
-from target_service.decide import until_grammar_fails
-from target_service.jobs import Finish
-from target_service.step_rows import Decided
+from outrider.wire.requests.params import SamplingParams
+from target_service.leases.jobs import Finish
+from target_service.step.commit import commit_tokens, kinds_of
+from target_service.step.decide import until_grammar_fails
+from target_service.step.step_rows import Decided
 
 DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)
 RUN = (*DRAFTS, NEXT)

@@ -8,7 +8,7 @@ LEASE = """
 from __future__ import annotations
 from dataclasses import dataclass
 from outrider.wire.kinds import Drafter, Fallback
-from target_service.jobs import Verdict
+from target_service.leases.jobs import Verdict
 
 @dataclass(frozen=True)
 class Lease:
@@ -38,7 +38,7 @@ class Verdict:
 class Outcome:
     reason: Any
 """
-TEXTS = {"target_service/lease.py": LEASE, "target_service/jobs.py": JOBS}
+TEXTS = {"target_service/leases/lease.py": LEASE, "target_service/leases/jobs.py": JOBS}
 
 
 def test_a_file_weighs_its_nodes_its_lines_and_what_is_dense() -> None:
@@ -55,11 +55,11 @@ def test_what_went_to_the_papers_is_counted_and_left_out() -> None:
 
 
 def test_names_of_the_product_that_the_step_imports_from_others() -> None:
-    texts = {**TEXTS, "target_service/rows.py": "from target_service.lease import Lease\nimport math"}
+    texts = {**TEXTS, "target_service/rows.py": "from target_service.leases.lease import Lease\nimport math"}
     assert imported(texts) == {
         "outrider.wire.kinds.Drafter",
         "outrider.wire.kinds.Fallback",
-        "target_service.jobs.Verdict",
+        "target_service.leases.jobs.Verdict",
     }
 
 

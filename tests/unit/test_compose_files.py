@@ -15,7 +15,7 @@ from deploy.compose_settings import compose_settings, variable_names
 from deploy.docker.requirements import requirements
 from deploy.env_example import env_example
 from outrider.wire.errors import ConfigError
-from outrider.wire.origin import read_host_names
+from outrider.wire.processes.origin import read_host_names
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, check_variables, load
 from outrider.wire.settings.system import SystemConfig
 

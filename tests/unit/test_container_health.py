@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from deploy.docker import health
-from outrider.cli.authority import write_certificates
+from outrider.cli.secrets.authority import write_certificates
 from outrider.v1 import common_pb2, draft_pb2_grpc
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.serving import ServerThread

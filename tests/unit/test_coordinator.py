@@ -11,7 +11,7 @@ import pytest
 from gateway.coordinator import Answers
 from gateway.generation import GenerationRequest, OutputTimings, RoundOutput
 from outrider.wire.errors import DeadlineExceeded
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import connection_of, link_of, served_model
 

@@ -29,10 +29,10 @@ from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.followers import TableDrafter
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.papers.tables import Bigram, Unigram
-from outrider.wire.drafters import Drafter
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
-from target_service.own_drafts import OwnDrafts
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
+from target_service.drafting.own_drafts import OwnDrafts
 from tests.unit.test_acceptance_law import (
     TOLERANCE,
     HostBlockRound,

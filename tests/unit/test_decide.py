@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.engine.loading import memory
+from outrider.engine import memory
 from outrider.engine.sampling import coupled, sampling, side_by_side
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
@@ -28,11 +28,11 @@ from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, Sampli
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.sampling import distributions
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
-from target_service.decide import decide
-from target_service.decide_on_device import decide_on_device
-from target_service.proposal import Proposal
-from target_service.step_rows import Decided
+from outrider.wire.requests.params import SamplingParams
+from target_service.drafting.proposal import Proposal
+from target_service.step.decide import decide
+from target_service.step.decide_on_device import decide_on_device
+from target_service.step.step_rows import Decided
 from tests import block_rule
 from tests.engine.fake_cuda import fake_cuda
 from tests.grammars import ONE, REGEX, compiled, grammars_of

@@ -20,12 +20,12 @@ from gateway.workers.draft_use import TRIAL
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable, WorkerFault
-from outrider.wire.params import SamplingParams
 from outrider.wire.protocol import PROTOCOL
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, link_of, served_model
 from tests.unit.scripted_workers import ScriptedDraft, ScriptedTarget, error
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from models.recipe.pair import CONTEXT_LIMIT, SIZES, load_model
-from outrider.engine.alpha import MODEL, DrafterSpec, Task, measure
+from outrider.lab.models.alpha import MODEL, DrafterSpec, Task, measure
 from tests.rendering import inline_template
 
 ROOT = Path(__file__).parents[2]

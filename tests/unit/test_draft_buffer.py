@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind
-from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.requests.params import MAX_DRAFT_TOKENS
+from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.transport.codec import SparseRows
-from outrider.wire.tree_shape import TreeShape
-from target_service.draft_buffer import MAX_BUFFERED_NODES, DraftBuffer, InsertedNodes, buffer_bytes
+from target_service.leases.draft_buffer import MAX_BUFFERED_NODES, DraftBuffer, InsertedNodes, buffer_bytes
 
 PLENTY = 1 << 20
 COMMITTED = [7, 8, 9]

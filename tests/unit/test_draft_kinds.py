@@ -11,10 +11,10 @@ from gateway.rounds.drafting import DraftAssignment
 from gateway.workers.member import DraftMember, Pairing, State, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.drafters import Drafter
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 
 

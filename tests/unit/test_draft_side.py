@@ -15,11 +15,11 @@ from gateway.workers.draft_use import TRIAL, TRIAL_PERIOD
 from gateway.workers.member import MAX_CALLERS
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.health import FIRST_PAUSE_S
-from outrider.wire.params import SamplingParams
-from outrider.wire.scheduling import Scheduling
+from outrider.wire.processes.health import FIRST_PAUSE_S
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 from tests.unit.scripted_workers import ScriptedDraft, verdict_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.drafters import make_drafters
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.requests.drafters import Drafter
 from tests.tiny_models import write_tokenizer
 from tests.unit.drafting import said
 

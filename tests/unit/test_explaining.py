@@ -18,14 +18,14 @@ from outrider.engine.sampling.sampling import distributions
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.drafters import Drafter
-from outrider.wire.params import SamplingParams
-from target_service.decide import decide
-from target_service.decide_on_device import decide_on_device
-from target_service.explaining import NUM_BEST, ExplainRequest, explain
-from target_service.lease import DeliveredDrafts, DraftSource
-from target_service.proposal import Proposal
-from target_service.step_rows import Decided
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
+from target_service.drafting.proposal import Proposal
+from target_service.leases.lease import DeliveredDrafts, DraftSource
+from target_service.step.decide import decide
+from target_service.step.decide_on_device import decide_on_device
+from target_service.step.explaining import NUM_BEST, ExplainRequest, explain
+from target_service.step.step_rows import Decided
 from tests.proposals import PlainSlot, chain_proposal, tree_draws
 from tests.unit.test_decide import KINDS, make_step
 from tests.unit.test_tree_decision import KINDS as TREE_KINDS

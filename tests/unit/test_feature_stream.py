@@ -12,16 +12,16 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from outrider.engine.loading.memory import Spare
+from outrider.engine.memory import Spare
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest, Unavailable
-from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.streams import ControlStreams
-from target_service import feature_stream as module
-from target_service.feature_stream import FeatureStream
-from target_service.features import FeatureJob, FeatureSubscription
-from target_service.heads import Heads
+from target_service.features import feature_stream as module
+from target_service.features.feature_stream import FeatureStream
+from target_service.features.features import FeatureJob, FeatureSubscription
+from target_service.features.heads import Heads
 from target_service.servicer import TargetServicer
 
 EPOCH, DIGEST, PEER = 7, b"d" * 32, "ipv4:10.0.0.1:40000"

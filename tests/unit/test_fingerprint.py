@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
+from outrider.wire.models.fingerprint import first_difference, tokenizer_fingerprint
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 

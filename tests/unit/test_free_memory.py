@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.loading import memory
+from outrider.engine import memory
 
 CPU = torch.device("cpu")
 GIB = 1 << 30

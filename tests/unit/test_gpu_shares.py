@@ -13,10 +13,10 @@ import yaml
 
 from deploy.placement import ClusterNode, place
 from deploy.ray_workers import RayWorkers
-from outrider.cli import supervisor
-from outrider.engine.loading import memory
+from outrider.cli.up import supervisor
+from outrider.engine import memory
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import INDEX
+from outrider.wire.models.model_id import INDEX
 from outrider.wire.settings.gpu_shares import gpu_shares, num_weight_bytes
 from outrider.wire.settings.system import SystemConfig, flags
 from tests.forked import REPO

@@ -22,11 +22,11 @@ from outrider.engine.sampling.grammar import Grammars, GrammarState
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row, process_unchecked
 from outrider.engine.sampling.sampling import distributions
-from outrider.wire import grammar_limits
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
-from target_service.decide import decide
+from outrider.wire.requests import grammar_limits
+from outrider.wire.requests.params import SamplingParams
+from target_service.step.decide import decide
 from tests.grammars import (
     CHOICE,
     CLOSE,

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from gateway.grammars import grammar_of, of_choice, of_lark, of_regex, of_schema, schema_text
 from gateway.output_format import OutputFormat, one_output
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.grammar_limits import parser_limits
+from outrider.wire.requests.grammar_limits import parser_limits
 from tests.schemas import make_schema
 
 

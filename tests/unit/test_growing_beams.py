@@ -14,8 +14,8 @@ from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.worker.slots import BareSlot
 from outrider.papers.beam_growth import BeamGrowth
-from outrider.wire.params import BeamParams, SamplingParams
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.params import BeamParams, SamplingParams
+from outrider.wire.requests.speculation import Speculation
 
 PROMPT = (5, 6, 7)
 STOP_ID = 1

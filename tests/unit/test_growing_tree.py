@@ -26,9 +26,9 @@ from outrider.engine.speculation.ranks import MAX_RANKS, RankShares, SlotShares
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.slots import BareSlot
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import MAX_DRAFT_TOKENS, SamplingParams
-from outrider.wire.speculation import Speculation
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.params import MAX_DRAFT_TOKENS, SamplingParams
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
 
 VOCAB_SIZE = 24
 PROMPT = [1, 2, 3]

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
-from outrider.engine.loading.memory import Spare
+from outrider.engine.memory import Spare
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import ConfigError, InvalidRequest
-from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import TargetConfig
-from target_service import heads as module
-from target_service import own_heads
-from target_service.features import FeatureJob
-from target_service.heads import Heads
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.features import heads as module
+from target_service.features import own_heads
+from target_service.features.features import FeatureJob
+from target_service.features.heads import Heads
 
 HIDDEN, LAYERS = 8, 2
 WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.workers.retry_budget import REQUESTS_PER_RETRY, RESERVE_S, RetryBudget
-from outrider.wire.health import ALONE_S, FIRST_PAUSE_S, MAX_PAUSE_S, Health, Outcome
+from outrider.wire.processes.health import ALONE_S, FIRST_PAUSE_S, MAX_PAUSE_S, Health, Outcome
 from tests.unit.test_metrics import Clock
 
 

@@ -20,7 +20,7 @@ from outrider.engine.sampling.row_law import (
     truncate_topk,
 )
 from outrider.engine.sampling.sampling import distributions, probabilities
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.unit.drawing import cut_dense, draw
 from tests.unit.test_sampling import CASES, PREFIXES, params_of, random_logits, state
 

@@ -13,17 +13,17 @@ from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows
-from outrider.wire.drafters import Drafter
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
-from outrider.wire.speculation import Speculation
-from target_service.drafting import Drafting
-from target_service.hold import PendingDraft
-from target_service.jobs import Fallback
-from target_service.lease import ETA_WEIGHT, MAX_STARVED, DeliveredDrafts, DraftSource, Lease
-from target_service.own_drafts import OwnDrafts
-from target_service.proposal import Proposal
-from target_service.verdicts import learn
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.drafting.choice import Drafting
+from target_service.drafting.own_drafts import OwnDrafts
+from target_service.drafting.proposal import Proposal
+from target_service.leases.hold import PendingDraft
+from target_service.leases.jobs import Fallback
+from target_service.leases.lease import ETA_WEIGHT, MAX_STARVED, DeliveredDrafts, DraftSource, Lease
+from target_service.step.verdicts import learn
 
 PROMPT = [7, 8, 9]
 

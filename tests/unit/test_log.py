@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from outrider.wire.log import JsonFormatter, TextFormatter, about, describe, get_logger, log_fields, tell_end
+from outrider.wire.telemetry.log import JsonFormatter, TextFormatter, about, describe, get_logger, log_fields, tell_end
 
 log = get_logger("tests.log")
 SECRET = "what the user wrote"
@@ -117,7 +117,7 @@ import logging, os, subprocess, sys, threading, time, warnings
 own = logging.StreamHandler()
 logging.getLogger("library").addHandler(own)
 logging.getLogger("library").propagate = False
-from outrider.wire.log import configure_logging, tell_end
+from outrider.wire.telemetry.log import configure_logging, tell_end
 configure_logging("info", "draft", "json")
 logging.getLogger("library").warning("by a library")
 warnings.warn("by Python")
@@ -144,14 +144,14 @@ fail()
 
 UNREAD = """
 import os, stat, sys, time
-from outrider.wire import log_writer
+from outrider.wire.telemetry import log_writer
 log_writer.FLUSH_S = 0.1
 log_writer.MAX_WAITING_LINES = 100
 if sys.argv[1] == "console":
     from outrider.cli.console import serving_console
     write = serving_console().print
 else:
-    from outrider.wire.log import configure_logging, get_logger, num_dropped_lines, tell_end
+    from outrider.wire.telemetry.log import configure_logging, get_logger, num_dropped_lines, tell_end
     configure_logging("info", "gateway", sys.argv[1])
     write = get_logger("test").info
 for number in range(400):

@@ -14,10 +14,10 @@ from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.papers import lookahead
 from outrider.papers.lookahead import LookaheadDrafter, Window
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
-from outrider.wire.lookahead_shape import LookaheadShape
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.lookahead_shape import LookaheadShape
+from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig, load
 
 VOCAB, CONTEXT = 50, 99

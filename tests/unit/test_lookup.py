@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.tables import TableSlot
+from draft_service.drafters.tables import TableSlot
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.suffixes import MOST_PLACES
 from outrider.engine.worker.slots import OpenSlots
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.unit.drafting import Course, check_a_course, courses, ids, said
 
 SIZES = ((1, 1), (2, 4), (3, 8))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from deploy import actors
-from outrider.cli import machine
-from outrider.wire import places
+from outrider.cli.doctor import machine
 from outrider.wire.errors import ConfigError
+from outrider.wire.processes import places
 
 OTHER = os.getuid() + 1
 

@@ -17,8 +17,8 @@ from gateway.workers.served import ReferenceTarget
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.errors import ConfigError, IncompatiblePair, OutriderError, Unavailable
-from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.unit.scripted_pool import INFO, connection_of
 from tests.unit.test_detokenizer import byte_level
 

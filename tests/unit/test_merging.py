@@ -24,23 +24,23 @@ from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
-from outrider.wire.scheduling import Scheduling
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
+from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseRows
-from outrider.wire.tree_shape import TreeShape
-from target_service.budget import VerifyBudget, VerifyChoice
-from target_service.draft_buffer import BufferedToken
-from target_service.drafting import Candidates, Drafting
-from target_service.lease import DeliveredDrafts, DraftSource, Lease
-from target_service.own_drafts import OwnDrafts
-from target_service.proposal import Proposal
+from target_service.drafting.budget import VerifyBudget, VerifyChoice
+from target_service.drafting.choice import Candidates, Drafting
+from target_service.drafting.own_drafts import OwnDrafts
+from target_service.drafting.proposal import Proposal
+from target_service.leases.draft_buffer import BufferedToken
+from target_service.leases.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.servicer import verify_job
-from target_service.verdicts import drafter_of, learn
+from target_service.step.verdicts import drafter_of, learn
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
 from tests.unit.test_tree_law import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
 

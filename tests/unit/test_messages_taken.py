@@ -11,12 +11,12 @@ import pytest
 from pydantic import BaseModel
 
 from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
-from gateway.api import base_schemas
-from gateway.api.messages_schemas import CountBody, MessagesBody
-from gateway.api.responses_form import custom_input
-from gateway.api.responses_schemas import ResponsesBody
-from gateway.api.schemas import ChatBody, parse_body
-from gateway.api.vllm_schemas import TokenizeBody
+from gateway.api.forms.messages_schemas import CountBody, MessagesBody
+from gateway.api.forms.responses_form import custom_input
+from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.schemas import base as base_schemas
+from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.vllm import TokenizeBody
 from gateway.generation import ServedFacts
 from outrider.wire.errors import InvalidRequest, NoThreads
 from tests.rendering import inline_template

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from gateway.telemetry.vllm_names import EndedAnswers, VllmNames
-from outrider.wire.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics, WorkerMetrics
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.telemetry.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics, WorkerMetrics
 
 
 class Clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.wire.model_id import without_folders
+from outrider.wire.models.model_id import without_folders
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Unavailable, WorkerFault
-from outrider.wire.health import Outcome
-from outrider.wire.params import SamplingParams
+from outrider.wire.processes.health import Outcome
+from outrider.wire.requests.params import SamplingParams
 from tests.unit.scripted_pool import connection_of, link_of, served_model
 from tests.unit.scripted_workers import OPENED, ScriptedTarget, error
 

@@ -20,9 +20,9 @@ from outrider.engine.sampling.acceptance import Noise, accept_block_one
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.wire.params import SamplingParams
-from target_service.decide import accept_by_draws
-from target_service.proposal import Proposal
+from outrider.wire.requests.params import SamplingParams
+from target_service.drafting.proposal import Proposal
+from target_service.step.decide import accept_by_draws
 from tests.enumeration import Chooser, Law, Number, Numbers, Prefix, every_draw, every_run, own_draw, random_law
 from tests.law.table import ENUMERATED, Row, enumerated_row
 from tests.proposals import PlainSlot, accept_token_one, tree_draws

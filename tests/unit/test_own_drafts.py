@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from gateway.admission.requests import Demand, FieldNames, check_demand
-from gateway.api.schemas import SpeculationBody
+from gateway.api.schemas.openai import SpeculationBody
 from gateway.generation import GenerationRequest, ServedFacts, SpeculationOptions
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 from tests.unit.scripted_workers import ScriptedDraft, ScriptedTarget

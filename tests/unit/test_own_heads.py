@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from target_service.own_heads import OwnHeads
+from target_service.features.own_heads import OwnHeads
 
 WIDTH = 8
 

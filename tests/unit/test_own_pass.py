@@ -16,9 +16,9 @@ from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.papers.lookahead_embeddings import PassDrafter
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig, load
 
 VOCAB, NUM_AHEAD = 20, 2

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service import pairing as module
 from draft_service.jobs import EngineJob
-from draft_service.pairing import WiringTest
+from draft_service.targets import pairing as module
+from draft_service.targets.pairing import WiringTest
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, Seen
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import DraftConfig
+from outrider.wire.telemetry.metrics import WorkerMetrics
 
 
 class AtOnce:

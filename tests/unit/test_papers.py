@@ -13,8 +13,8 @@ from benchmarks.papers import __main__ as command
 from benchmarks.papers.measure import arm
 from benchmarks.papers.published import LENIENCES, TABLE_1, TABLE_4, Speed, Theory
 from benchmarks.papers.stored import Arm, Law, Measured, PairSpeeds, Study, TaskLaws
-from outrider.cli.tuning.costs import Cost
-from outrider.cli.tuning.theory import best_k, expected_tokens, improvement, operations
+from outrider.lab.tuning.costs import Cost
+from outrider.lab.tuning.theory import best_k, expected_tokens, improvement, operations
 from tests.unit.simulated_pair import MAX_TOKENS, one_pass, round_s, verify_s
 
 # ---- the paper

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.admission.queue import AdmissionQueue
-from outrider.wire.scheduling import Scheduling
+from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.settings.config import GatewayConfig
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from outrider.cli.supervisor import Supervisor
+from outrider.cli.up.supervisor import Supervisor
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes import StopFlag
+from outrider.wire.processes.processes import StopFlag
 from outrider.wire.settings.system import DEMO_NAME, RayConfig, ScalingConfig, SystemConfig, merged, read_yaml
 from tests.forked import REPO
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.wire.processes import Child, StopFlag, stop_signals
+from outrider.wire.processes.processes import Child, StopFlag, stop_signals
 
 HUNG_AFTER_S = 30.0
 _STUBBORN = """
@@ -29,7 +29,7 @@ while len(got) < int(sys.argv[1]):
 
 _WAITS_FOR_SIGNALS = """
 import os, sys
-from outrider.wire.processes import StopFlag
+from outrider.wire.processes.processes import StopFlag
 for number in range(int(sys.argv[1])):
     stop = StopFlag()
     with stop.installed():
@@ -44,7 +44,7 @@ for number in range(int(sys.argv[1])):
 _LOADS_FOR_EVER = """
 import os, sys, time
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.worker_main import run_worker
+from outrider.wire.processes.worker_main import run_worker
 class Loading:
     def __del__(self):
         os.write(1, b".")
@@ -58,7 +58,7 @@ import sys, threading
 import outrider.cli
 import grpc
 from concurrent.futures import ThreadPoolExecutor
-from outrider.wire.processes import Child
+from outrider.wire.processes.processes import Child
 server = grpc.server(ThreadPoolExecutor(1))
 channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
 server.start()
@@ -89,7 +89,7 @@ def test_a_folder_of_our_name_where_the_user_is_hides_none_of_our_modules(
     (tmp_path / "outrider").mkdir()
     (tmp_path / "outrider" / "__init__.py").write_text("raise RuntimeError('of the user')")
     monkeypatch.chdir(tmp_path)
-    child = Child("one", [sys.executable, "-m", "outrider.wire.processes"], env=dict(os.environ))
+    child = Child("one", [sys.executable, "-m", "outrider.wire.processes.processes"], env=dict(os.environ))
     code = child.process.wait(30)
     lines = child.last_lines(5)
     child.close()

@@ -13,8 +13,8 @@ from click.testing import Result
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from outrider.cli import hub
 from outrider.cli.main import app
+from outrider.cli.models import hub
 from tests.hub_mirror import COMMIT, Mirror, mirroring
 
 MODEL = "team/model"

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service import pushing
-from draft_service.draft_slot import DraftSlot
-from draft_service.pushing import NUM_URGENT, PUSH_S, Pusher
+from draft_service.growing import pushing
+from draft_service.growing.pushing import NUM_URGENT, PUSH_S, Pusher
+from draft_service.slots.draft_slot import DraftSlot
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseRows
-from target_service.draft_buffer import DraftBuffer
+from target_service.leases.draft_buffer import DraftBuffer
 from tests.unit.test_growing_tree import COUPLED, PROMPT, REJECTION, RULES, Draft
 
 PLENTY = 1 << 30

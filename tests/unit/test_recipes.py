@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outrider.cli import up
 from outrider.cli.main import app
-from outrider.wire.processes import StopRequested
+from outrider.cli.up.up import up
+from outrider.wire.processes.processes import StopRequested
 
 PAGE = (Path(__file__).parents[2] / "docs/recipes.md").read_text()
 COMMAND = re.compile(r"^    ((?:OUTRIDER_\w+=\S+ )*outrider up\b.*)$", re.MULTILINE)

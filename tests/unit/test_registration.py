@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from draft_service import deliveries
-from draft_service import registration as module
-from draft_service.deliveries import Deliverer
 from draft_service.jobs import RowsRequest
-from draft_service.registration import HeadOffer, Registration
+from draft_service.targets import deliveries
+from draft_service.targets import registration as module
+from draft_service.targets.deliveries import Deliverer
+from draft_service.targets.registration import HeadOffer, Registration
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.telemetry.metrics import WorkerMetrics
 
 OFFER = HeadOffer(bytes(range(10)), b"d" * 32, 4)
 WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED

@@ -14,7 +14,7 @@ from gateway.telemetry.request_record import (
     current_record,
     request_id_of,
 )
-from outrider.wire.trace import TraceParent
+from outrider.wire.telemetry.trace import TraceParent
 
 
 class Recorded:

@@ -25,13 +25,13 @@ from gateway.admission.prompts import (
     TextThreads,
 )
 from gateway.admission.requests import Demand, build_requests, check_demand, find_model
-from gateway.api.schemas import ChatBody, CompletionBody, parse_body
+from gateway.api.schemas.openai import ChatBody, CompletionBody, parse_body
 from gateway.generation import ServedFacts
 from gateway.grammar_checker import GrammarChecker
 from gateway.grammars import of_regex
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
-from outrider.wire.scheduling import Scheduling
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.scheduling import Scheduling
 from tests.checkers import InlinePool, inline_checker
 from tests.rendering import inline_template
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer

@@ -19,7 +19,7 @@ from outrider.engine.sampling.sampling import (
     inverse_cdf,
     probabilities,
 )
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.unit.drawing import cut_dense, draw, draw_weights
 
 INF = math.inf

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gateway.admission.requests import Demand, build_requests
-from gateway.api.messages_schemas import MessagesBody
-from gateway.api.responses_schemas import ResponsesBody
-from gateway.api.schemas import ChatBody, CompletionBody, parse_body
+from gateway.api.forms.messages_schemas import MessagesBody
+from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.schemas.openai import ChatBody, CompletionBody, parse_body
 from gateway.generation import GenerationRequest, ServedFacts
-from outrider.wire.params import SamplingParams
-from outrider.wire.sampling_defaults import stated_defaults, usable_defaults
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.sampling_defaults import stated_defaults, usable_defaults
 from tests.checkers import inline_checker
 from tests.service.scripted_generator import config
 from tests.unit.test_requests import reader

@@ -24,7 +24,7 @@ from outrider.engine.worker.scheduler import (
     Want,
     Why,
 )
-from outrider.wire.scheduling import Scheduling
+from outrider.wire.requests.scheduling import Scheduling
 
 BLOCK_SIZE = 4
 

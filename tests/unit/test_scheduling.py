@@ -9,7 +9,7 @@ import pytest
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.scheduling import Scheduling, VirtualTokens
+from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 
 A, B, C = b"a", b"b", b"c"
 

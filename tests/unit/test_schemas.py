@@ -8,13 +8,13 @@ import pytest
 
 from gateway.admission.prompts import Chat
 from gateway.admission.requests import Demand
-from gateway.api.messages_schemas import MessagesBody
-from gateway.api.responses_schemas import ResponsesBody
-from gateway.api.schemas import NEUTRAL, ChatBody, CompletionBody, parse_body
+from gateway.api.forms.messages_schemas import MessagesBody
+from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.schemas.openai import NEUTRAL, ChatBody, CompletionBody, parse_body
 from gateway.generation import DraftLogprobs, SpeculationOptions
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 from tests.openai_table import DOCUMENT, written
 
 

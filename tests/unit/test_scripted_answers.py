@@ -10,18 +10,18 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from gateway.admission.requests import Demand, build_requests
-from gateway.api.messages_form import MessageForm
+from gateway.api.forms.messages_form import MessageForm
+from gateway.api.forms.responses_form import ResponseForm
+from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.openai_responses import ChatForm, joined
-from gateway.api.responses_form import ResponseForm
-from gateway.api.responses_schemas import ResponsesBody
-from gateway.api.schemas import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody, parse_body
 from gateway.generation import GenerationRequest, RoundOutput, ServedFacts
 from gateway.rounds.session import Session
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from target_service.commit import commit_tokens, kinds_of
-from target_service.jobs import Finish
+from target_service.leases.jobs import Finish
+from target_service.step.commit import commit_tokens, kinds_of
 from tests.checkers import inline_checker
 from tests.rendering import inline_template
 from tests.service.scripted_generator import TIMINGS, config

@@ -12,11 +12,11 @@ import pytest
 from prometheus_client import generate_latest
 from rich.console import Console
 
-from outrider.cli.series import Scrape, Span
-from outrider.cli.top import Reader
-from outrider.cli.top_screen import View, duration, screen
-from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
-from outrider.wire.model_id import full_name, short_name
+from outrider.cli.monitor.series import Scrape, Span
+from outrider.cli.monitor.top import Reader
+from outrider.cli.monitor.top_screen import View, duration, screen
+from outrider.wire.models.model_id import full_name, short_name
+from outrider.wire.telemetry.metrics import GatewayMetrics, WorkerMetrics
 
 MEMBERS = """\
 outrider_members{{pool="chat",role="target",state="serving"}} {serving}

@@ -13,8 +13,8 @@ from gateway.telemetry.round_metrics import note_round
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.metrics import GatewayMetrics
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.service.scripted_generator import TIMINGS, demo_tokenizer
 
 PROMPT = (5, 6, 7)

@@ -10,12 +10,12 @@ import pytest
 
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_budget import ALONE_EVERY
-from outrider.wire.drafters import Drafter
-from outrider.wire.scheduling import Scheduling
-from outrider.wire.speculation import AUTO, Speculation
-from target_service.budget import VerifyBudget, VerifyDemand
-from target_service.hold import PendingDraft, hold_until
-from target_service.lease import DeliveredDrafts, Lease
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.speculation import AUTO, Speculation
+from target_service.drafting.budget import VerifyBudget, VerifyDemand
+from target_service.leases.hold import PendingDraft, hold_until
+from target_service.leases.lease import DeliveredDrafts, Lease
 
 ONE, MANY = b"one", b"many"
 MOST = 256

@@ -9,7 +9,7 @@ from outrider.engine.worker.scheduler import _piece
 from outrider.engine.worker.slots import Scoring, Slot, SlotTable, needs_prefill
 from outrider.engine.worker.source_slot import SourceSlot
 from outrider.wire.errors import InvalidRequest, Overloaded
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 PROMPT = [5, 6, 7, 8]
 

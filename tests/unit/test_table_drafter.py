@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from draft_service.grower import Grower
+from draft_service.drafters.tables import TableDrafter, TableSlot
+from draft_service.growing.grower import Grower
 from draft_service.jobs import AdvanceJob, RowsRequest
-from draft_service.tables import TableDrafter, TableSlot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.engine.speculation.draft_tree import ROOT
@@ -24,11 +24,11 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
 from outrider.papers.tables import Bigram
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
-from outrider.wire.scheduling import Scheduling
-from outrider.wire.speculation import Speculation
-from target_service.draft_buffer import DraftBuffer
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.leases.draft_buffer import DraftBuffer
 
 VOCAB_SIZE = 12
 CIRCLE = [1, 2, 3, 4]

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.trace import Spans, TraceParent, open_spans
+from outrider.wire.telemetry.trace import Spans, TraceParent, open_spans
 from tests.otlp_collector import collecting
 
 HEADER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from outrider.cli.main import app
 from outrider.cli.train_head import _split, stopped
-from outrider.engine.alpha import tokenizer_of
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import EAGLE3, family_of
+from outrider.lab.models.alpha import tokenizer_of
 from outrider.training.chats import prompt_ids
 from outrider.training.estimate import Sizes
 from outrider.training.train_head import Task, train
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes import StopFlag, StopRequested
+from outrider.wire.processes.processes import StopFlag, StopRequested
 from tests.tiny_models import tiny_llama
 
 

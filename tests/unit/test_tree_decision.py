@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.engine.loading import memory
+from outrider.engine import memory
 from outrider.engine.sampling import coupled
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
@@ -21,11 +21,11 @@ from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, Sampli
 from outrider.engine.sampling.row_law import RowLaw, truncate_topk
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
-from target_service import decide_on_device as device_rules
-from target_service.decide import decide
-from target_service.decide_on_device import decide_on_device
-from target_service.proposal import Proposal
+from outrider.wire.requests.params import SamplingParams
+from target_service.drafting.proposal import Proposal
+from target_service.step import decide_on_device as device_rules
+from target_service.step.decide import decide
+from target_service.step.decide_on_device import decide_on_device
 from tests.live_bytes import LiveBytes
 from tests.proposals import PlainSlot, by_token, chain_proposal, tree_draws
 from tests.unit.test_decide import PROMPT, waiting_once

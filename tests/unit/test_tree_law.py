@@ -27,11 +27,11 @@ from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.slots import BareSlot
-from outrider.wire.params import SamplingParams
-from outrider.wire.speculation import Speculation
-from outrider.wire.tree_shape import TreeShape
-from target_service.decide import accept_by_draws
-from target_service.proposal import Proposal
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
+from target_service.drafting.proposal import Proposal
+from target_service.step.decide import accept_by_draws
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, own_draw, random_law
 from tests.grammars import compiled, grammars_of
 from tests.law.table import ENUMERATED, Row, enumerated_row

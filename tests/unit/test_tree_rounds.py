@@ -10,8 +10,8 @@ from gateway.admission.requests import Demand, FieldNames, check_demand
 from gateway.generation import Drafter, ServedFacts, SpeculationOptions
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.params import SamplingParams
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 
 TREE = TreeShape.parse("4x2x1")

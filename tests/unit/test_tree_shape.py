@@ -6,7 +6,7 @@ import pytest
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.tree_shape import TreeShape
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
-from outrider.cli import tune
 from outrider.cli.main import app
+from outrider.lab import tune
 from tests.unit.test_tuning import studied
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

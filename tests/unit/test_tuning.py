@@ -14,15 +14,16 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from outrider.cli.tuning import runs
-from outrider.cli.tuning import study as study_module
-from outrider.cli.tuning.choice import choose, fastest_of
-from outrider.cli.tuning.costs import Costs, costs_of
-from outrider.cli.tuning.expected import Acceptance, expected_speed
-from outrider.cli.tuning.latency import Latency, break_even
-from outrider.cli.tuning.report import reason, show, to_json, unsteady
-from outrider.cli.tuning.runs import Pass, TimedAnswer, Workload
-from outrider.cli.tuning.settings import (
+from outrider.client import Drafter, Speculation, TokenKind
+from outrider.lab.tuning import runs
+from outrider.lab.tuning import study as study_module
+from outrider.lab.tuning.choice import choose, fastest_of
+from outrider.lab.tuning.costs import Costs, costs_of
+from outrider.lab.tuning.expected import Acceptance, expected_speed
+from outrider.lab.tuning.latency import Latency, break_even
+from outrider.lab.tuning.report import reason, show, to_json, unsteady
+from outrider.lab.tuning.runs import Pass, TimedAnswer, Workload
+from outrider.lab.tuning.settings import (
     alternatives,
     chain,
     chain_name,
@@ -30,11 +31,10 @@ from outrider.cli.tuning.settings import (
     gateway_settings,
     max_draft_tokens,
 )
-from outrider.cli.tuning.study import Study, points_of
-from outrider.client import Drafter, Speculation, TokenKind
+from outrider.lab.tuning.study import Study, points_of
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes import StopFlag
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.processes.processes import StopFlag
+from outrider.wire.requests.tree_shape import TreeShape
 from tests.unit import simulated_pair
 from tests.unit.simulated_pair import MAX_TOKENS, PROMPT_S, answer, moods, one_pass, round_s
 

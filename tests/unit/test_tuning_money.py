@@ -8,9 +8,9 @@ import json
 import pytest
 from rich.console import Console
 
-from outrider.cli.benching.figures import RungFigures, Turn
-from outrider.cli.tuning.deployments import deployments_of, settings_of, with_cache
-from outrider.cli.tuning.money import COLOCATED, NGRAM, SPLIT, Money, Price, money_to_json, show_money, verdicts
+from outrider.lab.load.figures import RungFigures, Turn
+from outrider.lab.tuning.deployments import deployments_of, settings_of, with_cache
+from outrider.lab.tuning.money import COLOCATED, NGRAM, SPLIT, Money, Price, money_to_json, show_money, verdicts
 from tests.unit.test_bench import DRAFTED, REFUSED, turns
 
 ROLES = list(enumerate(("target", "draft")))

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outrider.cli.ready import show_ready
-from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker, Supervisor, with_grpc_port
+from outrider.cli.up.ready import show_ready
+from outrider.cli.up.supervisor import Endpoints, Gateway, StartedWorker, Supervisor, with_grpc_port
 from outrider.wire.errors import ConfigError, IncompatiblePair
-from outrider.wire.phases import phase_in
-from outrider.wire.processes import StopFlag
+from outrider.wire.processes.processes import StopFlag
 from outrider.wire.settings.system import merged
+from outrider.wire.telemetry.phases import phase_in
 
 ENDPOINTS = Endpoints(
     [Gateway("127.0.0.1:1", "127.0.0.1:2", "https://127.0.0.1:1", "http://127.0.0.1:3")],
@@ -131,10 +131,13 @@ def test_grpc_goes_to_the_next_free_port_where_that_of_http_alone_is_named(monke
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("2026-11-28 14:53 INFO target outrider.wire.phases: reading weights, 2 MB", ("t", "reading weights, 2 MB")),
-        ("(Actor pid=7) 2026 INFO draft outrider.wire.phases: [draft-1] self-test", ("draft-1", "self-test")),
-        ('(draft-1 pid=7) {"logger": "outrider.wire.phases", "message": "[draft-1] b"}', ("draft-1", "b")),
-        ('{"logger": "outrider.wire.phases", "message"', None),
+        (
+            "2026-11-28 14:53 INFO target outrider.wire.telemetry.phases: reading weights, 2 MB",
+            ("t", "reading weights, 2 MB"),
+        ),
+        ("(Actor pid=7) 2026 INFO draft outrider.wire.telemetry.phases: [draft-1] self-test", ("draft-1", "self-test")),
+        ('(draft-1 pid=7) {"logger": "outrider.wire.telemetry.phases", "message": "[draft-1] b"}', ("draft-1", "b")),
+        ('{"logger": "outrider.wire.telemetry.phases", "message"', None),
         ("2026-11-28 14:53:49,442 INFO target outrider.engine: reading weights", None),
     ],
 )

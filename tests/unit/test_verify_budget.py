@@ -9,12 +9,12 @@ import pytest
 
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_cost import RowCost
-from outrider.wire.drafters import Drafter
-from outrider.wire.scheduling import Scheduling
-from outrider.wire.speculation import AUTO, Speculation
-from target_service.budget import PROBE_STEPS, VerifyBudget, VerifyDemand
-from target_service.hold import PendingDraft, expected_arrival
-from target_service.lease import DeliveredDrafts, Lease
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.speculation import AUTO, Speculation
+from target_service.drafting.budget import PROBE_STEPS, VerifyBudget, VerifyDemand
+from target_service.leases.hold import PendingDraft, expected_arrival
+from target_service.leases.lease import DeliveredDrafts, Lease
 
 FREE_UNTIL = 12
 

@@ -11,7 +11,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.cli.vllm_flags import FLAGS, translated
+from outrider.cli.up.vllm_flags import FLAGS, translated
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.api_keys import digest_of, read_keys
 from outrider.wire.settings.system import SystemConfig
@@ -136,8 +136,8 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *args: str) -> SystemConfig:
         caught.append(config if keys is None else replace(config, gateway={**config.gateway, "keys": read_keys(keys)}))
         raise ConfigError("enough")
 
-    monkeypatch.setattr("outrider.cli.up.Supervisor", start)
-    monkeypatch.setattr("outrider.cli.up.StopFlag.install", lambda stop: None)
+    monkeypatch.setattr("outrider.cli.up.up.Supervisor", start)
+    monkeypatch.setattr("outrider.cli.up.up.StopFlag.install", lambda stop: None)
     made = CliRunner().invoke(app, list(args))
     assert made.exit_code == 1 and caught, made.output
     return caught[0]

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.generation import AnswerUsage, FinishReason
 from gateway.telemetry.vllm_names import FAILED, LEFT, AnswerTimes, EndedAnswers, ModelLoad, VllmNames
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.samples import total
 from tests.stack import parse_metrics
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.prometheus.binaries import NotFound, find
-from outrider.wire.metrics import PLAIN_REASONS
+from outrider.wire.telemetry.metrics import PLAIN_REASONS
 from tests.forked import REPO
 from tests.watching.dashboards import FILES, faults, panel_queries, with_all_chosen
 from tests.watching.series import OF_PROMETHEUS, existing, recorded, rules, series_in

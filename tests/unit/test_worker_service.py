@@ -20,9 +20,9 @@ from outrider.engine.worker.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import ConfigError
-from outrider.wire.params import SamplingParams
 from outrider.wire.protocol import PROTOCOL
-from outrider.wire.scheduling import Scheduling
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.settings.config import TargetConfig
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from deploy.registry import Registry
 from gateway.workers.membership import DRAFTS, TARGETS
 from outrider.v1 import registry_pb2 as pb
-from outrider.wire.worker_main import announce
+from outrider.wire.processes.worker_main import announce
 
 
 def main(address: str, targets: str, drafts: str) -> None:

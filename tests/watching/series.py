@@ -12,8 +12,8 @@ from gateway.admission.keys import AccessMetrics
 from gateway.telemetry.vllm_names import EndedAnswers, VllmNames
 from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import Membership
-from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
-from outrider.wire.trace import Spans
+from outrider.wire.telemetry.metrics import GatewayMetrics, WorkerMetrics
+from outrider.wire.telemetry.trace import Spans
 from tests.forked import REPO
 
 RULES = sorted((REPO / "deploy/prometheus/rules").glob("*.yml"))

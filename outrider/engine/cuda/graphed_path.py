@@ -1,6 +1,7 @@
 """The `flash` path, for a GPU: the paged one over flash attention, and CUDA graphs where a step has a captured shape.
 
-Made by `paths.choice` for models that `varlen_attention` can run; the self-test runs it eagerly, `prepare` captures.
+Made by `attention_choice` for models that `varlen_attention` can run; the self-test runs it
+eagerly, `prepare` captures.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outrider.engine.attention.paged import PagedPath
+from outrider.engine.attention.varlen_attention import BLOCK_SIZE, VarlenAttention, why_not
 from outrider.engine.cuda.step_graphs import WIDTHS, CudaGraphMaker, GraphMaker, StepGraphs, StepShape
-from outrider.engine.paths.forward_path import PathUnavailable
-from outrider.engine.paths.paged import PagedPath
-from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention, why_not
+from outrider.engine.errors import PathUnavailable
 from outrider.engine.step_plan import Row
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

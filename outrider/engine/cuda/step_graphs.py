@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.attention.paged_plan import PagedPlan
+from outrider.engine.files.model_files import first_line
+from outrider.engine.host_copy import to_device
 from outrider.engine.kv_pool import TRASH_BLOCK
-from outrider.engine.loading.model_files import first_line
-from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row, check_ids
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

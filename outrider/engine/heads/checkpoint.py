@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.engine.files.model_files import CONFIG, first_line, model_file, read_model_json
+from outrider.engine.files.tied_tables import IN_LAYER
+from outrider.engine.files.weight_headers import AGAIN, bounded_build, check_counts, read_headers, read_safe
 from outrider.engine.loading.loader import network_class, read_config
-from outrider.engine.loading.model_files import CONFIG, first_line, model_file, read_model_json
-from outrider.engine.loading.tied_tables import IN_LAYER
-from outrider.engine.loading.weight_headers import AGAIN, bounded_build, check_counts, read_headers, read_safe
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import INDEX, SAFE, is_gguf
+from outrider.wire.models.model_id import INDEX, SAFE, is_gguf
 
 EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight", ".word_embeddings.weight")
 PROJECTIONS = (".lm_head.weight", ".embed_out.weight")

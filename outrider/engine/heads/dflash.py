@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from outrider.engine.attention.block_cache import layer_limits
+from outrider.engine.attention.forward_path import NORMED
+from outrider.engine.files.model_files import model_file
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape, HeadFacts
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
-from outrider.engine.loading.model_files import model_file
-from outrider.engine.paths.block_cache import layer_limits
-from outrider.engine.paths.forward_path import NORMED
-from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 """vanilla: of the token alone; gated: the hidden state of the place says how much of it; rnn: a state goes along."""

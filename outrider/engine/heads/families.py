@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from outrider.engine.files.model_files import MAX_QUOTED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import DFlashHead, read_dflash
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3, read_peagle
@@ -18,7 +19,6 @@ from outrider.engine.heads.head_files import HeadFiles, Keys
 from outrider.engine.heads.joined import JoinedHead, has_mtp, num_mtp_layers, read_eagle1, read_mtp
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, HeadNetwork
-from outrider.engine.loading.model_files import MAX_QUOTED
 from outrider.wire.errors import ConfigError
 from outrider.wire.peer_text import bound_text
 

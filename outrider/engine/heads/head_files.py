@@ -12,16 +12,16 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from outrider.engine.attention.block_cache import layer_limits
+from outrider.engine.files.model_files import MAX_QUOTED, first_line
+from outrider.engine.files.weight_headers import bounded_build
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.llama_head import llama_layers
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 from outrider.engine.heads.opening import DTYPES, OpeningMap
-from outrider.engine.loading.model_files import MAX_QUOTED, first_line
-from outrider.engine.loading.weight_headers import bounded_build
-from outrider.engine.paths.block_cache import layer_limits
 from outrider.wire.errors import ConfigError
-from outrider.wire.log import get_logger
 from outrider.wire.peer_text import bound_text
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

@@ -8,17 +8,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.attention.forward_path import NORMED
+from outrider.engine.attention.fused import FusedPath
+from outrider.engine.attention.fused_weights import FusedShape, pack_weights
+from outrider.engine.attention.paged import PagedPath
+from outrider.engine.attention.paged_plan import PagedPlan
+from outrider.engine.errors import PathUnavailable
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.network import BlockHead, HeadNetwork
+from outrider.engine.host_copy import to_device
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelFacts
+from outrider.engine.model_facts import ModelFacts
 from outrider.engine.native.library import NO_LAYER, Vector
-from outrider.engine.paths.forward_path import NORMED, PathUnavailable
-from outrider.engine.paths.fused import FusedPath
-from outrider.engine.paths.fused_weights import FusedShape, pack_weights
-from outrider.engine.paths.paged import PagedPath
-from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row
 
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+from outrider.engine.files.model_files import first_line
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.network import CarryHead, HeadFacts
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.loading.model_files import first_line
 from outrider.wire.errors import ConfigError
 
 EAGLE1_NAMES = ((r"layers\.", "model.layers."), (r"fc\.", "eh_proj."))

@@ -12,26 +12,28 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from outrider.engine import memory
+from outrider.engine.architectures.context import context_limit_of, settle_rope
+from outrider.engine.attention.forward_path import Repacks
+from outrider.engine.errors import PathUnavailable
+from outrider.engine.files.ends import read_ends
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import Family
 from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
 from outrider.engine.heads.network import HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.loading import memory
-from outrider.engine.loading.context import context_limit_of, settle_rope
-from outrider.engine.loading.ends import read_ends
+from outrider.engine.loading.attention_choice import check_cache, pack, tree_refusal
 from outrider.engine.loading.loader import check_class, resolve_device, size_cache
-from outrider.engine.loading.packed_linear import pack_linears
 from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
-from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
-from outrider.engine.paths.choice import check_cache, pack, tree_refusal
-from outrider.engine.paths.forward_path import PathUnavailable, Repacks
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner, UncachedModel
+from outrider.engine.quantization.packed_linear import pack_linears
 from outrider.engine.step_plan import VERIFY_TOKENS, Row
 from outrider.wire.errors import ConfigError
-from outrider.wire.log import get_logger
-from outrider.wire.model_id import full_name
+from outrider.wire.models.model_id import full_name
 from outrider.wire.settings.config import WorkerConfig
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

@@ -18,7 +18,7 @@ from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.host_copy import to_device
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 

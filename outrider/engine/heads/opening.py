@@ -18,8 +18,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
-from outrider.engine.loading.model_files import MAX_QUOTED
-from outrider.engine.paths.forward_path import NORMED
+from outrider.engine.attention.forward_path import NORMED
+from outrider.engine.files.model_files import MAX_QUOTED
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.peer_text import bound_text
 

@@ -16,10 +16,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.loader import LoadedHead
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.paths.forward_path import NORMED
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

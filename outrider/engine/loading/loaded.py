@@ -6,21 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from outrider.engine.attention.forward_path import Prepares
+from outrider.engine.files.model_files import GENERATION, read_model_json
+from outrider.engine.files.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.loading.loader import default_prefill_tokens, load_runner
-from outrider.engine.loading.model_files import GENERATION, read_model_json
-from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
-from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.group import STEP_TIMEOUT
 from outrider.engine.parallel.team import ParallelPath, Team
-from outrider.engine.paths.forward_path import Prepares
 from outrider.engine.worker.slots import Slot, SlotTable
 from outrider.engine.worker.source_slot import SourceSlot
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.log import get_logger
-from outrider.wire.sampling_defaults import stated_defaults
+from outrider.wire.requests.sampling_defaults import stated_defaults
 from outrider.wire.settings.config import TargetConfig, WorkerConfig
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

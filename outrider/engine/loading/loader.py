@@ -19,15 +19,17 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 from transformers.utils import is_accelerate_available
 
+from outrider.engine import memory
+from outrider.engine.architectures.context import context_limit_of, settle_rope
+from outrider.engine.architectures.layer_memory import layer_config, layer_types, memory_refusal
+from outrider.engine.architectures.positions import number_every_token, within_tables
+from outrider.engine.architectures.text_part import attention_of_text, part_that_writes, plain_form, served_class
+from outrider.engine.attention.block_cache import layer_limits, num_decoder_layers
+from outrider.engine.attention.forward_path import Prepares, Repacks
 from outrider.engine.cuda.step_graphs import WIDTHS
-from outrider.engine.kv_pool import KVPool
-from outrider.engine.loading import memory
-from outrider.engine.loading.context import context_limit_of, settle_rope
-from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
-from outrider.engine.loading.gguf_files import read_gguf_config
-from outrider.engine.loading.lookahead_embeddings import append_embeddings
-from outrider.engine.loading.memory import Budget, readable_bytes
-from outrider.engine.loading.model_files import (
+from outrider.engine.files.ends import decoder_start_of, read_ends, read_generation
+from outrider.engine.files.gguf_files import read_gguf_config
+from outrider.engine.files.model_files import (
     CONFIG,
     check_folder,
     check_no_adapter,
@@ -38,27 +40,26 @@ from outrider.engine.loading.model_files import (
     read_model_json,
     unusable,
 )
-from outrider.engine.loading.quantize import check_int8, method_of, num_parameters, quantize_int8
-from outrider.engine.loading.text_part import attention_of_text, part_that_writes, plain_form, served_class
-from outrider.engine.loading.tied_tables import check_tied_weights
-from outrider.engine.loading.weight_headers import bounded_build, check_counts, read_headers
+from outrider.engine.files.tied_tables import check_tied_weights
+from outrider.engine.files.weight_headers import bounded_build, check_counts, read_headers
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading.attention_choice import MODULE_PATHS, choose_path
+from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.weight_source import WeightSource
-from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.memory import Budget, readable_bytes
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
-from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
-from outrider.engine.paths.choice import MODULE_PATHS, choose_path
-from outrider.engine.paths.forward_path import Prepares, Repacks
-from outrider.engine.paths.layer_memory import layer_config, layer_types, memory_refusal
-from outrider.engine.paths.positions import number_every_token, within_tables
+from outrider.engine.quantization.quantize import check_int8, method_of, num_parameters, quantize_int8
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
-from outrider.wire.log import get_logger
-from outrider.wire.model_id import full_name, local_path
+from outrider.wire.models.model_id import full_name, local_path
 from outrider.wire.peer_text import bound_text
-from outrider.wire.phases import log_phase
 from outrider.wire.settings.config import GPU_FRACTION, TargetConfig, WorkerConfig
 from outrider.wire.settings.gpu_shares import num_weight_bytes
+from outrider.wire.telemetry.log import get_logger
+from outrider.wire.telemetry.phases import log_phase
 
 log = get_logger(__name__)
 

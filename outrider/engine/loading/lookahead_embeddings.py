@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outrider.engine.loading.model_files import first_line, model_file
+from outrider.engine.files.model_files import first_line, model_file
 from outrider.wire.errors import ConfigError
-from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 NAME = "embeddings"
 """Of the one tensor in the file."""

@@ -1,7 +1,7 @@
 """Test at load, with the real weights, that our cache computes what the model computes without one.
 
 Without this test a class that keeps state elsewhere, takes positions in its own way or ignores the mask would give
-wrong text without any error. `paths.choice` runs it on every path it tries.
+wrong text without any error. `attention_choice` runs it on every path it tries.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from outrider.engine.attention.forward_path import NORMED, GivesFeatures
+from outrider.engine.errors import PathUnavailable
+from outrider.engine.files.model_files import first_line
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.loading.model_files import first_line
-from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
-from outrider.engine.paths.forward_path import NORMED, GivesFeatures, PathUnavailable
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row, Source
 
 NUM_BLOCKS = 16

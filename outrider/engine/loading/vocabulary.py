@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from outrider.engine.loading.context import context_limit_of
-from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
+from outrider.engine.architectures.context import context_limit_of
+from outrider.engine.files.ends import decoder_start_of, read_ends, read_generation
+from outrider.engine.files.model_files import CONFIG, model_file
 from outrider.engine.loading.loader import read_config
-from outrider.engine.loading.model_files import CONFIG, model_file
-from outrider.wire.model_id import local_path
+from outrider.wire.models.model_id import local_path
 
 UNLIMITED_CONTEXT = 1 << 20
 """Tokens, used where no model says a limit: tables have none."""

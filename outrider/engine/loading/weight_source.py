@@ -11,14 +11,20 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from outrider.engine.loading.gguf_files import own_dtype, read_once, reading, stored_types, weight_options
-from outrider.engine.loading.gguf_stated import check_tensors
-from outrider.engine.loading.model_files import gguf_path
-from outrider.engine.loading.quantize import check_unpacked, method_of, quantization_of, unpacked_config, why_to_unpack
-from outrider.engine.loading.tied_tables import check_tied_names
-from outrider.engine.loading.unpack import PackedCheckpoint
-from outrider.engine.loading.weight_headers import TensorHeader, check_sizes
-from outrider.wire.gguf_header import read_header
+from outrider.engine.files.gguf_files import own_dtype, read_once, reading, stored_types, weight_options
+from outrider.engine.files.gguf_stated import check_tensors
+from outrider.engine.files.model_files import gguf_path
+from outrider.engine.files.tied_tables import check_tied_names
+from outrider.engine.files.weight_headers import TensorHeader, check_sizes
+from outrider.engine.quantization.quantize import (
+    check_unpacked,
+    method_of,
+    quantization_of,
+    unpacked_config,
+    why_to_unpack,
+)
+from outrider.engine.quantization.unpack import PackedCheckpoint
+from outrider.wire.models.gguf_header import read_header
 from outrider.wire.settings.config import WorkerConfig
 
 

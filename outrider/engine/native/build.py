@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from outrider.wire.phases import log_phase
-from outrider.wire.places import cache_folder
+from outrider.wire.processes.places import cache_folder
+from outrider.wire.telemetry.phases import log_phase
 
 FLAGS = (
     "-std=c++17",

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.native.build import BuildError, built_library, check_owner, compile_to, find_compiler
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from outrider.engine.loading.text_part import served_class
-from outrider.engine.paths.layer_memory import layer_config
+from outrider.engine.architectures.layer_memory import layer_config
+from outrider.engine.architectures.text_part import served_class
 from outrider.wire.errors import ConfigError
 
 _QUERY_PROJECTIONS = ("q_proj", "q_b_proj")

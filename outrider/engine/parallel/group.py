@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 
 JOIN_TIMEOUT = timedelta(seconds=60)
 """Time for ranks to join the group, once all have said that they are about to."""

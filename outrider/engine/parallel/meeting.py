@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.wire import places
 from outrider.wire.errors import ConfigError, Unavailable
+from outrider.wire.processes import places
 
 SOCKET = "control.sock"
 """Name of the socket in the ranks' folder."""

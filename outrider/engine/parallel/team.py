@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.engine.attention.forward_path import ForwardPath, GivesFeatures, RunsTrees
 from outrider.engine.parallel import messages
 from outrider.engine.parallel.checks import check_devices
 from outrider.engine.parallel.group import STEP_TIMEOUT, Group, join_group
@@ -30,12 +31,11 @@ from outrider.engine.parallel.meeting import (
     make_meeting_place,
     receive_guests,
 )
-from outrider.engine.paths.forward_path import ForwardPath, GivesFeatures, RunsTrees
 from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.errors import OutriderError, Unavailable
-from outrider.wire.log import get_logger
-from outrider.wire.places import parent_for_sockets
+from outrider.wire.processes.places import parent_for_sockets
 from outrider.wire.settings.config import TargetConfig
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.host import split_evenly
 
 _STORE = "store"
@@ -176,7 +176,7 @@ class Team:
     def _spawn(self, device: torch.device) -> None:
         cores = split_evenly(os.sched_getaffinity(0), self.num_ranks)
         for rank in range(1, self.num_ranks):
-            command = [sys.executable, "-m", "outrider.engine.parallel.follower", str(self._folder), str(rank)]
+            command = [sys.executable, "-m", "outrider.engine.loading.follower", str(self._folder), str(rank)]
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": _visible(device, rank)}
             environment.pop("OMP_NUM_THREADS", None)
             self.processes.append(

@@ -38,7 +38,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.coupled import picked
 from outrider.engine.sampling.row_law import Array, Ids, RowLaw, Weights
 from outrider.engine.sampling.sampling import probabilities

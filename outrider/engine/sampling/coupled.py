@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.host_copy import to_device
 from outrider.engine.native.library import loaded
 from outrider.engine.sampling.noise import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, WORD, Purpose
 from outrider.engine.sampling.row_law import Array, Ids, NothingToDraw, RowLaw, Weights
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 MAX_NUMBERS = 1 << 23
 """Numbers that are computed at once on a device: a dozen arrays of 8 bytes each live at a time, 0.8 GB."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.grammar_limits import limit_reached, parser_limits
+from outrider.wire.requests.grammar_limits import limit_reached, parser_limits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

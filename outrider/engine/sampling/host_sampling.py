@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, process_row
 from outrider.engine.sampling.row_law import COLDEST, Ids, RowLaw, Scores, exactly_best, kth_best, nucleus
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 
 class HostLogits:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.engine.native.library import loaded
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 # Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3.
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -23,11 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.grammar import Grammar, GrammarState, Mask, MaskBits
 from outrider.engine.sampling.row_law import Array, Ids, Scores
 from outrider.wire.errors import WorkerFault
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

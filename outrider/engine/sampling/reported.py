@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.host_copy import to_device
 
 Reported = tuple[float, tuple[int, ...], tuple[float, ...]]
 """Log-prob of the token; the best ids, most likely first, the lowest first among equals; their log-probs."""

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.coupled import MAX_NUMBERS
 from outrider.engine.sampling.penalties import LogitRow
 from outrider.engine.sampling.row_law import COLDEST, RowLaw
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 _HALF = 16
 """Bits of a float32 that one histogram leaves to the next."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.row_law import Ids, RowLaw
 from outrider.wire.transport.codec import BadTensor, DenseRows, Rows, SparseRows
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import EarlyStopping
-from outrider.wire.params import MAX_CHOICES, BeamParams, SamplingParams, check_token_ids
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.params import MAX_CHOICES, BeamParams, SamplingParams, check_token_ids
+from outrider.wire.requests.speculation import Speculation
 
 DRAFT_BEAMS = 4
 """Beams of a draft for each live one: a level helps only where all live beams are among them, so that width goes before

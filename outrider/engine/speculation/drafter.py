@@ -19,7 +19,7 @@ from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.growth import Growth
-from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from outrider.engine.speculation.growth import Growth, NumberKey
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import MAX_RANKS, SlotShares
 from outrider.engine.worker.slots import Slot
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.engine.speculation.tree import GrowingTree

@@ -17,8 +17,8 @@ from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import JobError, OpenJob
 from outrider.engine.worker.slots import BareSlot
-from outrider.wire.params import SamplingParams
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.params import MAX_CHOICES
+from outrider.wire.requests.params import MAX_CHOICES
 from outrider.wire.transport.codec import BadTensor, Rows, rows_from_proto, rows_to_proto
 
 MAX_NODES = 256

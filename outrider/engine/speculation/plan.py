@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Mapping
 
 from outrider.engine.speculation.ranks import LEAST_CHANCE, MAX_RANKS, RankShares, SlotShares
-from outrider.wire.params import SamplingParams
-from outrider.wire.speculation import Speculation
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.requests.tree_shape import TreeShape
 
 MAX_DEPTH = 12
 """Depth under the last committed token that a tree grows to where nothing names one."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from outrider.engine.speculation.row_cost import RowCost
-from outrider.wire.scheduling import VirtualTokens
+from outrider.wire.requests.scheduling import VirtualTokens
 
 ALONE_EVERY = 4
 """Bounded steps of which one is the bounding caller's alone."""

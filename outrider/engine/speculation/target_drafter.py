@@ -13,8 +13,8 @@ from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire.drafters import Drafter
-from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.wire.errors import OutriderError
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from outrider.engine.sampling.grammar import Grammar, Grammars
-from outrider.wire.scheduling import Scheduling, VirtualTokens
+from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 
 NICENESS = 10
 """Added to the thread's own."""

@@ -8,10 +8,10 @@ from enum import Enum, auto
 
 from outrider.drafting.translation import Translation
 from outrider.engine.sampling.grammar import Grammar, Grammars
-from outrider.wire.drafters import Drafter
-from outrider.wire.params import SamplingParams
-from outrider.wire.scheduling import Scheduling
-from outrider.wire.speculation import Speculation
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.speculation import Speculation
 
 MAX_NARROW = 16
 """Most uncached tokens that are fed within a decode or verify row; more are fed as a prompt, in chunks. Doubling it

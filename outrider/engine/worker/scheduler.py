@@ -31,8 +31,8 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.step_plan import FORWARD_COST_TOKENS, VERIFY_TOKENS, Row
 from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
 from outrider.engine.worker.slots import OpenSlots, Slot, needs_prefill
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.scheduling import Scheduling, VirtualTokens
+from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
+from outrider.wire.telemetry.metrics import WorkerMetrics
 
 SLOWDOWN = 1.5
 """Times as long as without prompts that a step which also feeds some may take. Doubling what is above 1 feeds prompts

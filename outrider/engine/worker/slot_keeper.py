@@ -14,8 +14,8 @@ from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.worker.slots import BareSlot, Behind, OpenSlots, S
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import check_token_ids
+from outrider.wire.requests.params import check_token_ids
+from outrider.wire.telemetry.metrics import WorkerMetrics
 
 
 class SlotKeeper(Generic[S]):

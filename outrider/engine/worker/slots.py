@@ -17,8 +17,8 @@ import grpc
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
-from outrider.wire.params import MAX_SALT_BYTES, SamplingParams
-from outrider.wire.scheduling import Scheduling
+from outrider.wire.requests.params import MAX_SALT_BYTES, SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
 
 if TYPE_CHECKING:
     from outrider.drafting.translation import Translation

@@ -15,7 +15,7 @@ from outrider.engine.kv_pool import DIGEST_BYTES, KVPool
 from outrider.engine.step_plan import Source
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire.params import SamplingParams
+from outrider.wire.requests.params import SamplingParams
 
 
 class SourceSlot(Slot):

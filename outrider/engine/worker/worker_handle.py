@@ -15,7 +15,7 @@ import prometheus_client
 import torch
 
 from outrider import __version__
-from outrider.engine.loading.tokenizer_files import tokenizers_read_once
+from outrider.engine.files.tokenizer_files import tokenizers_read_once
 from outrider.engine.native.library import load_at_start
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.engine_thread import EngineThread, EngineWorker, StepTimes
@@ -23,15 +23,15 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import OpenSlots
 from outrider.engine.worker.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.fingerprint import tokenizer_fingerprint
-from outrider.wire.log import adopt_loggers
-from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.model_id import short_name
+from outrider.wire.models.fingerprint import tokenizer_fingerprint
+from outrider.wire.models.model_id import short_name
 from outrider.wire.protocol import PROTOCOL
+from outrider.wire.requests.drafters import Drafter
 from outrider.wire.settings.config import TargetConfig, WorkerConfig
-from outrider.wire.trace import Spans, open_spans
+from outrider.wire.telemetry.log import adopt_loggers
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from outrider.wire.telemetry.trace import Spans, open_spans
 from outrider.wire.transport.address import check_free, join_host_port
 from outrider.wire.transport.host import new_epoch
 from outrider.wire.transport.roles import Role

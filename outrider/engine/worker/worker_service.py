@@ -30,15 +30,15 @@ from outrider.engine.worker.jobs import (
     TruncateJob,
 )
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import TRUNCATE_REASONS
-from outrider.wire.log import get_logger
-from outrider.wire.params import MAX_CORPUS_ID_BYTES, MAX_LOGPROBS, Range, SamplingParams, check_token_ids
 from outrider.wire.protocol import other_protocol
-from outrider.wire.scheduling import Scheduling
-from outrider.wire.speculation import Speculation
-from outrider.wire.trace import Spans, TraceParent, round_span_id
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import MAX_CORPUS_ID_BYTES, MAX_LOGPROBS, Range, SamplingParams, check_token_ids
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.telemetry.log import get_logger
+from outrider.wire.telemetry.trace import Spans, TraceParent, round_span_id
 from outrider.wire.transport.streams import ControlStreams
 
 log = get_logger(__name__)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.scheduling import WEIGHT
+from outrider.wire.requests.scheduling import WEIGHT
 from outrider.wire.settings.config import ContentControlTokens, Positive, reason
 from outrider.wire.settings.files import write_whole
 

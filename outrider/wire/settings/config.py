@@ -16,19 +16,19 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError, InvalidRequest
-from outrider.wire.lookahead_shape import LookaheadShape
-from outrider.wire.origin import read_host_names, read_origins
-from outrider.wire.params import DRAFT_TOKENS, MAX_DRAFT_TOKENS, read_draft_logprobs
-from outrider.wire.speculation import (
+from outrider.wire.processes.origin import read_host_names, read_origins
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.lookahead_shape import LookaheadShape
+from outrider.wire.requests.params import DRAFT_TOKENS, MAX_DRAFT_TOKENS, read_draft_logprobs
+from outrider.wire.requests.speculation import (
     AUTO,
     NumDraftTokens,
     check_num_draft_tokens,
     check_what_is_drafted,
     read_num_draft_tokens,
 )
-from outrider.wire.tree_shape import TreeShape
+from outrider.wire.requests.tree_shape import TreeShape
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]

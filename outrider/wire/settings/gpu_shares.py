@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.gguf_header import read_header
-from outrider.wire.model_id import INDEX, SAFE, is_gguf, local_path, split_hub_id
-from outrider.wire.model_json import parse_weight_map
+from outrider.wire.models.gguf_header import read_header
+from outrider.wire.models.model_id import INDEX, SAFE, is_gguf, local_path, split_hub_id
+from outrider.wire.models.model_json import parse_weight_map
 from outrider.wire.settings.config import GPU_FRACTION, TargetConfig
 from outrider.wire.settings.pools import Pool
 

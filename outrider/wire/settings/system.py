@@ -15,8 +15,8 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from outrider.wire.drafters import TABLE_DRAFTERS, Drafter
 from outrider.wire.errors import ConfigError
+from outrider.wire.requests.drafters import TABLE_DRAFTERS, Drafter
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, Seconds, TargetConfig, WorkerConfig
 from outrider.wire.settings.pools import Pool, Role, Values, mapping, read_model, read_part, read_pools
 

@@ -26,8 +26,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from outrider.wire.errors import InvalidRequest, OutriderError
-from outrider.wire.log import get_logger
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.address import is_loopback
 
 log = get_logger(__name__)

@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.address import join_host_port
 from outrider.wire.transport.call_room import RoomInterceptor
 from outrider.wire.transport.health_servicer import Health

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from outrider.wire.errors import InvalidRequest, Unavailable, WorkerLost
-from outrider.wire.log import get_logger
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure
 
 log = get_logger(__name__)

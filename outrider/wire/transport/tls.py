@@ -20,8 +20,8 @@ import grpc
 import grpc.aio
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.log import get_logger
-from outrider.wire.private_file import warn_if_open
+from outrider.wire.processes.private_file import warn_if_open
+from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.address import is_loopback
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import client_options

@@ -3,15 +3,15 @@
 import itertools
 import sys
 
-import draft_service.deliveries
+import draft_service.targets.deliveries
 from draft_service.worker import start_worker
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
-to_proto = draft_service.deliveries.to_proto
+to_proto = draft_service.targets.deliveries.to_proto
 
 
 def id_out_of_range(message):
@@ -92,5 +92,5 @@ def to_lying_proto(nodes, target_epoch):
 
 
 if __name__ == "__main__":
-    replace(draft_service.deliveries, "to_proto", to_lying_proto)
+    replace(draft_service.targets.deliveries, "to_proto", to_lying_proto)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

@@ -4,8 +4,8 @@ import sys
 import time
 
 from outrider.engine.model_runner import ModelRunner
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.worker_main import run_worker
 from target_service.worker import start_worker
 from tests.law.faults import replace
 

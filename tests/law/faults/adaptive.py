@@ -5,9 +5,9 @@ No fault of the law: how many are verified is chosen before they are looked at.
 import itertools
 import sys
 
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.worker_main import run_worker
-from target_service.budget import VerifyBudget, VerifyChoice
+from target_service.drafting.budget import VerifyBudget, VerifyChoice
 from target_service.worker import start_worker
 from tests.law.faults import replace
 

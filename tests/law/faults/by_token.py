@@ -4,9 +4,10 @@ target's law.
 
 import sys
 
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.worker_main import run_worker
-from target_service import decide, decide_on_device
+from target_service.step import decide_on_device
+from target_service.step.step import decide
 from target_service.worker import start_worker
 from tests.law.faults import replace
 

@@ -5,10 +5,10 @@ No fault of the law: how much is fed is chosen before anything is drawn.
 
 import sys
 
-from draft_service.node_scheduler import NodeScheduler
+from draft_service.growing.node_scheduler import NodeScheduler
 from draft_service.worker import start_worker
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
 

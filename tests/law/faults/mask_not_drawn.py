@@ -10,8 +10,8 @@ from draft_service.worker import start_worker
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation import drawing
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
 draw, allowed = drawing._draw, SamplingState.allowed

@@ -2,9 +2,9 @@
 
 import sys
 
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.worker_main import run_worker
-from target_service.drafting import Candidates, Drafting
+from target_service.drafting.choice import Candidates, Drafting
 from target_service.worker import start_worker
 from tests.law.faults import replace
 

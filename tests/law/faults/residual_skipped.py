@@ -3,8 +3,8 @@
 import sys
 
 from outrider.engine.sampling import acceptance
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.worker_main import run_worker
 from target_service.worker import start_worker
 from tests.law.faults import replace
 from tests.law.faults.by_token import decide_by_token

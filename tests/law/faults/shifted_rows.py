@@ -3,10 +3,10 @@
 import dataclasses
 import sys
 
-from draft_service.grower import Grower
+from draft_service.growing.grower import Grower
 from draft_service.worker import start_worker
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
 take = Grower._take_rows

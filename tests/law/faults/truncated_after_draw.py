@@ -11,8 +11,8 @@ from draft_service.worker import start_worker
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation import drawing
 from outrider.engine.speculation.tree import GrowingTree
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
 add_child = GrowingTree.add_child

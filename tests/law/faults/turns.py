@@ -6,10 +6,10 @@ import itertools
 import sys
 
 from outrider.drafting.ngram import NgramFollower
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.worker_main import run_worker
-from target_service.budget import VerifyBudget
-from target_service.drafting import Candidates
+from target_service.drafting.budget import VerifyBudget
+from target_service.drafting.choice import Candidates
 from target_service.worker import start_worker
 from tests.law.faults import adaptive, replace
 

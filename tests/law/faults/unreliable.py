@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 import sys
 
-from draft_service.deliveries import Deliverer
+from draft_service.targets.deliveries import Deliverer
 from draft_service.worker import start_worker
+from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.transport.codec import DenseRows
-from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
 DELAY_S = 1.2

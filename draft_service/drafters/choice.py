@@ -1,0 +1,41 @@
+"""The drafter of each way of drafting. A new family of heads that drafts in one of these ways adds nothing here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from draft_service.drafters.block_drafter import MaskDrafter, MedusaDrafter, SequentialDrafter
+from draft_service.drafters.feeding import Feeder
+from draft_service.drafters.loading import HeadState
+from draft_service.drafters.model_drafter import ModelDrafter
+from draft_service.drafters.tables import TableDrafter, TableState
+from draft_service.slots.draft_slot import DraftSlot
+from outrider.engine.loading.loader import default_prefill_tokens
+from outrider.engine.speculation.drafter import NodeDrafter
+from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.wire.telemetry.metrics import WorkerMetrics
+
+
+def create_drafter(
+    state: Any,
+    keeper: SlotKeeper[Any],
+    metrics: WorkerMetrics,
+    growing: Mapping[SlotKey, DraftSlot],
+) -> NodeDrafter[DraftSlot]:
+    """state: a `DraftState`, or that of a table. growing: the draft's slots."""
+    if isinstance(state, TableState):
+        return TableDrafter(keeper)
+    if state.runner is None:
+        return MedusaDrafter(state.head.network, keeper)
+    prefill_tokens = state.config.max_prefill_tokens or default_prefill_tokens(state.runner.device)
+    feeder = Feeder(state.runner, keeper, metrics, prefill_tokens, growing)
+    if isinstance(state, HeadState):
+        if state.block is None:
+            return ModelDrafter(feeder, state.head.path)
+        if getattr(state.head.network, "markov_head", None) is not None:
+            return SequentialDrafter(feeder, state.block)
+    if state.block is None:
+        return ModelDrafter(feeder)
+    return MaskDrafter(feeder, state.block)

@@ -1,0 +1,104 @@
+"""Runs a draft's model: the rows of requested slots, and pieces of prompts beside them, in one forward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from draft_service.slots.draft_slot import DraftSlot
+from outrider.engine.kv_pool import OutOfBlocks
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.speculation.growth import RowAhead
+from outrider.engine.step_plan import Row
+from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.worker.scheduler import StepRequest, StepScheduler, Want
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import Slot, needs_prefill
+from outrider.wire.telemetry.metrics import WorkerMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class FeedRequest:
+    """One slot's part of the next forward."""
+
+    growing: DraftSlot
+    num_new: int
+    """Number of tokens beside the committed ones."""
+    nodes: Sequence[int] = ()
+    """Nodes of its tree, or ROOT, after which logits are needed."""
+    ahead: Sequence[RowAhead] = ()
+    """Rows behind the nodes, not counted in num_new. They are fed only where memory is left for those of all slots."""
+
+
+class Feeder:
+    """Runs forwards of a draft's model, and gives the slots their cache memory."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        keeper: SlotKeeper[Slot],
+        metrics: WorkerMetrics,
+        max_prefill_tokens: int,
+        growing: Mapping[SlotKey, DraftSlot],
+    ) -> None:
+        """growing: all slots of the worker, whose prompts are read beside what is requested."""
+        self.runner = runner
+        self.keeper = keeper
+        self._metrics = metrics
+        self._growing = growing
+        self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
+
+    def feed(
+        self, requests: Mapping[SlotKey, FeedRequest], make_row: Callable[[FeedRequest], Row], now: float
+    ) -> tuple[list[tuple[FeedRequest, Row]], Tensor] | None:
+        """Run a forward over the requested slots that there is memory for, and over pieces of prompts. make_row: makes
+        a slot's row, once there is memory for it.
+
+        Returns the requests that were fed with their rows, and logits [sum(num_logits), V] float32 in the same order;
+        None where there was nothing to do.
+        """
+        step_requests = self._step_requests(requests)
+        if not step_requests and not self._turns.num_starved:
+            return None
+        turn = self._turns.take(step_requests, now, feed_all=False)
+        if not turn.running and not turn.pieces:
+            return ([], Tensor()) if turn.worked else None
+        running = [requests[key] for key in turn.running]
+        pieces = [piece.row for piece in turn.pieces]
+        logits = None
+        while logits is None:
+            rows = [make_row(request) for request in running]
+            try:
+                logits = self.runner.forward([*rows, *pieces])
+            except OutOfBlocks:
+                if not any(request.ahead for request in running):
+                    raise
+                running = [replace(request, ahead=()) for request in running]
+        if not rows:
+            self.runner.forward_s()  # nothing else waits for pieces of prompts
+        self._turns.done(turn, sum(row.num_new for row in rows), time.monotonic() - now)
+        self._metrics.batch_size.observe(len(rows) + len(pieces))
+        return list(zip(running, rows, strict=True)), logits
+
+    def next_wake(self) -> float | None:
+        return self._turns.next_wake(time.monotonic())
+
+    def _step_requests(self, requests: Mapping[SlotKey, FeedRequest]) -> dict[SlotKey, StepRequest]:
+        step_requests = dict[SlotKey, StepRequest]()
+        for key, growing in self._growing.items():
+            slot = cached(growing)
+            if key in requests:
+                num_after = max(len(slot.cached), slot.num_feedable) + requests[key].num_new
+                step_requests[key] = StepRequest(Want.STEP, num_after)
+            elif growing.is_growing and needs_prefill(slot):
+                step_requests[key] = StepRequest(Want.PREFILL, slot.num_feedable)
+        return step_requests
+
+
+def cached(growing: DraftSlot) -> Slot:
+    """Return a model's slot, which has a cache."""
+    assert isinstance(growing.slot, Slot), "a model's slot has a cache"
+    return growing.slot

@@ -1,0 +1,127 @@
+"""Load what a draft's folder holds: a model, one that fills masks, or a head of a target. On the engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from draft_service.slots.head_slot import HeadSlot
+from draft_service.slots.translated_slot import make_slot
+from outrider.engine.drafters import make_drafters, rows_ahead
+from outrider.engine.files.tokenizer_files import tokenizer_files
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.families import MODEL, PARD, Family, family_of, is_same, pard_block
+from outrider.engine.heads.loader import LoadedHead, load_head
+from outrider.engine.heads.network import BlockShape
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading.loaded import Loaded, info_of, load
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.speculation.growth import OpenAhead
+from outrider.engine.worker.slots import OpenSlots, SlotTable
+from outrider.engine.worker.worker_handle import WorkerState
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.settings.config import DraftConfig
+from outrider.wire.telemetry.log import get_logger
+
+log = get_logger(__name__)
+
+
+@dataclass
+class ModelState(Loaded):
+    """A model. Where it has no encoder and fills no masks it drafts for targets of other vocabularies, too."""
+
+    block: BlockShape | None = None
+    """How it fills masks; None for a model that drafts a token at a time."""
+    translations: list[pb.Translation] = field(default_factory=list)
+    """Descriptions of the vocabularies of targets for which it translates."""
+    open_ahead: OpenAhead | None = None
+    """Opens the drafter that has rows fed beside the nodes of a slot; None without one."""
+
+    @property
+    def translates(self) -> bool:
+        return self.block is None and not self.runner.facts.decoder_start_ids
+
+    def info(self) -> pb.WorkerInfo:
+        info = super().info()
+        info.beams = info.beams and self.block is None
+        info.translates = self.translates
+        info.translations.extend(self.translations)
+        return info
+
+
+@dataclass
+class HeadState(WorkerState):
+    """A head of any family."""
+
+    head: LoadedHead = field(kw_only=True)
+    needs_features: ClassVar[bool] = True
+
+    @property
+    def block(self) -> BlockShape | None:
+        return self.head.network.block
+
+    @property
+    def runner(self) -> ModelRunner | None:
+        return self.head.runner
+
+    def info(self) -> pb.WorkerInfo:
+        info = super().info()
+        info.MergeFrom(info_of(self.head.facts, self.runner))
+        info.trees = True  # also of a block, though its path runs none
+        return info
+
+
+DraftState = ModelState | HeadState
+
+
+def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> DraftState:
+    """Load the draft of a folder on the engine thread. Raises ConfigError naming what is missing or does not fit."""
+    files = Checkpoint(config.model, config.allow_pickle)
+    family = family_of(files, config.target_model)
+    if family is not MODEL and config.drafted_by != "none":
+        raise ConfigError(
+            f"drafted_by is {config.drafted_by!r}, and {config.model} is no model that drafts token by token from ids "
+            "alone: what follows a guess cannot be known beside it; leave drafted_by out",
+            param="drafted_by",
+        )
+    if family.network is not None:
+        return _load_head(config, epoch, family)
+    block = None
+    if family is PARD:
+        block = pard_block(files)
+    if config.target_model is not None and is_same(config.model, config.target_model):
+        log.warning("the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model)
+    loaded = load(config, epoch, on_lost)
+    state = ModelState(config, epoch, loaded.slots, loaded.tokenizer, runner=loaded.runner, block=block)
+    if state.translates:  # slots of other vocabularies have a class of their own
+        limit = state.slots.context_limit
+        state.slots = SlotTable(state.runner.pool, config.max_slots, limit, partial(make_slot, limit))
+    if config.drafted_by != "none":
+        by = Drafter(config.drafted_by)
+        table = make_drafters((by,), None, state.tokenizer.tokenizer_json, state.runner.facts.vocab_size)[by]
+        state.open_ahead = rows_ahead(table)
+        log.info("what %s draws for targets of its own tokens is guessed by %s", config.model, config.drafted_by)
+    return state
+
+
+def _load_head(config: DraftConfig, epoch: int, family: Family) -> HeadState:
+    if config.target_model is None:
+        raise ConfigError(
+            f"{config.model} is a draft head, and target_model is missing: give the folder of the target that it was "
+            "trained for, with --target-model",
+            param="target_model",
+        )
+    head = load_head(config, config.target_model, family, config.allow_pickle)
+    slots: OpenSlots[Any]
+    limit = head.facts.context_limit
+    make = partial(HeadSlot, head.opening.spec.width, head.network.lag)
+    if head.runner is None:
+        slots = OpenSlots(partial(make, pool=KVPool(1), keeps_cache=False), config.max_slots, limit)
+    else:
+        head.runner.pool.prefix.enabled = config.prefix_caching
+        slots = SlotTable(head.runner.pool, config.max_slots, limit, make)
+    return HeadState(config, epoch, slots, tokenizer_files(config.target_model), head=head)

@@ -1,0 +1,130 @@
+"""A draft without a model: a table, and a follower of what is committed in each slot, no cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from draft_service.slots.draft_slot import DraftSlot, NodeRequest
+from outrider.drafting.drafter import Counts, SequenceDrafter
+from outrider.engine.drafters import make_drafters
+from outrider.engine.files.tokenizer_files import tokenizer_files
+from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
+from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_table
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import BareSlot, OpenSlots
+from outrider.engine.worker.worker_handle import WorkerState
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import OutriderError
+from outrider.wire.kinds import TABLES
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.settings.config import DraftConfig
+from outrider.wire.telemetry.log import get_logger
+
+log = get_logger(__name__)
+
+
+@dataclass
+class TableState(WorkerState):
+    """The state of a draft without a model."""
+
+    vocabulary: Vocabulary = field(kw_only=True)
+
+    def info(self) -> pb.WorkerInfo:
+        """Describe the draft; its id is the drafter's name."""
+        assert isinstance(self.config, DraftConfig)
+        info = super().info()
+        info.MergeFrom(
+            pb.WorkerInfo(
+                model_id=self.config.drafter,
+                vocab_size=self.vocabulary.size,
+                device="cpu",
+                attention_path=TABLES,
+                eos_token_ids=self.vocabulary.eos_token_ids,
+                decoder_start_ids=self.vocabulary.decoder_start_ids,
+                tensor_parallel=1,
+            )
+        )
+        return info
+
+
+def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> TableState:
+    """Make the state on the engine thread; nothing of it is ever lost. Raises ConfigError naming what is missing."""
+    tokenizer = tokenizer_files(config.model)
+    vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
+    kind = Drafter(config.drafter)
+    drafter = make_drafters((kind,), config.drafter_text, tokenizer.tokenizer_json, vocabulary.size)[kind]
+    slots = OpenSlots(
+        partial(TableSlot, drafter),
+        config.max_slots,
+        vocabulary.context_limit,
+        takes_sources=bool(vocabulary.decoder_start_ids),
+        has_corpus=True,
+    )
+    log.info("drafting by %s, without a model: %d tokens in the vocabulary", config.drafter, vocabulary.size)
+    return TableState(config, epoch, slots, tokenizer, drafters=(kind,), vocabulary=vocabulary)
+
+
+class TableSlot(BareSlot):
+    """Follows the committed tokens, behind the source that an encoder reads: the output may copy from it."""
+
+    __slots__ = ("_is_sound", "_num_source", "follower")
+
+    def __init__(
+        self,
+        drafter: SequenceDrafter,
+        *slot: Any,
+        cache_salt: bytes = b"",
+        source_ids: Sequence[int] = (),
+        corpus_id: bytes = b"",
+    ) -> None:
+        """slot: as `BareSlot` takes it."""
+        super().__init__(*slot)
+        self._is_sound = True
+        self._num_source = len(source_ids)
+        self.follower = drafter.open([*source_ids, *self.committed], len(source_ids) + self.num_prompt, corpus_id)
+
+    def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
+        super().commit_from(base_len, ids)
+        self.follower.truncate(self._num_source + base_len)
+        self.follower.append(ids)
+
+    def counts_after(self, path: Sequence[int]) -> Counts | None:
+        """Return counts of what may follow the committed tokens and a path of draft tokens; None for nothing."""
+        walk = self.follower.walk()
+        for token_id in path:
+            walk.step(token_id)
+        return walk.next()
+
+    def give_up(self) -> int:
+        """Close the follower: its drafter may remember the sequence."""
+        if self._is_sound:
+            self.follower.close()
+        return 0
+
+    def make_way(self) -> int:
+        """Learn nothing yet: the new slot follows the same sequence, and is learnt from at its end."""
+        return 0
+
+    def distrust(self) -> None:
+        """Keep the drafter from learning from a sequence that may be wrong."""
+        self._is_sound = False
+
+
+class TableDrafter(NodeDrafter[DraftSlot]):
+    """Proposes by the follower of each slot."""
+
+    def __init__(self, keeper: SlotKeeper[TableSlot]) -> None:
+        self._keeper = keeper
+
+    def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
+        found = list[NodeDistribution]()
+        for growing, nodes in requests:
+            slot = growing.slot
+            assert isinstance(slot, TableSlot), "a table's slot"
+            state, vocab_size = self._keeper.sampling_state(slot), self._keeper.vocab_size_of(slot)
+            for node in nodes:
+                found.append(of_table(growing.tree, node, state, slot.counts_after, vocab_size))
+        return found or None

@@ -1,0 +1,89 @@
+"""Deliveries to targets, and requests to them: a stream to each. On the gRPC loop's thread.
+
+What cannot be delivered is dropped, and so is the newest when a target reads more slowly than the draft writes: to the
+target it is a draft token that did not come. Rows requested on a stream that ended are requested again by their slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+
+from draft_service.jobs import RowsJob, RowsRequest
+from draft_service.targets.registration import HeadOffer
+from draft_service.targets.target_link import TargetLink
+from outrider.engine.speculation.nodes import Delivery, to_proto
+from outrider.v1 import target_pb2_grpc
+from outrider.wire.errors import Unavailable
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
+from outrider.wire.transport.tls import CertificateFolder, Dialer
+
+MAX_TARGETS = 256
+"""Streams kept at once; the one that was longest without a delivery gives way."""
+REGISTER_S = 60.0
+"""Seconds that a registration may take, weights included: less than a gateway waits for a pairing."""
+
+
+class Deliverer:
+    """Opens a stream at the first delivery for an address, and opens it anew after it breaks."""
+
+    def __init__(
+        self,
+        metrics: WorkerMetrics,
+        submit: Callable[[RowsJob], None],
+        certificates: CertificateFolder | None = None,
+        offer: HeadOffer | None = None,
+    ) -> None:
+        """submit: gives the engine rows of features that arrive. offer: the draft's head, where it reads such rows."""
+        self._metrics = metrics
+        self._certificates = certificates
+        self._open = partial(TargetLink, offer=offer, metrics=metrics, submit=submit)
+        self._links: OrderedDict[str, TargetLink] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
+        if not self._link(address).put(to_proto(nodes, target_epoch)):
+            self._metrics.dropped_tokens.inc(len(nodes.ids))
+
+    def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
+        """Request the rows of a lease from a position on, as they are made. Requesting twice is harmless."""
+        self._link(address).registration.request(target_epoch, request)
+
+    async def register(self, address: str, target_epoch: int) -> None:
+        """Register the head at a target. Raises IncompatiblePair where it refuses the head, and Unavailable where it
+        was not there, or did not answer in time: it may be another time, and the head is then offered again.
+        """
+        registration = self._link(address).registration
+        try:
+            async with asyncio.timeout(REGISTER_S):
+                await registration.register(target_epoch)
+        except TimeoutError:
+            error = Unavailable(f"the target at {address} did not take the head within {REGISTER_S:g} s")
+            registration.settle(error)
+            raise error from None
+
+    def stub(self, address: str) -> target_pb2_grpc.TargetServiceStub:
+        """Return a stub that calls a target over its stream's channel."""
+        return self._link(address).stub
+
+    def _link(self, address: str) -> TargetLink:
+        link = self._links.get(address)
+        if link is None:
+            dialer = Dialer(address, Role.TARGET, MAX_MESSAGE_BYTES, self._certificates)
+            link = self._links[address] = self._open(address, dialer)
+        elif link.is_broken:
+            link = self._links[address] = self._open(address, link.dialer)
+        self._links.move_to_end(address)
+        if len(self._links) > MAX_TARGETS:
+            _, oldest = self._links.popitem(last=False)
+            closing = asyncio.create_task(oldest.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        return link
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._closing, *(link.close() for link in self._links.values()))

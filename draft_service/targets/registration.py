@@ -1,0 +1,129 @@
+"""Registers a draft's head at one target, on the stream to it, before rows of features are requested there.
+
+On the gRPC loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from draft_service.jobs import RowsRequest
+from outrider.engine.heads.opening import OpeningMap, digest_of
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import IncompatiblePair, OutriderError, Unavailable
+from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
+from outrider.wire.telemetry.log import get_logger
+from outrider.wire.transport.streams import Outbox
+
+log = get_logger(__name__)
+
+PIECE_BYTES = 4 << 20
+"""Bytes of a piece of the opening map, behind which deliveries wait."""
+MAX_PIECES_QUEUED = 4
+"""Pieces that wait to be written."""
+OFFER_AGAIN_S = 5.0
+"""Seconds after which a head that was refused is offered again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOffer:
+    """A head as a draft registers it."""
+
+    data: bytes
+    """Its opening map, serialised."""
+    digest: bytes
+    """The map's name among workers."""
+    width: int
+    """Numbers in a row."""
+
+    @classmethod
+    def of(cls, opening: OpeningMap) -> HeadOffer:
+        data = opening.to_bytes()
+        return cls(data, digest_of(data), opening.spec.width)
+
+
+class Registration:
+    """The state of one head on one stream."""
+
+    def __init__(self, offer: HeadOffer, address: str, outbox: Outbox[tpb.Delivery | tpb.FeatureAsk]) -> None:
+        self.offer = offer
+        self._address = address
+        self._outbox = outbox
+        self._epoch: int | None = None
+        """Epoch of the target that the head was offered to last."""
+        self._answer = asyncio.Future[OutriderError | None]()
+        """The target's answer: the error with which it refuses the head, or None where it accepts it."""
+        self._offered_s = 0.0
+        self._sending: asyncio.Task[None] | None = None
+
+    async def register(self, target_epoch: int) -> None:
+        """Register at a target, also where it refused the head before. Raises IncompatiblePair where it refuses, and
+        Unavailable where its stream ends, or another life of it is registered at meanwhile.
+        """
+        error = await asyncio.shield(self._offer(target_epoch, 0.0))  # another caller may wait, too
+        if error is not None:
+            raise error
+
+    def request(self, target_epoch: int, request: RowsRequest) -> None:
+        """Request rows of a lease where the head is ready; else nothing is sent, and the slot requests them again.
+
+        A head that was refused is offered again now and then: the target may have had no memory for it.
+        """
+        answer = self._offer(target_epoch, OFFER_AGAIN_S)
+        if answer.done() and answer.result() is None:
+            rows = tpb.FeatureRequest(
+                target_epoch=target_epoch,
+                ticket=request.ticket,
+                digest=self.offer.digest,
+                start=request.start,
+                id=request.id,
+            )
+            self._outbox.put(tpb.FeatureAsk(rows=rows))
+
+    def _offer(self, target_epoch: int, again_s: float) -> asyncio.Future[OutriderError | None]:
+        """Offer the head to a target unless that was done. again_s: seconds after which one that was refused is offered
+        again.
+        """
+        is_refused = self._answer.done() and self._answer.result() is not None
+        if target_epoch != self._epoch or (is_refused and time.monotonic() >= self._offered_s + again_s):
+            if not self._answer.done():
+                why = f"the target at {self._address} was started anew"
+                self._answer.set_result(Unavailable(why, retry_after_s=1.0))
+            self._answer = asyncio.Future()
+            self._epoch, self._offered_s = target_epoch, time.monotonic()
+            offer = self.offer
+            spec = tpb.HeadSpec(target_epoch=target_epoch, digest=offer.digest, num_bytes=len(offer.data))
+            self._outbox.put(tpb.FeatureAsk(head=spec))
+        return self._answer
+
+    def replied(self, reply: tpb.HeadReply) -> None:
+        """Continue with a reply of the target; one to another life of it is dropped."""
+        if reply.digest != self.offer.digest or reply.target_epoch != self._epoch:
+            return
+        if reply.state == tpb.HEAD_STATE_WEIGHTS_WANTED:
+            self._sending = asyncio.create_task(self._send_weights(self._answer))
+        elif reply.state == tpb.HEAD_STATE_READY:
+            log.info("the head is registered at %s", self._address)
+            self.settle(None)
+        elif reply.state == tpb.HEAD_STATE_REFUSED:
+            why = bound_text(reply.why, MAX_REASON_BYTES) or "the target gave no reason"
+            log.warning("%s refused the head: %s", self._address, why)
+            self.settle(IncompatiblePair(why))
+
+    async def _send_weights(self, answer: asyncio.Future[OutriderError | None]) -> None:
+        """Send the weights until the target has answered."""
+        offer = self.offer
+        for offset in range(0, len(offer.data), PIECE_BYTES):
+            await self._outbox.wait_below(MAX_PIECES_QUEUED)
+            if answer.done():
+                return
+            data = offer.data[offset : offset + PIECE_BYTES]
+            self._outbox.put(tpb.FeatureAsk(weights=tpb.HeadWeights(digest=offer.digest, offset=offset, data=data)))
+
+    def settle(self, error: OutriderError | None) -> None:
+        """Take the target's answer, or why there will be none; a later one replaces it."""
+        if self._answer.done():
+            self._answer = asyncio.Future()
+        self._answer.set_result(error)

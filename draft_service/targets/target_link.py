@@ -1,0 +1,141 @@
+"""A draft's stream to one target: deliveries out, and the rows of features that a head reads back. On the gRPC loop's
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc.aio
+import numpy as np
+
+from draft_service.jobs import RowsJob
+from draft_service.targets.registration import HeadOffer, Registration
+from outrider.v1 import target_pb2 as tpb
+from outrider.v1 import target_pb2_grpc
+from outrider.wire.errors import Unavailable
+from outrider.wire.telemetry.log import get_logger
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure
+from outrider.wire.transport.streams import Outbox
+from outrider.wire.transport.tls import Dialer
+
+log = get_logger(__name__)
+
+MAX_BACKLOG_BYTES = 256 << 20
+"""Most bytes of deliveries that wait for one target: later ones would arrive too late."""
+MAX_UNTAKEN_BYTES = 64 << 20
+"""Bytes of rows that the engine has not taken in, above which no more are read."""
+RETRY_S = 0.005
+"""Seconds after which the number of those bytes is read again."""
+
+
+class TargetLink:
+    """One stream, until it ends."""
+
+    def __init__(
+        self,
+        address: str,
+        dialer: Dialer,
+        offer: HeadOffer | None,
+        metrics: WorkerMetrics,
+        submit: Callable[[RowsJob], None],
+    ) -> None:
+        """offer: the head that is registered before rows are requested; None where none are. submit: gives the engine
+        rows that arrive.
+        """
+        self.is_broken = False
+        self.dialer = dialer
+        self._address = address
+        self._metrics = metrics
+        self._submit = submit
+        self.stub = target_pb2_grpc.TargetServiceStub(dialer.channel())
+        self._call = self.stub.Deliver()
+        self._backlog_bytes = 0
+        self._given_bytes = 0
+        """Bytes of rows given to the engine. The gRPC loop's thread alone counts them."""
+        self._taken_bytes = 0
+        """Bytes of these that it has taken in. The engine thread alone counts them."""
+        self._outbox: Outbox[tpb.Delivery | tpb.FeatureAsk] = Outbox(
+            self._write,
+            self._call.cancel,
+            MAX_MESSAGE_BYTES - (1 << 16),  # the rest is for the items' headers
+            lambda item: item.ByteSize(),
+        )
+        self._registration = None if offer is None else Registration(offer, address, self._outbox)
+        self._watch = asyncio.create_task(self._until_broken())
+
+    @property
+    def registration(self) -> Registration:
+        assert self._registration is not None, "this draft has no head"
+        return self._registration
+
+    def put(self, item: tpb.Delivery) -> bool:
+        """Queue a delivery; return False where it is dropped. One alone is sent whatever its size."""
+        size = item.ByteSize()
+        if self._backlog_bytes and self._backlog_bytes + size > MAX_BACKLOG_BYTES:
+            return False
+        self._backlog_bytes += size
+        self._outbox.put(item)
+        return True
+
+    async def _write(self, items: list[tpb.Delivery | tpb.FeatureAsk]) -> None:
+        batch = tpb.DeliveryBatch()
+        for item in items:
+            if isinstance(item, tpb.Delivery):
+                batch.items.append(item)
+            else:
+                batch.asks.append(item)
+        await self._call.write(batch)
+        self._backlog_bytes -= sum(item.ByteSize() for item in batch.items)
+
+    async def _until_broken(self) -> None:
+        try:
+            async for batch in self._call:
+                await self._take(batch)
+            reason = "the target ended the stream"
+        except grpc.aio.AioRpcError as error:
+            reason = describe_failure(error)
+        except asyncio.CancelledError:  # by `close`, or by grpc when a write failed
+            reason = "cancelled"
+        if not self.is_broken:
+            log.warning("delivery stream to %s ended: %s", self._address, reason)
+        self.is_broken = True
+        await self._outbox.close()
+        if self._registration is not None:
+            why = f"the target at {self._address} did not take the head: the stream to the target ended: {reason}"
+            self._registration.settle(Unavailable(why))
+
+    async def _take(self, batch: tpb.FeatureBatch) -> None:
+        if self._registration is None:
+            return
+        for head in batch.heads:
+            self._registration.replied(head)
+        for rows in batch.rows:
+            await self._take_rows(rows, self._registration.offer.width)
+
+    async def _take_rows(self, message: tpb.FeatureRows, width: int) -> None:
+        num_bytes = len(message.data)
+        if not num_bytes or num_bytes != 2 * width * message.num_rows:
+            log.warning("%d bytes of %d rows came from %s", num_bytes, message.num_rows, self._address)
+            return
+        rows = np.frombuffer(message.data, dtype=np.uint16).reshape(message.num_rows, width)
+        self._metrics.feature_rows.labels(peer=self._address, fate="received").inc(len(rows))
+        self._metrics.feature_bytes.labels(peer=self._address, fate="received").inc(num_bytes)
+        self._given_bytes += num_bytes
+
+        def taken() -> None:
+            self._taken_bytes += num_bytes
+
+        self._submit(RowsJob(message.ticket, message.target_epoch, message.start, rows, taken, message.request_id))
+        while self._given_bytes - self._taken_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
+            await asyncio.sleep(RETRY_S)  # the target keeps count of what it cannot send
+
+    async def close(self) -> None:
+        """End the stream for good, and the series of the link with it."""
+        self.is_broken = True
+        self._watch.cancel()
+        await asyncio.gather(self._watch, self._outbox.close(), return_exceptions=True)
+        await self.dialer.close()
+        self._metrics.forget_link(self._address)

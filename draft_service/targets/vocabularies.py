@@ -1,0 +1,117 @@
+"""The vocabularies of a draft's targets: each target's tokenizer is read when the gateway pairs them.
+
+On the gRPC loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc.aio
+
+from outrider.drafting.translation import Intersection, between
+from outrider.engine.sampling.grammar import Grammars
+from outrider.engine.worker.jobs import SlotVocabulary
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2_grpc
+from outrider.wire.errors import ConfigError, Unavailable
+from outrider.wire.models.model_id import short_name
+from outrider.wire.peer_text import bound_strings
+from outrider.wire.telemetry.log import get_logger
+
+log = get_logger(__name__)
+
+READ_S = 60.0
+"""Seconds in which a target has to send its description, and as many for its tokenizer."""
+
+Key = tuple[str, int, tuple[int, ...]]
+"""Identifies a vocabulary: fingerprint, width and end-of-sequence ids."""
+
+
+class TargetVocabularies:
+    """The vocabularies of a draft's slots: each is its target's, and there may be several at once."""
+
+    def __init__(
+        self,
+        own: pb.WorkerInfo,
+        tokenizer: pb.TokenizerFiles,
+        default: SlotVocabulary,
+        stub_of: Callable[[str], target_pb2_grpc.TargetServiceStub],
+    ) -> None:
+        """own, tokenizer: the draft's. default: its own vocabulary. stub_of: calls the target at an address."""
+        self._own = own
+        self._tokenizer_json = tokenizer.tokenizer_json
+        self._default = default
+        self._stub_of = stub_of
+        self._of_targets: dict[str, tuple[int, SlotVocabulary]] = {}
+        """By the target's address: its epoch and its vocabulary."""
+        self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
+        self.infos: list[pb.Translation] = []
+        """Descriptions of the vocabularies that are translated."""
+
+    async def learn(self, address: str, target_epoch: int) -> None:
+        """Read a target's vocabulary. Raises ConfigError where the draft may not serve it, and Unavailable while
+        that cannot be known.
+        """
+        try:
+            info: pb.WorkerInfo = await self._stub_of(address).GetInfo(pb.GetInfoRequest(), timeout=READ_S)
+            bound_strings(info)
+            if info.epoch != target_epoch:
+                raise Unavailable(f"the target at {address} was started anew", retry_after_s=1.0)
+            found = await self._vocabulary(address, info)
+        except grpc.aio.AioRpcError as error:
+            why = f"the target at {address} does not say what its tokens are: {error.code().name}"
+            raise Unavailable(why, retry_after_s=1.0) from None
+        self._of_targets[address] = (target_epoch, found)
+
+    def of(self, message: pb.OpenSlot) -> SlotVocabulary:
+        """Return the vocabulary of a slot: the draft's own, unless its target was found to have another."""
+        epoch, found = self._of_targets.get(message.deliver_to, (None, self._default))
+        return found if epoch == message.target_epoch else self._default
+
+    async def _vocabulary(self, address: str, target: pb.WorkerInfo) -> SlotVocabulary:
+        key = (target.tokenizer_fingerprint, target.vocab_size, tuple(target.eos_token_ids))
+        if key == (self._own.tokenizer_fingerprint, self._own.vocab_size, self._default.eos_token_ids):
+            return self._default
+        if key not in self._made:
+            self._made[key] = asyncio.create_task(self._make(key, address, target))
+        return await asyncio.shield(self._made[key])  # a caller may not wait that long, and calls again
+
+    async def _make(self, key: Key, address: str, target: pb.WorkerInfo) -> SlotVocabulary:
+        try:
+            files = await self._stub_of(address).GetTokenizer(pb.GetTokenizerRequest(), timeout=READ_S)
+        except grpc.aio.AioRpcError:
+            del self._made[key]  # the target may answer another time
+            raise
+        except asyncio.CancelledError:  # as calls end whose channel is closed
+            del self._made[key]
+            why = f"the connection to the target at {address} was closed while it said what its tokens are"
+            raise Unavailable(why, retry_after_s=1.0) from None
+        vocabulary = await asyncio.to_thread(self._translated, target, files.tokenizer_json)
+        translation = vocabulary.translation
+        if isinstance(translation, Intersection):
+            what = "translating for %s: %d of %d tokens of the smaller vocabulary are one in both"
+            log.info(what, target.model_id, translation.num_shared, translation.num_texts)
+            info = pb.Translation(
+                num_shared=translation.num_shared,
+                share=translation.share,
+                tokenizer_fingerprint=target.tokenizer_fingerprint,
+                vocab_size=target.vocab_size,
+            )
+            self.infos.append(info)
+        return vocabulary
+
+    def _translated(self, target: pb.WorkerInfo, target_json: bytes) -> SlotVocabulary:
+        """Create the vocabulary of a target, in a thread. Raises ConfigError where nothing translates."""
+        sizes = (target.vocab_size, self._own.vocab_size)
+        try:
+            translation = between(target_json, self._tokenizer_json, *sizes, self._own.eos_token_ids)
+        except ConfigError:
+            raise
+        except Exception as error:  # `tokenizers` has no type of its own for a file that it cannot read
+            why = f"the tokenizer of {short_name(target.model_id)} cannot be read: {error}"
+            raise ConfigError(why) from None
+        ends = tuple(target.eos_token_ids)
+        grammars = Grammars(target_json, target.vocab_size, ends, must_follow=False)
+        return SlotVocabulary(target.vocab_size, ends, grammars, translation)

@@ -1,0 +1,135 @@
+"""An answer in the words of Anthropic's Messages API: its blocks, and the events that tell how they grow. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import orjson
+
+from gateway.api.forms.layers import ReadAnswer
+from gateway.api.http_io import anthropic_error_body
+from gateway.api.openai_responses import Json
+from gateway.generation import FinishReason, GenerationRequest, RoundOutput
+from gateway.tokenizer import Tokenizer
+from gateway.tools.reader import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
+from outrider.wire.errors import OutriderError
+
+
+class MessageForm:
+    def __init__(self, max_tokens: int, answer_id: str, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        """max_tokens: as asked for, which may be more than the context leaves."""
+        self._id = answer_id
+        self._is_cut = request.params.max_tokens < max_tokens
+        self._request = request
+        self._answer = ReadAnswer(request.reading)
+        self._blocks: list[Json] = []
+        """The last one may be open."""
+        self._is_open = False
+        self._index = -1
+        """Of the block that a stream has told last; a call that turned out to be none has had one, too."""
+        self._texts: list[str] = []
+        """Of the open block."""
+        self._stop: Json = {"stop_reason": None, "stop_sequence": None}
+        # A stream begins before it is known what was cached: message_start tells none, message_delta all.
+        self._usage: Json = {
+            "input_tokens": len(request.asked_ids),
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        }
+
+    def begin(self) -> Iterator[Json]:
+        yield {"type": "message_start", "message": self.whole()}
+        yield {"type": "ping"}
+
+    def push(self, output: RoundOutput) -> Iterator[Json]:
+        for part in self._answer.parts(output):
+            yield from self._take(part)
+        if output.finish_reason is None:
+            return
+        yield from self._close()
+        self._stop = self._stop_of(output)
+        self._usage = self._usage_of(output)
+        yield {"type": "message_delta", "delta": self._stop, "usage": self._usage}
+        yield {"type": "message_stop"}
+
+    def without_text(self) -> Json:
+        return {"type": "ping"}
+
+    def failed(self, error: OutriderError) -> Iterator[Json]:
+        yield anthropic_error_body(error)
+
+    def whole(self) -> Json:
+        head = {"id": self._id, "type": "message", "role": "assistant", "model": self._request.model}
+        return {**head, "content": list(self._blocks), **self._stop, "usage": self._usage}
+
+    def _stop_of(self, output: RoundOutput) -> Json:
+        if output.finish_reason is FinishReason.LENGTH:
+            reason = "model_context_window_exceeded" if self._is_cut else "max_tokens"
+            return {"stop_reason": reason, "stop_sequence": None}
+        if isinstance(output.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
+        return {"stop_reason": "tool_use" if self._answer.has_calls else "end_turn", "stop_sequence": None}
+
+    def _usage_of(self, output: RoundOutput) -> Json:
+        """Anthropic counts what was cached apart from the other tokens of the input."""
+        usage = self._answer.usage(output)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+            "speculation": usage["speculation"],
+        }
+
+    def _take(self, part: Part) -> Iterator[Json]:
+        if isinstance(part, CallUnread):
+            yield from self._close()
+            self._blocks.pop()
+        elif isinstance(part, CallBegun):
+            block = {"type": "tool_use", "id": self._answer.call_id(), "name": part.name, "input": {}}
+            yield from self._open(block)
+        elif isinstance(part, Arguments):
+            self._texts.append(part.text)
+            yield self._delta({"type": "input_json_delta", "partial_json": part.text})
+        elif isinstance(part, Content):
+            yield from self._grow("text", part.text, {})
+        elif isinstance(part, Reasoning):
+            yield from self._grow("thinking", part.text, {"signature": ""})
+
+    def _grow(self, kind: str, text: str, others: Json) -> Iterator[Json]:
+        if not self._is_open or self._blocks[-1]["type"] != kind:
+            yield from self._open({"type": kind, kind: "", **others})
+        self._texts.append(text)
+        yield self._delta({"type": f"{kind}_delta", kind: text})
+
+    def _open(self, block: Json) -> Iterator[Json]:
+        yield from self._close()
+        self._blocks.append(block)
+        self._is_open, self._texts = True, []
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": dict(block)}
+
+    def _delta(self, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _close(self) -> Iterator[Json]:
+        if not self._is_open:
+            return
+        block, text = self._blocks[-1], "".join(self._texts)
+        if block["type"] == "tool_use":
+            block["input"] = _object(text)
+        else:
+            block[block["type"]] = text
+        self._is_open = False
+        yield {"type": "content_block_stop", "index": self._index}
+
+
+def _object(text: str) -> Json:
+    """Return the arguments of a call. Those that the limit of tokens cut short are none: an object cannot say them."""
+    try:
+        found = orjson.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,1 @@
+"""Bodies of requests and answers, as pydantic models. Start at `base.py`."""

@@ -1,0 +1,82 @@
+"""What the bodies of the layers over chat share: /v1/responses and /v1/messages become the Demand of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.admission.prompts import Chat
+from gateway.admission.requests import MAX_MESSAGES, Demand, FieldNames
+from gateway.api.schemas.base import Strict, described
+from gateway.api.schemas.messages import MessageBody
+from gateway.api.schemas.openai import SEED, ChatBody, SpeculationBody, parse_body
+from gateway.output_format import OutputFormat
+from gateway.tools.offer import ToolOffer
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.requests.params import MAX_SALT_BYTES, RANGES
+from outrider.wire.requests.scheduling import MAX_TPOT_MS, PRIORITY
+from outrider.wire.settings.config import ContentControlTokens
+
+AS_CHATS = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "speculation", "cache_salt", "priority", "max_tpot_ms", "stream"),
+    "control_tokens_in_content",
+)
+"""Fields that mean what chat's of the same names do."""
+
+
+def chat_message(**fields: Any) -> MessageBody:
+    """Return a message of the chat. Raises InvalidRequest."""
+    return parse_body(MessageBody, fields)
+
+
+class Layer(Strict):
+    """A body that asks for one answer to one chat. null stands for the default everywhere."""
+
+    model: str | None = described(
+        "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
+    )
+    temperature: float | None = described("0 is greedy. Default: the checkpoint's, or 1", RANGES["temperature"])
+    top_p: float | None = described("Default: the checkpoint's, or 1", RANGES["top_p"])
+    top_k: int | None = described("0 or -1 = off. Default: the checkpoint's, or 0", RANGES["top_k"], minimum=-1)
+    min_p: float | None = described("as chat's. Default: the checkpoint's, or 0", RANGES["min_p"])
+    presence_penalty: float | None = described("as chat's. Default: 0", RANGES["presence_penalty"])
+    frequency_penalty: float | None = described("as chat's. Default: 0", RANGES["frequency_penalty"])
+    repetition_penalty: float | None = described(
+        "as chat's. Default: the checkpoint's, or 1", RANGES["repetition_penalty"]
+    )
+    seed: int | None = described("as chat's. Default: random", **SEED.schema)
+    speculation: SpeculationBody | None = described("as chat's. Default: the server's")
+    cache_salt: str | None = described("as chat's", minLength=1, maxLength=MAX_SALT_BYTES)
+    priority: int | None = described("as chat's. Default: 0", PRIORITY)
+    max_tpot_ms: float | None = described("as chat's. Default: as long as it takes", MAX_TPOT_MS)
+    chat_template_kwargs: dict[str, Any] | None = described("as chat's")
+    control_tokens_in_content: ContentControlTokens | None = described("as chat's")
+    stream: bool | None = described("server-sent events. Default: false")
+
+    def template_variables(self) -> dict[str, Any]:
+        return self.chat_template_kwargs or {}
+
+    def chat_demand(
+        self,
+        request_id: str,
+        messages: Sequence[MessageBody],
+        offer: ToolOffer,
+        names: FieldNames,
+        output: OutputFormat | None,
+        **others: Any,
+    ) -> Demand:
+        """Return the demand of a chat of these messages. others: more fields of it. Raises InvalidRequest."""
+        if not messages:
+            raise InvalidRequest(f"{names.prompt} is empty; give a message", param=names.prompt)
+        if len(messages) > MAX_MESSAGES:
+            text = f"{names.prompt} has {len(messages)} messages of a chat, at most {MAX_MESSAGES} are allowed"
+            raise InvalidRequest(text, param=names.prompt)
+        same = {name: getattr(self, name) for name in AS_CHATS}
+        variables = self.template_variables()
+        asked = parse_body(ChatBody, {"messages": list(messages), "chat_template_kwargs": variables, **same, **others})
+        demand = asked.demand(request_id)
+        (chat,) = demand.prompts
+        assert isinstance(chat, Chat)
+        return replace(demand, names=names, output=output, prompts=(replace(chat, tools=offer, merges_leading=True),))

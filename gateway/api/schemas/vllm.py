@@ -1,0 +1,77 @@
+"""The bodies of vLLM's POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, model_validator
+
+from gateway.admission.requests import MAX_MESSAGES, Demand
+from gateway.api.schemas.base import Strict, described
+from gateway.api.schemas.messages import AnyTool, MessageBody
+from gateway.api.schemas.openai import ChatBody, other_parameters, without_others
+from gateway.tools.offer import MAX_LISTED_TOOLS
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.settings.config import ContentControlTokens
+
+TOKENIZE_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "mm_processor_kwargs": (),
+}
+MAX_TOKENS = 1 << 18
+"""Of one /detokenize: some 2 MB of JSON. Doubled, reading it keeps the event loop for 10 ms more."""
+
+
+class TokenizeBody(Strict):
+    """POST /tokenize: of a text, or of a chat."""
+
+    model_config = ConfigDict(json_schema_extra=other_parameters(TOKENIZE_NEUTRAL, {}))
+
+    model: str | None = described("as chat's. Default: the only one")
+    prompt: str | None = described("a text, which may be empty; or give `messages`")
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = (
+        described("a chat, as chat's")
+    )
+    add_special_tokens: bool | None = described("those of the tokenizer. Default: true; of a chat only false")
+    return_token_strs: bool | None = described("`token_strs`, as the vocabulary writes them. Default: false")
+    add_generation_prompt: bool | None = described("as chat's. Default: true")
+    continue_final_message: bool | None = described("as chat's. Default: false")
+    chat_template_kwargs: dict[str, Any] | None = described("as chat's")
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = described(
+        "as chat's"
+    )
+    control_tokens_in_content: ContentControlTokens | None = described("as chat's")
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described("as chat's")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_others(cls, value: Any) -> Any:
+        """Raises InvalidRequest naming what is not offered and asks for something."""
+        if isinstance(value, dict) and (value.get("prompt") is None) is (value.get("messages") is None):
+            raise InvalidRequest("prompt and messages: give one of them, and not both", param="prompt")
+        return without_others(value, TOKENIZE_NEUTRAL, {})
+
+    def demand(self, request_id: str) -> Demand:
+        """Return that of a chat. Raises InvalidRequest."""
+        if self.add_special_tokens:
+            text = "add_special_tokens is true, and a chat has those that its template writes; leave it out"
+            raise InvalidRequest(text, param="add_special_tokens")
+        assert self.messages is not None, "a text has no demand"
+        kwargs, generation = self.chat_template_kwargs, self.add_generation_prompt
+        chat = ChatBody(model=self.model, messages=self.messages, add_generation_prompt=generation, tools=self.tools)
+        others = {
+            "chat_template_kwargs": kwargs,
+            "continue_final_message": self.continue_final_message,
+            "documents": self.documents,
+            "control_tokens_in_content": self.control_tokens_in_content,
+        }
+        return chat.model_copy(update=others).demand(request_id)
+
+
+class DetokenizeBody(Strict):
+    """POST /detokenize."""
+
+    model: str | None = described("as chat's. Default: the only one")
+    tokens: Annotated[list[int], Field(max_length=MAX_TOKENS, fail_fast=True)] = Field(
+        description="token ids", json_schema_extra={"items": {"type": "integer", "minimum": 0}}
+    )

@@ -1,1 +1,0 @@
-"""What `outrider bench` is made of: a load over HTTP, its figures, and how they are shown."""

@@ -1,0 +1,1 @@
+"""`outrider demo`: the demo pair, started, asked and compared with plain decoding."""

@@ -1,0 +1,100 @@
+"""What `outrider demo` shows: three ways to draft, each with prompts whose answers are of the kind that it is for.
+
+The demo target follows no instructions: it goes on with Python. Under a penalty on repetition its greedy text does not
+run in circles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.cli.demo.demo_runs import read_prompts
+from outrider.client import Speculation
+from outrider.wire.settings.system import demo_model
+
+REPETITION_PENALTY = 1.1
+NUM_DRAFT_TOKENS = 5
+"""Tokens that the draft model drafts a round, fixed: the demo shows what drafts do, whether they pay here or not."""
+NUM_PROMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One way to draft."""
+
+    title: str
+    says: str
+    """What is shown, in a sentence."""
+    prompts: tuple[str, ...]
+    """The first one's answer is shown."""
+    speculation: Speculation
+    before: Callable[[str], str] | None = None
+    """Returns the text before an edit from the one after it: the request's prediction. None = there is none."""
+
+
+def parts() -> list[Part]:
+    """Return them in order. Raises ConfigError where only the package is installed."""
+    held_out = read_prompts(Path(demo_model("target")).parent / "prompts.jsonl")
+    return [
+        Part(
+            "an edit",
+            "the answer is a file after an edit, and the file before it is the request's `prediction`",
+            _CODE,
+            Speculation(drafter="prediction"),
+            before_edit,
+        ),
+        Part(
+            "n-grams",
+            "the answer repeats itself in parts, as code does; what followed before is drafted, without a model",
+            _REPEATING,
+            Speculation(drafter="ngram"),
+        ),
+        Part(
+            "a draft model",
+            f"a model of a twelfth of the target's size drafts {NUM_DRAFT_TOKENS} tokens a round",
+            tuple(held_out[:NUM_PROMPTS]),
+            Speculation(drafter="model", num_draft_tokens=NUM_DRAFT_TOKENS),
+        ),
+    ]
+
+
+def before_edit(after: str) -> str:
+    """Return a text as it was before an edit that put in its third line."""
+    lines = after.split("\n")
+    return "\n".join(lines[:2] + lines[3:])
+
+
+_CODE = (
+    'def parse_header(line):\n    """Return the name and the value of a header."""\n'
+    '    name, value = line.split(":", 1)\n',
+    'class Stack:\n    """A list of values, of which the last one is taken first."""\n\n'
+    "    def __init__(self):\n        self.items = []\n\n    def push(self, value):\n",
+    "class Account:\n    def __init__(self, owner, balance=0):\n        self.owner = owner\n"
+    "        self.balance = balance\n\n    def deposit(self, amount):\n",
+    'def read_config(filename):\n    """Read a file of settings and return them as a dictionary."""\n    config = {}\n'
+    "    with open(filename) as file:\n        for line in file:\n",
+    'def send_request(host, port, message):\n    """Send a message to a server, and return its answer."""\n'
+    "    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)\n",
+)
+_REPEATING = (
+    'def parse_header(line):\n    """Return the name and the value of a header."""\n'
+    '    name, value = line.split(":", 1)\n    return name.strip(), value.strip()\n\n\n'
+    'def parse_cookie(line):\n    """Return the name and the value of a cookie."""\n'
+    '    name, value = line.split("=", 1)\n    return name.strip(), value.strip()\n\n\n'
+    "def parse_option(line):\n",
+    "    def test_read(self):\n        with open(self.path) as file:\n"
+    '            self.assertEqual(file.read(), "text")\n\n'
+    "    def test_read_lines(self):\n        with open(self.path) as file:\n"
+    '            self.assertEqual(file.readlines(), ["text"])\n\n    def test_write(self):\n',
+    "class TestColors(unittest.TestCase):\n    def test_red(self):\n"
+    '        self.assertEqual(parse("red"), (255, 0, 0))\n\n'
+    '    def test_green(self):\n        self.assertEqual(parse("green"), (0, 255, 0))\n\n    def test_blue(self):\n',
+    '    parser.add_argument("--host", help="name of the host", default="localhost")\n'
+    '    parser.add_argument("--port", help="number of the port", default=8000)\n'
+    '    parser.add_argument("--user", help=',
+    'class Point:\n    def get_x(self):\n        """Return the x coordinate of the point."""\n        return self.x\n\n'
+    '    def get_y(self):\n        """Return the y coordinate of the point."""\n        return self.y\n\n'
+    "    def get_z(self):\n",
+)

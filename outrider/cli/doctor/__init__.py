@@ -1,0 +1,1 @@
+"""`outrider doctor`: checks of this machine and of a model."""

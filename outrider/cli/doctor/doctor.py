@@ -1,0 +1,119 @@
+"""`outrider doctor`: what would go wrong on this machine, and with a pair, before anything is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console
+from outrider.cli.doctor.machine import Finding, checks
+from outrider.cli.progress import telling
+from outrider.cli.up.child_events import events_of
+from outrider.lab.alpha import DTYPES
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.requests.drafters import TABLE_DRAFTERS
+from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.settings.system import demo_model
+
+STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_FIELDS = GatewayConfig.model_fields
+
+Draft = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Folder, GGUF file or hub id of a draft, a model or a head, or {', '.join(TABLE_DRAFTERS)}; "
+        "may be given several times."
+    ),
+]
+
+
+def doctor(
+    target: Annotated[
+        str | None,
+        typer.Option(help="Folder, GGUF file or hub id; absent = the demo pair, where --draft names no model."),
+    ] = None,
+    draft: Draft = None,
+    host: Annotated[str, typer.Option(help="As for `outrider up`.")] = _FIELDS["host"].default,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="As for `outrider up`.")] = _FIELDS["port"].default,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="As for `outrider up`.")] = _FIELDS[
+        "grpc_port"
+    ].default,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    dtype: Annotated[str, typer.Option(help=f"Of all models: {', '.join(DTYPES)}.")] = "auto",
+) -> None:
+    """Say what would go wrong here: versions, cores, ports, memory, GPU, compiler, a draft that cannot serve a target.
+
+    A line for each check, with the remedy below what is wrong. Of models only configurations and tokenizers are read,
+    of heads the weights, too. Exit code 1 when there is a problem.
+    """
+    with errors_as_lines():
+        if dtype not in DTYPES:
+            raise ConfigError(f"--dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
+        tables = [each for each in draft or () if each.partition(":")[0] in TABLE_DRAFTERS]
+        drafts = [each for each in draft or () if each not in tables]
+        if target is None and drafts:
+            raise ConfigError(f"--draft is {drafts[0]} and there is no target; say --target MODEL")
+        no_models = None
+        if target is None:
+            try:
+                target, drafts = demo_model("target"), [] if tables else [demo_model("draft")]
+            except ConfigError as error:
+                no_models = Finding("models", "warning", error.message)
+        task = {"target": target, "drafts": drafts, "device": device, "dtype": dtype}
+        found, console = list[Finding](), answer_console()
+        for finding in findings_of(task, tables, host, port, grpc_port, console, no_models):
+            found.append(finding)
+            show(console, finding)
+        counts = {state: sum(each.state == state for each in found) for state in STYLES}
+        console.print(f"\nproblems: {counts['problem']}, warnings: {counts['warning']}, ok: {counts['ok']}")
+        if counts["problem"]:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def findings_of(
+    task: dict[str, Any],
+    tables: list[str],
+    host: str,
+    port: int,
+    grpc_port: int,
+    console: Console,
+    no_models: Finding | None,
+) -> Iterator[Finding]:
+    """Yield all findings, of the machine and of the pair.
+
+    task: target, drafts, device and dtype as `outrider.engine.checkup` takes them. tables: drafters without a model.
+    console: where findings are printed; on a terminal the spinner is drawn there, too, so that lines go above it.
+    no_models: why there is no target to look at.
+    """
+    has_engine = True
+    for finding in checks(host, port, grpc_port, min(1, len(task["drafts"]))):  # each draft is looked at by itself
+        has_engine = has_engine and not (finding.check == "extra engine" and finding.state == "problem")
+        yield finding
+    for each in tables:
+        yield Finding(f"draft {each}", "ok", "needs no model: it takes the target's tokens")
+    if no_models is not None:
+        yield no_models
+    if not has_engine:
+        return  # torch is what reads the rest
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # a check fetches no weights
+    made = events_of("outrider.engine.checkup", task, "check of the pair", grace_s=1.0, env=offline)
+    shown = console if console.is_interactive else note_console()
+    try:
+        with telling(shown, "importing torch"), closing(made) as events:
+            yield from (Finding(**{name: event[name] for name in Finding.__slots__}) for event in events)
+    except OutriderError as error:
+        yield Finding("torch", "problem", error.message, "pip check: do the libraries fit together?")
+
+
+def show(console: Console, finding: Finding) -> None:
+    """Print a finding in a line, and the remedy in another."""
+    state = Text(f"{finding.state:<8}", STYLES[finding.state])
+    console.print(Text.assemble(state, " ", (finding.check, "bold"), f": {finding.found}"))
+    if finding.remedy and finding.state != "ok":
+        console.print(Text(f"{'':<8} -> {finding.remedy}"))

@@ -1,0 +1,1 @@
+"""`outrider generate` and `outrider chat`: requests to a running gateway, and how answers are shown."""

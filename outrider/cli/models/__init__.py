@@ -1,0 +1,1 @@
+"""`outrider pull`: fetches a model."""

@@ -1,0 +1,1 @@
+"""`outrider top`: a screen of what a running system does."""

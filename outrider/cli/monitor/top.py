@@ -1,0 +1,189 @@
+"""`outrider top`: a running system on one screen, read again and again from what it says over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import ssl
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from outrider.cli.console import errors_as_lines, screen_console, widen
+from outrider.cli.monitor.series import Scrape, Span
+from outrider.cli.monitor.top_screen import View, screen
+from outrider.cli.over_http import gateway_url, trust_of
+from outrider.client import ConnectOptions
+from outrider.wire.errors import Unavailable
+from outrider.wire.transport.address import is_host_port
+
+TIMEOUT_S = 2.0
+"""Seconds until somebody who does not answer is taken to be away. Doubled, a screen with one that hangs is drawn that
+much more seldom."""
+
+
+def top(
+    gateway: Annotated[
+        str, typer.Option("--gateway", "--address", help="A gateway's HTTP or gRPC address, or its metrics_port's.")
+    ] = "http://127.0.0.1:8000",
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds that rates are taken over.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, after one interval, and end.")] = False,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="PEM file of the CAs to trust; absent = the system's; implies https.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file with a certificate to show; needs --tls-key.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+) -> None:
+    """Show a running system: workers, slots, KV cache, acceptance, tokens/s, where time goes, what is wrong.
+
+    q or Ctrl-C ends it. Off a terminal it prints one frame.
+    """
+    with errors_as_lines():
+        trust = trust_of(tls_ca, tls_cert, tls_key)
+        url = gateway_url(gateway, ConnectOptions(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key))
+        asyncio.run(_top(url, interval, once, trust))
+
+
+async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | bool) -> None:
+    console = screen_console()
+    # trust_env: a proxy of the outside world knows neither the gateway nor its workers.
+    async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=trust) as http:
+        reader = Reader(http, url)
+        view = await reader.read()
+        if view.away is not None:
+            raise Unavailable(
+                f"no gateway answers at {url}: {view.away}; start one with `outrider up`, or say --gateway HOST:PORT"
+            )
+        if once or not (console.is_terminal and sys.stdin.isatty()):
+            await asyncio.sleep(interval_s)
+            frame = screen(await reader.read(), console.width)
+            if not console.is_terminal:
+                widen(console, frame)
+            console.print(frame)
+            return
+        with contextlib.suppress(asyncio.CancelledError), _ended_by_keys():
+            await _watch(console, reader, view, interval_s)
+
+
+async def _watch(console: Console, reader: Reader, view: View, interval_s: float) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(screen(view, console.width), refresh=True)
+            await asyncio.sleep(interval_s)
+            view = await reader.read()
+
+
+@contextlib.contextmanager
+def _ended_by_keys() -> Iterator[None]:
+    """Cancel the running task on q and on signals; keys come one by one and are not shown, as long as this lasts."""
+    task, loop, keyboard = asyncio.current_task(), asyncio.get_running_loop(), sys.stdin.fileno()
+    assert task is not None
+
+    def pressed() -> None:
+        if os.read(keyboard, 64).lower() in (b"q", b""):
+            task.cancel()
+
+    before = termios.tcgetattr(keyboard)
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    try:
+        tty.setcbreak(keyboard)
+        loop.add_reader(keyboard, pressed)
+        for number in ends:
+            loop.add_signal_handler(number, task.cancel)
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        for number in ends:
+            loop.remove_signal_handler(number)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+class Reader:
+    """Reads a gateway and its workers, and keeps what each said last: rates need two readings."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._http = http
+        self._url = url
+        self._clock = clock
+        self._last: dict[str, Scrape] = {}
+        """By URL, of those that answered the last time."""
+        self._view: View | None = None
+
+    async def read(self) -> View:
+        """Read all once more. Where the gateway is away the view says so, beside what was last read."""
+        try:
+            metrics, ready, groups = await asyncio.gather(
+                self._scrape(self._url), self._json("/readyz"), self._json("/sd")
+            )
+            readiness, members = _readiness(ready), _members(groups)
+            workers = await asyncio.gather(*map(self._worker, members.values()))
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            self._last.clear()
+            return self._without(_reason(error))
+        found = {member: span for member, span in zip(members, workers, strict=True) if span}
+        self._view = View(self._url, time.time(), metrics, readiness, found)
+        return self._view
+
+    def _without(self, reason: str) -> View:
+        empty = Scrape(self._clock(), {})
+        last = self._view or View(self._url, time.time(), Span(empty, empty), {})
+        return View(last.url, last.now_s, last.gateway, last.readiness, last.workers, away=reason)
+
+    async def _worker(self, address: str) -> Span | None:
+        if not is_host_port(address):
+            return None
+        try:
+            return await self._scrape(f"http://{address}")
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+            self._last.pop(f"http://{address}", None)
+            return None
+
+    async def _scrape(self, url: str) -> Span:
+        """Raises httpx.HTTPError, and ValueError where what answers serves no metrics."""
+        reply = (await self._http.get(f"{url}/metrics")).raise_for_status()
+        now = Scrape.parse(reply.text, self._clock())
+        before = self._last.get(url, now)
+        self._last[url] = now
+        return Span(before, now)
+
+    async def _json(self, path: str) -> Any:
+        return (await self._http.get(self._url + path)).json()
+
+
+def _readiness(said: Any) -> Mapping[str, Any]:
+    """Return what /readyz said. Raises ValueError where that is none of a gateway's."""
+    refused = said.get("refused", []) if isinstance(said, dict) else None
+    if not isinstance(refused, list) or not all(isinstance(each, str) for each in refused):
+        raise ValueError("/readyz is none of a gateway's")
+    return said  # type: ignore[no-any-return]
+
+
+def _members(groups: Any) -> dict[str, str]:
+    """Return where the workers' metrics are, by the member's name, from what /sd said. Raises ValueError, LookupError
+    or TypeError where that is none of a gateway's.
+    """
+    members = {group["labels"]["member"]: group["targets"][0] for group in groups}
+    if not all(isinstance(each, str) for pair in members.items() for each in pair):
+        raise ValueError("/sd is none of a gateway's")
+    return members
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.request.url.path} is answered with {error.response.status_code}"
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer within {TIMEOUT_S:g} s"
+    if isinstance(error, httpx.HTTPError):
+        return str(error) or type(error).__name__
+    return "what answers there is no gateway"

@@ -1,0 +1,38 @@
+"""`outrider certs`: apart from what makes them, which needs an extra that the rest of the command line does without."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli.console import errors_as_lines, note_console
+from outrider.wire.errors import ConfigError
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where they are put; a CA that is there already signs the new ones.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or address that users reach the gateway by, *.example.com too; may be given several times. "
+            "Absent = those of the certificate before, else this machine's."
+        ),
+    ] = None,
+) -> None:
+    """Make or renew certificates: FOLDER/gateway, draft, target and launcher for tls_dir, public for public_tls_dir.
+
+    Running parts take renewed files up by themselves. They last a year, the CA ten. Keep ca-key.pem off the machines
+    that serve.
+    """
+    with errors_as_lines():
+        try:
+            from outrider.cli.secrets.authority import write_certificates
+        except ImportError as error:
+            raise ConfigError(f"{error}: certificates are made with the extra: pip install 'outrider[certs]'") from None
+        written = write_certificates(folder, host or [], datetime.now(UTC))
+        for place in written:
+            typer.echo(place)
+        note_console().print(f"users trust them by {folder / 'ca.pem'}: --tls-ca, or SSL_CERT_FILE", markup=False)

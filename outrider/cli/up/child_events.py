@@ -1,0 +1,46 @@
+"""Runs a module that needs torch in a process of its own and yields what it reports. For `alpha` and `train-head`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.processes.processes import LOOK_S, Child, Event, StopFlag
+
+
+def events_of(
+    module: str, task: dict[str, Any], what: str, grace_s: float, env: Mapping[str, str] | None = None
+) -> Generator[Event, None, None]:
+    """Start `python -m module` with the task as a line of its stdin; yield its events until it has ended.
+
+    what: names it in errors. env: its environment, in place of ours. When the generator is closed, the process has
+    `grace_s` seconds to stop; a second signal ends it at once. Raises ConfigError with what the event "failed" says,
+    OutriderError when it ends in any other way than well, and KeyboardInterrupt on SIGTERM and SIGHUP, too, with the
+    process stopped. Call from the main thread.
+    """
+    stop = StopFlag()
+    with stop.installed():
+        args = [sys.executable, "-m", module]
+        child = Child(what, args, stdin=json.dumps(task) + "\n", notify=stop.notify, env=env)
+        try:
+            while not stop.is_set():
+                has_ended = child.has_ended()
+                if child.events.empty() and not has_ended:
+                    stop.wait(LOOK_S)
+                    continue
+                if child.events.empty() and child.returncode == 0:
+                    return
+                if child.events.empty():
+                    said = " / ".join(child.last_lines(5)) or f"it ended with exit code {child.returncode}"
+                    raise OutriderError(f"the {what} gave no result: {said}")
+                event = child.events.get()
+                if event["event"] == "failed":
+                    raise ConfigError(event["message"])
+                yield event
+            raise KeyboardInterrupt
+        finally:
+            child.stop(grace_s, lambda: stop.hurry)
+            child.close()

@@ -1,0 +1,137 @@
+"""vLLM's `--speculative-config`: which draft it starts here. Keys and methods are those of vLLM's SpeculativeConfig."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.requests.params import MAX_DRAFT_TOKENS
+from outrider.wire.settings.config import GatewayConfig
+
+_DEFAULT_MAX = GatewayConfig.model_fields["max_draft_tokens"].default
+OWN_DRAFTERS = {"ngram": "ngram", "ngram_gpu": "ngram", "[ngram]": "ngram", "suffix": "lookup"}
+"""Our drafter for each of vLLM's methods that have no model."""
+WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "dspark")
+"""Methods whose `model` is our --draft: what a folder holds is read from its configuration."""
+REFUSED_METHODS = {
+    "mlp_speculator": "train a head of this target with `outrider train-head`, or name an EAGLE, Medusa or MTP head",
+    "extract_hidden_states": "leave it out: `outrider train-head` takes the hidden states of the target itself",
+    "custom_class": "one of the methods that are here, or `outrider train-head` for a head of your own",
+}
+_RUN_TIME = "leave it out: how a draft is run follows from its device"
+_NO_EFFECT = {
+    "prompt_lookup_max": "n-grams of 2 to 4 tokens are counted, the longest that was seen before decides",
+    "prompt_lookup_min": "n-grams of 2 to 4 tokens are counted, the longest that was seen before decides",
+    "use_heterogeneous_vocab": "a draft of another tokenizer is served without it",
+    "parallel_drafting": "the draft's configuration says it",
+    "suffix_decoding_max_tree_depth": "lookup copies as many tokens as a round may draft",
+    "suffix_decoding_max_cached_requests": "lookup remembers 65,536 tokens of recent answers",
+    "suffix_decoding_max_spec_factor": "lookup copies as many tokens as a round may draft",
+    "suffix_decoding_min_token_prob": "lookup copies what followed the longest match",
+    "num_speculative_tokens_per_batch_size": "-K auto, the default, chooses by what pays at each load",
+    "enable_adaptive_verification": "-K auto, the default, chooses by what pays at each load",
+}
+"""Keys that are taken and change nothing: what is so here."""
+_REFUSED_KEYS = {
+    "draft_tensor_parallel_size": "1, or leave it out: a draft is not split",
+    "tensor_parallel_size": "--tensor-parallel-size, which is the target's",
+    "revision": "outrider pull MODEL --revision REVISION, and that folder as model",
+    "code_revision": "leave it out: no model's own code is run",
+    "rejection_sample_method": "leave it out: drafts are kept by an exact rule, chosen with --acceptance",
+    "draft_sample_method": "leave it out: drafts are drawn with their probabilities, which keeps more of them",
+    "synthetic_acceptance_rate": "leave it out: `outrider tune` computes what an acceptance rate would bring",
+    "synthetic_acceptance_rates": "leave it out: `outrider tune` computes what acceptance rates would bring",
+    "synthetic_acceptance_length": "leave it out: `outrider tune` computes what acceptance rates would bring",
+    "kv_cache_dtype": "leave it out: the KV cache has the weights' dtype",
+    "moe_backend": _RUN_TIME,
+    "attention_backend": "--draft-attention-path",
+    "enforce_eager": _RUN_TIME,
+    "disable_padded_drafter_batch": _RUN_TIME,
+    "disable_eagle_block_drop": _RUN_TIME,
+    "use_local_argmax_reduction": _RUN_TIME,
+    "disable_by_batch_size": "-K auto, the default, drafts less as the load grows",
+    "acceptance_method": "--acceptance",
+}
+_HARMLESS = {
+    "draft_tensor_parallel_size": (1,),
+    "rejection_sample_method": ("standard", "strict", "probabilistic"),
+    "draft_sample_method": ("probabilistic",),
+    "enforce_eager": (False,),
+    "disable_padded_drafter_batch": (False,),
+    "kv_cache_dtype": ("auto",),
+}
+"""Values of refused keys that say what is so anyway."""
+_TAKEN = ("model", "method", "num_speculative_tokens", "quantization", "max_model_len")
+
+
+def draft_flags(config: Mapping[str, object]) -> tuple[list[str], list[str]]:
+    """Return the flags of `outrider up` for a speculative config, and what to say of its keys.
+
+    Raises ConfigError for a key, or a value, that is not taken, with what to type instead.
+    """
+    notes = [note for key, value in config.items() for note in _checked(key, value)]
+    model, method = _text(config, "model"), _text(config, "method")
+    if method is None and model in OWN_DRAFTERS:
+        method = model
+    if method in REFUSED_METHODS:
+        raise ConfigError(
+            f"method {method!r} of --speculative-config is not served; instead: {REFUSED_METHODS[method]}"
+        )
+    flags = _drafter(model, method)
+    number = config.get("num_speculative_tokens")
+    if number is not None:
+        flags += _lengths(number)
+    for key, flag in (("quantization", "--draft-quantization"), ("max_model_len", "--draft-context-limit")):
+        if config.get(key) is not None:
+            flags += [flag, str(config[key])]
+    return flags, notes
+
+
+def _drafter(model: str | None, method: str | None) -> list[str]:
+    if method in OWN_DRAFTERS:
+        return ["--no-draft", "--drafter", OWN_DRAFTERS[method]]
+    is_mtp = method is not None and (method == "mtp" or method.endswith("_mtp"))
+    if method is not None and method not in WITH_MODEL and not is_mtp:
+        known = ", ".join([*OWN_DRAFTERS, *WITH_MODEL])
+        raise ConfigError(f"method of --speculative-config is {method!r}; known: {known}")
+    if model is None and is_mtp:
+        return ["--mtp"]
+    if model is None:
+        raise ConfigError(
+            f"--speculative-config has no model for method {method!r}; name it, or say "
+            '{"method": "ngram"}, which needs none'
+        )
+    return ["--draft", model]
+
+
+def _lengths(number: object) -> list[str]:
+    """Return the flags for so many draft tokens a round."""
+    if type(number) is not int or not 0 < number <= MAX_DRAFT_TOKENS:
+        raise ConfigError(
+            f"num_speculative_tokens of --speculative-config is {number!r}, must be a number from 1 to "
+            f"{MAX_DRAFT_TOKENS}, or left out: K is then what pays"
+        )
+    more = ["--max-draft-tokens", str(number)] if number > _DEFAULT_MAX else []
+    return ["-K", str(number), *more]
+
+
+def _checked(key: str, value: object) -> list[str]:
+    """Return what to say of a key. Raises ConfigError for one that is not taken."""
+    if key in _TAKEN or value in _HARMLESS.get(key, ()):
+        return []
+    if key in _NO_EFFECT:
+        return [f"{key} of --speculative-config: {_NO_EFFECT[key]}"]
+    if key in _REFUSED_KEYS:
+        raise ConfigError(f"{key} of --speculative-config is {value!r}, not taken here; instead: {_REFUSED_KEYS[key]}")
+    known = [*_TAKEN, *_NO_EFFECT]
+    close = difflib.get_close_matches(key, known, 1)
+    meant = f"did you mean {close[0]}?" if close else f"taken: {', '.join(_TAKEN)}"
+    raise ConfigError(f"{key!r} is no key of --speculative-config here; {meant}")
+
+
+def _text(config: Mapping[str, object], key: str) -> str | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{key} of --speculative-config is {value!r}, must be a text")
+    return value

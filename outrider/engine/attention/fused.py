@@ -1,0 +1,124 @@
+"""The `fused` path: a forward of our own in C++ for decoders like Llama's and Gemma's on a CPU. Built by `choice`.
+
+Weights are packed at load and read once a step; keys and values are read from their blocks. Every sum has one order, so
+a token's logits are the same bits in every batch, verify width and chunking, and with any number of threads.
+In bfloat16 only the weights, the cache and the inputs of products are rounded; all else, logits included, is float32.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.engine.attention.forward_path import BLOCK_SIZE
+from outrider.engine.attention.fused_weights import CLASSES, FusedShape, pack_weights
+from outrider.engine.errors import PathUnavailable
+from outrider.engine.memory import new_storage
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.native.library import NativeModel
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import InvalidRequest
+
+PADDED = 16
+"""Rows of values and of features are padded to a multiple of this many floats. Compiled into the kernels."""
+
+
+class FusedPath:
+    """Runs a model like Llama or Gemma in C++. Implements `ForwardPath`, `RunsTrees`, `GivesFeatures`, `Repacks`."""
+
+    name = "fused"
+    batch_invariant = True
+    block_size = BLOCK_SIZE
+
+    def __init__(self, model: PreTrainedModel, facts: ModelFacts) -> None:
+        """Pack the model's weights. Raises PathUnavailable, naming what this path cannot run."""
+        if type(model).__name__ not in CLASSES:
+            raise PathUnavailable(f"is made for {', '.join(CLASSES)}")
+        shape = FusedShape.of(model, model.model, facts)
+        self._hold(shape, *pack_weights(model.model, model.lm_head, shape))
+
+    def _hold(self, shape: FusedShape, native: NativeModel, embedding: Tensor | None) -> None:
+        self._shape, self._native, self._embedding = shape, native, embedding
+        self._keys = self._values = torch.empty(0)
+        self._num_taps = 0
+        self.features = torch.empty(0)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        shape = self._shape
+        padded = _padded(shape.head_size)
+        return shape.num_layers * shape.kv_heads * (shape.head_size + padded) * shape.dtype.itemsize
+
+    @property
+    def weights_bytes(self) -> int:
+        return self._native.weight_bytes + (0 if self._embedding is None else self._embedding.nbytes)
+
+    def set_storage(self, num_blocks: int, block_size: int) -> None:
+        assert block_size == BLOCK_SIZE, f"blocks of {block_size} tokens, the kernels are made for {BLOCK_SIZE}"
+        shape, dtype = self._shape, self._shape.dtype
+        per_layer = (shape.num_layers, num_blocks + 1, shape.kv_heads)
+        padded = _padded(shape.head_size)
+        self._keys = self._values = torch.empty(0)  # free the old storage first: there may be no room for both
+        self._keys = new_storage((*per_layer, shape.head_size, BLOCK_SIZE), dtype, torch.device("cpu"))
+        self._values = new_storage((*per_layer, BLOCK_SIZE, padded), dtype, torch.device("cpu"))
+        self._native.storage(self._embedding, self._keys, self._values, num_blocks + 1)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for source, destination in copies:
+            for storage in (self._keys, self._values):
+                storage[:, destination].copy_(storage[:, source])
+
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        read, written = torch.tensor([sources, destinations])  # [N] each
+        (blocks, slots), (to_blocks, to_slots) = ((at // BLOCK_SIZE, at % BLOCK_SIZE) for at in (read, written))
+        self._keys[:, to_blocks, :, :, to_slots] = self._keys[:, blocks, :, :, slots]
+        self._values[:, to_blocks, :, to_slots] = self._values[:, blocks, :, slots]
+
+    def set_taps(self, taps: Sequence[int]) -> None:
+        self._native.taps(taps)
+        self._num_taps = len(taps)
+        self.features = torch.empty(0)
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        return self._run(rows)
+
+    def _run(self, rows: Sequence[Row], read: Tensor | None = None) -> Tensor:
+        """Return the logits [N, head_rows] float32. read: [T, H] float32 for a paired model."""
+        ids: list[int] = []
+        numbers: list[int] = []
+        blocks: list[int] = []
+        parents: list[int] = []
+        num_logits = 0
+        for row in rows:
+            table = row.table.blocks
+            ids += row.new_ids
+            nodes = row.parents or ()
+            numbers += (len(row.new_ids), row.num_cached, row.num_logits, len(table), len(nodes))
+            blocks += table
+            parents += nodes
+            num_logits += row.num_logits
+        try:
+            plan = array("i", ids + numbers + blocks + parents)
+        except OverflowError:
+            raise self._outside(next(i for i in ids if not 0 <= i < self._shape.vocab)) from None
+        logits = torch.empty(num_logits, self._shape.head_rows)  # [N, V] float32
+        features = torch.empty(len(ids), self._num_taps, _padded(self._shape.hidden)) if self._num_taps else None
+        bad = self._native.forward(plan, len(ids), len(rows), logits, features, read)
+        if bad is not None:
+            raise self._outside(ids[bad])
+        if features is not None:
+            self.features = features[..., : self._shape.hidden]
+        return logits
+
+    def _outside(self, token_id: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"token id {token_id} is outside the vocabulary, 0 to {self._shape.vocab - 1}", param="token_ids"
+        )
+
+
+def _padded(columns: int) -> int:
+    return -(-columns // PADDED) * PADDED

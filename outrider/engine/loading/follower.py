@@ -1,0 +1,110 @@
+"""`python -m outrider.engine.loading.follower FOLDER RANK CORES`: hold one share of the target's weights.
+
+Started by rank 0 (`team`), or inside a Ray actor by `deploy`. It meets rank 0 first, loads what rank 0 loads in the
+same order, self-test included, and then repeats rank 0's forwards until rank 0 ends them. When rank 0 ends in any other
+way the process ends at once, in the middle of a forward if need be. Torch is imported after the process has been
+pinned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.engine.parallel.meeting import GRACE_S, MEETING_TIMEOUT_S, Host, join_host
+from outrider.wire.errors import OutriderError
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.telemetry.log import adopt_loggers, configure_logging, get_logger, tell_end
+from outrider.wire.transport.host import prepare_process
+
+log = get_logger(__name__)
+
+
+def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callable[[], None]) -> int:
+    """Run one follower for the life of the team and return the process's exit code.
+
+    Raises OutriderError, after reporting it to rank 0.
+    on_abandoned: called from a thread when rank 0 has ended without a word, just before the process does.
+    """
+    cores = prepare_process(cpu_cores)
+    host = join_host(folder, rank, MEETING_TIMEOUT_S)
+    ended = threading.Event()
+    threading.Thread(target=_end_with, args=(host, ended, on_abandoned), name="rank-0", daemon=True).start()
+    message = host.commands.receive()
+    if message is None:
+        on_abandoned()
+        return 1
+    start = json.loads(message)
+    config = TargetConfig(**start["config"])
+    configure_logging(config.log_level, f"target rank {rank}", config.log_format)
+    try:
+        orderly = _serve(host, rank, config, Path(start["store"]), len(cores))
+    except Exception as error:
+        host.report(error.message if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}")
+        raise
+    if orderly:
+        ended.set()
+    else:
+        on_abandoned()
+    return 0 if orderly else 1
+
+
+def _serve(host: Host, rank: int, config: TargetConfig, store: Path, num_threads: int) -> bool:
+    """Load and repeat forwards; return whether rank 0 ended the team in good order."""
+    import torch
+
+    from outrider.engine.loading.loader import load_runner
+    from outrider.engine.parallel.group import Group, join_group
+    from outrider.engine.parallel.messages import END, decode
+
+    torch.set_num_threads(num_threads)
+    groups: list[Group] = []
+
+    def join(found: torch.device) -> Group:
+        host.say_ready()
+        groups.append(join_group(store, rank, config.tensor_parallel, found.type))
+        return groups[0]
+
+    path = load_runner(config, join).path
+    adopt_loggers()
+    groups[0].begin_steps()
+    orderly = False
+    with torch.inference_mode():
+        while not orderly and (message := host.commands.receive()) is not None:
+            kind, arguments = decode(message)
+            if kind == END:
+                orderly = True
+            else:
+                getattr(path, kind)(*arguments)
+    groups[0].leave()
+    return orderly
+
+
+def _end_with(host: Host, ended: threading.Event, on_abandoned: Callable[[], None]) -> None:
+    """End this process when rank 0 closes the line, by ending or after its End: it sends nothing on it."""
+    host.life.receive()
+    if not ended.wait(GRACE_S):  # a collective that waits for rank 0 would wait for minutes
+        on_abandoned()
+        os._exit(1)
+
+
+def main(argv: list[str]) -> int:
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # terminals and `systemctl kill` send them to all; rank 0 handles them
+    configure_logging("info", f"target rank {argv[1]}")
+    try:
+        folder = Path(argv[0])
+        return follow(folder, int(argv[1]), argv[2], lambda: shutil.rmtree(folder, ignore_errors=True))
+    except OutriderError as error:
+        tell_end(f"target rank {argv[1]}", error.message)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The half of the laboratory that imports torch: acceptance rates, widened models, reference answers."""

@@ -1,0 +1,180 @@
+"""Function-preserving widening of a Llama checkpoint: the same logits at the cost of a larger model.
+
+A small pair that was really trained has a real acceptance rate but an unreal cost: its target is hardly dearer than
+its draft. Widening keeps the one and repairs the other, so that speed can be measured anywhere. How:
+
+* The residual stream is padded with zeros, and nothing ever writes to the padding.
+* Added heads, neurons and layers keep random input weights, so that they cost what dense ones cost, and have output
+  weights of zero, so that they say nothing.
+* RMSNorm divides by the root mean square over D entries instead of d, of which D - d are zero. Its weights are scaled
+  by sqrt(d/D) and its epsilon by d/D, which gives back the same numbers.
+
+Every table made with a widened target must say that it is widened.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+from outrider.engine.files.model_files import check_folder
+
+CHECKED_TOKENS = (2, 64)  # batch, length
+
+
+class WideningError(ValueError):
+    """Raised for a size or a model that cannot be widened; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of the widened model."""
+
+    hidden: int
+    """Width of the residual stream; a multiple of `heads`."""
+    intermediate: int
+    """Neurons of an MLP."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key and value heads; divides `heads`."""
+    extra_layers: int = 0
+    """Layers added behind the others, which change nothing."""
+
+
+def widen(model: LlamaForCausalLM, sizes: Sizes) -> LlamaForCausalLM:
+    """Return a larger model, same dtype and device, whose logits equal those of `model` up to rounding.
+
+    Raises WideningError when `model` is not a Llama without biases, or a size is smaller than the model's own.
+    """
+    check(model, sizes)
+    wide = LlamaForCausalLM(wide_config(model.config, sizes)).to(device=model.device, dtype=model.dtype)
+    wide.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)  # `to` has rounded the frequencies to its dtype
+    width = model.config.hidden_size
+    with torch.no_grad():
+        _zero_but(wide.model.embed_tokens.weight, model.model.embed_tokens.weight)
+        if not model.config.tie_word_embeddings:
+            _zero_but(wide.lm_head.weight, model.lm_head.weight)
+        _widen_norm(wide.model.norm, model.model.norm)
+        for index, layer in enumerate(wide.model.layers):
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+            if index < model.config.num_hidden_layers:
+                _widen_layer(layer, model.model.layers[index], _query_rows(model.config, sizes), width)
+    return wide.eval()
+
+
+def check(model: torch.nn.Module, sizes: Sizes) -> None:
+    """Raise WideningError naming the first thing that stands in the way."""
+    if not isinstance(model, LlamaForCausalLM):
+        raise WideningError(f"the model is a {type(model).__name__}; only LlamaForCausalLM can be widened")
+    config = model.config
+    if config.attention_bias or config.mlp_bias:
+        raise WideningError("the model has biases in its attention or MLP; only Llamas without can be widened")
+    for name, old in (
+        ("hidden", config.hidden_size),
+        ("intermediate", config.intermediate_size),
+        ("heads", config.num_attention_heads),
+        ("kv_heads", config.num_key_value_heads),
+        ("extra_layers", 0),
+    ):
+        if (new := getattr(sizes, name)) < old:
+            raise WideningError(f"{name} is {new}, must be at least the model's own {old}")
+    if sizes.heads % sizes.kv_heads:
+        raise WideningError(f"heads is {sizes.heads}, must be a multiple of kv_heads, {sizes.kv_heads}")
+    if sizes.hidden % sizes.heads:  # transformers refuses to save such a config, though the head size is explicit
+        raise WideningError(f"hidden is {sizes.hidden}, must be a multiple of heads, {sizes.heads}")
+    group, old_group = sizes.heads // sizes.kv_heads, config.num_attention_heads // config.num_key_value_heads
+    if group < old_group:
+        raise WideningError(f"heads / kv_heads is {group}, must be at least the model's own {old_group}: add heads")
+
+
+def wide_config(config: LlamaConfig, sizes: Sizes) -> LlamaConfig:
+    """Return a copy with the new sizes; the head size, and with it the rotary embedding, stays."""
+    wide = copy.deepcopy(config)
+    wide.head_dim = head_dim(config)
+    wide.hidden_size, wide.intermediate_size = sizes.hidden, sizes.intermediate
+    wide.num_attention_heads, wide.num_key_value_heads = sizes.heads, sizes.kv_heads
+    wide.num_hidden_layers = config.num_hidden_layers + sizes.extra_layers
+    wide.rms_norm_eps = config.rms_norm_eps * config.hidden_size / sizes.hidden
+    return wide
+
+
+def head_dim(config: LlamaConfig) -> int:
+    return int(config.head_dim or config.hidden_size // config.num_attention_heads)
+
+
+def _query_rows(config: LlamaConfig, sizes: Sizes) -> torch.Tensor:
+    """Return the new rows [old heads * head_dim] int64 of the old query heads: each keeps its key and value head."""
+    old_group = config.num_attention_heads // config.num_key_value_heads
+    group = sizes.heads // sizes.kv_heads
+    old = torch.arange(config.num_attention_heads)
+    new = old // old_group * group + old % old_group  # [old heads]
+    size = head_dim(config)
+    return (new[:, None] * size + torch.arange(size)).flatten()
+
+
+def _widen_layer(layer: LlamaDecoderLayer, old: LlamaDecoderLayer, query_rows: torch.Tensor, width: int) -> None:
+    """Copy `old` into the corner of `layer`; o_proj and down_proj are zero elsewhere, set by the caller."""
+    new_attention, attention = layer.self_attn, old.self_attn
+    new_attention.q_proj.weight[query_rows, :width] = attention.q_proj.weight
+    _into_corner(new_attention.k_proj.weight, attention.k_proj.weight)
+    _into_corner(new_attention.v_proj.weight, attention.v_proj.weight)
+    new_attention.o_proj.weight[:width, query_rows] = attention.o_proj.weight
+    _into_corner(layer.mlp.gate_proj.weight, old.mlp.gate_proj.weight)
+    _into_corner(layer.mlp.up_proj.weight, old.mlp.up_proj.weight)
+    _into_corner(layer.mlp.down_proj.weight, old.mlp.down_proj.weight)
+    _widen_norm(layer.input_layernorm, old.input_layernorm)
+    _widen_norm(layer.post_attention_layernorm, old.post_attention_layernorm)
+
+
+def _into_corner(new: torch.Tensor, old: torch.Tensor) -> None:
+    new[: old.shape[0], : old.shape[1]] = old
+
+
+def _zero_but(new: torch.Tensor, old: torch.Tensor) -> None:
+    """Fill with zeros, with `old` in the corner: [V, D] from [V, d]."""
+    new.zero_()
+    _into_corner(new, old)
+
+
+def _widen_norm(new: LlamaRMSNorm, old: LlamaRMSNorm) -> None:
+    width = old.weight.shape[0]
+    new.weight.zero_()
+    new.weight[:width] = old.weight * (width / new.weight.shape[0]) ** 0.5
+
+
+@torch.inference_mode()
+def largest_difference(model: LlamaForCausalLM, other: LlamaForCausalLM) -> float:
+    """Return the largest difference of logits on random tokens, in nats before normalisation."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.config.vocab_size, CHECKED_TOKENS, generator=generator).to(model.device)
+    return (model(ids).logits - other(ids).logits).abs().max().item()
+
+
+def widen_folder(source: Path, destination: Path, sizes: Sizes, dtype: torch.dtype = torch.float32) -> str:
+    """Widen the checkpoint in `source` into `destination`, tokenizer and chat template included.
+
+    The check runs in float32; `dtype` is what is saved. Returns one line that describes the result. Raises
+    WideningError when `source` holds no Llama, or when the logits do not come out equal.
+    """
+    if not (source / "config.json").is_file():
+        raise WideningError(f"{source} holds no model: config.json is missing")
+    check_folder(source)
+    config = AutoConfig.from_pretrained(source)
+    if config.model_type != "llama":
+        raise WideningError(f"{source} holds a model of type {config.model_type}; only llama can be widened")
+    model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32, use_safetensors=True).eval()
+    wide = widen(model, sizes)
+    difference = largest_difference(model, wide)
+    if not difference < 1e-3:
+        raise WideningError(f"the widened model's logits differ by {difference:.1e}: {source} cannot be widened")
+    wide.to(dtype).save_pretrained(destination)
+    AutoTokenizer.from_pretrained(source).save_pretrained(destination)
+    millions = [sum(p.numel() for p in m.parameters()) / 1e6 for m in (model, wide)]
+    return f"{millions[0]:.1f}M -> {millions[1]:.1f}M parameters, largest logit difference {difference:.1e}"

@@ -1,0 +1,1 @@
+"""Child processes, workers' entry point, health, and the folders on disk."""

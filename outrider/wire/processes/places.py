@@ -1,0 +1,152 @@
+"""Folders and lock files of this user on this machine. Called by workers before they pin, size a cache or meet ranks.
+
+In the system's folder for temporary files every account may write, so another may have made a name before us. What is
+taken here is this user's own and closed to others, or is not taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.telemetry.log import get_logger
+
+log = get_logger(__name__)
+
+MAX_SOCKET_PATH_BYTES = 107
+"""Of a Unix socket, by sockaddr_un of Linux without its final zero."""
+RAY_SOCKET = "/outrider-12345678/ray/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
+"""The longest path of a socket in the folder of a Ray that we start."""
+_POLL_S = 0.1
+"""Seconds between two attempts to take a lock."""
+
+
+def cache_folder() -> Path:
+    """Return $OUTRIDER_CACHE_DIR, or a folder in the user's cache."""
+    return Path(os.environ.get("OUTRIDER_CACHE_DIR") or Path.home() / ".cache" / "outrider")
+
+
+def make_private(folder: Path) -> Path:
+    """Create the folder for this user alone, or return it when it is so.
+
+    Raises ConfigError when it is another's, a link, or open to others, and OSError when it cannot be made.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(f"{str(folder)!r} is a link or a file in a folder's place; remove it")
+    if found.st_uid != os.getuid():
+        raise ConfigError(f"{str(folder)!r} belongs to another account (uid {found.st_uid}); remove it")
+    if found.st_mode & 0o077:
+        raise ConfigError(f"{str(folder)!r} is a folder which others may enter; remove it, or chmod it to 700")
+    return folder
+
+
+def shared_folder() -> Path:
+    """Return the private folder where all workers of this user on this machine find each other's locks.
+
+    It is in the system's folder for temporary files; where that name is taken, in XDG_RUNTIME_DIR or in the cache
+    folder. Raises ConfigError, which says what is wrong with each.
+    """
+    refusals = list[str]()
+    for parent in _parents():
+        try:
+            folder = make_private(parent / f"outrider-{os.getuid()}")
+        except ConfigError as error:
+            refusals.append(error.message)
+        except OSError as error:
+            refusals.append(f"{str(parent)!r}: {error.strerror}")
+        else:
+            if refusals:
+                log.warning("locks are in %s: %s", folder, "; ".join(refusals))
+            return folder
+    raise ConfigError(f"there is no folder for locks of this user: {'; '.join(refusals)}")
+
+
+def parent_for_sockets(path: str) -> Path:
+    """Return where a private folder that holds a socket may be made: the folder for temporary files where that is short
+    enough, else another such folder of the system or of the user's session.
+
+    path: what follows it in the socket's path, such as /outrider-12345678/control.sock. Raises ConfigError.
+    """
+    wanted = Path(tempfile.gettempdir())
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    others = [Path("/tmp"), Path("/var/tmp")] + ([Path(session)] if session else [])
+    most = MAX_SOCKET_PATH_BYTES - len(os.fsencode(path))
+    for parent in [wanted, *others]:
+        if len(os.fsencode(parent)) <= most and os.access(parent, os.W_OK | os.X_OK):
+            return parent
+    raise ConfigError(
+        f"the folder for temporary files is {str(wanted)!r}, {len(os.fsencode(wanted))} bytes, and sockets allow "
+        f"{most} there; no other of {', '.join(map(str, others))} can be written. Set TMPDIR to a shorter one"
+    )
+
+
+def _parents() -> Iterator[Path]:
+    with contextlib.suppress(OSError):  # there is no such folder on this machine
+        yield Path(tempfile.gettempdir())
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        yield Path(runtime)
+    folder = cache_folder() / platform.node()  # a home may be shared by machines, locks must not be
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+
+
+def try_lock(path: Path) -> int | None:
+    """Return the descriptor of a file that is locked as long as it is open; None while another process holds the lock.
+
+    Raises ConfigError when the file is a link or another's, or its file system has no locks.
+    """
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(f"the lock {str(path)!r} cannot be opened: {error.strerror}; remove it") from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+        os.close(descriptor)
+        raise ConfigError(f"the lock {str(path)!r} is another account's, or no file; remove it")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"the file {str(path)!r} cannot be locked: {error.strerror}; set TMPDIR or XDG_RUNTIME_DIR to a folder "
+            "on a disk of this machine"
+        ) from None
+    return descriptor
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the lock, or go on without it, with a warning, when another process has not let it go within `timeout_s`.
+
+    Raises ConfigError as `try_lock` does.
+    """
+    descriptor = try_lock(path)
+    if descriptor is None:
+        log.info("waiting for another process of this user, which holds %s", path)
+    give_up_s = time.monotonic() + timeout_s
+    while descriptor is None and time.monotonic() < give_up_s:
+        time.sleep(_POLL_S)
+        descriptor = try_lock(path)
+    if descriptor is None:
+        log.warning("%s was held for %g s by another process of this user: going on without it", path, timeout_s)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,0 +1,133 @@
+"""`main` of a worker process: read settings, start, announce it on stdout; drain and stop on a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import OutriderError
+from outrider.wire.processes.processes import StopFlag, ignore_log_rotation
+from outrider.wire.settings.config import WorkerConfig, load
+from outrider.wire.telemetry.log import configure_logging, tell_end
+
+
+class Handle(Protocol):
+    """A running worker, as `start_worker` returns it."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def running(self) -> bool: ...
+
+    def info(self) -> Any: ...
+
+    def wait_failed(self, timeout_s: float | None = None) -> None: ...
+
+    def drain(self, timeout_s: float, cut_short: Callable[[], bool] = ...) -> None: ...
+
+    def stop(self, grace_s: float = 2.0) -> None: ...
+
+
+def announce(**fields: object) -> None:
+    """Write one JSON line on stdout, for the process that started this one."""
+    sys.stdout.write(json.dumps({"event": "ready", **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def memory_taken(info: pb.WorkerInfo) -> str:
+    """Say what this process, the worker of `info`, holds and what its KV cache holds when it is full."""
+    num_tokens = info.num_kv_blocks * info.kv_block_size
+    part = "text only, " if info.text_only else ""
+    cache = f"{part}KV cache {num_tokens:,} tokens, {_mib(num_tokens * info.kv_bytes_per_token)} when full"
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not Linux
+        return cache
+    resident = f"{_mib(pages * os.sysconf('SC_PAGE_SIZE'))} resident"
+    return f"{cache}, {resident} now" if num_tokens else resident
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):,.0f} MiB"
+
+
+def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], Handle], argv: list[str]) -> int:
+    """Run a worker and return the exit code: 0 after a signal, 1 when it could not start or its engine ended.
+
+    Ends the process itself when a signal comes before the worker has started.
+    """
+    ignore_log_rotation()
+    stop = StopFlag()
+    stop.install()  # now, as the first process of a container has no default handler
+    ended, started = threading.Event(), threading.Event()
+    watcher = threading.Thread(target=_leave_before_start, args=(stop, started), name="start-stop", daemon=True)
+    watcher.start()
+    try:
+        config: WorkerConfig = load(config_type, argv)
+        configure_logging(config.log_level, name, config.log_format)
+        handle = start_worker(config)
+    except OutriderError as error:
+        tell_end(name, error.message)
+        return 1
+    started.set()
+    stop.notify()
+    watcher.join()  # before anybody else waits for the flag, and before the worker is announced
+    threading.Thread(target=_await_engine, args=(handle, ended, stop.notify), name="engine-end", daemon=True).start()
+    info = handle.info()
+    announce(
+        address=handle.address,
+        metrics_address=info.metrics_address or None,
+        pid=info.pid,
+        epoch=info.epoch,
+        memory=memory_taken(info),
+    )
+    try:
+        while not ended.is_set() and not stop.wait():
+            pass
+        if stop.is_set():
+            handle.drain(config.drain_timeout_s, lambda: stop.hurry)  # a second signal ends it at once
+        handle.wait_failed(0.0)
+    except Exception as error:
+        tell_end(name, f"the engine ended: {error}")
+        return 1
+    finally:
+        handle.stop()
+    return 0
+
+
+def _leave_before_start(stop: StopFlag, started: threading.Event) -> None:
+    """End the process when a signal comes before the worker has started; return once it has.
+
+    A load takes minutes, and nobody knows of this worker yet: there is nothing to drain. An exception raised by a
+    signal handler would be lost where it falls into a `__del__` or a callback of C code. Ranks end with this process.
+    """
+    while not stop.wait():
+        if started.is_set():
+            return
+    if not started.is_set():
+        leave(0)
+
+
+def _await_engine(handle: Handle, ended: threading.Event, notify: Callable[[], None]) -> None:
+    """Set `ended` and call `notify` once the engine has ended, by whatever: the main thread asks why."""
+    with contextlib.suppress(Exception):
+        handle.wait_failed()
+    ended.set()
+    notify()
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once: taking torch apart first takes a second, and there is nothing left to save."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

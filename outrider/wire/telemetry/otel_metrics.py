@@ -1,0 +1,80 @@
+"""OpenTelemetry's metrics of a server of generative models, where `trace_endpoint` asks for them.
+
+Names, units, buckets and attributes are those of its semantic conventions for generative AI (in development).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.telemetry.trace import about, check_endpoint, complain_seldom, not_installed, shut_down
+
+PROVIDER = "outrider"
+"""`gen_ai.provider.name`: what serves the model."""
+_REQUEST_S = tuple(0.01 * 2**power for power in range(14))
+_FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+
+class ServerMetrics:
+    """Observes requests and sends the histograms every OTEL_METRIC_EXPORT_INTERVAL, from a thread of the SDK's."""
+
+    def __init__(self, endpoint: str, service: str) -> None:
+        """Prepare to send. endpoint: of OTLP over gRPC. Raises ConfigError."""
+        check_endpoint(endpoint)
+        try:
+            from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+            from opentelemetry.sdk import metrics, resources
+            from opentelemetry.sdk.metrics import export
+        except ImportError:
+            raise not_installed(endpoint) from None
+        try:
+            self._exporter: Any = OTLPMetricExporter(endpoint=endpoint)
+            reader = export.PeriodicExportingMetricReader(self._exporter)
+            resource = resources.Resource.create(about(service)).merge(resources.OTELResourceDetector().detect())
+            self._provider: Any = metrics.MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+        except Exception as error:  # of many types
+            raise ConfigError(f"OpenTelemetry refuses what the environment (OTEL_*) says: {error}") from None
+        complain_seldom()
+        meter: Any = self._provider.get_meter("outrider")
+
+        def seconds(name: str, text: str, bounds: tuple[float, ...]) -> Any:
+            return meter.create_histogram(
+                f"gen_ai.server.{name}", "s", text, explicit_bucket_boundaries_advisory=bounds
+            )
+
+        self._request = seconds("request.duration", "Request to its last byte.", _REQUEST_S)
+        self._first_token = seconds("time_to_first_token", "Admission to first token.", _FIRST_TOKEN_S)
+        self._per_token = seconds("time_per_output_token", "Time per token after the first.", _TOKEN_S)
+
+    def note_request(self, operation: str, model: str | None, seconds: float, error: str | None) -> None:
+        """Observe a request that ended. error: its class; None where it ended well."""
+        attributes = _attributes(operation, model)
+        self._request.record(seconds, attributes if error is None else {**attributes, "error.type": error})
+
+    def note_answer(self, operation: str, model: str, first_token_s: float, per_token_s: float | None) -> None:
+        """Observe an answer that ended well. per_token_s: None where it has one token."""
+        attributes = _attributes(operation, model)
+        self._first_token.record(first_token_s, attributes)
+        if per_token_s is not None:
+            self._per_token.record(per_token_s, attributes)
+
+    def close(self) -> None:
+        """Send what is left, for at most trace.CLOSE_S. Idempotent."""
+        shut_down(self._provider, self._exporter)
+
+
+def _attributes(operation: str, model: str | None) -> dict[str, str]:
+    known = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER}
+    return known if model is None else {**known, "gen_ai.request.model": model, "gen_ai.response.model": model}
+
+
+def open_metrics(endpoint: str | None, service: str) -> ServerMetrics | None:
+    """Return the process's metrics, or None without an endpoint, or where OTEL_METRICS_EXPORTER is none. Raises
+    ConfigError.
+    """
+    if endpoint is None or os.environ.get("OTEL_METRICS_EXPORTER") == "none":
+        return None
+    return ServerMetrics(endpoint, service)

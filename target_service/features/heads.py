@@ -1,0 +1,231 @@
+"""Registers draft heads at the target: takes in their projections, and keeps those that some stream uses.
+
+A projection is kept once, whichever draft sent it, until the last stream that registered it ends. Runs on the gRPC
+loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.engine.heads.opening import OpeningMap, check_taps, digest_of, label_of
+from outrider.engine.heads.wiring import MAX_PROBE_TAPS
+from outrider.engine.memory import Spare
+from outrider.engine.worker.engine_thread import EngineThread
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.telemetry.log import get_logger
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.features.features import FeatureJob
+
+if TYPE_CHECKING:
+    from target_service.features.feature_stream import FeatureStream
+
+log = get_logger(__name__)
+
+MAX_HEADS = 16
+"""Projections that are kept or being uploaded: each takes time of every step."""
+MAX_HEADS_BYTES = 1 << 30
+"""Bytes of all of them: two of three taps of 8192."""
+MAX_PIECE_BYTES = 16 << 20
+"""Bytes of a piece; deliveries wait behind one."""
+MAX_PROBE_TOKENS = 128
+"""Tokens of a probe, which holds up steps."""
+PIECE_S = 15.0
+"""Seconds after which an upload is refused if no piece arrives."""
+
+
+@dataclass(slots=True)
+class _Head:
+    """A projection that is kept, or that the engine is taking in."""
+
+    projection: OpeningMap
+    streams: set[FeatureStream]
+    is_ready: bool = False
+
+
+@dataclass(slots=True)
+class _Upload:
+    """A projection that a stream sends."""
+
+    spec: tpb.HeadSpec
+    pieces: asyncio.Queue[tpb.HeadWeights]
+    reading: asyncio.Task[None]
+    num_missing: int
+    """Bytes that have not arrived. It bounds what is queued."""
+
+
+class Heads:
+    """Registers heads for the streams of drafts, each of which has one head."""
+
+    def __init__(
+        self,
+        engine: EngineThread,
+        metrics: WorkerMetrics,
+        hidden_size: int,
+        num_layers: int,
+        refusal: str | None,
+        spare: Spare,
+    ) -> None:
+        """refusal: why the target gives no features; None where it does. spare: of the target's device."""
+        self._engine = engine
+        self._shape = (hidden_size, num_layers)
+        self._refusal = refusal
+        self._spare = spare
+        self._heads: dict[bytes, _Head] = {}
+        self._uploads: dict[FeatureStream, _Upload] = {}
+        metrics.head_bytes.set_function(lambda: self._num_bytes)
+
+    @property
+    def _num_bytes(self) -> int:
+        """Bytes of all projections. May be read by any thread."""
+        return sum(head.projection.num_bytes for head in list(self._heads.values()))
+
+    def is_ready(self, stream: FeatureStream, digest: bytes) -> bool:
+        """Return whether a stream may subscribe to features of this head."""
+        head = self._heads.get(digest)
+        return head is not None and head.is_ready and stream in head.streams
+
+    def register(self, stream: FeatureStream, spec: tpb.HeadSpec) -> None:
+        """Register a head, again or for the first time; an upload of the stream begins anew. Raises InvalidRequest."""
+        self._end_upload(stream)
+        self._check_features()
+        if not spec.num_bytes:
+            raise InvalidRequest("the head's projection has num_bytes 0, must have at least 1")
+        for digest, head in self._heads.items():
+            if stream in head.streams and digest != spec.digest:
+                raise InvalidRequest("this stream has another head; register each on a stream of its own")
+        if spec.digest in self._heads:
+            self._join(stream, spec.digest)
+            return
+        self._check_memory(spec.num_bytes)
+        pieces = asyncio.Queue[tpb.HeadWeights]()
+        reading = asyncio.create_task(self._read(stream, spec, pieces))
+        self._uploads[stream] = _Upload(spec, pieces, reading, spec.num_bytes)
+        stream.reply(spec.digest, tpb.HEAD_STATE_WEIGHTS_WANTED)
+
+    def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
+        """Raise InvalidRequest where so many tokens with these taps cannot be run."""
+        self._check_features()
+        if not (1 <= num_tokens <= MAX_PROBE_TOKENS and len(taps) <= MAX_PROBE_TAPS):
+            raise InvalidRequest(
+                f"a probe of {num_tokens} tokens and {len(taps)} taps, must be from 1 to {MAX_PROBE_TOKENS} tokens and "
+                f"at most {MAX_PROBE_TAPS} taps"
+            )
+        check_taps(taps, self._shape[1])
+
+    def _check_features(self) -> None:
+        if self._refusal is not None:
+            raise InvalidRequest(f"the target gives no features: {self._refusal}")
+
+    def _check_memory(self, num_bytes: int, taps: Sequence[int] = ()) -> None:
+        """Raise InvalidRequest where there is no memory for a projection beside those that are kept or uploaded.
+
+        taps: its own, once they are known. Those of all heads are counted with the steps that they are tapped in.
+        """
+        tapped, num_held = set(taps), self._num_bytes
+        for head in self._heads.values():
+            tapped.update(head.projection.spec.taps)
+        for upload in self._uploads.values():
+            num_held += upload.spec.num_bytes
+        num = len(self._heads) + len(self._uploads)
+        num_tapped = self._spare.tap_bytes * len(tapped)
+        max_bytes = max(0, min(MAX_HEADS_BYTES, self._spare.num_bytes - num_tapped))
+        if num >= MAX_HEADS or num_held + num_bytes > max_bytes:
+            raise InvalidRequest(
+                f"the target holds {num} heads of {num_held} bytes, this has {num_bytes}; at most {MAX_HEADS} of "
+                f"{max_bytes} bytes are taken: {self._spare.num_bytes} are free beside KV cache and steps, "
+                f"{num_tapped} of them for {len(tapped)} hidden states that are tapped; stop drafts with other heads, "
+                "or start the target with a lower kv_cache_fraction or kv_cache_tokens"
+            )
+
+    def add_piece(self, stream: FeatureStream, piece: tpb.HeadWeights) -> None:
+        """Take in a piece of the projection that the stream uploads."""
+        upload = self._uploads.get(stream)
+        if upload is None or upload.spec.digest != piece.digest or upload.num_missing <= 0:
+            why = "weights came that were not asked for; register the head first"
+            stream.reply(piece.digest, tpb.HEAD_STATE_REFUSED, why)
+        else:
+            upload.num_missing -= len(piece.data)
+            upload.pieces.put_nowait(piece)
+
+    def _end_upload(self, stream: FeatureStream) -> None:
+        upload = self._uploads.pop(stream, None)
+        if upload is not None:
+            upload.reading.cancel()
+
+    async def _read(self, stream: FeatureStream, spec: tpb.HeadSpec, pieces: asyncio.Queue[tpb.HeadWeights]) -> None:
+        """Read a projection that a stream uploads, check it, give it to the engine, and answer all streams that have
+        registered it by then.
+        """
+        digest, streams = spec.digest, {stream}
+        try:
+            data = await _joined(spec.num_bytes, pieces)
+            projection = await asyncio.to_thread(_projection_of, data, digest, *self._shape)
+            del self._uploads[stream]
+            if digest in self._heads:
+                self._join(stream, digest)
+                return
+            self._check_memory(projection.num_bytes, projection.spec.taps)
+            head = self._heads[digest] = _Head(projection, streams)
+            log.info("a draft registered head %s, %d bytes", label_of(digest), projection.num_bytes)
+            await self._engine.call(FeatureJob, lambda features: features.add_head(digest, projection))
+        except Exception as error:  # whatever fails, such as memory: the draft waits for an answer
+            why = f"the target failed to take the head: {type(error).__name__}: {error}"
+            if isinstance(error, InvalidRequest):
+                why = error.message
+            log.warning("refused a head of %d bytes: %s", spec.num_bytes, why)
+            self._uploads.pop(stream, None)
+            if digest in self._heads and self._heads[digest].streams is streams:
+                del self._heads[digest]
+            for each in streams:
+                each.reply(digest, tpb.HEAD_STATE_REFUSED, why)
+            return
+        head.is_ready = True
+        for each in streams:
+            each.reply(digest, tpb.HEAD_STATE_READY)
+
+    def _join(self, stream: FeatureStream, digest: bytes) -> None:
+        head = self._heads[digest]
+        head.streams.add(stream)
+        if head.is_ready:
+            stream.reply(digest, tpb.HEAD_STATE_READY)
+
+    def gone(self, stream: FeatureStream) -> None:
+        """Forget a stream that has ended, and what it alone used."""
+        self._end_upload(stream)
+        for digest, head in list(self._heads.items()):
+            head.streams.discard(stream)
+            if not head.streams:
+                del self._heads[digest]
+                self._engine.submit(FeatureJob(lambda features, digest=digest: features.drop_head(digest)))
+                log.info("head %s has no draft any more", label_of(digest))
+
+
+async def _joined(num_bytes: int, pieces: asyncio.Queue[tpb.HeadWeights]) -> bytearray:
+    """Return the bytes of an upload. Raises InvalidRequest for a piece that breaks a rule, and where one is missing."""
+    data = bytearray()
+    while len(data) < num_bytes:
+        try:
+            async with asyncio.timeout(PIECE_S):
+                piece = await pieces.get()
+        except TimeoutError:
+            raise InvalidRequest(f"no weights came for {PIECE_S:g} s; register again") from None
+        start, num_new = len(data), len(piece.data)
+        max_bytes = min(MAX_PIECE_BYTES, num_bytes - start)
+        if piece.offset != start or not 1 <= num_new <= max_bytes:
+            raise InvalidRequest(
+                f"{num_new} bytes from byte {piece.offset} came, must be 1 to {max_bytes} from byte {start}"
+            )
+        data += piece.data
+    return data
+
+
+def _projection_of(joined: bytearray, digest: bytes, hidden_size: int, num_layers: int) -> OpeningMap:
+    data = bytes(joined)  # a copy of up to 1 GiB, which the event loop has no time for
+    if digest_of(data) != digest:
+        raise InvalidRequest(f"the weights that came have digest {digest_of(data).hex()}, not {digest.hex()}")
+    return OpeningMap.from_bytes(data, hidden_size, num_layers)

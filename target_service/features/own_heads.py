@@ -1,0 +1,119 @@
+"""Medusa's and blockwise heads in the target itself: they read features of its last step, which nobody sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from outrider.engine.heads.families import MEDUSA
+from outrider.engine.heads.loader import LoadedHead, load_head
+from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_head, taps_to_probe
+from outrider.engine.host_copy import to_host
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.speculation.candidates import CandidateTree
+from outrider.engine.speculation.drawing import propose_by_logits
+from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.target_drafter import TargetDrafter
+from outrider.engine.worker.jobs import OpenJob, SlotKey
+from outrider.engine.worker.slots import Slot
+from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import TargetConfig
+from target_service.features.features import Features
+
+DIGEST = b"own"
+"""Names the projection of the target's own heads. No draft registers it: what drafts register goes with them."""
+
+
+class OwnHeads(TargetDrafter):
+    """The heads of a slot read the feature of its last token but one."""
+
+    def __init__(self, loaded: LoadedHead, features: Features) -> None:
+        """Make features for them from the next step on. Raises InvalidRequest where there is no memory for that."""
+        self._heads = loaded.network
+        self.max_len = loaded.network.facts.num_heads
+        self._features = features
+        self._slots: dict[SlotKey, Slot] = {}
+        self._logits: dict[SlotKey, HostLogits] = {}
+        """Logits [heads, V] after the last committed token, where the heads have run since it was committed."""
+        features.add_head(DIGEST, loaded.opening)
+
+    def open(self, job: OpenJob, slot: Slot) -> None:
+        self._slots[slot.key] = slot
+
+    def commit(self, slot: Slot, num_same: int) -> None:
+        self._logits.pop(slot.key, None)
+
+    def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
+        self.commit(slot, 0)
+        return ()
+
+    def has_next(self, slot: Slot) -> bool:
+        return self._feature(slot) is not None
+
+    def _feature(self, slot: Slot) -> Tensor | None:
+        return self._features.feature(DIGEST, slot.key, len(slot.committed) - 2)
+
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+        if slot.key not in self._logits and self.has_next(slot):
+            self._run_heads()
+        return propose_by_logits(slot, state, shares, max_tokens, self._logits.get(slot.key))
+
+    def close(self, key: SlotKey, *, is_ended: bool) -> None:
+        self._slots.pop(key, None)
+        self._logits.pop(key, None)
+
+    @torch.inference_mode()
+    def _run_heads(self) -> None:
+        """Run the heads for all slots that have a feature and no logits: the host waits for all at once."""
+        keys, features = list[SlotKey](), list[Tensor]()
+        for key, slot in self._slots.items():
+            feature = self._feature(slot)
+            if key not in self._logits and feature is not None:
+                keys.append(key)
+                features.append(feature)
+        logits = self._heads(torch.stack(features))  # [S, heads, V]
+        for key, own in zip(keys, to_host(*logits.unbind()), strict=True):
+            self._logits[key] = HostLogits(own)
+
+
+def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:
+    """Load the heads of the settings, and test their wiring. Raises ConfigError."""
+    assert config.heads is not None, "the settings name no heads"
+    if runner.features_refusal is not None:
+        raise ConfigError(
+            f"heads are {config.heads}, and the target gives no hidden states, for it {runner.features_refusal}; "
+            "leave them out",
+            param="heads",
+        )
+    settings = config.model_copy(update={"model": config.heads})
+    try:
+        loaded = load_head(settings, config.model, MEDUSA, config.allow_pickle)
+    except ConfigError as error:  # it says model where the setting is heads
+        raise ConfigError(f"heads are {config.heads}: {error.message}", param="heads") from None
+    _take_memory(runner, loaded, config.heads)
+    ids = probe_ids(tokenizer_json, runner.facts.context_limit)
+    taps = taps_to_probe(loaded.opening.spec.taps, loaded.num_layers)
+    states, best_ids = features.see(ids, taps)
+    seen = Seen(ids, {tap: states[:, index].cpu() for index, tap in enumerate(taps)}, best_ids.cpu())
+    why = judge(score_head(loaded, seen), config.heads, trusts=config.trust_draft_config)
+    if why is not None:
+        raise ConfigError(why, param="heads")
+    return OwnHeads(loaded, features)
+
+
+def _take_memory(runner: ModelRunner, loaded: LoadedHead, heads: str) -> None:
+    """Take the bytes of the heads from the memory that is spare. Raises ConfigError where they are more."""
+    facts, spare = loaded.facts, runner.spare
+    num_bytes = facts.num_parameters * getattr(torch, facts.dtype).itemsize + loaded.opening.num_bytes + spare.tap_bytes
+    if num_bytes > spare.num_bytes:
+        raise ConfigError(
+            f"heads are {heads}, which take {num_bytes} bytes, and {spare.num_bytes} are free beside KV cache and "
+            "steps; lower kv_cache_fraction or kv_cache_tokens",
+            param="heads",
+        )
+    runner.spare = replace(spare, num_bytes=spare.num_bytes - num_bytes)

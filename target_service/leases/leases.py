@@ -1,0 +1,202 @@
+"""The leases of a target: which slots step by themselves, and which draft buffer takes a delivery. Runs on the engine
+thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from outrider.engine.speculation.nodes import Delivery
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
+from outrider.engine.worker.slots import Slot
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.telemetry.log import about, get_logger
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.leases.beams import Beams
+from target_service.leases.jobs import ExtendJob, Verdict, VerifyJob
+from target_service.leases.lease import DeliveredDrafts, DraftSource, Lease
+
+log = get_logger(__name__)
+
+
+class Leases:
+    """At most one lease a slot. Other threads may read its size and call `hand_in`."""
+
+    def __init__(self, max_bytes: int, metrics: WorkerMetrics, answer: Callable[[Callable[[], None]], None]) -> None:
+        """max_bytes: of the draft buffers of all slots, which share it equally. answer: posts an answer."""
+        self._max_bytes = max_bytes
+        self._metrics = metrics
+        self._post = answer
+        self._opened: dict[SlotKey, tuple[Speculation, tuple[Drafter, ...]]] = {}
+        """Of each open slot, how its output is drafted for, and who drafts in the target."""
+        self._leases: dict[SlotKey, Lease] = {}
+        self._by_ticket: dict[int, Lease] = {}
+        self._delivered: deque[tuple[Delivery, float]] = deque()
+        self._num_bytes_handed_in = 0
+        """Bytes of all deliveries. The gRPC loop's thread alone counts them."""
+        self._num_bytes_taken = 0
+        """Bytes of the deliveries that were inserted or dropped. The engine thread alone counts them."""
+        self._shares: dict[tuple[Any, ...], RankShares] = {}
+        self._has_warned = False
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def get(self, key: SlotKey) -> Lease | None:
+        return self._leases.get(key)
+
+    def of_ticket(self, ticket: int) -> Lease | None:
+        return self._by_ticket.get(ticket)
+
+    def may_be_drafted(self, key: SlotKey) -> bool:
+        """Return whether steps of the slot may have drafts."""
+        return not self.speculation_of(key).is_plain
+
+    def speculation_of(self, key: SlotKey) -> Speculation:
+        """Return how the output of an open slot is drafted for."""
+        speculation, _ = self._opened[key]
+        return speculation
+
+    def running(self) -> list[Lease]:
+        """Return the leases that may take another step."""
+        return [lease for lease in self._leases.values() if lease.is_running]
+
+    def opened(self, job: OpenJob) -> None:
+        """Remember how the output of a slot is drafted for. A lease of an older slot of that id ends."""
+        key = (job.owner, job.slot_id)
+        self.end(key, "the slot was opened again")
+        self._opened[key] = (job.speculation, job.own_drafters)
+
+    def slots_of(self, owner: int) -> list[SlotKey]:
+        """Return the open slots of a gateway's stream."""
+        return [key for key in self._opened if key[0] == owner]
+
+    def closed(self, key: SlotKey) -> None:
+        """Forget a slot, whose lease ends."""
+        self.end(key, "the slot was closed")
+        self._opened.pop(key, None)
+
+    def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
+        """Let the slot step by itself. beams: its search, in place of sampled tokens."""
+        speculation, own_drafters = self._opened[slot.key]
+        drafts = list[DeliveredDrafts]()
+        for index, (ticket, is_drafted) in enumerate(job.tickets):
+            shares = self._slot_shares(slot, index)
+            drafts.append(DeliveredDrafts(Drafter.MODEL, shares, ticket=ticket, is_active=is_drafted))
+        own_sources = dict[Drafter, DraftSource]()
+        for drafter in own_drafters:
+            if drafter.own is not None:
+                own_sources[drafter.own] = DraftSource(drafter.own, self._slot_shares(slot, drafter))
+        lease = Lease(job, slot, speculation, drafts, own_sources, job.arrived_s, beams)
+        lease.begin_step(job.arrived_s)
+        self._leases[slot.key] = lease
+        for draft in drafts:
+            self._by_ticket[draft.ticket] = lease
+        return lease
+
+    def _slot_shares(self, slot: Slot, drafter: int | Drafter) -> SlotShares:
+        """Return the acceptance probabilities of a slot's drafter, at first those of all slots that sample alike.
+        drafter: a draft worker's index, or a drafter of the target's own.
+        """
+        params = slot.params
+        width = 0 if params.beams is None else params.beams.width
+        kind = params.greedy, params.determined, round(params.lenience, 1), width, drafter
+        return SlotShares(self._shares.setdefault(kind, RankShares()))
+
+    def extend(self, job: ExtendJob, now: float) -> None:
+        """Let a lease run on; an Extend of an older lease has no effect."""
+        lease = self._leases.get((job.owner, job.slot_id))
+        if lease is None or lease.first.ticket != job.ticket or job.until_len <= lease.job.until_len:
+            return
+        if not lease.is_running:
+            lease.ready_s = now
+        lease.job = replace(lease.job, until_len=job.until_len)
+
+    def hand_in(self, nodes: Delivery) -> bool:
+        """Queue a delivery for the engine thread, from the gRPC loop's; return False where the queue holds as many
+        bytes as draft buffers may. An empty queue takes a delivery of any size.
+        """
+        waiting = self._num_bytes_handed_in - self._num_bytes_taken
+        if waiting and waiting + nodes.num_bytes > self._max_bytes:
+            return False
+        self._num_bytes_handed_in += nodes.num_bytes
+        self._delivered.append((nodes, time.monotonic()))
+        return True
+
+    def take_delivered(self, *, in_step: bool = False) -> None:
+        """Insert the deliveries that were handed in. in_step: they arrived while a step ran, and serve the next one;
+        those without a lease stay queued, since their Verify may not have been handled yet.
+        """
+        for _ in range(len(self._delivered)):
+            nodes, arrived_s = self._delivered.popleft()
+            if in_step and nodes.ticket not in self._by_ticket:
+                self._delivered.append((nodes, arrived_s))
+            else:
+                self._num_bytes_taken += nodes.num_bytes
+                self._deliver(nodes, arrived_s, in_step)
+
+    def _deliver(self, nodes: Delivery, arrived_s: float, in_step: bool) -> None:
+        """Insert the nodes into the buffer of their ticket."""
+        lease = self._by_ticket.get(nodes.ticket)
+        if lease is None:
+            self._metrics.note_parked("expired", len(nodes.ids))
+            return
+        draft = lease.of_ticket(nodes.ticket)
+        if lease.beams is not None:
+            inserted = lease.beams.drafts.insert(nodes)
+        else:
+            max_bytes = self._max_bytes // max(1, len(self._leases)) // len(lease.drafts)
+            inserted = draft.buffer.insert(nodes, lease.slot.committed, max_bytes, in_step=in_step)
+        draft.buffer.num_wasted += inserted.num_late
+        self._metrics.note_parked("late", inserted.num_late)
+        self._metrics.note_parked("pruned", inserted.num_dropped)
+        if inserted.is_full and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "drafts are dropped: %d answers share %d bytes, and a draft token brings %d; let laws be cut "
+                "(draft_logprobs topk:128), or free memory of the host before the target starts",
+                len(self._leases),
+                self._max_bytes,
+                nodes.num_bytes // max(1, len(nodes.ids)),
+            )
+        if nodes.ids:
+            draft.arrived(nodes.root_len, arrived_s)
+
+    def refuse(self, ticket: int, why: str) -> None:
+        """Record that a delivery broke a rule: no step waits for the rest."""
+        lease = self._by_ticket.get(ticket)
+        self._metrics.proposals_refused.inc()
+        if lease is not None:
+            draft = lease.of_ticket(ticket)
+            draft.is_refused = True
+            draft.is_active = False
+            slot_id = lease.slot.key[1]
+            log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=about(slot=slot_id))
+
+    def end(self, key: SlotKey, why: str, fault: Fault = Fault.CANCELLED) -> None:
+        """End the slot's lease, if it has one, with an error."""
+        lease = self.finish(key)
+        if lease is not None:
+            self.answer(lease.job, JobError(fault, f"verify cancelled: {why}" if fault is Fault.CANCELLED else why))
+
+    def finish(self, key: SlotKey) -> Lease | None:
+        """End the slot's lease, if it has one, and return it: its output is complete."""
+        lease = self._leases.pop(key, None)
+        if lease is not None:
+            self._metrics.note_parked("pruned", sum(len(draft.buffer.tree) for draft in lease.drafts))
+            for draft in lease.drafts:
+                if self._by_ticket.get(draft.ticket) is lease:
+                    del self._by_ticket[draft.ticket]
+        return lease
+
+    def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:
+        self._post(lambda: job.respond(result))

@@ -1,0 +1,42 @@
+"""What a step's decision commits: cut at the first stop, and what each token is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.wire.kinds import TokenKind
+from outrider.wire.requests.params import SamplingParams
+from target_service.leases.jobs import Finish
+
+
+def kinds_of(num_accepted: int, num_drafted: int, is_path_accepted: bool) -> list[TokenKind]:
+    """Return the kinds of the accepted draft tokens and of the target's own, which comes last. is_path_accepted: no
+    draft token follows the last accepted one.
+    """
+    own = TokenKind.RECOVERED
+    if not num_drafted:
+        own = TokenKind.PLAIN
+    elif is_path_accepted:
+        own = TokenKind.BONUS
+    return [TokenKind.ACCEPTED] * num_accepted + [own]
+
+
+def commit_tokens(
+    params: SamplingParams, eos_token_ids: Sequence[int], num_output: int, decided_ids: Sequence[int]
+) -> tuple[list[int], Finish | None]:
+    """Commit what was decided, cut at the first end-of-sequence or stop id or max_tokens. Return the tokens, and why
+    they are the last.
+
+    `num_output` counts the output tokens before this round. A stop id stays as the last token; text leaves it out.
+    """
+    stop_ids = params.stop_ids(eos_token_ids)
+    token_ids, finish = list[int](), None
+    for num_now, token_id in enumerate(decided_ids, start=num_output + 1):
+        token_ids.append(token_id)
+        if token_id in stop_ids and (num_now > params.min_tokens or params.grammar):  # which wins over min_tokens
+            finish = Finish.STOP
+        elif num_now >= params.max_tokens:
+            finish = Finish.LENGTH
+        if finish is not None:
+            break
+    return token_ids, finish

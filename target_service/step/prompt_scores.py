@@ -1,0 +1,67 @@
+"""Scores the tokens of prompts: the log-prob of each after those before it, by the logits of the prompt's own pieces.
+
+Nothing is computed twice for it: the prompt of such a slot is fed as any, but none of it is taken from the prefix
+cache, and its pieces bring logits. Called by the verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outrider.engine.host_copy import to_host
+from outrider.engine.sampling.reported import Reported, packed_ranks, unpacked_ranks
+from outrider.engine.worker.jobs import Fault, JobError, OpenJob
+from outrider.engine.worker.scheduler import Piece
+from outrider.engine.worker.slots import Scoring, Slot
+
+
+def refuses_scoring(job: OpenJob) -> JobError | None:
+    """Return the error for a slot whose prompt cannot be scored as requested; None for others."""
+    if job.num_prompt_logprobs is None:
+        return None
+    if job.params.beams is not None:
+        why = "use_beam_search is true, and num_prompt_logprobs given, which is not of beams"
+    elif job.source_ids:
+        why = "num_prompt_logprobs is given, and this model's prompts are read by an encoder, which says no log-probs"
+    else:
+        return None
+    return JobError(Fault.INVALID, f"{why}; leave it out")
+
+
+def begin_scoring(job: OpenJob, slot: Slot) -> None:
+    if job.num_prompt_logprobs is not None:
+        slot.scoring = Scoring(slot.num_prompt - 1, job.num_prompt_logprobs)
+
+
+def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
+    """Record the log-probs of prompt tokens that follow from a forward. Return the slots whose logits are not finite.
+    logits: [P, V] float32, of the pieces, in order.
+    """
+    scored = list[tuple[Slot, Scoring]]()
+    rankings = list[Tensor]()
+    for piece, own in zip(pieces, logits.split([piece.row.num_logits for piece in pieces]), strict=True):
+        slot, scoring = piece.slot, piece.slot.scoring
+        if not len(own) or scoring is None:
+            continue
+        first = 1 + len(scoring.found)
+        ids = slot.committed[first : first + min(len(own), slot.num_unscored)]
+        scored.append((slot, scoring))
+        rankings.append(packed_ranks(own[: len(ids)], ids, scoring.num_best))
+    failed = list[Slot]()
+    if not scored:
+        return failed
+    for (slot, scoring), ranking in zip(scored, to_host(*rankings), strict=True):  # one wait for all pieces
+        ranks = unpacked_ranks(ranking.numpy(), scoring.num_best)
+        if ranks is None:
+            failed.append(slot)
+        else:
+            scoring.found += ranks
+    return failed
+
+
+def take_scores(slot: Slot) -> Sequence[tuple[Reported, int]]:
+    """Return the log-probs of a slot's prompt tokens once, for its first verdict."""
+    scoring, slot.scoring = slot.scoring, None
+    return () if scoring is None else scoring.found

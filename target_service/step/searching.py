@@ -1,0 +1,70 @@
+"""Beam searches in the target's step: their share of the forward, what it decides, and their verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.speculation.beam import Hypothesis, Level
+from outrider.engine.step_plan import Row
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.leases.beams import Beams, Fed
+from target_service.leases.jobs import DraftOutcome, Fallback, Finish, Verdict
+from target_service.leases.lease import Lease
+from target_service.step.commit import kinds_of
+from target_service.step.verdicts import StepTimes
+
+
+class SearchShare(NamedTuple):
+    """What a slot that searches beams feeds to the step."""
+
+    lease: Lease
+    beams: Beams
+    fed: Fed
+    row: Row
+    fallback: Fallback | None
+    """Why there are no draft tokens, where there were to be some."""
+
+
+def commit_search(
+    search: SearchShare,
+    levels: Sequence[Level],
+    times: StepTimes,
+    runner: ModelRunner,
+    metrics: WorkerMetrics,
+) -> Verdict:
+    """Commit the levels that a search has decided. Raises OutOfBlocks."""
+    lease, beams, fed, _, fallback = search
+    slot = lease.slot
+    draft = lease.first
+    length = beams.tree.length
+    num_drafted = len(fed.drafts)
+    num_accepted = len(levels) - 1
+    finish: Finish | None = None
+    hypotheses: Sequence[Hypothesis] = ()
+    if beams.search.is_done:
+        slot.truncate(len(slot.committed))
+        finish = Finish.STOP if levels[-1].live else Finish.LENGTH
+        hypotheses = beams.search.hypotheses()
+    else:
+        metrics.note_parked("pruned", beams.advance(slot, fed, levels, runner))
+    metrics.note_parked("verified", num_drafted)
+    beams.drafts.learn(draft.shares, fed.depth, num_accepted)
+    is_verified = num_drafted > 0
+    outcome = DraftOutcome(num_drafted, num_accepted, is_verified, draft.hit, draft.is_refused, draft.buffer.num_wasted)
+    return Verdict(
+        committed_len=length,
+        token_ids=(),
+        kinds=kinds_of(num_accepted, num_drafted, len(levels) > fed.depth),
+        finish=finish,
+        outcomes=[outcome] + [DraftOutcome()] * len(lease.drafts),
+        drafter=Drafter.MODEL if num_drafted else None,
+        depth=fed.depth,
+        fallback=fallback,
+        timings=times.timings(lease),
+        num_cached_tokens=slot.num_adopted or 0,
+        levels=levels,
+        hypotheses=hypotheses,
+    )

@@ -1,0 +1,325 @@
+"""The target's step, in the order in which it runs:
+
+    candidates   what each slot that is ready might verify, or why the step waits
+    budget       how much of it the step verifies, over all slots, and who gets memory
+    forward      one forward over these slots, and pieces of prompts beside them
+    decide       which draft tokens each slot accepts
+    commit       what of them its output keeps
+    verdict      what its gateway is answered
+
+Exactness: under `rejection` nothing that was sampled may decide what is verified. What is verified follows from the
+committed tokens, clocks, acceptance probabilities of ranks, and how many draft tokens might have come: `candidates`
+(`outrider.engine.speculation.candidates`) offers no sampled token for its value, the budget reads offers alone, and a
+draft of several that is late is absent as a whole (`Drafting`). `tests/unit/test_merging.py` enumerates the outcome.
+
+Runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.sampling.penalties import NonFiniteLogits
+from outrider.engine.worker.engine_thread import EngineThread
+from outrider.engine.worker.jobs import CloseJob, Fault, SlotKey
+from outrider.engine.worker.scheduler import Piece, StepRequest, StepScheduler, Turn, Want
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import Slot, needs_prefill
+from outrider.wire.kinds import TokenKind
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.drafting.budget import VerifyBudget, VerifyChoice
+from target_service.drafting.choice import Candidates, Drafting, Merge
+from target_service.drafting.own_drafts import OwnDrafts
+from target_service.drafting.proposal import split_logits
+from target_service.features.features import Features
+from target_service.leases.beams import best_tokens
+from target_service.leases.hold import PendingDraft, note_missing, waits_alone
+from target_service.leases.jobs import Verdict
+from target_service.leases.lease import Lease
+from target_service.leases.leases import Leases
+from target_service.step.decide import decide, until_grammar_fails
+from target_service.step.explaining import ExplainRequest, explain
+from target_service.step.prompt_scores import note_scores
+from target_service.step.sampled import StepShare, commit_sampled
+from target_service.step.searching import SearchShare, commit_search
+from target_service.step.step_rows import Decided
+from target_service.step.verdicts import StepTimes
+
+
+class Step:
+    """Runs one step after the other."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        keeper: SlotKeeper[Slot],
+        leases: Leases,
+        engine: EngineThread,
+        metrics: WorkerMetrics,
+        max_prefill_tokens: int,
+        own_drafts: OwnDrafts,
+        features: Features,
+        merge: Merge,
+    ) -> None:
+        self._runner = runner
+        self._keeper = keeper
+        self._leases = leases
+        self._engine = engine
+        self._max_prefill_tokens = max_prefill_tokens
+        self._own_drafts = own_drafts
+        self._features = features
+        self._metrics = metrics
+        self._drafting = Drafting(
+            own_drafts, keeper, leases, metrics, runner.facts.vocab_size, runner.supports_trees, merge
+        )
+        self._budget = VerifyBudget()
+        self._scheduler = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
+        self._held_until: float | None = None
+        """Monotonic time at which a step that held everything back is tried again."""
+        self._ended_s: float | None = None
+        """When the previous step ended, where this one follows at once."""
+        self._in_step: list[Lease] = []
+        """Leases of the step that have no verdict yet."""
+        self._pieces: Sequence[Piece] = ()
+        """Of prompts, in the step."""
+
+    def next_wake(self) -> float | None:
+        if self._held_until is not None:  # even if it has passed: later arrivals have not been considered
+            return self._held_until
+        return self._scheduler.next_wake(time.monotonic())
+
+    def run(self, now: float) -> bool:
+        """Run one forward over every slot whose lease runs, and the pieces of prompts that fit beside them. Returns
+        whether there was anything to do.
+        """
+        self._in_step = []
+        self._leases.take_delivered()
+        running = self._leases.running()
+        ready = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
+        candidates = self._candidates(ready, now)
+        if not candidates and len(running) == len(ready) and self._held_until is not None:
+            self._ended_s = None
+            return False
+        shares, searches, turn = self._within_budget(candidates, running, now)
+        all_shares: list[StepShare | SearchShare] = [*shares, *searches]
+        rows = [share.row for share in all_shares]
+        num_step_tokens = sum(row.num_new for row in rows)
+        num_decided = sum(row.num_logits for row in rows)
+        rows += [piece.row for piece in turn.pieces]
+        if not rows:
+            self._ended_s = None
+            return turn.worked
+        started_s = time.monotonic()
+        self._engine.flush()  # the last verdicts leave while this runs
+        logits = self._runner.forward(rows)
+        self._features.fed(rows)
+        for share in all_shares:
+            share.lease.slot.fed(share.row.new_ids)
+        num_all_tokens = num_step_tokens + sum(piece.num_tokens for piece in turn.pieces)
+        times = StepTimes(started_s, len(all_shares), num_all_tokens)
+        num_sampled = sum(share.row.num_logits for share in shares)
+        num_committed = self._decide(shares, logits[:num_sampled], times)
+        num_committed += self._search(searches, logits[num_sampled:num_decided], times)
+        if not num_decided and not searches:
+            self._runner.forward_s()  # nothing else waits for pieces of prompts
+        for piece in turn.pieces:
+            self._features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
+        self._features.send()
+        seconds = time.monotonic() - started_s
+        self._scheduler.done(turn, num_step_tokens, seconds)
+        for slot in note_scores(turn.pieces, logits[num_decided:]):
+            self._end(slot, "scoring the prompt failed: its logits are not finite")
+        if num_decided and not turn.pieces and all(search.row.num_logits for search in searches):
+            previous_s = now if self._ended_s is None else self._ended_s
+            self._budget.note(num_step_tokens, num_committed, seconds, started_s - previous_s)
+        self._ended_s = time.monotonic()
+        self._in_step = []
+        self._pieces = ()
+        self._metrics.batch_size.observe(len(rows))
+        self._metrics.busy_seconds.inc(seconds)
+        self._keeper.refresh_gauges()
+        return True
+
+    # candidates
+
+    def _candidates(self, ready: Sequence[Lease], now: float) -> list[Candidates]:
+        """Return what the slots of this step might verify: none while it is held for draft tokens, and not those that
+        wait for theirs by themselves. What is waited for in vain is not waited for again until some arrive.
+        """
+        candidates, pending = list[Candidates](), list[PendingDraft]()
+        for lease in ready:
+            candidates.append(self._drafting.candidates(lease))
+            pending += self._drafting.pending(candidates[-1])
+        awaited = self._budget.awaited(pending)
+        self._held_until = self._budget.hold_until(awaited, now)
+        waiting = waits_alone(pending, now)
+        for lease in ready:
+            if self._held_until is not None or lease.slot.key in waiting:
+                if lease.held_from_s is None:
+                    lease.held_from_s = now
+                lease.slot.asked_s = now  # it does not rest
+        if self._held_until is not None:
+            return []
+        self._held_until = min(waiting.values(), default=None)
+        note_missing(pending, awaited, waiting, now)
+        going = list[Candidates]()
+        for found in candidates:
+            if found.lease.slot.key not in waiting:
+                going.append(self._drafting.with_rows_beside(self._drafting.or_forced(found)))
+        return going
+
+    # budget
+
+    def _within_budget(
+        self, candidates: Sequence[Candidates], running: Sequence[Lease], now: float
+    ) -> tuple[list[StepShare], list[SearchShare], Turn]:
+        """Return what each slot of the step feeds to it, and the scheduler's choice with its pieces of prompts."""
+        pool = self._runner.pool
+        num_free = pool.num_free * pool.block_size
+        absent = [lease.slot.scheduling for lease in self._leases if lease.is_soon_ready(now)]
+        chosen = dict[SlotKey, tuple[Candidates, VerifyChoice]]()
+        requests = dict[SlotKey, StepRequest]()
+        demands = [found.demand for found in candidates]
+        choices = self._budget.choose(demands, self._max_prefill_tokens, num_free, absent)
+        for found, choice in zip(candidates, choices, strict=True):
+            slot = found.lease.slot
+            if choice is None:
+                slot.asked_s = now  # it does not rest
+            else:
+                chosen[slot.key] = found, choice
+                requests[slot.key] = StepRequest(Want.STEP, found.num_after(choice))
+        for lease in running:
+            if lease.slot.key not in requests and needs_prefill(lease.slot):
+                requests[lease.slot.key] = StepRequest(Want.PREFILL, len(lease.slot.committed))
+        turn = self._scheduler.take(requests, now, feed_all=True)
+        self._pieces = turn.pieces
+        self._in_step = []
+        shares, searches = list[StepShare](), list[SearchShare]()
+        for key in turn.running:
+            found, choice = chosen[key]
+            lease = found.lease
+            self._in_step.append(lease)
+            if lease.beams is not None:
+                fed = lease.beams.feed(lease.slot, choice.num_drafts)
+                fallback = self._drafting.fallback(lease, len(fed.drafts), is_left_out=bool(lease.first.hit))
+                searches.append(SearchShare(lease, lease.beams, fed, fed.row, fallback))
+            else:
+                proposal = self._drafting.proposal(found, choice)
+                fallback = self._drafting.fallback(lease, len(proposal.tree), is_left_out=bool(found.offers))
+                shares.append(StepShare(lease, proposal, proposal.row(), fallback))
+        return shares, searches, turn
+
+    # decide and commit
+
+    def _decide(self, shares: Sequence[StepShare], logits: Tensor, times: StepTimes) -> int:
+        """Decide on sampled slots, commit and answer; return how many tokens they committed together. logits: [R, V]
+        float32, of their rows.
+        """
+        if not shares:
+            return 0
+        proposals = [share.proposal for share in shares]
+        own, beside = split_logits(proposals, logits)
+        states = [self._keeper.sampling_state(share.lease.slot) for share in shares]
+        decisions = decide(proposals, states, own)
+        times.forwarded_s = times.started_s + self._runner.forward_s()
+        decided = list[tuple[StepShare, Decided]]()
+        explained = list[ExplainRequest]()
+        end = 0
+        for share, state, decision in zip(shares, states, decisions, strict=True):
+            slot = share.lease.slot
+            start, end = end, end + len(share.proposal.tree) + 1
+            if isinstance(decision, NonFiniteLogits):
+                self._end(slot, f"verify failed: {decision.message}")
+                continue
+            sound = until_grammar_fails(share.proposal, state, decision)
+            if sound is None:
+                why = f"the grammar can be followed no further: {state.failure(())}; ask for a simpler one"
+                self._leases.end(slot.key, why, Fault.GRAMMAR)
+                continue
+            decided.append((share, sound))
+            if share.lease.speculation.explain:
+                explained.append(ExplainRequest(share.proposal, state, sound, start))
+        explanations = explain(explained, own) if explained else {}
+        times.decided_s = time.monotonic()
+        self._leases.take_delivered(in_step=True)
+        num_committed = 0
+        for share, sound in decided:
+            key = share.lease.slot.key
+            verdict = commit_sampled(
+                share,
+                sound,
+                beside.get(key),
+                explanations.get(key),
+                times,
+                self._runner,
+                self._own_drafts,
+                self._features,
+                self._metrics,
+            )
+            self._answer(share.lease, verdict)
+            num_committed += len(verdict.token_ids)
+        return num_committed
+
+    def _search(self, searches: Sequence[SearchShare], logits: Tensor, times: StepTimes) -> int:
+        """Do as `_decide` for slots that search beams; return how many levels they decided together."""
+        if not searches:
+            return 0
+        self._leases.take_delivered(in_step=True)
+        best = best_tokens(logits, max(search.beams.search.num_candidates for search in searches))
+        times.forwarded_s = times.started_s + self._runner.forward_s()
+        num_committed = end = 0
+        for search in searches:
+            start, end = end, end + search.row.num_logits
+            if start == end:
+                self._in_step.remove(search.lease)  # it has no verdict in this step
+                continue
+            try:
+                levels = search.beams.decide(search.fed, best, start)
+            except NonFiniteLogits as error:
+                self._end(search.lease.slot, f"verify failed: {error.message}")
+                continue
+            times.decided_s = time.monotonic()
+            self._answer(search.lease, commit_search(search, levels, times, self._runner, self._metrics))
+            num_committed += len(levels)
+        return num_committed
+
+    # verdict
+
+    def _answer(self, lease: Lease, verdict: Verdict) -> None:
+        """Answer with what is committed: the slot is ready for its next step."""
+        now = lease.slot.asked_s = time.monotonic()
+        lease.begin_step(now)
+        if verdict.finish is not None:
+            self._leases.finish(lease.slot.key)
+        self._leases.answer(lease.job, verdict)
+        self._in_step.remove(lease)
+        kind = "plain" if TokenKind.PLAIN in verdict.kinds else "verify"
+        self._metrics.steps.labels(kind=kind).inc()
+
+    def fail(self, error: Exception) -> None:
+        """Answer the slots of the step that have no verdict yet; they stay, and are fed anew."""
+        for lease in self._in_step:
+            self._end(lease.slot, f"the target's step failed: {error}")
+        for piece in self._pieces:
+            # Without its KV the slot is of no use; its next verify will be answered with UNKNOWN_SLOT.
+            self._end(piece.slot, f"feeding the prompt failed: {error}")
+            self.forget(piece.slot.key, is_ended=False)
+            self._keeper.close(CloseJob(*piece.slot.key))
+        self._in_step = []
+        self._pieces = ()
+        self._ended_s = None
+
+    def forget(self, key: SlotKey, *, is_ended: bool = True) -> None:
+        """End what goes on for a slot that is closed. is_ended: its output is complete and sound."""
+        self._leases.closed(key)
+        self._own_drafts.close(key, is_ended=is_ended)
+        self._features.closed(key)
+
+    def _end(self, slot: Slot, why: str) -> None:
+        """End the slot's lease, if it has one, and trust nothing that is cached of it."""
+        self._leases.end(slot.key, why, Fault.INTERNAL)
+        slot.distrust()

@@ -1,0 +1,150 @@
+"""The target's engine worker: handles the jobs of its gateways, and steps all slots whose lease runs (`step`).
+
+Runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.worker.engine_thread import EngineThread
+from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import Slot
+from target_service.drafting.own_drafts import OwnDrafts
+from target_service.features.features import FeatureJob, Features
+from target_service.leases.beams import Beams
+from target_service.leases.jobs import ExtendJob, RefusedDelivery, VerifyJob
+from target_service.leases.leases import Leases
+from target_service.step.prompt_scores import begin_scoring, refuses_scoring
+from target_service.step.step import Step
+
+if TYPE_CHECKING:
+    from outrider.engine.drafters import SearchDrafts
+
+
+class Verifier:
+    """Runs the target's jobs and steps."""
+
+    def __init__(
+        self,
+        step: Step,
+        runner: ModelRunner,
+        keeper: SlotKeeper[Slot],
+        leases: Leases,
+        engine: EngineThread,
+        max_prefill_tokens: int,
+        own_drafts: OwnDrafts,
+        features: Features,
+        make_search_drafts: type[SearchDrafts],
+    ) -> None:
+        self._forget = step.forget
+        self._runner = runner
+        self._keeper = keeper
+        self._leases = leases
+        self._engine = engine
+        self._max_prefill_tokens = max_prefill_tokens
+        self._own_drafts = own_drafts
+        self._features = features
+        self._make_search_drafts = make_search_drafts
+        self.next_wake = step.next_wake
+        self.step = step.run
+        self.fail_step = step.fail
+
+    def handle(self, job: object) -> None:
+        """Run one job. Raises TypeError for one that is none."""
+        match job:
+            case ExtendJob():
+                self._leases.extend(job, time.monotonic())
+            case VerifyJob():
+                self._verify(job)
+            case FeatureJob(run):
+                run(self._features)
+            case RefusedDelivery(ticket, why):
+                self._leases.refuse(ticket, why)
+            case OpenJob():
+                self._open(job)
+            case TruncateJob():
+                self._truncate(job)
+            case CloseJob():
+                self._forget((job.owner, job.slot_id))
+                self._keeper.close(job)
+            case OwnerGone():
+                for key in self._leases.slots_of(job.owner):
+                    self._forget(key)
+                self._keeper.close_owner(job)
+            case _:
+                raise TypeError(f"unknown job {job!r}")
+
+    def _open(self, job: OpenJob) -> None:
+        refused = self._own_drafts.refuses(job.drafter)
+        if job.params.beams is not None and self._runner.tree_refusal is not None:
+            why = f"use_beam_search is true, and this target runs no token trees: {self._runner.tree_refusal}"
+            refused = JobError(Fault.INVALID, f"{why}; leave it out, or start the target on another attention_path")
+        refused = refused or refuses_scoring(job)
+        if refused is not None:
+            self._engine.answer(lambda: job.respond(refused))
+            return
+        slot = self._keeper.open(job)
+        if slot is not None:
+            self._leases.opened(job)
+            self._features.closed(slot.key)
+            self._own_drafts.open(job, slot)
+            begin_scoring(job, slot)
+
+    def _verify(self, job: VerifyJob) -> None:
+        """Set the slot to the tokens of a message, and let it step by itself from there."""
+        key = (job.owner, job.slot_id)
+        self._leases.end(key, "a newer verify came")
+        slot = self._keeper.table.get(*key)
+        known_ids, beams, settled_ids = list[int](), None, list[int]()
+        if slot is not None:
+            known_ids = slot.committed[job.base_len :]
+            beams = self._beams_of(slot, job)
+        if beams is not None:
+            settled_ids = beams.settled
+        committed = self._keeper.commit(*key, job.base_len, (*job.committed_ids, *settled_ids))
+        if isinstance(committed, JobError):
+            self._leases.answer(job, committed)
+            return
+        slot = committed
+        length = len(slot.committed) if beams is None else beams.tree.length
+        if job.until_len <= length or (beams is not None and beams.search.is_done):
+            why = f"until_len is {job.until_len}, must be more than the {length} tokens committed"
+            self._leases.answer(job, JobError(Fault.INVALID, why))
+            return
+        num_same = job.base_len
+        for known_id, token_id in zip(known_ids, job.committed_ids, strict=False):
+            if known_id != token_id:
+                break
+            num_same += 1
+        self._own_drafts.commit(slot, num_same)
+        self._features.cut(key, num_same)
+        self._leases.begin(job, slot, beams)
+        self._features.begun(ticket for ticket, _ in job.tickets)
+
+    def _beams_of(self, slot: Slot, job: VerifyJob) -> Beams | None:
+        """Return a slot's search, brought to the levels of a message; None where it has none."""
+        if slot.params.beams is None:
+            return None
+        slot.truncate(len(slot.committed) + 1)  # behind these lie nodes, whose ids may be those of what is settled now
+        return Beams(
+            slot.params,
+            slot.committed[: slot.num_prompt],
+            job.levels,
+            self._runner.facts.eos_token_ids,
+            self._leases.speculation_of(slot.key),
+            self._max_prefill_tokens,
+            self._make_search_drafts,
+        )
+
+    def _truncate(self, job: TruncateJob) -> None:
+        """Cut a slot. One that steps by itself has cut itself, and may be ahead of the message: it keeps what it has,
+        unless a stop string ended its output.
+        """
+        key = (job.owner, job.slot_id)
+        if job.reason == "stop":
+            self._leases.end(key, "a stop string ended the answer")
+        self._keeper.truncate(job, keeps=self._leases.get(key) is not None)
