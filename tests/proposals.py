@@ -19,9 +19,9 @@ from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Draw, Proposal
+from target_service.step import decide as host_rules
 from target_service.step import decide_on_device as device_rules
 from target_service.step.decide import accept_by_draws
-from target_service.step.step import decide as host_rules
 from target_service.step.step_rows import Decided
 
 

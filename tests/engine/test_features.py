@@ -16,8 +16,8 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.jobs import CloseJob, JobError, OwnerGone
 from outrider.wire.errors import InvalidRequest, Unavailable
 from outrider.wire.requests.speculation import Speculation
+from target_service.features import features as module
 from target_service.features.features import FeatureSubscription
-from target_service.features.features import features as module
 from target_service.leases.jobs import Verdict, VerifyJob
 from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, SMALL, Target, load, open_job, prompt
 from tests.tiny_models import tiny_llama

@@ -31,11 +31,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Folders, and the files outside of them from which code came or to which it went."""
-STEP_BEFORE = tuple(f"target_service/{name}.py" for name in ("verifier", "drafts", "lease", "rows", "parked"))
-STEP = tuple(
-    f"target_service/{name}.py" for name in ("step", "drafting", "lease", "proposal", "budget", "draft_buffer")
-)
-"""Files that choose what a step verifies: at commits that have no step.py, and now."""
+STEP_BEFORE = ("verifier.py", "drafts.py", "lease.py", "rows.py", "parked.py")
+STEP = ("step.py", "drafting.py", "choice.py", "lease.py", "proposal.py", "budget.py", "draft_buffer.py")
+"""Names of the target's files that choose what a step verifies: at commits that have no step.py, and later."""
 RECORDS = ("Lease", "Candidates", "Ready", "Proposal", "Verdict")
 """What a step hands on, at any commit: classes of the target."""
 RECORD_FOLDERS = ("target_service/", "outrider/engine/speculation/")
@@ -91,7 +89,9 @@ def weigh_groups(texts: Mapping[str, str]) -> dict[str, Weight]:
 
 
 def _step(texts: Mapping[str, str]) -> Sequence[str]:
-    return STEP if STEP[0] in texts else STEP_BEFORE
+    found = {path for path in texts if path.startswith("target_service/")}
+    names = STEP if any(path.endswith("/step.py") for path in found) else STEP_BEFORE
+    return [path for path in sorted(found) if path.rsplit("/", 1)[-1] in names]
 
 
 def imported(texts: Mapping[str, str]) -> set[str]:

@@ -32,7 +32,7 @@ LAYER_MEMORY = (
         ENGINE,
     ),
     Mutant(
-        f"{PATHS}:selecting_few_keys",
+        "outrider.engine.architectures:selecting_few_keys",
         call("min", to="_0"),
         "an indexer that selects every key of the self-test passes it, whatever it kept",
         ENGINE,

@@ -21,8 +21,7 @@ from rich.console import Console
 from transformers import MambaConfig
 from typer.testing import CliRunner
 
-from outrider.cli.doctor import machine
-from outrider.cli.doctor.doctor import doctor
+from outrider.cli.doctor import doctor, machine
 from outrider.cli.doctor.machine import Finding
 from outrider.cli.main import app
 from outrider.engine import checkup

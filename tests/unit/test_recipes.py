@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.cli.up.up import up
+from outrider.cli.up import up
 from outrider.wire.processes.processes import StopRequested
 
 PAGE = (Path(__file__).parents[2] / "docs/recipes.md").read_text()

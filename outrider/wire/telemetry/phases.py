@@ -9,7 +9,7 @@ from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 
-_IN_TEXT = re.compile(r" INFO \S+ outrider\.wire\.phases: (.*)$")
+_IN_TEXT = re.compile(r" INFO \S+ outrider\.wire\.telemetry\.phases: (.*)$")
 _OF_MEMBER = re.compile(r"\[([\w.-]+)\] (.*)")
 _member = ""
 

@@ -6,8 +6,7 @@ import sys
 
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
-from target_service.step import decide_on_device
-from target_service.step.step import decide
+from target_service.step import decide, decide_on_device
 from target_service.worker import start_worker
 from tests.law.faults import replace
 
