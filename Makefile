@@ -145,7 +145,7 @@ bench-alpha: $(STAMP)
 bench-papers: $(STAMP)
 	$(BIN)/python -m benchmarks.papers.measure $(ARGS)
 
-# Tables 1 to 5 and Figures 2 to 4 of that paper beside the newest of these; writes docs/papers.md: seconds.
+# Tables 1 to 5 and Figures 2 to 4 of that paper beside the newest of these; writes docs/reports/papers.md: seconds.
 papers: $(STAMP)
 	$(BIN)/python -m benchmarks.papers $(ARGS)
 
@@ -243,13 +243,13 @@ hostile: $(STAMP)
 
 .PHONY: hostile
 
-# The tests of the law, and docs/laws.md: what each of them tested and what came.
+# The tests of the law, and docs/reports/laws.md: what each of them tested and what came.
 laws: $(STAMP)
 	$(BIN)/python -m tests.law.table $(ARGS)
 
 .PHONY: laws
 
-# The tables in docs/architectures.md, of every class of the installed transformers: six minutes of two free cores.
+# The tables in docs/reports/architectures.md, of every class of the installed transformers: six minutes of two free cores.
 architectures: $(STAMP)
 	$(BIN)/python -m tests.architectures_table
 

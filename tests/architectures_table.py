@@ -1,4 +1,4 @@
-"""Writes the tables of docs/architectures.md: `make architectures`, in about six minutes of two cores.
+"""Writes the tables of docs/reports/architectures.md: `make architectures`, in about six minutes of two cores.
 
 Every class of the installed transformers that writes text is served from a tiny checkpoint, or refused.
 """
@@ -15,7 +15,7 @@ import transformers
 
 from tests.every_class import LATENT, STATE, Measured, measure_all, row_names
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "architectures.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "reports" / "architectures.md"
 BEGIN, END = "<!-- tables: make architectures -->", "<!-- end of tables -->"
 SMALLEST_BOUND = 1e-5
 """Errors below are not told apart: the last bits differ between machines."""

@@ -2,7 +2,7 @@
 
     make papers                                       # or: python -m benchmarks.papers --help
 
-Reads the newest stored measurement (`make bench-papers`), and writes docs/papers.md and its pictures.
+Reads the newest stored measurement (`make bench-papers`), and writes docs/reports/papers.md and its pictures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.papers.figures import TITLES, draw
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder with the stored measurement")
-    parser.add_argument("--docs", type=Path, default=REPO / "docs", help="folder to write to")
+    parser.add_argument("--docs", type=Path, default=REPO / "docs" / "reports", help="folder to write to")
     options = parser.parse_args()
     path = stored.newest(options.results)
     if path is None:

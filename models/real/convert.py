@@ -89,7 +89,7 @@ def check_tokenizer(file: Path, folder: Path) -> None:
 
     truth = SentencePiece(read("tokens"), read("scores"), read("token_type"), read("bos_token_id"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    sources = [*REPOSITORY.glob("outrider/**/*.py"), *REPOSITORY.glob("docs/*.md")]
+    sources = [*REPOSITORY.glob("outrider/**/*.py"), *REPOSITORY.glob("docs/**/*.md")]
     texts = [*SCRIPTS, *(path.read_text(encoding="utf-8") for path in sources)]
     texts = [text for text in texts if " " * (LONGEST_RUN + 1) not in text]
     num_tokens = 0

@@ -1,4 +1,4 @@
-"""The table of docs/architectures.md is of every class of the pinned transformers, and true for one of each kind.
+"""The table of docs/reports/architectures.md is of every class of the pinned transformers, and true for one of each.
 
 `make architectures` measures all of them; here one of each kind goes the same way, from its files through the loader.
 """

@@ -1,4 +1,4 @@
-"""Rows of docs/laws.md, as the tests record them."""
+"""Rows of docs/reports/laws.md, as the tests record them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes docs/laws.md and docs/laws.json: `python -m tests.law.table`. What the tests of the law tested, and what came.
+"""Writes docs/reports/laws.md and .json: `python -m tests.law.table`. What the tests of the law tested, and what came.
 
 The tests record their rows as properties of their reports, which pytest hands on from process to process. This module
 imports nothing that pytest would rather import itself.
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-DOCUMENT = REPO / "docs" / "laws.md"
+DOCUMENT = REPO / "docs" / "reports" / "laws.md"
 CHI_SQUARE, ENUMERATED = "chi_square", "enumerated"
 """Names of the properties."""
 Row = dict[str, Any]

@@ -1,5 +1,5 @@
-"""Whatever a request or a target may be asked for has its law tested, and a row in docs/laws.md: a new rule, drafter,
-tree or parameter without a case fails here.
+"""Whatever a request or a target may be asked for has its law tested, and a row in docs/reports/laws.md: a new rule,
+drafter, tree or parameter without a case fails here.
 """
 
 from __future__ import annotations
@@ -90,5 +90,5 @@ def test_the_table_has_a_row_for_each() -> None:
     document = json.loads(DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))
     rows = {(row["rule"], row["drafts"], row["k"] if "x" in str(row["k"]) else None) for row in document["chi_square"]}
     missing = {(rule_of(case), drafts_of(case), case.speculation.tree) for case in ALL_CASES} - rows
-    assert not missing, f"docs/laws.md has no row for {missing}; run make laws"
+    assert not missing, f"docs/reports/laws.md has no row for {missing}; run make laws"
     assert {row["rule"] for row in document["enumerated"]} >= ENUMERATED, "run make laws"

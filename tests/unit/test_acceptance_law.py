@@ -35,7 +35,7 @@ TINY, ALMOST_ONE = 2.0**-54, 1 - 2.0**-53
 Law = Callable[[tuple[int, ...]], Tensor]
 """Prefix of output tokens -> [V] float32 log-probs."""
 COMPARED: list[Row] = []
-"""Laws that the running test has compared in full, for docs/laws.md."""
+"""Laws that the running test has compared in full, for docs/reports/laws.md."""
 
 
 @pytest.fixture(autouse=True)

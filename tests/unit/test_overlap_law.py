@@ -36,7 +36,7 @@ Chain = tuple[int, ...]
 CLOCK = "clock"
 """Purpose of numbers that stand for times."""
 COMPARED: list[Row] = []
-"""Laws that the running test has compared, for docs/laws.md."""
+"""Laws that the running test has compared, for docs/reports/laws.md."""
 
 pytestmark = pytest.mark.usefixtures("every_draw")
 

@@ -44,7 +44,7 @@ NUM_TOKENS = 2
 """Whose joint law is compared: a round that gives fewer goes on with the target's law."""
 
 COMPARED: list[Row] = []
-"""Laws that the running test has compared, for docs/laws.md."""
+"""Laws that the running test has compared, for docs/reports/laws.md."""
 pytestmark = pytest.mark.usefixtures("every_draw")
 
 PARAMS = SamplingParams(temperature=1.0, seed=1)

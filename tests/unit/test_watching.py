@@ -58,7 +58,7 @@ def test_the_documentation_lists_every_series_and_every_alert() -> None:
     listed = set(re.findall(r"`([\w:]+)`", text))
     assert not {name for name in existing() if name not in listed and HISTOGRAM.sub("", name) not in listed}
     known = {form for name in existing() for form in (name, HISTOGRAM.sub("", name))} | recorded()
-    for page in (*sorted((REPO / "docs").glob("*.md")), REPO / "README.md", REPO / "SECURITY.md"):
+    for page in (*sorted((REPO / "docs").rglob("*.md")), REPO / "README.md", REPO / "SECURITY.md"):
         documented = {name for name in re.findall(r"`([\w:]+)`", page.read_text()) if SERIES.fullmatch(name)}
         assert documented <= known, (page.name, documented - known)
     assert re.findall(r"^\| (Outrider\w+) \|", text, re.MULTILINE) == [r["alert"] for r in rules() if "alert" in r]
