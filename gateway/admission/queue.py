@@ -157,7 +157,7 @@ class AdmissionQueue:
         )
 
     def _may_wait(self, wait_s: float) -> bool:
-        """A short queue evens out arrivals, but one longer than max_queue_wait_s means that more arrives than can be
+        """A short queue evens out arrivals; one longer than max_queue_wait_s means that more arrives than can be
         served.
 
         Waiting then helps nobody: until the overload is over, only choices that find a free place are admitted. Without
