@@ -157,12 +157,11 @@ class AdmissionQueue:
         )
 
     def _may_wait(self, wait_s: float) -> bool:
-        """A short queue evens out arrivals; one longer than max_queue_wait_s means that more arrives than can be
-        served.
+        """A short queue evens out arrivals. A long one means that more arrives than can be served.
 
-        Waiting then helps nobody: until the overload is over, only choices that find a free place are admitted. Without
-        an overload, a choice that finds an empty queue may wait, because with few places one service time may exceed
-        the limit.
+        Long is an expected wait above max_queue_wait_s. Waiting then helps nobody: until the overload is over, only
+        choices that find a free place are admitted. Without an overload, a choice that finds an empty queue may wait,
+        because with few places one service time may exceed the limit.
         """
         now_s = self._clock()
         if self.num_admitted <= self._capacity // 8:

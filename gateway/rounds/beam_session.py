@@ -25,7 +25,8 @@ from outrider.v1 import target_pb2 as tpb
 class BeamSession(Session):
     """State of a beam search. A slot is opened with the prompt and then brought to the levels so far.
 
-    Until the search is over nothing is final but the prompt. Its outputs come at the end, the best one first.
+    Until the search is over nothing is final but what all beams begin with. Its outputs come at the end, the best
+    first.
     """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:
@@ -52,8 +53,9 @@ class BeamSession(Session):
         return len(verdict.levels)
 
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
-        """Commit a verdict's levels. The returned output holds the counts of the round; `told` returns the beams'
-        outputs.
+        """Commit a verdict's levels.
+
+        The returned output holds the counts of the round; `told` returns the beams' outputs.
         """
         self._count(verdict)
         self.levels.extend(verdict.levels)

@@ -65,10 +65,10 @@ class Decoder:
         self._record: RoundRecord | None = None
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
-        """Run rounds until the choice is finished, and yield the output of each. A beam search yields all its outputs
-        at the end.
+        """Run rounds until the choice is finished, and yield the output of each.
 
-        A failed round is repeated from the committed tokens, on the same target or another.
+        A beam search yields all its outputs at the end. A failed round is repeated from the committed tokens, on the
+        same target or another.
         """
         num_recoveries = 0
         try:

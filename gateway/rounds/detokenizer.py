@@ -201,8 +201,8 @@ def detokenizer_of(request: GenerationRequest, tokenizer: Tokenizer) -> Detokeni
 
 
 class _StopMatch:
-    """An automaton that finds a stop string in a growing text (Knuth, Morris and Pratt 1977), in O(1) amortised a
-    character.
+    """An automaton that finds a stop string in a growing text, in O(1) amortised a character (Knuth, Morris, Pratt
+    1977).
 
     Borders are computed only as far as the text has ever matched, so that a long stop string costs nothing beforehand.
 

@@ -138,7 +138,10 @@ class Drafting:
     """The drafting of one choice by one of its drafts."""
 
     def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
-        """Create the drafting of a session. place: index among the drafts of the request. pool: see `DraftAssignment`."""
+        """Create the drafting of a session, without a draft yet.
+
+        place: index among the drafts of the request. pool: see `DraftAssignment`.
+        """
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
         self._model = model
         self._draft_name = model.draft_name(None)

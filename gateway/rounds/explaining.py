@@ -14,8 +14,9 @@ from outrider.wire.requests.drafters import GRAMMAR, Drafter
 
 
 def kinds_of(verdict: tpb.Verdict) -> list[TokenKind]:
-    """Return the kinds of a verdict's tokens. Accepted tokens are PREDICTED or FORCED if a prediction or grammar
-    drafted them.
+    """Return the kinds of a verdict's tokens.
+
+    Accepted tokens are PREDICTED or FORCED if a prediction or a grammar drafted them.
     """
     accepted = TokenKind.ACCEPTED
     if verdict.drafter == Drafter.PREDICTION:

@@ -1,4 +1,7 @@
-"""Holds the state of one choice: committed tokens, text, usage. The decode loop owns it and applies verdicts. No I/O."""
+"""Holds the state of one choice: committed tokens, text, usage. No I/O.
+
+The decode loop owns it and applies verdicts.
+"""
 
 from __future__ import annotations
 

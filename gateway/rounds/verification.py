@@ -61,8 +61,9 @@ class Verification:
     """The lease of one choice at its target."""
 
     def __init__(self, model: ServedModel, session: Session, deadline_s: float) -> None:
-        """Create a verification without a target. deadline_s: monotonic time at which the request times out, in
-        seconds.
+        """Create a verification without a target.
+
+        deadline_s: monotonic time at which the request times out, in seconds.
         """
         self.slot = WorkerSlot(session.slot_id, tpb.TargetRequest)
         self.why_again = ""
@@ -88,8 +89,9 @@ class Verification:
         return self._member
 
     async def place(self) -> Connection:
-        """Wait for the target of the next round, and return its connection: the current target, or another if it cannot
-        continue.
+        """Wait for the target of the next round, and return its connection.
+
+        It is the current target, or another if the request cannot continue there.
 
         Raises WorkerLost, Unavailable or DeadlineExceeded.
         """
