@@ -201,10 +201,10 @@ def detokenizer_of(request: GenerationRequest, tokenizer: Tokenizer) -> Detokeni
 
 
 class _StopMatch:
-    """An automaton that finds a stop string in a growing text, in O(1) amortised a character (Knuth, Morris, Pratt
-    1977).
+    """An automaton that finds a stop string in a growing text (Knuth, Morris and Pratt 1977).
 
-    Borders are computed only as far as the text has ever matched, so that a long stop string costs nothing beforehand.
+    It takes O(1) amortised a character. Borders are computed only as far as the text has ever matched, so that a long
+    stop string costs nothing beforehand.
 
         # stop "aab", text "aaab": num_matched is 1, 2, 2, 3 (the third "a" falls back to the border "a" of "aa")
     """

@@ -141,7 +141,10 @@ class Member:
         return WorkerLoad(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
 
     def heard(self, info: pb.WorkerInfo) -> None:
-        """Update the load from a poll. Slots that this gateway closed since the previous poll do not count as others'."""
+        """Update the load from a poll.
+
+        Slots that this gateway closed since the previous poll do not count as others'.
+        """
         self._num_others = max(0, info.num_slots_in_use - self._most_requests)
         self._most_requests = self.num_requests
         self._refused_slot = False
@@ -193,8 +196,9 @@ class TargetMember(Member):
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Result of the pairing check of a draft that reads hidden states or translates with a target, for these
-    connections.
+    """Result of a pairing check between these connections of a draft and a target.
+
+    Drafts that read hidden states or translate are checked.
     """
 
     draft: Connection
@@ -241,8 +245,9 @@ class DraftMember(Member):
         return State.REFUSED if found else State.LOST if info.needs_features else state
 
     def needs_pairing(self, target: TargetMember) -> bool:
-        """Return whether the draft must be paired with this target: it reads the target's hidden states or translates
-        for it.
+        """Return whether the draft must be paired with this target.
+
+        It must if it reads the target's hidden states or translates for it.
         """
         info, other = self.link.info, target.link.info
         if info is None or info.needs_features or not info.translates:

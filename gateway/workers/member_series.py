@@ -26,7 +26,10 @@ class MemberSeries(Collector):
     """
 
     def __init__(self, members: Callable[[], Sequence[Member]], membership: Callable[[], Membership]) -> None:
-        """Create the series. members: returns those with a link. The other members of `membership` are being started."""
+        """Create the series.
+
+        members: returns those with a link. The other members of `membership` are being started.
+        """
         self._members = members
         self._membership = membership
         self._expected: set[str] = set()

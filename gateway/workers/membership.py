@@ -20,7 +20,7 @@ _ROLES: dict[int, Role] = {rpb.ROLE_TARGET: "target", rpb.ROLE_DRAFT: "draft"}
 TARGETS, DRAFTS = "target", "draft"
 """Names of pools on a command line that gives them none."""
 DNS = "dns:///"
-"""Prefix of a host:port of which each address is a worker."""
+"""Prefix of host:port where each address of the host is a worker."""
 _POOL_NAME = re.compile(r"[^=,;:\s]+")
 
 

@@ -1,7 +1,7 @@
-"""Finds the members behind DNS names: each address of `dns:///host:port` is a worker, as in a headless Kubernetes
-Service.
+"""Finds the members behind DNS names.
 
-The gateway's other source of members is the launcher's registry. A command line without names never changes.
+Each address of `dns:///host:port` is a worker, as a headless Service of Kubernetes lists them. The gateway's other
+source of members is the launcher's registry. A command line without names never changes.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class NamedWorkers:
         is_connected: Callable[[str], bool],
         resolve: Resolve = resolve,
     ) -> None:
-        """Create the members. heard: called with each membership. is_connected: whether a member's stream is up, by
-        name.
+        """Create the members.
+
+        heard: called with each membership. is_connected: whether a member's stream is up, by name.
         """
         self._listed = listed
         self._heard = heard
@@ -66,7 +67,10 @@ class NamedWorkers:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def wait_first(self, _timeout_s: float) -> None:
-        """Report the members once, then keep looking up each name in its own task, so that a slow one delays no other."""
+        """Report the members once, then keep looking up the names.
+
+        Each name has its own task, so that one that times out delays no other.
+        """
         await self.look()
         self._tasks = [
             asyncio.create_task(self._keep_looking(spec))

@@ -48,8 +48,9 @@ class WorkerLoad:
 
 
 def prefix_key(prompt_ids: Sequence[int], cache_salt: bytes) -> bytes:
-    """Return a digest of a prompt's beginning and its salt. Requests that may share a cached prefix have the same
-    digest.
+    """Return a digest of a prompt's beginning and its salt.
+
+    Requests that may share a cached prefix have the same digest.
     """
     first = array("I", prompt_ids[:PREFIX_TOKENS]).tobytes()
     return hashlib.blake2b(first, digest_size=16, key=hashlib.blake2b(cache_salt, digest_size=32).digest()).digest()
