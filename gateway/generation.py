@@ -55,7 +55,10 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request for one choice of one prompt. With n choices there are n of these, with params.choice from 0 to n - 1."""
+    """A request for one choice of one prompt.
+
+    With n choices there are n of these, with params.choice from 0 to n - 1.
+    """
 
     request_id: str
     model: str
@@ -128,7 +131,10 @@ class OutputToken:
 
 @dataclass(frozen=True, slots=True)
 class OutputTimings:
-    """Durations of the phases of one round, in seconds. They sum to the total unless several verdicts arrived together."""
+    """Durations of the phases of one round, in seconds.
+
+    They sum to the total unless several verdicts arrived together.
+    """
 
     total_s: float = 0.0
     """Time since the previous round, or since the lease began."""
@@ -278,8 +284,9 @@ class Generator(Protocol):
 
 
 class AdmittedGenerations(Protocol):
-    """The choices of one request. Use it as `async with`: leaving the block cancels those that run and frees every
-    place.
+    """The choices of one request.
+
+    Use it as `async with`: leaving the block cancels those that run and frees every place.
     """
 
     @property
@@ -295,8 +302,9 @@ class AdmittedGenerations(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
-        """Start the choices, one for each place. The requests must be checked already; see
-        `gateway.admission.requests`.
+        """Start the choices, one for each place.
+
+        The requests must be checked already; see `gateway.admission.requests`.
         """
 
     async def opened(self) -> None:
