@@ -1,7 +1,8 @@
-"""Serves HTTP and gRPC in one process: `python -m gateway --target HOST:PORT [--draft HOST:PORT]`. `--help` lists
-settings.
+"""Serves HTTP and gRPC in one process.
 
-With `--registry HOST:PORT` instead, the launcher determines the workers.
+    python -m gateway --target HOST:PORT [--draft HOST:PORT]
+
+`--help` lists the settings. With `--registry HOST:PORT` instead, the launcher determines the workers.
 """
 
 from __future__ import annotations

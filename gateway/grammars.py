@@ -1,9 +1,8 @@
-"""Converts a caller's output format (schema, regular expression, choices or grammar) to the grammar that workers
-enforce.
+"""Converts a caller's output format to the grammar that workers enforce.
 
-The result is a grammar in llguidance's format. What cannot be enforced is refused with its place; nothing is silently
-ignored, although llguidance overlooks unknown keywords. All of it runs in the processes of `gateway.grammar_checker`,
-within a limit of CPU time and memory.
+The format is a schema, a regular expression, choices or a grammar; the result is a grammar in llguidance's format. What
+cannot be enforced is refused with its place; nothing is silently ignored, although llguidance overlooks unknown
+keywords. All of it runs in the processes of `gateway.grammar_checker`, within a limit of CPU time and memory.
 """
 
 from __future__ import annotations
@@ -164,8 +163,9 @@ def _grammar_of_schema(text: str, strict: bool) -> str:
 
 
 def _check_wide(schema: Schema) -> None:
-    """An object may have more properties than one step can examine, and the first steps of the whole meet the outermost
-    alone.
+    """Refuses objects with more properties than one step can examine.
+
+    Each is tried alone, because the first steps of the whole schema meet the outermost object alone.
     """
     wide = [(place, each) for place, each in _objects(schema) if len(each["properties"]) > MAX_ITEMS_IN_ROW // 8]
     definitions = {"whole": moved(schema, "/$defs/whole")} if wide else {}
