@@ -15,7 +15,7 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 FOR_TOOLS, FOR_DOCUMENTS = NAMED = ("tool_use", "rag")
-"""Names of templates that are taken in place of the default: where there are tools, and where there are documents."""
+"""Names of templates that replace the default: with tools, and with documents."""
 MAX_SOURCE_CHARS = 1 << 20
 """Maximal size of a template, in characters. It is sent to a renderer with each chat. The largest known one has 40,000.
 """
@@ -72,8 +72,9 @@ class ChatTemplate:
 
     @classmethod
     async def compiled(cls, file: TemplateFile, special_tokens: dict[str, str], renderers: Renderers) -> ChatTemplate:
-        """Return a compiled template. Raises ConfigError, which names the file, if it cannot be compiled within the
-        limits.
+        """Return a compiled template.
+
+        Raises ConfigError, which names the file, if it cannot be compiled within the limits.
         """
         default = await _compiled(file.name, file.source, special_tokens, renderers)
         named: dict[str, Variant] = {}

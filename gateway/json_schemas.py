@@ -19,7 +19,7 @@ MARGIN = 1e-15
 """Distance that numbers (integers aside) keep from an exclusive bound, as a share of the bound; absolute for a bound of
 0. With a much smaller one, 0.69999999999999999 would be below 0.7, which it is not as a float."""
 MAX_INTEGER = 2**53
-"""Largest integer up to which every JSON number is exact."""
+"""Bound beyond which a JSON number may not be exact."""
 
 FORMATS: tuple[str, ...] = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -161,8 +161,9 @@ class _Reader:
         return found
 
     def _relax(self) -> None:
-        """llguidance follows no references in oneOf, so a oneOf whose members a property distinguishes becomes the same
-        anyOf.
+        """llguidance follows no references in oneOf.
+
+        So a oneOf whose members are distinguished by a constant property becomes the same anyOf.
         """
         if any("/oneOf/" in str(schema.get("$ref")) for _, schema in self._schemas.values()):
             return
@@ -256,8 +257,9 @@ class _Reader:
         return value
 
     def _any_of(self, members: list[Any], place: Place) -> list[Schema]:
-        """A member whose pattern cannot be enforced is dropped if another than null remains: such an output follows the
-        schema.
+        """A member whose pattern cannot be enforced is dropped if another member than null remains.
+
+        An output that follows the remaining members follows the schema.
         """
         read: list[Schema] = []
         refused: PatternRefused | None = None

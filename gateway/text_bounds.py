@@ -27,7 +27,7 @@ SPLIT_REGEXES = frozenset(
         r"\s+(?!\S)|\s+",
     }
 )
-"""Expressions without a match that has a letter and then a space, and without a look-behind."""
+"""Expressions that never match a letter and then a space, and that have no look-behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def cut_before(text: str, position: int) -> int | None:
 _DROP_SPACES = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
 _KEEP_TEXT = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts", "FixedLength")
 _KEEP_LETTERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "BertNormalizer")
-"""Normalizers that keep a space between two letters, and treat what stands before and after it separately."""
+"""Normalizers that keep a space between two letters, and do the same to the text before it and after it."""
 
 
 def _parts(described: Json | None) -> list[Json]:

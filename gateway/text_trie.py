@@ -15,7 +15,7 @@ def trie_pattern(texts: Iterable[str], *, longest: bool = False) -> re.Pattern[s
 
     The match is empty, so that overlapping texts are found. longest: match the longest text that begins there instead.
 
-        # "ab", "ac": (?=a(?:b|c))
+        # "ab", "ac": (?=(?:a(?:b|c)))
     """
     root: dict[str, Any] = {}
     for text in texts:

@@ -180,7 +180,10 @@ class Tokenizer:
         return self.encode(text, add_special_tokens)[-num_ids:]
 
     def control_id(self, text: str) -> int | None:
-        """Return the id of the control token with this text, which grammars do not treat as text; None for other texts."""
+        """Return the id of the control token with this text; None for other texts.
+
+        Grammars do not treat a control token as text.
+        """
         return self._controls.get(text)
 
     def silent_id(self, text: str) -> int | None:
