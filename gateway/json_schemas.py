@@ -161,9 +161,9 @@ class _Reader:
         return found
 
     def _relax(self) -> None:
-        """llguidance follows no references in oneOf.
+        """Turns a oneOf whose members are distinguished by a constant property into the same anyOf.
 
-        So a oneOf whose members are distinguished by a constant property becomes the same anyOf.
+        llguidance follows no references in oneOf.
         """
         if any("/oneOf/" in str(schema.get("$ref")) for _, schema in self._schemas.values()):
             return
@@ -293,13 +293,13 @@ class _Reader:
             _check_number(value, place)
 
     def _check_multiples(self) -> None:
-        """llguidance multiplies several multipleOf in 32 bits."""
+        """Several multipleOf are refused where they may meet: llguidance multiplies them in 32 bits."""
         multiples = [(*place, "multipleOf") for place, each in self._schemas.values() if "multipleOf" in each]
         if self._is_joined and len(multiples) > 1:
             raise Refused("cannot be enforced beside another multipleOf where schemas are joined", *multiples[-1])
 
     def _check_counted(self) -> None:
-        """llguidance cannot enforce such counts: an unnamed property may repeat the name of an earlier one."""
+        """Some counts cannot be enforced by llguidance: an unnamed property may repeat the name of an earlier one."""
         for place, each in self._schemas.values():
             if each.get("minProperties", 0) > len(set(each.get("required", ()))) + 1:
                 text = "cannot be enforced for more properties than are required and one: the same name may come again"
@@ -322,7 +322,10 @@ class _Reader:
 
 
 def _move_bounds(schema: dict[str, Any]) -> None:
-    """llguidance 1.9 allows 2 above an exclusive 2 and up to 2.5, and compares texts where readers compare floats."""
+    """Exclusive bounds become inclusive ones, because llguidance 1.9 gets them wrong.
+
+    It allows 2 above an exclusive 2 and up to 2.5, and compares texts where readers compare floats.
+    """
     if schema.get("type") == "integer":
         return
     for key, other, sign, inner in (("exclusiveMinimum", "minimum", 1, max), ("exclusiveMaximum", "maximum", -1, min)):

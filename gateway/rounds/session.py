@@ -82,7 +82,10 @@ class Session:
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Number of prompt log-probs to request of the target; None once they are known, or if none are wanted."""
+        """Number of best ids with prompt log-probs to request of the target.
+
+        None once they are known, or if none are requested.
+        """
         return None if self._is_scored else self.request.num_prompt_logprobs
 
     def open_message(self) -> pb.OpenSlot:

@@ -18,11 +18,13 @@ AWAY = (State.LOST, State.REFUSED, State.FAILING)
 
 
 class MemberSeries(Collector):
-    """`outrider_worker_connected{worker="draft"} == 0`: that draft is gone, or is being started.
-    `outrider_worker_lost == 1`: the worker ought to serve, and does not.
-    `sum by (pool, state) (outrider_members)`: members by state, of every pool, whether it has any or not.
-    `outrider_breaker_open == 1`: the member is down by its health, and left alone.
-    `outrider_member_requests`: requests placed there by this gateway.
+    """Collector of the series of all workers.
+
+    * `outrider_worker_connected{worker="draft"} == 0`: that draft is gone, or is being started.
+    * `outrider_worker_lost == 1`: the worker ought to serve, and does not.
+    * `sum by (pool, state) (outrider_members)`: workers by state, of every pool, even of one without workers.
+    * `outrider_breaker_open == 1`: the worker is down by its health, and gets no requests.
+    * `outrider_member_requests`: requests placed on the worker by this gateway.
     """
 
     def __init__(self, members: Callable[[], Sequence[Member]], membership: Callable[[], Membership]) -> None:
