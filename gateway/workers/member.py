@@ -182,7 +182,7 @@ class Member:
 
 
 class TargetMember(Member):
-    """A target."""
+    """A target worker, with the line for its slots."""
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
@@ -236,7 +236,8 @@ class DraftMember(Member):
     def state(self) -> State:
         """State of the draft, in view of its pairing checks.
 
-        A draft that reads hidden states is LOST until a target has been checked. It is REFUSED if no target fits.
+        A draft that reads hidden states is LOST until it was checked with a target. A draft is REFUSED if it fits none
+        of the targets that it was checked with.
         """
         state, info = super().state, self.link.info
         found = [each.why for each in self.pairings.values() if each.draft is self.connection]
