@@ -1,1 +1,4 @@
-"""The coordinator: owns requests, runs rounds, speaks OpenAI over HTTP and GenerationService over gRPC. No torch."""
+"""The coordinator: owns requests and runs rounds. No torch.
+
+It serves OpenAI's API over HTTP and GenerationService over gRPC.
+"""

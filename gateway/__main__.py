@@ -1,6 +1,8 @@
-"""`python -m gateway --target HOST:PORT [--draft HOST:PORT]`: HTTP and gRPC in one process. `--help` lists settings.
+"""Serves HTTP and gRPC in one process.
 
-`--registry HOST:PORT` instead: the launcher says who the workers are.
+    python -m gateway --target HOST:PORT [--draft HOST:PORT]
+
+`--help` lists the settings. With `--registry HOST:PORT` instead, the launcher determines the workers.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ from outrider.wire.transport.tls import CertificateFolder, http_context, public_
 log = get_logger(__name__)
 
 END_S = 1.0
-"""How long it may take to tell clients that their answers end."""
+"""Seconds in which clients are sent the error that ends their requests."""
 
 
 class Signals:
-    """SIGTERM, SIGINT and SIGHUP: the first asks to stop, the second to be quick."""
+    """Events of SIGTERM, SIGINT and SIGHUP: the first signal asks to stop, the second to hurry."""
 
     def __init__(self) -> None:
         self.stop, self.hurry = asyncio.Event(), asyncio.Event()
@@ -59,6 +61,7 @@ class Signals:
 
 
 async def serve(config: GatewayConfig) -> None:
+    """Run the gateway until a signal stops it."""
     signals = Signals()  # now, as the first process of a container has no default
     if config.api_keys is not None:
         read_keys(config.api_keys)  # what is wrong with it is said now, not when the workers are there
@@ -91,7 +94,7 @@ async def serve(config: GatewayConfig) -> None:
 
 
 class _Operations:
-    """The server of `metrics_port`, from before the first target is there to the end; none without that setting."""
+    """The server of `metrics_port`. It runs from before the first target is connected until the end."""
 
     def __init__(self, coordinator: Coordinator, pools: Pools) -> None:
         config = pools.config
@@ -118,7 +121,6 @@ class _Operations:
 
 
 def _source(pools: Pools) -> RegistryClient | NamedWorkers:
-    """Who says who the workers are. Raises ConfigError."""
     address = pools.config.registry
     if address is None:
         return NamedWorkers(from_config(pools.config), pools.update, pools.is_connected)
@@ -127,7 +129,6 @@ def _source(pools: Pools) -> RegistryClient | NamedWorkers:
 
 
 async def _start(pools: Pools, source: RegistryClient | NamedWorkers) -> None:
-    """Return when the targets are there."""
     await source.wait_first(START_TIMEOUT_S)
     await pools.wait_ready()
 
@@ -194,8 +195,9 @@ async def _serve(
 
 
 async def _serve_and_leave(config: GatewayConfig) -> NoReturn:
-    """Serve, then end the process from inside the event loop: closing a loop waits for the threads of its executor,
-    which may read a long prompt for seconds or compare two tokenizers.
+    """Ends the process from inside the event loop, because closing a loop waits for the threads of its executor.
+
+    Those may read a long prompt for seconds, or compare two tokenizers.
     """
     try:
         await serve(config)
@@ -206,6 +208,7 @@ async def _serve_and_leave(config: GatewayConfig) -> NoReturn:
 
 
 def main(argv: list[str]) -> NoReturn:
+    """Run the gateway with the settings of a command line, and exit."""
     try:
         config = load(GatewayConfig, argv)
         configure_logging(config.log_level, "gateway", config.log_format)

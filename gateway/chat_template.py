@@ -1,4 +1,4 @@
-"""A model's chat template as the gateway holds it: read from the model's files, rendered in the pool of renderers."""
+"""The chat template of a model, read from the model's files and rendered in the pool of renderers."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 FOR_TOOLS, FOR_DOCUMENTS = NAMED = ("tool_use", "rag")
-"""Names of templates that are taken in place of the default: where there are tools, and where there are documents."""
+"""Names of templates that replace the default: with tools, and with documents."""
 MAX_SOURCE_CHARS = 1 << 20
-"""Characters of a template, which goes to a renderer with each chat. The largest known one has 40,000."""
+"""Maximal size of a template, in characters. It is sent to a renderer with each chat. The largest known one has 40,000.
+"""
 _REMEDY = "give the gateway another template: --chat-template FILE"
 
 
 class Renderers(Protocol):
-    """Runs the work of `gateway.confined.templates`: a ConfinedPool."""
+    """A pool that runs the work of `gateway.confined.templates`: a ConfinedPool."""
 
     async def run(self, caller: bytes, request: Any) -> Any: ...
 
 
 def create_renderers(config: GatewayConfig) -> ConfinedPool:
-    """Return the pool in which all chat templates are rendered."""
+    """Return the pool that renders all chat templates."""
     name = "the rendering of a chat template"
     return ConfinedPool("gateway.confined.templates", config.max_compile_s, name=name)
 
 
 class TextTooLong(Exception):
-    """A rendered text has more characters than were allowed."""
+    """A rendered text has more characters than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFile:
-    """The sources of a model's templates and where they stand."""
+    """Sources of a model's templates, and where they are from."""
 
     name: str
-    """For errors."""
+    """Name of the file or setting, for errors."""
     source: str
     named: Mapping[str, str] = field(default_factory=dict)
-    """Further templates by name, of which those in NAMED are taken."""
+    """Further templates by name. Those in NAMED are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +55,16 @@ class Variant:
 
     source: str
     reads: frozenset[str] = frozenset()
-    """The variables that it reads."""
+    """Variables that the template reads."""
     shape: TemplateShape = field(default_factory=TemplateShape)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A model's template and its named variants."""
+    """A model's default template and its named variants."""
 
     name: str
-    """Names the file or setting that the source is from, for errors."""
+    """Name of the file or setting that the source is from, for errors."""
     default: Variant
     named: Mapping[str, Variant]
     special_tokens: dict[str, str]
@@ -71,7 +72,10 @@ class ChatTemplate:
 
     @classmethod
     async def compiled(cls, file: TemplateFile, special_tokens: dict[str, str], renderers: Renderers) -> ChatTemplate:
-        """Return the template. Raise ConfigError, naming the file, when it cannot be compiled within the limits."""
+        """Return a compiled template.
+
+        Raises ConfigError, which names the file, if it cannot be compiled within the limits.
+        """
         default = await _compiled(file.name, file.source, special_tokens, renderers)
         named: dict[str, Variant] = {}
         for name, source in file.named.items():
@@ -84,16 +88,17 @@ class ChatTemplate:
 
     @property
     def tool_source(self) -> str:
-        """Return the source that is taken where there are tools."""
+        """Source of the template that is used with tools."""
         return self._variant(has_tools=True, has_documents=False).source
 
     @property
     def marks_turns(self) -> bool:
-        """Whether it marks who speaks; false where it writes the text alone, for a model that continues text."""
+        """Whether the template marks who speaks. It does not for a model that continues text."""
         return self.default.shape.marks_turns
 
     @property
     def takes_tools(self) -> bool:
+        """Whether the template shows tools."""
         return "tools" in self._variant(has_tools=True, has_documents=False).reads
 
     def _variant(self, has_tools: bool, has_documents: bool) -> Variant:
@@ -117,9 +122,11 @@ class ChatTemplate:
     ) -> str:
         """Return the messages as one text.
 
-        merges: write system messages and roles otherwise where the template refuses them as they stand. caller: on
-        whose share of the renderers. Raise InvalidRequest with the template's own words when it refuses the messages,
-        and in ours when it takes too much; TextTooLong for a text of more than `max_chars` characters.
+        merges: whether system messages and roles that the template refuses are rewritten. max_chars: maximal length of
+        the text, in characters. caller: the caller whose share of the renderers is used.
+
+        Raises InvalidRequest with the template's own words if it refuses the messages, and in ours if it takes too
+        much; TextTooLong for a longer text.
         """
         variant = self._variant(bool(tools), bool(documents))
         if documents and "documents" not in variant.reads:
@@ -155,7 +162,6 @@ class ChatTemplate:
 
 
 async def _compiled(name: str, source: str, special_tokens: dict[str, str], renderers: Renderers) -> Variant:
-    """Return a template that can be rendered. Raise ConfigError, naming it, for one that cannot be compiled."""
     if len(source) > MAX_SOURCE_CHARS:
         raise ConfigError(f"{name} has {len(source)} characters, at most {MAX_SOURCE_CHARS} are allowed; {_REMEDY}")
     try:
@@ -182,11 +188,11 @@ async def _shape(name: str, source: str, special_tokens: dict[str, str], rendere
 def template_of_files(
     file: bytes, configured: Any, override: str | None, additional: Mapping[str, bytes] | None = None
 ) -> TemplateFile | None:
-    """Return the templates of a model, None for one without. Raise ConfigError for a file that is no UTF-8.
+    """Return the templates of a model; None if it has none. Raises ConfigError for a file that is not UTF-8.
 
-    file: chat_template.jinja. configured: `chat_template` of tokenizer_config.json: a text, a list of {"name",
-    "template"}, or an object from names to templates; a file goes before it. override: the operator's template, which
-    goes before all. additional: files of the folder additional_chat_templates by name.
+    file: chat_template.jinja. configured: `chat_template` of tokenizer_config.json, which is a text, a list of {"name",
+    "template"}, or an object from names to templates; `file` takes precedence. override: the operator's template, which
+    takes precedence over all. additional: files of the folder additional_chat_templates, by name.
     """
     if override is not None:
         return TemplateFile("the file of --chat-template", override)
@@ -201,7 +207,7 @@ def template_of_files(
 
 
 def _configured_sources(configured: Any) -> dict[str, str]:
-    """Return the templates of tokenizer_config.json by name. Of two of one name the last counts, as in transformers."""
+    """Of two templates with one name the last counts, as in transformers."""
     if isinstance(configured, str):
         return {"default": configured}
     if isinstance(configured, list):

@@ -1,7 +1,9 @@
-"""Cuts what users write so that no control token comes of it: `control_tokens_in_content`. Pure.
+"""Cuts users' texts so that no control token comes of them, for the setting `control_tokens_in_content`. Pure.
 
-A mark is put behind the first character of each text that would be a control token. The template carries it along, and
-what it writes is cut there before it is tokenised: both halves are text, and the template's own tokens stay tokens.
+A mark is put behind the first character of each text of a control token. The template carries the mark along, and its
+output is cut there before it is tokenised: both halves are text, and the template's own control tokens stay tokens.
+
+    # content "a<eos>" becomes "a<MARKeos>", and the rendered text is cut to "...a<" and "eos>..."
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from gateway.confined.template_shape import Message
 from gateway.text_trie import trie_pattern
 
 MARK_DIGITS = 16
-"""Digits of a mark, which no caller can guess: templates change the case of letters, and JSON escapes others."""
+"""Number of digits of a mark, which no caller can guess. Templates change the case of letters, and JSON escapes other
+characters."""
 WORDS = frozenset({"role", "type"})
-"""Fields that a template compares with words of its own, as it does names of fields."""
+"""Fields whose values a template compares with its own words, as it does with names of fields."""
 
 
 class ControlTokens:
@@ -32,12 +35,14 @@ class ControlTokens:
         self._ends = frozenset(text[at:] for text in self._texts for at in range(1, len(text)))
 
     def places_within(self, text: str) -> list[int]:
-        """Return where a text is to be cut, in order: behind the first character of each control token."""
+        """Return where to cut a text, in order: behind the first character of each control token."""
         return [] if self._pattern is None else [match.start() + 1 for match in self._pattern.finditer(text)]
 
     def places(self, text: str) -> list[int]:
-        """Return the same, and besides a place in the beginning of a token at the text's end, and in front of the end
-        of one at its beginning: the template may write the rest.
+        """Return where to cut a text, in order, if the template may write more on either side.
+
+        These are the places of `places_within`, one in the beginning of a token at the text's end, and 0 if the text
+        begins with the end of a token.
         """
         found = set(self.places_within(text))
         for at in range(max(0, len(text) - self._max_chars), len(text)):
@@ -50,7 +55,7 @@ class ControlTokens:
 
 
 class ContentMarks:
-    """Marks the texts of one request."""
+    """The mark of one request, and the texts marked with it."""
 
     def __init__(self, tokens: ControlTokens) -> None:
         self._tokens = tokens
@@ -58,13 +63,13 @@ class ContentMarks:
         self.num_marks = 0
 
     def message(self, message: Message) -> Message:
-        """Return a message with marks in all that its template may show."""
+        """Return the message with marks in all that its template may show."""
         return {name: self._field(name, value) for name, value in message.items()}
 
     def chat(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], documents: Sequence[dict[str, Any]]
     ) -> tuple[list[Message], list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return all that a chat's template is given with marks. Raise RecursionError for what nests too deep."""
+        """Return messages, tools and documents with marks. Raises RecursionError if they nest too deep."""
         return [self.message(each) for each in messages], self.values(tools), self.values(documents)
 
     def values(self, values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -86,7 +91,7 @@ class ContentMarks:
         return self._arguments(value) if name == "arguments" and isinstance(value, str) else self._marked(value)
 
     def _arguments(self, text: str) -> str:
-        """Return a call's arguments, JSON, in which a control token may be written with escapes."""
+        """A call's arguments are JSON, in which a control token may be written with escapes."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Admission and the running of answers. Implements `gateway.generation.Generator` over the pools."""
+"""Admits requests and runs their choices. Implements `gateway.generation.Generator` over the pools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 class Coordinator:
-    """Admits answers to the queues of the models, and knows all that run or wait."""
+    """The gateway's generator: admits choices to the models' queues, and tracks all that run or wait."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -60,17 +60,20 @@ class Coordinator:
 
     @property
     def num_admitted(self) -> int:
-        """Answers running or waiting."""
+        """Number of choices that run or wait."""
         return self._num_admitted
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Return when no answer is running or waiting, or the time is up."""
+        """Wait until no choice runs or waits, for at most `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
 
     def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> Answers:
-        """Take places in the queue. Raises Unavailable, or Overloaded with the time after which it may take them."""
+        """Take `num_answers` places in a model's queue.
+
+        Raises Unavailable, or Overloaded with the seconds after which to retry.
+        """
         model = self._model(model_id)
         reason = "the gateway is stopping" if self.draining else model.reason()
         if reason is not None:
@@ -91,12 +94,11 @@ class Coordinator:
         return answers
 
     def end_all(self, error: OutriderError) -> None:
-        """End every answer that is not through with this error."""
+        """End every unfinished choice with this error."""
         for answers in list(self._answers):
             answers.end(error)
 
     def _known(self) -> list[ServedModel]:
-        """Return those that have had a target: before that nothing is known of the model."""
         return [model for model in self._pools.models.values() if model.referenced.is_set()]
 
     def _model(self, model_id: str) -> ServedModel:
@@ -111,7 +113,7 @@ class Coordinator:
 
 
 class Answers:
-    """Implements `gateway.generation.AdmittedGenerations`: one task an answer, outputs in one queue."""
+    """The choices of one request: one task for each, and one queue of outputs. Implements `AdmittedGenerations`."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class Answers:
         num_answers: int,
         change: Callable[[int], None],
     ) -> None:
-        """`change(-1)` frees one of the `num_answers` places, which are taken already."""
+        """Create the choices of `num_answers` places, which are taken already. `change(-1)` frees one of them."""
         self.requests: tuple[GenerationRequest, ...] = ()
         self._model = model
         self._num_answers = num_answers
@@ -130,9 +132,9 @@ class Answers:
         self.num_output_tokens = 0
         self._started_s = self._deadline_s = 0.0
         self._opened = asyncio.Event()
-        """Set by the first slot that a target opens, and by whatever ends an answer before."""
+        """Event set by the first slot that a target opens, and by whatever ends a choice before."""
         self._early_failure: BaseException | None = None
-        """The error that ended an answer before a slot was opened."""
+        """Error that ended a choice before a slot was opened."""
 
     async def __aenter__(self) -> Answers:
         return self
@@ -157,7 +159,7 @@ class Answers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def end(self, error: OutriderError) -> None:
-        """Let `stream` raise this next; what runs is cancelled when its reader leaves the block."""
+        """Make `stream` raise this error next. The running choices are cancelled when its reader leaves the block."""
         self._fail(0, error)
 
     async def opened(self) -> None:
@@ -166,10 +168,10 @@ class Answers:
             raise self._early_failure
 
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
-        """Yield what the answers output. Raises the first error of any; the others are cancelled by leaving the block.
+        """Yield the outputs of the choices. Raises the first error of any; leaving the block cancels the others.
 
-        Who reads so slowly that the request's life ends meanwhile gets no more: what is not read lies in memory, though
-        its place is free.
+        A reader that is so slow that the request times out meanwhile gets no more: unread outputs take memory although
+        their place is free.
         """
         num_running = len(self._tasks)
         while num_running:
@@ -213,7 +215,6 @@ class Answers:
 
     @contextlib.asynccontextmanager
     async def _place(self, scheduling: Scheduling) -> AsyncIterator[None]:
-        """Hold one of max_running places. Raises DeadlineExceeded when the request's life ends in the queue."""
         try:
             async with asyncio.timeout(self._deadline_s - time.monotonic()):
                 await self._model.places.acquire(scheduling)

@@ -23,13 +23,15 @@ from outrider.wire.requests.tree_shape import TreeShape
 
 
 class FinishReason(Enum):
+    """Finish reason of a choice, as OpenAI's."""
+
     STOP = "stop"
     LENGTH = "length"
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """What a request asks of speculation; None = the server's default."""
+    """A request's options for speculation. None stands for the server's default."""
 
     enabled: bool = True
     num_draft_tokens: NumDraftTokens | None = None
@@ -40,10 +42,10 @@ class SpeculationOptions:
     drafter: Drafter | None = None
     tree: TreeShape | None = None
     explain: bool = False
-    """Each round says what was verified and what was refused."""
+    """Whether each round reports what was verified and what was rejected."""
 
     def num_draft_tokens_or(self, default: NumDraftTokens) -> NumDraftTokens:
-        """Return K; `default`, the server's, where the request names neither K nor a tree."""
+        """Return K, or `default` (the server's) if the request names neither K nor a tree."""
         if not self.enabled:
             return 0
         if self.num_draft_tokens is not None:
@@ -53,44 +55,48 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Ask for one answer to one prompt; n answers are n of these, with params.choice from 0 to n - 1."""
+    """A request for one choice of one prompt.
+
+    With n choices there are n of these, with params.choice from 0 to n - 1.
+    """
 
     request_id: str
     model: str
     prompt_ids: tuple[int, ...]
-    """What the output goes on from; with an encoder the tokens that every output begins with."""
+    """Tokens that the output continues. With an encoder, the tokens with which every output begins."""
     params: SamplingParams
     stop: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     prediction_ids: tuple[int, ...] = ()
-    """What the output may be like; empty where nothing is predicted, and where it would not be used."""
+    """Tokens that the output may resemble; empty without a prediction, or if it would not be used."""
     cache_salt: bytes = b""
-    """Requests with the same salt share cached prefixes; those with an empty one share among themselves."""
+    """Salt of the prefix cache. Requests share cached prefixes with those of the same salt."""
     corpus_id: bytes = b""
-    """`lookup` copies from ended outputs of requests with the same id alone; empty = from this one alone."""
+    """Id of the corpus of `lookup`, which holds the finished outputs of requests with this id. If empty, `lookup`
+    copies from this request alone."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     key_name: str | None = None
-    """Name of the caller's API key; None where the gateway asks for none."""
+    """Name of the caller's API key; None if the gateway has no API keys."""
     reading: Reading | None = None
-    """How the text is read for calls and reasoning; None = it stands as it is."""
+    """Parser of calls and reasoning in the output text; None to leave the text as it is."""
     source_ids: tuple[int, ...] = ()
-    """The caller's prompt where an encoder reads it."""
+    """Tokens of the caller's prompt if an encoder reads it; else empty."""
     num_prompt_logprobs: int | None = None
-    """Best ids that the prompt's tokens have log-probs of, besides their own; None = no log-probs."""
+    """Number of best ids with log-probs at each prompt token, besides the token itself; None for no log-probs."""
     is_empty: bool = False
-    """No output is wanted: the one token that is made all the same is not told."""
+    """Whether no output is wanted. The one token that is generated nevertheless is not returned."""
     keeps_stop: bool = False
-    """The stop string or stop id that ends the output is a part of its text."""
+    """Whether the stop string or stop id that ends the output is part of its text."""
     answer_stop_ids: frozenset[int] = frozenset()
-    """Ids that end the output behind its reasoning; those of `params` end it anywhere."""
+    """Ids that end the output only after its reasoning; those of `params` end it anywhere."""
     stops_in_reasoning: bool = False
-    """Stop strings end the output inside its reasoning, too."""
+    """Whether stop strings end the output inside its reasoning as well."""
     shows_special: bool = False
-    """Special tokens are a part of the text."""
+    """Whether special tokens are part of the text."""
 
     @property
     def asked_ids(self) -> tuple[int, ...]:
-        """The caller's prompt, whoever reads it."""
+        """Tokens of the caller's prompt, whether an encoder reads it or not."""
         return self.source_ids or self.prompt_ids
 
 
@@ -100,9 +106,9 @@ class OutputLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...]
-    """(id, log-prob), most likely first."""
+    """(id, log-prob) of the most likely tokens, the most likely first."""
     rank: int | None = None
-    """Of a prompt's token: 1 + how many are likelier."""
+    """Rank of a prompt's token: 1 + the number of more likely tokens."""
 
     @classmethod
     def from_proto(cls, message: pb.TokenLogprobs) -> OutputLogprobs:
@@ -112,38 +118,43 @@ class OutputLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class OutputToken:
+    """One token of an output."""
+
     id: int
     kind: TokenKind
     text: str
-    """The token's own text; parts of a UTF-8 character show as U+FFFD. Empty for stop ids."""
+    """Text of the token; parts of a UTF-8 character show as U+FFFD. Empty for stop ids."""
     text_offset: int
-    """Characters of output text before this token."""
+    """Number of characters of output text before the token."""
     logprobs: OutputLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTimings:
-    """Seconds of one round by phase. The parts sum to total, unless verdicts were on their way together."""
+    """Durations of the phases of one round, in seconds.
+
+    They sum to the total unless several verdicts arrived together.
+    """
 
     total_s: float = 0.0
-    """Since the round before, or since the target was told to begin."""
+    """Time since the previous round, or since the lease began."""
     deliver_s: float = 0.0
-    """The target held its step back for drafts."""
+    """Time that the target held its step for drafts."""
     verify_s: float = 0.0
-    """Queue, forward and acceptance in the target."""
+    """Time of queue, forward and acceptance in the target."""
     overhead_s: float = 0.0
-    """The rest."""
+    """Remaining time."""
 
 
 def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:
-    """Return the reason of most plain steps; None where there were none."""
+    """Return the most frequent reason of plain steps; None without plain steps."""
     total = sum(counts, Counter[str]())
     return total.most_common(1)[0][0] if total else None
 
 
 @dataclass(slots=True)
 class AnswerUsage:
-    """Running totals of one answer. Its session counts them on."""
+    """Running totals of one choice, updated by its session."""
 
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
@@ -152,33 +163,34 @@ class AnswerUsage:
     num_accepted_tokens: int = 0
     num_plain_steps: int = 0
     num_wasted_tokens: int = 0
-    """Draft tokens that were right and came after their step."""
+    """Number of draft tokens that were right but arrived after their step."""
     seed: int = 0
     num_cached_prompt_tokens: int = 0
-    """Prompt tokens that the target had in its prefix cache when the answer began."""
+    """Number of prompt tokens found in the target's prefix cache when the choice began."""
     lenience: float | None = None
-    """None = exact."""
+    """Lenience of the acceptance rule; None for exact."""
     num_accepted_prediction_tokens: int = 0
-    """Tokens that the prediction had foretold."""
+    """Number of output tokens that the prediction had foretold."""
     num_rejected_prediction_tokens: int = 0
-    """Tokens of the prediction that are not in the output so far."""
+    """Number of tokens of the prediction that are not in the output so far."""
     plain_reasons: Counter[str] = field(default_factory=Counter)
-    """Plain steps by why they had no drafts, one of PLAIN_REASONS."""
+    """Number of steps without drafts, by reason (one of PLAIN_REASONS)."""
 
     @property
     def plain_reason(self) -> str | None:
-        """Why most of the plain steps had no drafts; None where there were none."""
+        """Most frequent reason of plain steps; None without plain steps."""
         return most_common_reason([self.plain_reasons])
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Output tokens of rounds that had drafts: a step without them makes one token."""
+        """Number of output tokens from rounds with drafts: a step without drafts makes one token."""
         return max(0, self.num_completion_tokens - self.num_plain_steps)
 
     @property
     def num_overrun_tokens(self) -> int:
-        """Accepted draft tokens behind the end of the output. A round that is cut among them has no token of the
-        target's own, which others have besides theirs.
+        """Number of accepted draft tokens beyond the end of the output.
+
+        A round that is cut among its draft tokens lacks the target's own token, which other rounds have.
         """
         num_missing = self.num_accepted_tokens + self.num_rounds - self.num_emitted_tokens
         return max(0, num_missing - 1)
@@ -186,64 +198,64 @@ class AnswerUsage:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutput:
-    """Holds what one round added to an answer. The last round has finish_reason set."""
+    """Addition of one round to a choice. The last round has finish_reason set."""
 
     tokens: tuple[OutputToken, ...]
     text_delta: str
-    """Text that became certain: never half a character, never the start of a stop string."""
+    """Text that became final: never half a character, never the start of a stop string."""
     num_drafted: int
     num_accepted: int
     timings: OutputTimings
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    """The stop string, or the stop id, that ended it (None for the model's own end of sequence)."""
+    """Stop string or stop id that ended the output; None for the model's own end of sequence."""
     usage: AnswerUsage | None = None
-    """Set with finish_reason."""
+    """Usage of the choice, set together with finish_reason."""
     beam: int = 0
-    """Of a beam search, which of its answers this is: the whole of it. 0 is the best."""
+    """Rank among the outputs of a beam search, 0 for the best. The output is then complete."""
     prompt_logprobs: Sequence[pb.TokenLogprobs] | None = None
-    """Of the prompt's tokens from the second on, in the first round where they are wanted; as they were sent, for there
-    may be a million, and what is made of them is made off the event loop."""
+    """Log-probs of the prompt's tokens from the second on, in the first round if requested. They stay in their protobuf
+    form: there may be a million, and they are converted off the event loop."""
     score: float | None = None
-    """Of such an answer: its sum of log-probs, in nats, over length ** length_penalty."""
+    """Score of a beam search's output: its sum of log-probs, in nats, over length ** length_penalty."""
     explanation: gateway_pb2.RoundExplanation | None = None
-    """Where the request asks for it; as it is sent, for it would be the same as a plain value."""
+    """Explanation of the round, if requested. It stays in its protobuf form, as a plain value would be the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedFacts:
-    """Facts of a served pair that front ends may show."""
+    """Facts of a served model that front ends may show."""
 
     id: str
     context_limit: int
     vocab_size: int
     created: int
-    """Unix seconds."""
+    """Time of creation, in Unix seconds."""
     max_answers: int
-    """Answers of one request: all that may run and wait at once."""
+    """Maximal number of choices of one request: all that may run and wait at once."""
     draft_id: str | None
-    """None when no draft is connected now."""
+    """Id of a connected draft's model; None without one."""
     drafters: tuple[Drafter, ...] = ()
-    """Those that can draft for a request while their worker is there: one that is away may be back."""
+    """Drafters that requests may name. Includes those whose worker is away, because it may be back."""
     default_drafter: Drafter | None = None
-    """Who drafts for requests that name no drafter: one of `drafters`, or None."""
+    """Drafter of requests that name none: one of `drafters`, or None."""
     chat_template: str | None = None
-    """`turns` for a template that marks who speaks, `plain` for one that writes the text alone; None without one."""
+    """Kind of the template: `turns` if it marks who speaks, `plain` if it writes the text alone; None without one."""
     no_trees: str | None = None
-    """Why no proposal can be a tree now; None when it can, or when there is no draft."""
+    """Reason why proposals cannot be trees now; None if they can, or without a draft."""
     no_beams: str | None = None
-    """Why no beams can be searched now; None when they can."""
+    """Reason why beam search is not possible now; None if it is."""
     decoder_start_ids: tuple[int, ...] = ()
-    """What outputs begin with where an encoder reads the prompt; empty without one."""
+    """Tokens with which outputs begin if an encoder reads the prompt; empty without an encoder."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    """Of parameters that a request may leave out, as the checkpoint states them and the gateway applies them."""
+    """Defaults of sampling parameters, as the checkpoint states them and the gateway applies them."""
     text_only: bool = False
-    """Whether the model reads images, video or sound, too, and is served by its text part alone."""
+    """Whether the model reads images, video or sound as well but is served by its text part alone."""
     model_path: str = ""
-    """Absolute path, or hub id, that the model was started from."""
+    """Absolute path or hub id from which the model was started."""
 
     def is_at(self, name: str) -> bool:
-        """Return whether `name` is where the model was started from: its hub id, its path, or the end of its path."""
+        """Return whether the model was started from `name`: its hub id, its path, or the end of its path."""
         if not self.model_path.startswith("/"):
             return name != "" and name == self.model_path
         relative = name.removeprefix("./").strip("/")
@@ -251,7 +263,7 @@ class ServedFacts:
 
 
 class Generator(Protocol):
-    """Separates front ends from the decode loop. `gateway.coordinator.Coordinator` implements it."""
+    """Interface between front ends and the decode loop, implemented by `gateway.coordinator.Coordinator`."""
 
     def models(self) -> tuple[ServedFacts, ...]: ...
 
@@ -259,38 +271,44 @@ class Generator(Protocol):
         """Return the tokenizer of one of `models`."""
 
     def ready(self) -> str | None:
-        """Return None when a request would be served now, else the reason why not."""
+        """Return None if a request would be served now, else the reason."""
 
     def refusals(self) -> Sequence[str]:
-        """Return which workers do not start again, or answer and are not used, and why."""
+        """Return, as sentences, which workers do not start again or are refused, and why."""
 
     def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> AdmittedGenerations:
-        """Take so many places of a caller in the queue, all or none, before anything dear is done for the request.
+        """Take `num_answers` places of a caller in the queue, all or none, before any expensive work.
 
         Raises Overloaded or Unavailable.
         """
 
 
 class AdmittedGenerations(Protocol):
-    """Answers to one request. Use as `async with`; leaving the block cancels what still runs and frees every place."""
+    """The choices of one request.
+
+    Use it as `async with`: leaving the block cancels those that run and frees every place.
+    """
 
     @property
     def requests(self) -> tuple[GenerationRequest, ...]:
-        """Return what was started."""
+        """Return the requests that were started."""
 
     @property
     def num_output_tokens(self) -> int:
-        """Count the tokens that all of them have committed so far, read or not."""
+        """Return the number of tokens that all choices have committed so far, read or not."""
 
     async def __aenter__(self) -> AdmittedGenerations: ...
 
     async def __aexit__(self, *exc: object) -> None: ...
 
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
-        """Begin the answers, one a place. The requests are checked already, see `gateway.admission.requests`."""
+        """Start the choices, one for each place.
+
+        The requests must be checked already; see `gateway.admission.requests`.
+        """
 
     async def opened(self) -> None:
-        """Return once a target has opened the slot of one of them. Raises what ends one before."""
+        """Wait until a target has opened the slot of a choice. Raises the error of a choice that ends before."""
 
     def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Yield (index into requests, output) as rounds end, interleaved over the requests."""

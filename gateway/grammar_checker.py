@@ -1,6 +1,6 @@
-"""The gateway's way to the processes that check grammars: what has been checked is kept, and refusals become errors.
+"""Checks grammars in separate processes, caches the verdicts, and turns refusals into errors.
 
-What is kept belongs to the caller that sent it. Whether a grammar was checked before shows in the time that it takes,
+Cached verdicts belong to the caller that sent the grammar. The time of a check shows whether the grammar was cached,
 and callers must not learn from that what others send.
 """
 
@@ -23,17 +23,17 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_KEPT_BYTES = 16 << 20
-"""Bytes of the grammars that are kept, of all callers together: 21 of the largest (MAX_GRAMMAR_BYTES)."""
+"""Maximal size of the cached grammars of all callers, in bytes: 21 of the largest (MAX_GRAMMAR_BYTES)."""
 ENTRY_BYTES = 512
-"""Bytes of an entry besides its text, measured with tracemalloc and rounded up."""
+"""Size of an entry besides its text, in bytes, measured with tracemalloc and rounded up."""
 
 EXCEEDED_KEPT_S = 60.0
-"""Seconds for which a grammar is refused unchecked after it took more than the limit: one that is sent again and again
-then costs a sixtieth of a core at the default limit. CPU times vary, so one near the limit may pass later."""
+"""Seconds for which a grammar is refused unchecked after its check exceeded the limit. If it is sent over and over, it
+then costs a sixtieth of a core at the default limit. CPU times vary, so a grammar near the limit may pass later."""
 
 
 class Pool(Protocol):
-    """What is used of a ConfinedPool."""
+    """The part of ConfinedPool that a checker uses."""
 
     def start(self) -> None: ...
 
@@ -44,31 +44,32 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What checking a grammar came to."""
+    """Result of checking a grammar."""
 
     grammar: str
     refusal: str | None = None
-    """Why it is refused; then `grammar` is empty."""
+    """Reason why the grammar is refused, with `grammar` empty; None if it passed."""
     param: str | None = None
     until_s: float = math.inf
-    """Monotonic time after which it is checked again."""
+    """Monotonic time after which the grammar is checked again, in seconds."""
 
     def result(self) -> str:
-        """Return the grammar. Raise InvalidRequest for one that is refused."""
+        """Return the grammar. Raises InvalidRequest if it is refused."""
         if self.refusal is not None:
             raise InvalidRequest(self.refusal, param=self.param)
         return self.grammar
 
     @property
     def size_bytes(self) -> int:
-        """Return about how many bytes it takes: a byte a character, for grammars are mostly ASCII."""
+        """Approximate size, in bytes, at one byte a character because grammars are mostly ASCII."""
         return ENTRY_BYTES + len(self.grammar) + len(self.refusal or "")
 
 
 class Verdicts:
-    """Verdicts by caller and digest of the request, at most MAX_KEPT_BYTES of them.
+    """A cache of verdicts by caller and digest of the request, of at most `max_bytes`.
 
-    The oldest of the caller that has the most is dropped first, so that nobody drops those of callers with fewer.
+    The oldest verdict of the caller with the most bytes is dropped first, so that no caller evicts those of callers
+    with fewer.
     """
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
@@ -77,6 +78,7 @@ class Verdicts:
         self._num_bytes: Counter[bytes] = Counter()
 
     def get(self, caller: bytes, digest: bytes) -> Verdict | None:
+        """Return a cached verdict; None if there is none or it has expired."""
         own = self._kept.get(caller)
         verdict = None if own is None else own.get(digest)
         if own is None or verdict is None or time.monotonic() > verdict.until_s:
@@ -85,6 +87,7 @@ class Verdicts:
         return verdict
 
     def keep(self, caller: bytes, digest: bytes, verdict: Verdict) -> None:
+        """Cache a verdict."""
         own = self._kept.setdefault(caller, OrderedDict())
         previous = own.pop(digest, None)
         if previous is not None:
@@ -104,47 +107,45 @@ class Verdicts:
 
 @dataclass(slots=True)
 class _Check:
-    """A check that is under way, and how many requests wait for it."""
-
     task: asyncio.Task[Verdict]
     num_waiting: int = 0
 
 
 class GrammarChecker:
-    """Checks what requests ask answers to be. One per gateway; one event loop, so no lock.
+    """The checker of the gateway's grammars. One event loop uses it, so it needs no lock.
 
-    Equal requests of a caller that come together are checked once. A check ends when all that wait for it have left.
-    A grammar that took more than the limit is remembered as well: to send it again costs nothing.
+    Equal concurrent requests of a caller are checked once. A check is cancelled once all requests that wait for it have
+    left. A grammar that exceeded the limit is cached as well, so that sending it again costs nothing.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._verdicts = Verdicts()
         self._checks: dict[tuple[bytes, bytes], _Check] = {}
-        """By caller and digest, those for which somebody waits."""
+        """Running checks that have a waiting request, by caller and digest."""
         self._tasks: set[asyncio.Task[Verdict]] = set()
-        """Of all checks, those that are being ended included."""
+        """Tasks of all checks, including those being cancelled."""
 
     def start(self) -> None:
-        """Start the processes. The first request does so as well."""
+        """Start the processes, which the first request does otherwise."""
         self._pool.start()
 
     async def close(self) -> None:
-        """End the checks and the processes. Nothing may be checked any more."""
+        """Cancel the checks and stop the processes. Nothing may be checked afterwards."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._pool.close()
 
     async def output(self, caller: bytes, output: OutputFormat) -> str:
-        """Return the grammar of what an output has to be. caller: whose share of the processes it takes.
+        """Return the grammar of an output format. caller: the caller whose share of the processes is used.
 
-        Raise InvalidRequest that names the field, Overloaded when no process is free for too long.
+        Raises InvalidRequest that names the field, or Overloaded if no process is free for too long.
         """
         return await self._checked(caller, {"format": output}, output.param)
 
     async def tools(self, caller: bytes, request: ToolGrammarRequest) -> str:
-        """Return the grammar of an answer that may have calls of tools. Raise as `output` does."""
+        """Return the grammar of an output that may call tools. Raises as `output` does."""
         return await self._checked(caller, {"tools": request}, "tools")
 
     async def _checked(self, caller: bytes, request: dict[str, Any], param: str) -> str:
@@ -156,7 +157,6 @@ class GrammarChecker:
         return verdict.result()
 
     async def _shared(self, caller: bytes, digest: bytes, data: bytes, param: str) -> Verdict:
-        """Wait for the check of this request, which is begun unless it is under way."""
         key = (caller, digest)
         check = self._checks.get(key)
         if check is None:
@@ -197,6 +197,6 @@ def _encoded(request: dict[str, Any], param: str) -> bytes:
 
 
 def create_checker(max_compile_s: float) -> GrammarChecker:
-    """Return a checker with processes of its own."""
+    """Return a checker with its own processes. max_compile_s: limit of CPU time of one check, in seconds."""
     pool = ConfinedPool("gateway.grammar_work", max_compile_s, name="checking a grammar")
     return GrammarChecker(pool)

@@ -1,7 +1,7 @@
-"""The work of a process that checks grammars: `gateway.confined.process` imports this module.
+"""The work of a process that checks grammars. `gateway.confined.process` imports this module.
 
-A request is {"format": fields of an OutputFormat} or {"tools": fields of a ToolGrammarRequest}; the reply is the text
-of the grammar for the workers.
+A request is {"format": fields of an OutputFormat} or {"tools": fields of a ToolGrammarRequest}. The reply is the text
+of the workers' grammar.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from gateway.tools.grammar_request import ToolGrammarRequest
 
 
 def prepare() -> None:
-    """Compile a grammar, so that all that the first request needs is loaded."""
+    """Compile a grammar, so that everything is loaded before the first request."""
     grammars.of_json_object("prepare")
 
 
 def work(request: dict[str, Any]) -> str:
+    """Return the grammar of a request."""
     if "tools" in request:
         return tool_grammar(ToolGrammarRequest.from_json(request["tools"]))
     return grammars.grammar_of(OutputFormat(**request["format"]))

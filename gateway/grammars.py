@@ -1,8 +1,8 @@
-"""What an answer has to be: from a caller's schema, expression, choices or grammar to the text that workers are given.
+"""Converts a caller's output format to the grammar that workers enforce.
 
-The text is a grammar as llguidance reads it. What it cannot enforce is refused with its place, and nothing is ignored
-in silence: llguidance overlooks keywords that it does not know. All of it runs in the processes of
-`gateway.grammar_checker`, within a limit of CPU time and memory.
+The format is a schema, a regular expression, choices or a grammar; the result is a grammar in llguidance's format. What
+cannot be enforced is refused with its place; nothing is silently ignored, although llguidance overlooks unknown
+keywords. All of it runs in the processes of `gateway.grammar_checker`, within a limit of CPU time and memory.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from outrider.wire.requests.grammar_limits import MAX_ITEMS_IN_ROW, limit_reache
 from outrider.wire.requests.params import MAX_GRAMMAR_BYTES
 
 MARKER_ID = 257
-"""Of a token that is no text, in the tokenizer of bytes."""
+"""Id of a token without text in the byte tokenizer."""
 LAYOUT: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
     "json_allowed_escapes": r'"\bfnrt',
 }
-"""JSON has one space or none behind a comma or a colon and no other white space between tokens: both ways that models
-write on one line, and no way to go on with spaces for ever. Each character is written in one way, so that no name
-passes for another: llguidance takes \\u0061 for a name that is not `a`. The price is that control characters without a
-short escape stand only where the schema spells them out."""
+"""Layout of JSON: one space or none behind a comma or a colon, and no other white space between tokens. Models write
+both ways on one line, and neither allows endless spaces. Each character has one spelling, so that no name passes for
+another: llguidance takes \\u0061 for a name that is not `a`. The price is that control characters without a short
+escape are allowed only where the schema spells them out."""
 MAX_ECHO_CHARS = 300
-"""Of what llguidance says."""
+"""Maximal length of a quoted llguidance error, in characters."""
 LOCATE_S = 0.02
-"""CPU seconds for the search for what a refusal is about: 2 % of the default limit of all work, one second."""
+"""CPU seconds for locating the cause of a refusal: 2 % of the default limit of all work, one second."""
 _LARK = re.compile(
     r'"(?:\\.|[^"\\\n])*"i?|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\\n])+/[a-z]*'
     r"|(?P<json>%json\b\s*)|(?P<option>\b(?:max_tokens|temperature|stop|stop_capture)\b(?=\s*=))"
     r"|(?P<special><[^<>\s]+>)"
 )
-"""Strings, comments and expressions, which are passed over, and what is looked at."""
+"""Strings, comments and expressions, which are skipped, and the constructs that are checked."""
 
 
 def grammar_of(output: OutputFormat) -> str:
-    """Return the grammar for the workers. Raises InvalidRequest."""
+    """Return the grammar of an output format. Raises InvalidRequest."""
     value, param = output.value, output.param
     if output.kind == "json":
         return of_schema(value, param, strict=output.strict)
@@ -72,16 +72,17 @@ def grammar_of(output: OutputFormat) -> str:
 
 
 def of_schema(schema: Schema | str, param: str, *, strict: bool) -> str:
-    """Return the grammar of JSON texts that follow `schema`: a JSON Schema (2020-12), or its text.
+    """Return the grammar of JSON texts that follow `schema`: a JSON Schema (2020-12) or its text.
 
-    strict: hold the schema to OpenAI's rules besides: every property is required, and no others are allowed. What comes
-    out follows the schema either way. Raises InvalidRequest that names the place in the schema, below `param`.
+    strict: whether the schema must also follow OpenAI's rules: every property is required, and no others are allowed.
+    The output follows the schema in either case. Raises InvalidRequest that names the place in the schema, below
+    `param`.
     """
     return _placed(lambda: _grammar_of_schema(_json_text(schema), strict), param)
 
 
 def schema_text(schema: Schema | str, param: str, *, strict: bool) -> str:
-    """Return the schema as JSON to be put behind `%json` in a Lark grammar, checked as by `of_schema`."""
+    """Return the schema as JSON for `%json` in a Lark grammar, checked as by `of_schema`."""
     return _schema_of(of_schema(schema, param, strict=strict))
 
 
@@ -91,25 +92,24 @@ def of_json_object(param: str) -> str:
 
 
 def of_regex(pattern: str, param: str) -> str:
-    """Return the grammar of texts that the expression matches from beginning to end; the syntax of Rust's `regex`."""
+    """Return the grammar of texts that the expression matches as a whole, in the syntax of Rust's `regex`."""
     return _placed(lambda: _grammar_of_regex(pattern), param)
 
 
 def of_choice(choices: list[str], param: str) -> str:
-    """Return the grammar of these texts alone. Raises InvalidRequest for none, too many or too long ones."""
+    """Return the grammar of exactly these texts. Raises InvalidRequest for none, too many or too long ones."""
     return _placed(lambda: _grammar_of_choices(choices), param)
 
 
 def of_lark(text: str, param: str) -> str:
-    """Return the grammar that is written in Lark as llguidance reads it, or in GBNF (`root ::= ...`).
+    """Return the grammar of a text in Lark, as llguidance reads it, or in GBNF (`root ::= ...`).
 
-    Schemas behind `%json` are checked as by `of_schema`. Special tokens are refused.
+    Schemas behind `%json` are checked as by `of_schema`. Special tokens are refused. Raises InvalidRequest.
     """
     return _placed(lambda: _grammar_of_lark(text), param)
 
 
 def _placed(work: Callable[[], str], param: str) -> str:
-    """Work, and turn a refusal into an InvalidRequest that names the place."""
     try:
         grammar = work()
     except Refused as refused:
@@ -139,7 +139,6 @@ def _utf8(text: str) -> None:
 
 
 def _json_text(schema: Schema | str) -> str:
-    """Return the schema as compact JSON, its keys in order."""
     try:
         if isinstance(schema, str):
             schema = json.loads(schema)
@@ -164,8 +163,9 @@ def _grammar_of_schema(text: str, strict: bool) -> str:
 
 
 def _check_wide(schema: Schema) -> None:
-    """Refuse a schema with an object that has more properties than one step can look at. The first steps of the whole
-    meet the outermost alone.
+    """Refuses objects with more properties than one step can examine.
+
+    Each is tried alone, because the first steps of the whole schema meet the outermost object alone.
     """
     wide = [(place, each) for place, each in _objects(schema) if len(each["properties"]) > MAX_ITEMS_IN_ROW // 8]
     definitions = {"whole": moved(schema, "/$defs/whole")} if wide else {}
@@ -178,7 +178,7 @@ def _check_wide(schema: Schema) -> None:
 
 
 def _objects(schema: Schema) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Go through the schemas with properties, but for an outermost one that nothing but an object follows."""
+    """Skips an outermost object, which the first steps of the whole have examined."""
     pending: list[tuple[Place, Schema]] = [((), schema)]
     while pending:
         place, each = pending.pop()
@@ -196,10 +196,7 @@ def _compiled(schema: Schema) -> str:
 
 
 def _located(schema: Schema, error: str) -> Place:
-    """Return where in the schema the error comes from, as deep as the time allows.
-
-    Every place is tried alone, with the whole schema beside it for what it refers to.
-    """
+    """Each place is tried alone, with the whole schema beside it for its references, as deep as the time allows."""
     until_s = time.thread_time() + LOCATE_S
     definitions = {"whole": moved(schema, "/$defs/whole")}
     place: Place = ()
@@ -230,7 +227,6 @@ def _grammar_of_choices(choices: list[str]) -> str:
 
 
 def _literal(char: str) -> str:
-    """Return an expression for the character alone."""
     return char if char.isalnum() or ord(char) >= 0x80 else f"\\x{ord(char):02x}"
 
 
@@ -256,7 +252,6 @@ def _grammar_of_lark(text: str) -> str:
 
 
 def _schema_at(text: str, begin: int, place: Place) -> tuple[str, int]:
-    """Return the schema that stands there, checked, and where it ends."""
     try:
         schema, end = json.JSONDecoder().raw_decode(text, begin)
         if isinstance(schema, dict) and schema.get("x-guidance") == LAYOUT:  # from `schema_text`
@@ -284,7 +279,7 @@ _GBNF_ESCAPE = re.compile(r"\\\\|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})")
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    """Return the character itself: the library cuts the zeros of \\u0041 and then reads further digits."""
+    """The library cuts the zeros of \\u0041 and then reads further digits, so escapes are resolved before."""
     digits = found[1] or found[2]
     if digits is None:
         return found[0]
@@ -306,8 +301,10 @@ def _checked(grammar: str) -> str:
 
 
 def error_of(grammar: str) -> str:
-    """Compile the grammar, take the first step, and one behind the bytes that have to come first: the `{` of an object.
-    Return what is wrong with it, empty = nothing.
+    """Return what is wrong with a grammar, empty for nothing.
+
+    It is compiled and takes its first step, and one more behind the bytes that must come first, such as the `{` of an
+    object.
     """
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LLParserLimits(**parser_limits()))
     if not matcher.is_error():
@@ -319,7 +316,6 @@ def error_of(grammar: str) -> str:
 
 
 def _one_line(error: str) -> str:
-    """Return what llguidance says, shortened, without the place of a schema in the schema that it was given."""
     if error.startswith("NoExtension"):
         return "nothing can satisfy it"
     if (reached := limit_reached(error)) is not None:
@@ -329,7 +325,7 @@ def _one_line(error: str) -> str:
 
 
 class _Bytes:
-    """A tokenizer of bytes: what a grammar allows does not depend on how its texts are cut."""
+    """A tokenizer of bytes: what a grammar allows does not depend on how its texts are tokenised."""
 
     eos_token_id = 256
     bos_token_id = None

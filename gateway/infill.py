@@ -1,4 +1,4 @@
-"""Prompts that ask for the middle of a text: in the tokens that a model was trained with for it, prefix first."""
+"""Prompts that ask for the middle of a text, in the tokens with which a model was trained for it, prefix first."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ FORMS = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
-"""What stands before the prefix, before the suffix and before the middle: Qwen's and CodeGemma's, StarCoder's,
-SantaCoder's and DeepSeek's."""
+"""Tokens before the prefix, before the suffix and before the middle: Qwen's and CodeGemma's, StarCoder's, SantaCoder's
+and DeepSeek's."""
 
 
 def infill_marks(tokenizer: Tokenizer) -> tuple[int, int, int]:
-    """Return the tokens before the prefix, between it and the suffix, and behind that. Raises InvalidRequest for a
-    tokenizer without such tokens.
+    """Return the ids of the tokens before the prefix, between prefix and suffix, and behind the suffix.
+
+    Raises InvalidRequest if the tokenizer has no such tokens.
     """
     for form in FORMS:
         before, between, behind = map(tokenizer.control_id, form)

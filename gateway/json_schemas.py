@@ -1,7 +1,7 @@
-"""Reads a caller's JSON Schema: what constrains and would be overlooked or got wrong by llguidance is refused with its
-place. What constrains nothing by the standard is dropped.
+"""Reads a caller's JSON Schema, before `gateway.grammars` compiles it.
 
-`gateway.grammars` compiles what is left.
+Keywords that constrain but that llguidance would overlook or get wrong are refused with their place. Keywords that
+constrain nothing by the standard are dropped.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 MAX_DEPTH = 32
-"""Levels of schemas in schemas, of lists and objects in a const, and of schemas that hold together by reference. All
-that read a schema recurse."""
+"""Maximal number of nested schemas, of nested lists and objects in a const, and of schemas joined by references. All
+readers of a schema recurse."""
 MARGIN = 1e-15
-"""How far inside an exclusive bound numbers stay (integers aside), as a share of it; of 0, in all. Much
-smaller, 0.69999999999999999 would be below 0.7, which it is not as a float."""
+"""Distance that numbers (integers aside) keep from an exclusive bound, as a share of the bound; absolute for a bound of
+0. With a much smaller one, 0.69999999999999999 would be below 0.7, which it is not as a float."""
 MAX_INTEGER = 2**53
-"""Beyond it a JSON number may not be what it says."""
+"""Bound beyond which a JSON number may not be exact."""
 
 FORMATS: tuple[str, ...] = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -47,7 +47,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "nullable": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
 }
-"""Keywords that are dropped with these values, and refused with others."""
+"""Values with which a keyword is dropped. With other values it is refused."""
 _SCHEMA = ("items", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -61,19 +61,19 @@ _KEYWORDS = frozenset(
 _JOINED_LISTS = ("anyOf", "oneOf", "allOf")
 _JOINED = frozenset({"anyOf", "oneOf", "$ref"})
 _HARMLESS = frozenset({"type", "enum", "const", "required", "$defs", "definitions"})
-"""Keywords that may hold together with other schemas without making anything harder."""
+"""Keywords that may be joined with other schemas without making enforcement harder."""
 _DEFINITIONS = ("$defs", "definitions")
 _LOOKS = re.compile(r"\\[1-9k]|\(\?<?[=!]|\(\?P=|(?P<passed>\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?)", re.DOTALL)
-"""Look-around and references back, and what is passed over: other escapes and classes of characters, to the end of the
-pattern where one does not close."""
+"""Look-around and backreferences, and what is skipped: other escapes, and classes of characters, to the end of the
+pattern if one does not close."""
 
 Schema = dict[str, Any] | bool
 Place = tuple[str | int, ...]
-"""The keys and indices that lead to a part of a schema."""
+"""Keys and indices that lead to a part of a schema."""
 
 
 class Refused(Exception):
-    """A reason and the place that it is about."""
+    """The reason for a refusal and the place in the schema."""
 
     def __init__(self, reason: str, *place: str | int) -> None:
         super().__init__(reason)
@@ -82,13 +82,13 @@ class Refused(Exception):
 
 
 class PatternRefused(Refused):
-    """The pattern of a string is the reason."""
+    """A refusal because of a string's pattern."""
 
 
 def read_schema(schema: Any, *, strict: bool = False) -> Schema:
-    """Return what of the schema is to be enforced, its keys in order. Raises Refused.
+    """Return the part of the schema that is to be enforced, its keys in order. Raises Refused.
 
-    strict: it must also follow OpenAI's rules for `strict: true`.
+    strict: whether the schema must also follow OpenAI's rules for `strict: true`.
     """
     if isinstance(schema, dict):
         schema = {key: value for key, value in schema.items() if key != "$id" or not isinstance(value, str)}
@@ -96,7 +96,7 @@ def read_schema(schema: Any, *, strict: bool = False) -> Schema:
 
 
 def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
-    """Go through the schemas right below one, definitions first, with what leads there."""
+    """Yield the direct subschemas with the keys that lead to each, definitions first."""
     items = schema.items() if isinstance(schema, dict) else ()
     for key, value in sorted(items, key=lambda item: item[0] not in _DEFINITIONS):
         if key in _SCHEMA:
@@ -108,12 +108,15 @@ def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
 
 
 def pointer(place: Place) -> str:
-    """Return the place as a JSON pointer, as a reference spells it."""
+    """Return the place as a JSON pointer, escaped as in a reference."""
     return "".join(f"/{quote(str(key).replace('~', '~0').replace('/', '~1'))}" for key in place)
 
 
 def moved(schema: Schema, to: str) -> Schema:
-    """Return the schema with its references as they read when the whole of it stands at the pointer `to`."""
+    """Return the schema with its references adapted for a schema that stands at the pointer `to`.
+
+    # {"$ref": "#/$defs/a"} moved to "/$defs/whole" is {"$ref": "#/$defs/whole/$defs/a"}
+    """
     if not isinstance(schema, dict):
         return schema
     found = dict(schema)
@@ -130,17 +133,17 @@ def moved(schema: Schema, to: str) -> Schema:
 
 
 class _Reader:
-    """Reads one schema: checks every keyword, drops what constrains nothing, and then looks at the whole."""
+    """A reader of one schema. It checks every keyword, drops what constrains nothing, and then checks the whole."""
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
         self._schemas: dict[str, tuple[Place, dict[str, Any]]] = {}
-        """By pointer, with the place. true and false are not in it."""
+        """Schemas with their places, by pointer; true and false are absent."""
         self._pointers: set[str] = set()
         self._is_joined = False
-        """Whether somewhere schemas hold together, so that what one says may meet what another says."""
+        """Whether schemas are joined anywhere, so that the constraints of one may meet those of another."""
         self._checked: set[str] = set()
-        """Schemas below which nothing comes back to itself, by pointer."""
+        """Pointers of schemas from which no references lead back."""
 
     def read(self, schema: Any) -> Schema:
         found = self._schema(schema, ())
@@ -158,7 +161,10 @@ class _Reader:
         return found
 
     def _relax(self) -> None:
-        """Make oneOf whose members a property tells apart the same anyOf: llguidance follows no reference there."""
+        """Turns a oneOf whose members are distinguished by a constant property into the same anyOf.
+
+        llguidance follows no references in oneOf.
+        """
         if any("/oneOf/" in str(schema.get("$ref")) for _, schema in self._schemas.values()):
             return
         for _, schema in self._schemas.values():
@@ -168,7 +174,6 @@ class _Reader:
                 schema.update(("anyOf" if key == "oneOf" else key, value) for key, value in items)
 
     def _are_told_apart(self, members: list[Schema]) -> bool:
-        """Return whether all are objects that must have a constant of their own under one name."""
         found: list[dict[str, Any]] = []
         for member in members:
             if isinstance(member, dict) and member.keys() == {"$ref"}:
@@ -252,8 +257,9 @@ class _Reader:
         return value
 
     def _any_of(self, members: list[Any], place: Place) -> list[Schema]:
-        """Return the members. One with a pattern that cannot be enforced serves nobody, as long as another than null is
-        left: what follows that one follows the schema.
+        """A member whose pattern cannot be enforced is dropped if another member than null remains.
+
+        An output that follows the remaining members follows the schema.
         """
         read: list[Schema] = []
         refused: PatternRefused | None = None
@@ -275,7 +281,6 @@ class _Reader:
         return {name: self._schema(each, (*place, name)) for name, each in value.items()}
 
     def _constant(self, value: Any, place: Place, depth: int = 0) -> None:
-        """Go through a const, which is a value and no schema."""
         if depth > MAX_DEPTH:
             raise Refused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
         if isinstance(value, dict):
@@ -288,22 +293,19 @@ class _Reader:
             _check_number(value, place)
 
     def _check_multiples(self) -> None:
-        """Refuse several multipleOf that may meet: llguidance multiplies them in 32 bits."""
+        """Several multipleOf are refused where they may meet: llguidance multiplies them in 32 bits."""
         multiples = [(*place, "multipleOf") for place, each in self._schemas.values() if "multipleOf" in each]
         if self._is_joined and len(multiples) > 1:
             raise Refused("cannot be enforced beside another multipleOf where schemas are joined", *multiples[-1])
 
     def _check_counted(self) -> None:
-        """Refuse counts of properties that llguidance cannot enforce: the same name may come again behind those that
-        are named.
-        """
+        """Some counts cannot be enforced by llguidance: an unnamed property may repeat the name of an earlier one."""
         for place, each in self._schemas.values():
             if each.get("minProperties", 0) > len(set(each.get("required", ()))) + 1:
                 text = "cannot be enforced for more properties than are required and one: the same name may come again"
                 raise Refused(text, *place, "minProperties")
 
     def _check_references(self, name: str, above: frozenset[str]) -> None:
-        """Refuse a schema that holds together with itself. above: pointers of schemas that it holds together with."""
         if name in self._checked or name not in self._schemas:
             return
         place, schema = self._schemas[name]
@@ -320,9 +322,9 @@ class _Reader:
 
 
 def _move_bounds(schema: dict[str, Any]) -> None:
-    """Make exclusive bounds inclusive ones a little inside.
+    """Exclusive bounds become inclusive ones, because llguidance 1.9 gets them wrong.
 
-    llguidance 1.9 allows 2 above an exclusive 2 and up to 2.5, and compares texts where readers compare floats.
+    It allows 2 above an exclusive 2 and up to 2.5, and compares texts where readers compare floats.
     """
     if schema.get("type") == "integer":
         return
@@ -334,7 +336,6 @@ def _move_bounds(schema: dict[str, Any]) -> None:
 
 
 def _read_format(schema: dict[str, Any]) -> None:
-    """Drop a format that is not enforced. Bounds of integers that it names are taken, where the schema has none."""
     name = schema.get("format")
     if name is None or name in FORMATS:
         return
@@ -356,7 +357,7 @@ def _is_neutral(key: str, value: Any) -> bool:
 
 
 def _within_exact(key: str, value: Any) -> Any:
-    """Return the nearest bound that is exact in place of one beyond 2^53: what keeps to it keeps to both."""
+    """A bound beyond 2^53 becomes the nearest exact one: values within that are within both."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     if key in ("maximum", "exclusiveMaximum"):
@@ -384,7 +385,7 @@ def _listed(value: Any, place: Place, least: int = 1) -> list[Any]:
 
 
 def _check_depth(value: Any, place: Place, depth: int = 0) -> None:
-    """Answers tell a schema as it came, and orjson writes 254 levels."""
+    """Responses echo a schema as it came, and orjson writes 254 levels."""
     if depth > MAX_DEPTH:
         raise Refused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -399,7 +400,6 @@ def _check_number(value: Any, place: Place) -> None:
 
 
 def _check_strict(schema: dict[str, Any], place: Place) -> None:
-    """OpenAI's rules for `strict: true`."""
     properties = schema.get("properties")
     if not isinstance(properties, dict) and schema.get("type") != "object":
         return

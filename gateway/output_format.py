@@ -1,4 +1,4 @@
-"""What a caller says that an answer has to be, before it is checked. Made by the front ends."""
+"""The format that a caller requires of an output, before it is checked. Made by the front ends."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What the output has to be, as a caller says it."""
+    """Format that the output must have."""
 
     kind: Kind
     value: Any
     """A schema (or its text), None for json_object, a regular expression, a list of strings, or Lark or GBNF."""
     param: str
-    """The field as the caller spelt it."""
+    """Name of the field as the caller spelt it."""
     strict: bool = False
 
 
 def one_output(given: dict[str, Any], strict: bool = False) -> OutputFormat:
-    """Return the one of `structured_outputs` that is not None. Raises InvalidRequest for none or several."""
+    """Return the only field of `structured_outputs` that is not None. Raises InvalidRequest for none or several."""
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""What a tokenizer.json says of the length of texts: how many tokens one has at least, and where one may be cut."""
+"""Derives bounds on texts from a tokenizer.json: the least number of tokens of a text, and where it may be cut."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 Json = dict[str, Any]
 
 NORMALIZED_CHARS = 4
-"""Characters that a normal form of Unicode composes to one at most: those of U+1F82."""
+"""Maximal number of characters that a Unicode normal form composes to one: those of U+1F82."""
 WHITE_SPACE = tuple(char for char in map(chr, range(0x3001)) if char.isspace())
 SEARCHED_CHARS = 1000
-"""Characters before a place in which a space between two letters is looked for: prose has one in 20, and a text without
-one is read from twice as far away."""
+"""Number of characters before a position that are searched for a space between two letters. Prose has one in 20; a text
+without one is read from twice as far away."""
 SPLIT_REGEXES = frozenset(
     {
         # Llama 3, as cl100k
@@ -27,21 +27,23 @@ SPLIT_REGEXES = frozenset(
         r"\s+(?!\S)|\s+",
     }
 )
-"""Expressions none of whose matches has a letter and then a space, and that look at nothing before a match."""
+"""Expressions that never match a letter and then a space, and that have no look-behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextBounds:
+    """Bounds of a tokenizer on its texts."""
+
     max_token_chars: int | None
-    """Characters of a text that become one token at most; None = any number of them may."""
+    """Maximal number of characters that become one token; None for any number."""
     drops_spaces: bool
-    """White space may become no token: only other characters count."""
+    """Whether white space may become no token, so that only other characters count."""
     splits_at_spaces: bool
-    """What stands before a space between two letters, and what begins with it, are tokenised apart."""
+    """Whether a text may be cut in front of a space between two letters without changing its tokens."""
 
     @classmethod
     def of(cls, data: Json) -> TextBounds:
-        """data: tokenizer.json."""
+        """Return the bounds of the content of a tokenizer.json."""
         added = data.get("added_tokens") or []
         normalizers, pre_tokenizers = _parts(data.get("normalizer")), _parts(data.get("pre_tokenizer"))
         contraction = _contraction(normalizers)
@@ -57,15 +59,15 @@ class TextBounds:
         return cls(longest, drops, splits)
 
     def max_chars(self, num_tokens: int) -> int | None:
-        """Return how many characters that are no white space so many tokens stand for at most; None = any number."""
+        """Return the most characters other than white space that `num_tokens` tokens stand for; None for any number."""
         return None if self.max_token_chars is None else self.max_token_chars * num_tokens
 
     def max_text_chars(self, num_tokens: int) -> int | None:
-        """Return how many characters a text of so many tokens has at most; None = any number."""
+        """Return the most characters of a text of `num_tokens` tokens; None for any number."""
         return None if self.drops_spaces else self.max_chars(num_tokens)
 
     def fits(self, text: str, num_tokens: int) -> bool:
-        """Return whether the text may have no more than so many tokens."""
+        """Return whether the text may have no more than `num_tokens` tokens."""
         max_chars = self.max_chars(num_tokens)
         if max_chars is None or len(text) <= max_chars:
             return True
@@ -73,7 +75,7 @@ class TextBounds:
 
 
 def cut_before(text: str, position: int) -> int | None:
-    """Return where the last space between two letters stands that is before `position`; None when none is near."""
+    """Return the position of the last space between two letters before `position`; None if none is near."""
     begin = max(0, position - SEARCHED_CHARS)
     found = [match.end() for match in re.finditer("[A-Za-z](?= [A-Za-z])", text[begin:position])]
     return begin + found[-1] if found else None
@@ -82,11 +84,10 @@ def cut_before(text: str, position: int) -> int | None:
 _DROP_SPACES = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
 _KEEP_TEXT = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts", "FixedLength")
 _KEEP_LETTERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "BertNormalizer")
-"""Normalizers that leave a space between two letters, and do the same to what stands before and after it."""
+"""Normalizers that keep a space between two letters, and do the same to the text before it and after it."""
 
 
 def _parts(described: Json | None) -> list[Json]:
-    """Return the steps of a normalizer or pre-tokenizer."""
     if described is None:
         return []
     if described["type"] != "Sequence":
@@ -96,7 +97,6 @@ def _parts(described: Json | None) -> list[Json]:
 
 
 def _contraction(normalizers: Iterable[Json]) -> int | None:
-    """Return how many characters become one at most, None where characters other than white space may vanish."""
     product = 1
     for part in normalizers:
         kind = part["type"]
@@ -113,7 +113,6 @@ def _contraction(normalizers: Iterable[Json]) -> int | None:
 
 
 def _keeps_text(pre_tokenizers: Iterable[Json]) -> bool:
-    """Return whether they drop no characters but white space."""
     for part in pre_tokenizers:
         if part["type"] in ("Split", "Punctuation"):
             if part.get("behavior", "Isolated") == "Removed":
@@ -129,9 +128,7 @@ def _vocabulary(model: Json) -> list[str]:
 
 
 def _covers_all(data: Json, normalizers: list[Json], pre_tokenizers: list[Json]) -> bool:
-    """Return whether each character becomes a token or a part of one that the vocabulary holds: none is left out, and
-    no run of unknown ones becomes one token.
-    """
+    """No character may be left out, and no run of unknown characters may become one token."""
     model = data["model"]
     if model.get("type") not in ("BPE", "Unigram"):
         return False

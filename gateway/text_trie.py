@@ -1,4 +1,4 @@
-"""An expression that finds any of many texts, in time that hardly grows with their number."""
+"""Builds an expression that finds any of many texts, in time that hardly grows with their number."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ _END = ""
 
 
 def trie_pattern(texts: Iterable[str], *, longest: bool = False) -> re.Pattern[str] | None:
-    """Return an expression that matches, without taking it, at each place where one of the texts begins; None for none.
+    """Return an expression that matches wherever one of the texts begins; None without texts.
 
-    longest: take the longest text that begins there.
+    The match is empty, so that overlapping texts are found. longest: match the longest text that begins there instead.
+
+        # "ab", "ac": (?=(?:a(?:b|c)))
     """
     root: dict[str, Any] = {}
     for text in texts:
@@ -39,7 +41,7 @@ def _alternatives(node: dict[str, Any]) -> str:
 
 
 def _stem(text: str, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the text up to where ways part, and the node there: an expression may nest some hundred groups at most."""
+    """An expression may nest some hundred groups at most, so nodes with one child are merged."""
     while len(node) == 1 and _END not in node:
         ((char, node),) = node.items()
         text += char

@@ -1,4 +1,4 @@
-"""Turns text into token ids and back, with the `tokenizers` library. Front ends and the decode loop use it.
+"""Encodes text to token ids and decodes them, with the `tokenizers` library. For front ends and the decode loop.
 
 transformers would import torch, so the files of a checkpoint's tokenizer are read here. They come from the target
 worker: the gateway needs no model folder.
@@ -35,18 +35,18 @@ from outrider.wire.models.tokenizer_json import (
 from outrider.wire.peer_text import bound_text
 
 BYTES_PER_TOKEN = 8
-"""Of a long text so many bytes a token are read first: of English twice as many as needed."""
+"""Bytes per requested token that are read of a long text at first. English needs half as many."""
 CLEARLY_MORE = 1.25
-"""Tokens of the beginning of a text over those that the whole may have, above which it is refused unread. A cut changes
-the tokens of the word at its place alone, one in thousands; a quarter is far above that."""
+"""Ratio of the tokens at the beginning of a text to the allowed ones above which the text is refused unread. A cut
+changes only the tokens of the word at its place, one in thousands; a quarter is far above that."""
 MAX_OWN_TOKENS = 16
-"""Tokens that a post-processor puts around a text at most: known ones put one or two."""
+"""Maximal number of tokens that a post-processor puts around a text; known ones put one or two."""
 Piece = bytes | str | None
-"""A token adds raw bytes of UTF-8 to a text, or text whose spacing depends on its neighbours, or nothing."""
+"""Effect of a token on a text: raw bytes of UTF-8, or text whose spacing depends on its neighbours, or nothing."""
 
 
 class Tokenizer:
-    """Encode and decode one model's text. Raise ConfigError, naming the file, when the files cannot be used."""
+    """The tokenizer of one model. Raises ConfigError, which names the file, if the files cannot be used."""
 
     def __init__(self, tokenizer_json: str, special_tokens: dict[str, str], template: ChatTemplate | None) -> None:
         raw = tokenizer_json.encode()
@@ -66,7 +66,7 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: pb.TokenizerFiles) -> Tokenizer:
-        """Read the files, but for the chat template: `read_tokenizer` reads that as well."""
+        """Return the tokenizer of these files, without the chat template, which `read_tokenizer` adds."""
         special = read_special_tokens(files.tokenizer_config_json)
         text = decode_text(files.tokenizer_json, TOKENIZER_JSON)
         try:
@@ -82,13 +82,13 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Return how many ids the tokenizer knows, added tokens included; a model's logits may be wider."""
+        """Number of ids of the tokenizer, including added tokens. A model's logits may be wider."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the text's ids; with add_special_tokens the tokenizer's post-processor adds its own.
+        """Return the text's ids. With add_special_tokens the tokenizer's post-processor adds its own.
 
-        It releases the GIL, unlike the library's `encode`. Raise InvalidRequest when `text` holds lone surrogates.
+        It releases the GIL, unlike the library's `encode`. Raises InvalidRequest if `text` holds lone surrogates.
         """
         try:
             text.encode("utf-8")
@@ -99,7 +99,10 @@ class Tokenizer:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def ids_within(self, text: str, max_ids: int, add_special_tokens: bool = True) -> list[int] | None:
-        """Return the ids of `encode`, None for a text that has clearly more than `max_ids`: its begin is read first."""
+        """Return the ids of `encode`, or None for a text that clearly has more than `max_ids`.
+
+        The beginning of the text is read first, so that such a text is not tokenised as a whole.
+        """
         num_chars = _num_chars_read_first(text, max_ids)
         while num_chars < len(text):
             if len(self.encode(text[:num_chars], False)) > CLEARLY_MORE * max_ids:
@@ -108,7 +111,10 @@ class Tokenizer:
         return self.encode(text, add_special_tokens)
 
     def encode_pieces(self, pieces: Sequence[str], add_special_tokens: bool) -> list[int]:
-        """Return the ids of a text that is cut into pieces: no token reaches over a cut."""
+        """Return the ids of a text that is cut into pieces, with no token across a cut.
+
+        # ["a<", "eos>b"]: "<eos>" is tokenised as text, not as the control token
+        """
         first, *others = pieces
         ids = self.encode(first, False)
         for piece in others:
@@ -119,7 +125,6 @@ class Tokenizer:
         return self._with_own(ids) if add_special_tokens else ids
 
     def _with_own(self, ids: list[int]) -> list[int]:
-        """Return the ids with those that the tokenizer puts around a text."""
         plain = self.encode("a", False)
         whole = self.encode("a", True)
         for at in range(len(whole) - len(plain) + 1):
@@ -129,7 +134,7 @@ class Tokenizer:
 
     @cached_property
     def control_tokens(self) -> ControlTokens:
-        """Return the texts that stand for control tokens: special ones, and those in angle brackets."""
+        """Texts of control tokens: special tokens, and those in angle brackets."""
         return ControlTokens(self._controls)
 
     @cached_property
@@ -139,13 +144,14 @@ class Tokenizer:
 
     @cached_property
     def _middle(self) -> tokenizers.Tokenizer:
-        """Return the tokenizer for what stands within a text: it puts no space in front."""
+        """Tokenizer of text in the middle of a text: it puts no space in front."""
         data = without_prefix_space(parse_object(self._tokenizer.to_str().encode(), TOKENIZER_JSON))
         return load_tokenizer(json.dumps(data).encode())
 
     def first_ids(self, text: str, num_ids: int) -> list[int]:
-        """Return the first `num_ids` of the text's ids. Of a long text only the beginning is read, whose last ids may
-        be others than in the whole.
+        """Return the first `num_ids` of the text's ids, without those that the tokenizer adds.
+
+        Only the beginning of a long text is read, so the last ids may differ from those of the whole text.
         """
         num_chars = _num_chars_read_first(text, num_ids)
         ids = self.encode(text[:num_chars], False)
@@ -155,8 +161,9 @@ class Tokenizer:
         return ids[:num_ids]
 
     def last_ids(self, text: str, num_ids: int, add_special_tokens: bool = True) -> list[int]:
-        """Return the last `num_ids` of the ids of `encode`. Read only the end of a long text where the tokenizer allows
-        to cut it without another result.
+        """Return the last `num_ids` of the ids of `encode`.
+
+        Only the end of a long text is read, if the tokenizer allows to cut it without changing the result.
         """
         num_chars = _num_chars_read_first(text, num_ids)
         while self.bounds.splits_at_spaces and num_chars < len(text):
@@ -173,26 +180,30 @@ class Tokenizer:
         return self.encode(text, add_special_tokens)[-num_ids:]
 
     def control_id(self, text: str) -> int | None:
-        """Return the id of the token of this text that is no text to a grammar, None for other texts."""
+        """Return the id of the control token with this text; None for other texts.
+
+        Grammars do not treat a control token as text.
+        """
         return self._controls.get(text)
 
     def silent_id(self, text: str) -> int | None:
-        """Return the id of the special token of this text, which `decode` leaves out; None for other texts."""
+        """Return the id of the special token with this text, which `decode` leaves out; None for other texts."""
         return self._controls.get(text) if text in self._silent else None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text. Ids past the vocabulary add nothing, nor do special tokens where they are to be skipped;
-        invalid UTF-8 shows as U+FFFD.
+        """Return the text of these ids. Invalid UTF-8 shows as U+FFFD.
+
+        Ids past the vocabulary add nothing, nor do special tokens if they are skipped.
         """
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_name(self, token_id: int) -> str | None:
-        """Return the token as the vocabulary writes it, None for an id past it."""
+        """Return the token as the vocabulary writes it; None for an id past it."""
         name: str | None = self._tokenizer.id_to_token(token_id)
         return name
 
     def piece(self, token_id: int) -> Piece:
-        """Return what `token_id` adds to a decoded text. The cache holds at most one entry per id of the vocabulary."""
+        """Return what a token adds to a decoded text. The cache holds at most one entry per id of the vocabulary."""
         try:
             return self._pieces[token_id]
         except KeyError:
@@ -215,8 +226,9 @@ class Tokenizer:
         return codecs.getincrementaldecoder("utf-8")("outrider-each" if self._byte_fallback else "replace")
 
     def token_text(self, token_id: int) -> str:
-        """Return the token's own text, special tokens by name; parts of a UTF-8 character show as U+FFFD. An id past
-        the vocabulary is no text.
+        """Return the token's own text, special tokens by name, empty for an id past the vocabulary.
+
+        Parts of a UTF-8 character show as U+FFFD.
         """
         piece = self.piece(token_id)
         if isinstance(piece, bytes):
@@ -227,7 +239,7 @@ class Tokenizer:
         return self.decode([*self._anchor, token_id])[len(before) :]
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the token's bytes, None for an id past the vocabulary."""
+        """Return the token's bytes; None for an id past the vocabulary."""
         piece = self.piece(token_id)
         if isinstance(piece, bytes):
             return piece
@@ -236,7 +248,7 @@ class Tokenizer:
 
     @cached_property
     def _anchor(self) -> list[int]:
-        """Find one id whose text is a plain word, to stand before another token."""
+        """Id of a plain word that stands in front of another token, or empty."""
         for token_id in range(self.vocab_size):
             if isinstance(self.piece(token_id), str) and self.decode([token_id]).strip().isalnum():
                 return [token_id]
@@ -246,7 +258,7 @@ class Tokenizer:
 async def read_tokenizer(files: pb.TokenizerFiles, override: str | None, renderers: Renderers) -> Tokenizer:
     """Return the tokenizer with its chat template. override: a template that replaces the tokenizer's own.
 
-    Raise ConfigError, naming the file, when the files cannot be used.
+    Raises ConfigError, which names the file, if the files cannot be used.
     """
     tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
     configured = _config_of(files.tokenizer_config_json).get("chat_template")
@@ -258,13 +270,12 @@ async def read_tokenizer(files: pb.TokenizerFiles, override: str | None, rendere
 
 
 def _num_chars_read_first(text: str, num_ids: int) -> int:
-    """Return how many characters of a long text are read first for so many tokens."""
     num_bytes = len(text.encode("utf-8", "replace"))
     return BYTES_PER_TOKEN * num_ids * len(text) // max(1, num_bytes)
 
 
 def without_prefix_space(part: Any) -> Any:
-    """Return a tokenizer.json, or a part of one, that puts no space in front of a text."""
+    """Return a tokenizer.json, or a part of one, changed so that it puts no space in front of a text."""
     if isinstance(part, list):
         return [without_prefix_space(each) for each in part if not _prepends(each)]
     if not isinstance(part, dict) or part.get("type") in ("BPE", "Unigram", "WordPiece", "WordLevel"):
@@ -284,13 +295,12 @@ def _prepends(part: Any) -> bool:
 
 
 def _is_control(token: tokenizers.AddedToken) -> bool:
-    """As llguidance sees it: a special token, or one in angle brackets, is no text."""
+    """As in llguidance: a special token, or one in angle brackets, is no text."""
     content: str = token.content
     return bool(token.special) or (content.startswith("<") and content.endswith(">"))
 
 
 def _byte_rules(decoder: dict[str, Any] | None) -> tuple[bool, bool]:
-    """Return whether all tokens are bytes, and whether `<0xNN>` tokens are. Raise ConfigError for a mix of both."""
     parts = [] if decoder is None else decoder.get("decoders", [decoder])
     kinds = {part["type"] for part in parts}
     if "ByteLevel" in kinds and not kinds <= {"ByteLevel", "Fuse"}:

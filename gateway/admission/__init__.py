@@ -1,1 +1,1 @@
-"""Who may ask, how much at once, and who waits: keys, limits, bytes, the queue, and the checks of a request."""
+"""Admission of requests: API keys, limits, held bytes, the queue, and the checks of a request."""

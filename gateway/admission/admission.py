@@ -1,7 +1,7 @@
-"""The way in, for both front ends: who asks, whether the queue takes more, and only then the work of tokenising.
+"""Admits requests of both front ends: finds the caller, checks the queue, and only then tokenises.
 
-A request passes in this order, each step dearer than the one before: key, requests a minute, bytes being read, fields,
-answers at once, queue, tokens a minute, place.
+A request passes these checks in order, each more expensive than the previous: API key, requests per minute, bytes being
+read, fields, concurrent choices, queue, tokens per minute, place.
 """
 
 from __future__ import annotations
@@ -28,27 +28,35 @@ from outrider.wire.telemetry.trace import Spans
 T = TypeVar("T")
 
 RETRY_S = 1.0
+"""Seconds after which a caller may retry once the byte limit was reached."""
 NUM_LARGEST = 16
-"""Requests of the largest size that are held at once; smaller ones many more. Doubled, they take twice the memory."""
+"""Number of requests of the maximal size that may be held at once. They bound the bytes, so many more small ones fit.
+"""
 NUM_SHARES = 4
-"""An API key may hold one of so many equal parts, so that who sends its bodies slowly keeps none of the others out."""
+"""Number of equal parts of the byte limit. An API key may hold one of them, so that slow senders do not block other
+keys."""
 
 
 class BodyBudget:
-    """Bounds the bytes of requests that are held at once, from their arrival until they are admitted or refused. One
-    per gateway, for HTTP and gRPC. One event loop, so no lock.
+    """A limit on the bytes of requests held at once, from their arrival until they are admitted or refused.
+
+    The gateway has one, for HTTP and gRPC. All calls come from one event loop, so it needs no lock.
     """
 
     def __init__(self, max_body_bytes: int) -> None:
-        """max_body_bytes: of one request."""
+        """Create a budget of NUM_LARGEST requests of `max_body_bytes` each."""
         self.max_body_bytes = max_body_bytes
         self.max_bytes = NUM_LARGEST * max_body_bytes
         self.num_bytes = 0
         self.num_bytes_of: Counter[str] = Counter()
-        """By API key; those that hold none are not in it."""
+        """Bytes held, by API key. Keys that hold none are absent."""
 
     def take(self, key_name: str | None, num_bytes: int) -> None:
-        """Hold so many more. Raises Overloaded when they are too many for all, RateLimited when for the key alone."""
+        """Hold `num_bytes` more for an API key.
+
+        Raises Overloaded if all requests together would exceed the limit, RateLimited if the key would exceed its
+        share.
+        """
         if self.num_bytes + num_bytes > self.max_bytes:
             raise Overloaded(
                 f"requests of {self.num_bytes} bytes are being read, {num_bytes} more would pass the limit of "
@@ -66,7 +74,7 @@ class BodyBudget:
         self.change(key_name, num_bytes)
 
     def change(self, key_name: str | None, by: int) -> None:
-        """Hold so many more, or fewer, without a question."""
+        """Add `by` bytes, which may be negative, without checking any limit."""
         self.num_bytes += by
         if key_name is not None:
             self.num_bytes_of[key_name] += by
@@ -75,7 +83,7 @@ class BodyBudget:
 
 
 class IncomingRequest:
-    """A request on its way in: who sends it, and how many bytes of it are held."""
+    """A request that is not yet admitted: its caller, and the bytes held for it."""
 
     def __init__(self, caller: Caller, bodies: BodyBudget) -> None:
         self.caller = caller
@@ -84,18 +92,18 @@ class IncomingRequest:
         self._num_bytes = 0
 
     def hold(self, num_bytes: int) -> None:
-        """Raises Overloaded or RateLimited."""
+        """Hold `num_bytes` more of the request's body. Raises Overloaded or RateLimited."""
         self._bodies.take(self.caller.name, num_bytes)
         self._num_bytes += num_bytes
 
     def release(self) -> None:
-        """Hold no bytes any more. It may be called again."""
+        """Release all bytes of the request. May be called more than once."""
         self._bodies.change(self.caller.name, -self._num_bytes)
         self._num_bytes = 0
 
 
 class Admission:
-    """One per gateway. Raises ConfigError for a file of API keys that cannot be used."""
+    """The gateway's entry for requests of both front ends. Raises ConfigError for an unusable file of API keys."""
 
     def __init__(
         self,
@@ -115,28 +123,33 @@ class Admission:
         self.checker = create_checker(config.max_compile_s)
 
     def start(self) -> None:
-        """Start the processes that check grammars, which else the first request waits for."""
+        """Start the grammar processes, so that the first request does not wait for them."""
         self.checker.start()
 
     async def close(self) -> None:
-        """End the processes that check grammars. Nothing is admitted any more."""
+        """Stop the grammar processes. Nothing may be admitted afterwards."""
         await self.checker.close()
 
     def incoming(self, authorization: str | None) -> IncomingRequest:
-        """Return the request of whoever sends this header. Raises Unauthenticated. Whoever calls it releases it."""
+        """Return a new request of the caller with this `authorization` header.
+
+        Whoever calls this method must release the request. Raises Unauthenticated.
+        """
         caller = self.access.caller(authorization)
         current_record().key = caller.name
         return IncomingRequest(caller, self.bodies)
 
     async def wait_for_slot(self, answers: AdmittedGenerations) -> None:
-        """Return when the stream of an answer may begin: once a target has opened its slot, or at once where streams
-        begin in the queue. Raises what ends the request before.
+        """Wait until the stream of an answer may begin: once a target has opened its slot.
+
+        Returns at once if the setting `stream_in_queue` lets streams begin in the queue. Raises the error of a request
+        that ends before.
         """
         if not self.config.stream_in_queue:
             await answers.opened()
 
     def prompt_reader(self, facts: ServedFacts, incoming: IncomingRequest, *, counts: bool = False) -> PromptReader:
-        """Return what renders and tokenises the texts of this request. counts: see `PromptReader`."""
+        """Return the reader that renders and tokenises the texts of this request. `counts`: see `PromptReader`."""
         return PromptReader(
             self.generator.tokenizer(facts.id),
             facts.context_limit,
@@ -154,13 +167,17 @@ class Admission:
         return settings
 
     async def prompt_ids(self, facts: ServedFacts, incoming: IncomingRequest, demand: Demand) -> tuple[int, ...]:
-        """Return the tokens of a chat that nothing is to be generated for."""
+        """Return the token ids of a demand's only chat, without generating an answer."""
         reader = self.prompt_reader(facts, incoming, counts=True)
         return await prompt_ids(demand, reader, self.checker, incoming.caller.name)
 
     @asynccontextmanager
     async def answers(self, demand: Demand, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:
-        """Run the answers to a request in this block. Raises whatever speaks against it before anything is started."""
+        """Admit a request and run its choices for the duration of the block.
+
+        Raises the error of any check, before anything is started: InvalidRequest, ModelNotFound, RateLimited,
+        Overloaded, Unavailable.
+        """
         caller = incoming.caller
         facts = check_demand(demand, self.generator.models())
         with caller.answers(demand.num_answers, demand.names.num_choices):

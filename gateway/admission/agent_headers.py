@@ -1,6 +1,6 @@
-"""Leaves out a line that an agent writes in front of its system prompt, with another value in each request.
+"""Drops a header line that an agent writes in front of its system prompt, with a different value in each request.
 
-It says nothing to a model, and in front of everything else it would make every prompt a new one for the prefix cache.
+The line has no use for a model. In front of everything else, it would make every prompt miss the prefix cache.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from gateway.confined.template_messages import SYSTEM_ROLES
 from gateway.confined.template_shape import Message
 
 PREFIX = "x-anthropic-billing-header:"
-"""What the line begins with."""
+"""Prefix of the header line."""
 
 
 def without_agent_headers(messages: list[Message]) -> list[Message]:
-    """Return a chat whose system messages do not begin with such a line, nor any part of them. A message of which
-    nothing is left is left out.
+    """Return the chat without such header lines at the start of system messages or of their parts.
+
+    A message with no other text is dropped.
     """
     kept = []
     for message in messages:
@@ -41,5 +42,4 @@ def _without_header(content: Any) -> Any:
 
 
 def _rest(text: str) -> str:
-    """Return what follows the line, or the text where it does not begin with it."""
     return text.partition("\n")[2] if text.startswith(PREFIX) else text

@@ -1,5 +1,7 @@
-"""Finds who asks by the `authorization` header, and limits what each API key may do: requests and tokens a minute by
-token buckets, answers at once by a count. The file of keys is read again when it changes.
+"""Finds the caller of a request by its `authorization` header, and enforces the limits of each API key.
+
+Token buckets limit requests and tokens per minute; a count limits concurrent choices. The file of keys is read again
+when it changes.
 """
 
 from __future__ import annotations
@@ -23,25 +25,26 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 HOW = "send it as `Authorization: Bearer KEY`, or over HTTP as `x-api-key: KEY`"
+"""Instruction in errors on how to send an API key."""
 MAX_HEADER_CHARS = 1024
-"""What is read of an `authorization` header; `outrider keys` makes secrets of 46 characters."""
+"""Number of characters of an `authorization` header that are read; `outrider keys` makes secrets of 46 characters."""
 MINUTE_S = 60.0
 ROUNDING = 1e-3
-"""Tokens or requests: what clocks and sums may be off."""
+"""Tokens or requests by which clocks and sums may be off."""
 BUSY_RETRY_S = 1.0
-"""When to come back to a key that has all its answers running: nobody knows when one ends."""
+"""Seconds after which to retry with a key that has reached its limit of concurrent choices; nobody can predict when one
+ends."""
 LOOK_S = 1.0
-"""How often the file is looked at, while requests come or metrics are read. Doubled, a key that was revoked gets in for
-twice as long.
-"""
+"""Seconds between two checks of the file, made while requests arrive or metrics are read. A revoked key is accepted for
+at most this long."""
 RETRY_S = 10.0
-"""A file that could not be used is tried again after this, though unchanged: it need not be the file that was wrong."""
+"""Seconds after which an unusable file is read again though it has not changed: the cause may lie outside the file."""
 
 Clock = Callable[[], float]
 
 
 class AccessMetrics:
-    """Series by API key; as many as the file has names."""
+    """Series by API key, as many as the file has names."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter("outrider_key_requests", "Requests, by API key.", ["key"], registry=registry)
@@ -68,7 +71,12 @@ class AccessMetrics:
 
 
 class Bucket:
-    """Holds what a minute allows, and fills evenly. It may go below empty: then the debt is waited for."""
+    """A token bucket that holds the allowance of a minute and fills evenly.
+
+    The level may be negative. Callers then wait until the debt is filled.
+
+        # 60 per minute, full: take(90) leaves -30, and wait_s(1) is 31 s
+    """
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
         self.per_minute = per_minute
@@ -77,7 +85,10 @@ class Bucket:
         self._filled_s = clock()
 
     def wait_s(self, amount: float) -> float:
-        """Return the seconds until `amount` is there. More than a minute allows waits for a full bucket."""
+        """Return the seconds until `amount` is available.
+
+        An amount above the allowance of a minute needs a full bucket.
+        """
         now = self._clock()
         self._level = min(self.per_minute, self._level + (now - self._filled_s) * self.per_minute / MINUTE_S)
         self._filled_s = now
@@ -85,19 +96,20 @@ class Bucket:
         return missing * MINUTE_S / self.per_minute if missing > ROUNDING else 0.0
 
     def take(self, amount: float) -> None:
-        """Take `amount` out; a negative one is given back."""
+        """Take `amount` from the bucket. A negative amount is returned to it."""
         self._level -= amount
 
 
 class Caller:
-    """Who sends requests: one object an API key, which holds what the key may still do. It limits and counts nothing
-    where no keys are asked for. RateLimited carries the seconds after which the same request passes.
+    """A sender of requests, with the limits of its API key: one object for each key.
+
+    Without API keys nothing is limited or counted. RateLimited carries the seconds after which the same request passes.
     """
 
     def __init__(self, key: ApiKey | None, metrics: AccessMetrics, clock: Clock = time.monotonic) -> None:
         self.key = key
         self.num_answers = 0
-        """Running or waiting."""
+        """Number of choices that run or wait."""
         self._metrics = metrics
         self._clock = clock
         self._requests = self._tokens = None
@@ -107,15 +119,16 @@ class Caller:
 
     @property
     def name(self) -> str | None:
-        """Return the API key's name, None where no keys are asked for."""
+        """Name of the API key; None if the gateway has no API keys."""
         return None if self.key is None else self.key.name
 
     @property
     def weight(self) -> float:
+        """Weight of the API key in the queue; 1 without a key."""
         return 1.0 if self.key is None else self.key.weight
 
     def change(self, key: ApiKey) -> None:
-        """Take other limits of the same key. A rate that stays keeps its level."""
+        """Apply changed limits of the same key. A rate that has not changed keeps its level."""
         before, self.key = self.key, key
         if before is None or key.requests_per_minute != before.requests_per_minute:
             self._requests = _bucket(key.requests_per_minute, self._clock)
@@ -130,8 +143,9 @@ class Caller:
 
     @contextmanager
     def answers(self, count: int, param: str) -> Iterator[None]:
-        """Hold `count` of the answers at once. Raises RateLimited, or InvalidRequest naming `param` when so many can
-        never be had.
+        """Hold `count` of the key's concurrent choices for the duration of the block.
+
+        Raises RateLimited if too many run now, or InvalidRequest that names `param` if `count` exceeds the key's limit.
         """
         most = None if self.key is None else self.key.max_concurrent
         if most is not None and count > most:
@@ -154,11 +168,14 @@ class Caller:
             self.num_answers -= count
 
     def charge(self, num_tokens: int) -> None:
-        """Take what a request may cost, before it begins; `settle` corrects it. Raises RateLimited."""
+        """Charge the most tokens that a request may use, before it begins.
+
+        `settle` corrects the charge. Raises RateLimited.
+        """
         self._take("tokens_per_minute", self._tokens, num_tokens)
 
     def settle(self, num_charged: int, num_prompt: int, num_output: int) -> None:
-        """Take what a request did cost, in tokens, for what it was charged."""
+        """Replace the tokens that a request was charged by those that it used."""
         if self._tokens is not None:
             self._tokens.take(num_prompt + num_output - num_charged)
         if self.key is not None:
@@ -181,7 +198,7 @@ class Caller:
 
 
 def _rounded_up(wait_s: float) -> float:
-    """To the digits that trailers carry, and never down: who waits as told passes."""
+    """Rounds up to the digits that trailers carry: a caller that waits for the stated time must pass."""
     unit = 10.0 ** max(-3, math.floor(math.log10(wait_s)) - 4)
     return math.ceil(wait_s / unit) * unit
 
@@ -191,20 +208,23 @@ def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
 
 
 Mark = tuple[int, int, int, int, int, int]
-"""A file's modification time (ns), inode and size, and who may read it: mode, owner and group."""
+"""State of a file: modification time (ns), inode, size, mode, owner and group."""
 
 
 class KeyRing:
-    """Reads the file of API keys, again when it changes. One that breaks is logged, and its last keys stay."""
+    """The API keys of a file, read again when it changes.
+
+    If the new file is unusable, that is logged and the old keys stay in force.
+    """
 
     def __init__(self, path: str, clock: Clock = time.monotonic) -> None:
-        """Raises ConfigError for a file that cannot be used."""
+        """Read the file. Raises ConfigError if it cannot be used."""
         self._path = path
         self._clock = clock
         self._mark = _mark_of(path)
         self._looked_s = clock()
         self._failure: str | None = None
-        """Why the keys are not those of the file."""
+        """Error of the last read, None if the keys are those of the file."""
         self._retry_at_s = 0.0
         self.keys = read_keys(path)
         warn_if_open(Path(path))
@@ -215,7 +235,7 @@ class KeyRing:
         return self._failure is not None
 
     def find(self, secret: str) -> ApiKey | None:
-        """Return the key of this secret. It is compared with all of them, each in constant time."""
+        """Return the key of this secret, or None. The secret is compared with every key, each in constant time."""
         self._look()
         digest = digest_of(secret)
         found = None
@@ -247,7 +267,6 @@ class KeyRing:
 
 
 def _mark_of(path: str) -> Mark | None:
-    """None for a file that is not there."""
     try:
         found = os.stat(path)
     except OSError:
@@ -256,9 +275,10 @@ def _mark_of(path: str) -> Mark | None:
 
 
 class Access:
-    """Finds who asks; one per gateway. `ring` is None where no API key is asked for."""
+    """The callers of a gateway, by API key."""
 
     def __init__(self, ring: KeyRing | None, registry: CollectorRegistry) -> None:
+        """Create the callers of `ring`; None if the gateway has no API keys."""
         self._ring = ring
         self._metrics = AccessMetrics(registry)
         if ring is not None:
@@ -268,10 +288,14 @@ class Access:
 
     @property
     def asks_for_keys(self) -> bool:
+        """Whether requests need an API key."""
         return self._ring is not None
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return who sends this `authorization` header. Raises Unauthenticated, and never says how near a key was."""
+        """Return the caller with this `authorization` header.
+
+        Raises Unauthenticated, whose message never says how close a key was.
+        """
         if self._ring is None:
             return self._anonymous
         secret = _secret(authorization)
@@ -299,7 +323,6 @@ class Access:
 
 
 def _secret(authorization: str | None) -> str | None:
-    """None when there is none, or another scheme."""
     scheme, _, secret = (authorization or "")[:MAX_HEADER_CHARS].partition(" ")
     secret = secret.strip()
     return secret if secret and scheme.lower() == "bearer" else None

@@ -1,4 +1,4 @@
-"""Turns the prompts of one request into text and token ids: chats in the pool of renderers, long texts on threads."""
+"""Renders and tokenises the prompts of one request: chats in the pool of renderers, long texts on threads."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ from outrider.wire.processes.processes import release_freed_memory
 from outrider.wire.settings.config import ContentControlTokens, GatewayConfig
 
 INLINE_CHARS = 20_000
-"""Characters of a request that are tokenised on the event loop; more are on a thread. About 10 ms on one slow core."""
+"""Maximal number of characters of a request that are tokenised on the event loop; more are tokenised on a thread. They
+take about 10 ms on one slow core."""
 COUNTED_CONTEXTS = 8
-"""Contexts that a text may fill whose tokens are only counted, as before it is split."""
+"""Maximal size of a text whose tokens are only counted, as before it is split, in context lengths."""
 NUM_THREADS = 4
-"""Threads on which long texts are tokenised."""
+"""Number of threads that tokenise long texts."""
 THREAD_NICENESS = 5
-"""Niceness of those threads, on Linux: the event loop goes before them, and they before the confined processes (10)."""
+"""Niceness of those threads, on Linux. It lies between that of the event loop (0) and that of confined processes (10).
+"""
 LARGEST_CHARS = 1 << 20
-"""Characters of which no more than one text is tokenised at a time: those of 2**20 tokens take 400 MB."""
+"""Size above which only one text is tokenised at a time, in characters: 2**20 tokens take 400 MB."""
 
 RELEASED_CHARS = 1 << 17
-"""Characters of a text after which the memory of its tokens, 50 MB of so many, goes back to the kernel: each thread has
-an arena of its own, which glibc keeps as large as it ever was."""
+"""Size above which the memory of a text's tokens is released to the kernel, in characters. So many take 50 MB. Each
+thread has its own arena, which glibc keeps at the largest size that it had."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,36 +49,37 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A prompt that the chat template still has to render."""
+    """A prompt that the chat template has yet to render."""
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: ToolOffer | None = NO_TOOLS
-    """None = answers are text alone: neither calls nor reasoning are looked for in them."""
+    """Offered tools. None means that outputs are text alone: neither calls nor reasoning are parsed."""
     continues: bool = False
-    """The answer goes on with the text of the last message."""
+    """Whether the output continues the text of the last message."""
     documents: tuple[dict[str, Any], ...] = ()
-    """For a template that has a place for them."""
+    """Documents for templates that can show them."""
     merges_leading: bool = False
-    """The system messages that the chat begins with are one."""
+    """Whether the system messages at the start of the chat are merged to one."""
     control_tokens: ContentControlTokens | None = None
-    """What control tokens in contents are; None = as the caller's key and the gateway have it."""
+    """Treatment of control tokens in contents; None for the setting of the caller's key and the gateway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSettings:
-    """The operator's settings for chats, see GatewayConfig."""
+    """The operator's settings for chats; see GatewayConfig."""
 
     max_tools: int
     max_tools_bytes: int
     merges_systems: bool
     omits_agent_header: bool
     control_tokens: ContentControlTokens = "allow"
-    """As in Chat, of the gateway and the caller's key."""
+    """Treatment of control tokens in contents, by the gateway and the caller's key."""
 
     @classmethod
     def of_config(cls, config: GatewayConfig) -> ChatSettings:
+        """Return the settings for chats of a gateway's configuration."""
         return cls(
             max_tools=config.max_tools,
             max_tools_bytes=config.max_tools_bytes,
@@ -91,21 +94,22 @@ def _pieces(text: str, marks: ContentMarks | None) -> list[str]:
 
 
 class TextThreads:
-    """Threads for texts that take too long for the event loop. One event loop, so no lock.
+    """Threads for texts that would block the event loop for too long. One event loop uses them, so there is no lock.
 
-    A caller that has an API key has one thread at a time, so that its long texts never hold all of them. One of the
-    largest texts is worked on at a time, for their tokens take 400 bytes each meanwhile.
+    A caller with an API key has one thread at a time, so that its long texts never hold all threads. Of the texts above
+    LARGEST_CHARS one is tokenised at a time, because their tokens take 400 bytes each meanwhile.
     """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(NUM_THREADS, "texts", initializer=_lower_priority)
         self._limits: WeakValueDictionary[tuple[bytes, bool], asyncio.Semaphore] = WeakValueDictionary()
-        """By caller, for its largest texts and for others."""
+        """Semaphores by caller, one for its texts above LARGEST_CHARS and one for its other texts."""
         self._largest = asyncio.Semaphore(1)
 
     async def run(self, caller: bytes, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of `work`, which reads `num_chars` characters, from a thread. A thread cannot be ended:
-        after a cancellation its caller holds it until the work is done.
+        """Return the result of `work`, which reads `num_chars` characters, computed on a thread.
+
+        A thread cannot be stopped: after a cancellation it stays charged to the caller until the work is done.
         """
         is_largest = num_chars > LARGEST_CHARS
         limit = self._limits.get((caller, is_largest))
@@ -145,7 +149,7 @@ class TextThreads:
 
 
 def _lower_priority() -> None:
-    """Let the event loop go first. On Linux a thread has a niceness of its own."""
+    """On Linux each thread has a niceness of its own, so this affects the calling thread alone."""
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError):  # a sandbox may forbid it, or the process has a higher niceness already
@@ -153,7 +157,7 @@ def _lower_priority() -> None:
 
 
 class PromptReader:
-    """Renders and tokenises the texts of one request."""
+    """Renderer and tokeniser of the texts of one request."""
 
     def __init__(
         self,
@@ -166,8 +170,10 @@ class PromptReader:
         *,
         counts: bool = False,
     ) -> None:
-        """caller: the digest of the API key, empty without one. max_body_bytes: of a request; a rendered chat has at
-        most as many characters. settings: of chats. counts: tokens are counted, which may be more than fit the context.
+        """Create a reader for one request.
+
+        caller: digest of the API key, empty without one. max_body_bytes: maximal size of a request, and of a rendered
+        chat in characters. counts: whether tokens are only counted, which may be more than fit the context.
         """
         self.tokenizer = tokenizer
         self._context_limit = context_limit
@@ -180,8 +186,9 @@ class PromptReader:
         self._max_tokens = context_limit * (COUNTED_CONTEXTS if counts else 1)
 
     async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of `work`, which reads texts of `num_chars` characters. It runs on the event loop until the
-        texts of this request have more than INLINE_CHARS together, then on a thread.
+        """Return the result of `work`, which reads texts of `num_chars` characters.
+
+        It runs on the event loop while the texts of this request have at most INLINE_CHARS together, then on a thread.
         """
         self._num_chars += num_chars
         if self._num_chars > INLINE_CHARS:
@@ -191,7 +198,10 @@ class PromptReader:
     async def encode_chat(
         self, name: str, pieces: Sequence[str], add_special_tokens: bool, max_ids: int | None
     ) -> tuple[int, ...]:
-        """Return the ids of a rendered chat as `encode` does. pieces: of `render_pieces`."""
+        """Return the token ids of a rendered chat, cut and checked like those of `encode`.
+
+        pieces: result of `render_pieces`.
+        """
         text = "".join(pieces)
         if len(pieces) == 1:
             return await self.encode(name, text, add_special_tokens, max_ids)
@@ -207,8 +217,10 @@ class PromptReader:
     async def encode(
         self, name: str, text: str, add_special_tokens: bool, max_ids: int | None = None
     ) -> tuple[int, ...]:
-        """Return the text's ids, or the last `max_ids` of them. Raise ContextExceeded, naming the text, for one that
-        cannot fit the context, before it is read as a whole.
+        """Return the text's token ids, or the last `max_ids` of them.
+
+        Raises ContextExceeded, which names the text, if it cannot fit the context. Such a text is not tokenised as a
+        whole.
         """
         if max_ids is not None:
             return tuple(await self.work(len(text), self.tokenizer.last_ids, text, max_ids, add_special_tokens))
@@ -224,11 +236,10 @@ class PromptReader:
         return tuple(ids)
 
     async def first_ids(self, text: str, max_ids: int) -> tuple[int, ...]:
-        """Return the first `max_ids` of the text's ids, without those that the tokenizer adds to texts."""
+        """Return the first `max_ids` token ids of the text, without those that the tokenizer adds to texts."""
         return tuple(await self.work(len(text), self.tokenizer.first_ids, text, max_ids))
 
     def _check_fits(self, name: str, text: str) -> None:
-        """Raise ContextExceeded for a text of more characters than the tokens that are read stand for."""
         bounds = self.tokenizer.bounds
         if bounds.fits(text, self._max_tokens):
             return
@@ -239,17 +250,15 @@ class PromptReader:
         )
 
     def _limit(self) -> str:
-        """Say how many tokens are read at most."""
         if self._counts:
             return f"{COUNTED_CONTEXTS} times the context limit are counted, {self._max_tokens} tokens"
         return f"the context limit is {self._max_tokens} tokens"
 
     async def render(self, name: str, chat: Chat, *, is_cut: bool = False) -> str:
-        """Return the text of a chat, see `render_pieces`."""
+        """Return the text of a chat; see `render_pieces`."""
         return "".join(await self.render_pieces(name, chat, is_cut=is_cut))
 
     def _marks(self, chat: Chat) -> ContentMarks | None:
-        """Return what marks control tokens in contents, None where they are allowed. Raise InvalidRequest."""
         own = self._settings.control_tokens
         asked = chat.control_tokens
         if own == "text" and asked == "allow":
@@ -261,11 +270,14 @@ class PromptReader:
         return ContentMarks(self.tokenizer.control_tokens) if "text" in (own, asked) else None
 
     async def render_pieces(self, name: str, chat: Chat, *, is_cut: bool = False) -> list[str]:
-        """Return the text of a chat, cut where control tokens in what users wrote would be. is_cut: only its end will
-        be read.
+        """Return the text of a chat, cut inside the control tokens that users wrote.
 
-        Raise InvalidRequest when the model has no template or when it refuses, ContextExceeded for a text that is too
-        long, or that cannot fit the context where it has to.
+        is_cut: whether only the end of the text will be read, so that it may exceed the context.
+
+        Raises InvalidRequest if the model has no template or the template refuses the chat, and ContextExceeded for a
+        text that is too long.
+
+            # a user wrote "a<eos>b": ["...a<", "eos>b..."], neither of which holds a control token
         """
         offer = NO_TOOLS if chat.tools is None else chat.tools
         check_size(offer, self._settings.max_tools, self._settings.max_tools_bytes)
@@ -325,9 +337,6 @@ class PromptReader:
         return _pieces(text, marks)
 
     def _prepared(self, chat: Chat) -> list[Message]:
-        """Return the messages without an agent's bookkeeping, and with one system message in front where they were
-        made of another protocol's request.
-        """
         messages = list(chat.messages)
         if self._settings.omits_agent_header:
             messages = without_agent_headers(messages)

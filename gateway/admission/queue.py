@@ -1,8 +1,8 @@
-"""Admits answers to a queue, and refuses those that would wait too long. One queue for each served model. No I/O.
+"""Admits choices to a queue, and refuses those that would wait too long. One queue for each served model. No I/O.
 
-A caller that has no more than its share of the places is always admitted: what others have waiting refuses nobody else.
-A free place is for the caller that holds the fewest over its weight, of those alike for the one that was given the
-fewest, then for who came first, and of its answers for that of the lowest priority number.
+A caller that has no more than its share of the places is always admitted: another caller's backlog never refuses it. A
+free place goes to the caller that holds the fewest places over its weight; among equals to the one that was given the
+fewest so far; then to the first that came. Among the choices of that caller the lowest priority number goes first.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 from outrider.wire.settings.config import GatewayConfig
 
 BURST_S = 0.25
-"""What comes within this of an idle moment is a burst, which the whole queue is for: what one caller sends at once, and
-little of what many send all the time."""
+"""Seconds after an idle moment in which arrivals count as a burst, for which the whole queue may be used. That covers
+what one caller sends at once, and little of what many callers send all the time."""
 CALM_S = 1.0
-"""Overload is over when nobody has found all places taken for so long."""
+"""Seconds without an arrival that finds all places taken, after which an overload is over."""
 LEAST_RETRY_S = 1.0
-"""The soonest that who is refused is asked to come back. Doubled, places may stand empty for twice as long."""
+"""Minimal time after which a refused caller is asked to retry, in seconds."""
 MEMORY = 32
-"""Answers that the mean looks back on. Doubled, it follows a change of the load half as fast."""
+"""Number of choices over which the mean service time is averaged."""
 
 
 class QueueEstimate:
-    """Expects how long a new answer waits for one of `num_places`, from how long answers hold theirs."""
+    """An estimate of how long a new choice waits for one of `num_places`, from how long choices hold their places."""
 
     def __init__(self, num_places: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_places = num_places
@@ -42,7 +42,7 @@ class QueueEstimate:
 
     @contextmanager
     def served(self) -> Iterator[None]:
-        """While an answer holds a place."""
+        """Measure how long a choice holds its place. Enter the block when it gets the place."""
         began_s = self._clock()
         self._num_running += 1
         self._sum_began_s += began_s
@@ -55,45 +55,53 @@ class QueueEstimate:
             self._mean_s += (self._clock() - began_s - self._mean_s) / min(self._num_ended, MEMORY)
 
     def service_s(self) -> float:
-        """Mean time that an answer holds its place; 0 before the first. Those that run for longer count by their age:
-        when all stands still, nothing ends that could say so.
+        """Return the mean time that a choice holds its place, in seconds; 0 before the first.
+
+        Running choices count by their mean age if that is longer: when the workers hang, no choice ends.
         """
         if not self._num_running:
             return self._mean_s
         return max(self._mean_s, self._clock() - self._sum_began_s / self._num_running)
 
     def wait_s(self, num_ahead: int) -> float:
-        """Until an answer gets a place that has `num_ahead` running or waiting before it."""
+        """Return the seconds until a choice gets a place, with `num_ahead` choices running or waiting before it.
+
+        # 4 places, 9 ahead, 2 s each: 6 of them must end first, 4 in every 2 s, which takes 3 s
+        """
         turns = max(0, num_ahead - self.num_places + 1)
         return turns * self.service_s() / max(1, self.num_places)
 
 
 class AdmissionQueue:
-    """`capacity` follows the number of targets; when it falls, nobody who runs is sent away."""
+    """The queue of one model.
+
+    `capacity` follows the number of targets. When it falls, running choices keep their places.
+    """
 
     def __init__(self, config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.estimate = QueueEstimate(config.max_running, clock)
         self.num_admitted = 0
-        """Answers running or waiting."""
+        """Number of choices that run or wait."""
         self._admitted: dict[bytes, tuple[int, float]] = {}
-        """By caller: its answers that run or wait, and its weight. Callers that have none are not in it."""
+        """Number of choices that run or wait, and weight, by caller. Callers without any are absent."""
         self.num_running = 0
         self.num_refused = 0
-        """Since the start."""
+        """Number of choices refused since the start."""
         self._config = config
         self._clock = clock
         self._capacity = config.max_running
         self._line: list[tuple[Scheduling, asyncio.Future[None]]] = []
-        """Who waits, in the order in which they came."""
+        """Waiting choices, in the order of arrival."""
         self._num_held: Counter[bytes] = Counter()
-        """Places, by caller; those that hold none are not in it."""
+        """Places held, by caller. Callers that hold none are absent."""
         self._given = VirtualTokens()
-        """Places."""
+        """Places given so far, by caller."""
         self._idle_s = self._full_s = -math.inf
         self._overloaded = False
 
     @property
     def capacity(self) -> int:
+        """Number of choices that may run at once."""
         return self._capacity
 
     @capacity.setter
@@ -103,25 +111,26 @@ class AdmissionQueue:
 
     @property
     def num_queued(self) -> int:
+        """Number of choices that wait."""
         return self.num_admitted - self.num_running
 
     def admit(self, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> None:
-        """Count so many more answers of a caller. Raise Overloaded, with the time after which they may come, when they
-        cannot be admitted.
+        """Admit `num_answers` more choices of a caller.
+
+        Raises Overloaded, with the seconds after which to retry, if they cannot be admitted.
         """
         if not self._is_within_share(num_answers, caller, weight):
             self._check(num_answers)
         self.change(num_answers, caller, weight)
 
     def change(self, by: int, caller: bytes = b"", weight: float = 1.0) -> None:
-        """Count so many more answers of a caller that run or wait, or fewer."""
+        """Add `by` choices of a caller, which may be negative, without checking any limit."""
         self.num_admitted += by
         count = self._admitted.pop(caller, (0, weight))[0] + by
         if count:
             self._admitted[caller] = count, weight
 
     def _is_within_share(self, num_answers: int, caller: bytes, weight: float) -> bool:
-        """Return whether the caller would have no more answers than its share of the places, beside other callers."""
         if not self._admitted.keys() - {caller}:
             return False
         count = self._admitted.get(caller, (0, weight))[0] + num_answers
@@ -129,7 +138,6 @@ class AdmissionQueue:
         return count <= max(1.0, self._capacity * weight / total_weight)
 
     def _check(self, num_answers: int) -> None:
-        """Raise Overloaded when so many more answers cannot be admitted."""
         config, limit = self._config, self._capacity + self._config.max_queue
         wait_s = self.estimate.wait_s(self.num_admitted)
         if self.num_admitted + num_answers > limit:
@@ -149,9 +157,11 @@ class AdmissionQueue:
         )
 
     def _may_wait(self, wait_s: float) -> bool:
-        """A short queue evens out arrivals. Once it has grown longer than max_queue_wait_s, more comes than can be
-        served, and waiting helps nobody: until that is over, only who finds a free place is let in. Who finds nobody
-        waiting may wait, unless there is overload: with few places a single turn may be longer than the limit.
+        """A short queue evens out arrivals. A long one means that more arrives than can be served.
+
+        Long is an expected wait above max_queue_wait_s. Waiting then helps nobody: until the overload is over, only
+        choices that find a free place are admitted. Without an overload, a choice that finds an empty queue may wait,
+        because with few places one service time may exceed the limit.
         """
         now_s = self._clock()
         if self.num_admitted <= self._capacity // 8:
@@ -167,7 +177,7 @@ class AdmissionQueue:
         return not self._overloaded
 
     async def acquire(self, scheduling: Scheduling) -> None:
-        """Returns when it is the answer's turn. Cancelled: the place goes to the next."""
+        """Wait until a choice gets a place. If the wait is cancelled, the place goes to the next choice."""
         if self.num_running < self._capacity and not self._line:
             self._hold(scheduling.caller)
             return
@@ -183,7 +193,7 @@ class AdmissionQueue:
             raise
 
     def release(self, scheduling: Scheduling) -> None:
-        """Free the place of an answer."""
+        """Free the place of a choice."""
         self.num_running -= 1
         self._num_held[scheduling.caller] -= 1
         self._num_held += Counter()  # forgets those that hold none

@@ -1,6 +1,6 @@
-"""Makes `GenerationRequest`s of what a caller asked for. Both front ends translate to a `Demand`; the rest is here.
+"""Turns a caller's `Demand` into `GenerationRequest`s. HTTP and gRPC each translate their messages to a `Demand`.
 
-Every refusal is an InvalidRequest (or ModelNotFound) that names the field as the caller spelt it.
+Every refusal is an InvalidRequest (or a ModelNotFound) that names the field as the caller spelt it.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _DIGEST_BYTES = 32
 
 
 def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None) -> bytes:
-    """Return the digest under which requests share cached prefixes: 32 bytes, or none for what everybody shares.
+    """Return the digest under which requests share cached prefixes: 32 bytes, or empty for those shared by everybody.
 
-    scope: `prefix_cache_scope`. Under `user` a request without key, user and salt shares with nobody: what cannot be
-    told apart must not be guessed from its timing.
+    scope: the setting `prefix_cache_scope`. Under `user` a request without key, user and salt gets a random digest and
+    shares with nobody: requests that cannot be told apart must not learn of each other from timing.
     """
     if scope == "user":
         return _identity(key_name, user, salt) or secrets.token_bytes(_DIGEST_BYTES)
@@ -58,12 +58,13 @@ def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None
 
 
 def corpus_of(scope: str, key_name: str | None, user: str | None, salt: str | None, *, may_read: bool = False) -> bytes:
-    """Return the digest under which requests share what `lookup` copies from: 32 bytes, or none for one that copies
-    from itself alone and is not remembered.
+    """Return the digest under which `lookup` requests share a corpus: 32 bytes, or empty for no sharing.
 
-    scope: `lookup_scope`. Under `user` a request without key, user and salt has none. may_read: the request could read
-    what is copied: `explain` shows it, and with lenience the target keeps what it would not have said. Where callers
-    share, such a request has none.
+    A request with an empty digest copies from itself alone and is not remembered.
+
+    scope: the setting `lookup_scope`. Under `user` a request without key, user and salt gets an empty digest. may_read:
+    whether the request could read the tokens that are copied. `explain` shows them, and under lenience the target
+    accepts tokens that it would not have produced. Such a request gets an empty digest where callers share a corpus.
     """
     if scope == "user":
         return _identity(key_name, user, salt)
@@ -71,9 +72,6 @@ def corpus_of(scope: str, key_name: str | None, user: str | None, salt: str | No
 
 
 def _identity(key_name: str | None, user: str | None, salt: str | None) -> bytes:
-    """Return the digest of who asks, the same for no two of them: no key can name what is another's. Empty where a
-    request says nothing of it.
-    """
     if key_name is not None:
         return _digest(b"key", key_name, user or "", salt or "")
     if user is not None:
@@ -82,14 +80,14 @@ def _identity(key_name: str | None, user: str | None, salt: str | None) -> bytes
 
 
 def caller_of(key_name: str | None, salt: str | None) -> bytes:
-    """Return by what workers tell callers apart: 32 bytes, or none for all that have no API key and name no salt."""
+    """Return the digest by which workers distinguish callers: 32 bytes, or empty without an API key and a salt."""
     if key_name is not None:
         return _digest(b"key", key_name)
     return b"" if salt is None else _digest(b"salt", salt)
 
 
 def _digest(kind: bytes, *parts: str) -> bytes:
-    """Take each part by its own digest, so that no two lists of parts read the same."""
+    """Each part is hashed by its own digest, so that no two lists of parts give the same result."""
     found = blake2b(digest_size=_DIGEST_BYTES, person=kind)
     for part in parts:
         found.update(blake2b(part.encode()).digest())
@@ -97,21 +95,24 @@ def _digest(kind: bytes, *parts: str) -> bytes:
 
 
 MAX_STOPS = 16
+"""Maximal number of stop strings of a request."""
 MAX_STOP_CHARS = 1024
-"""Of a stop string or bad word."""
+"""Maximal length of a stop string or bad word, in characters."""
 MAX_MESSAGES = 4096
-"""Of a chat: a template walks through them in Python."""
+"""Maximal number of messages of a chat. The template iterates over them in Python."""
 MAX_USER_CHARS = 1024
+"""Maximal length of `user`, in characters."""
 MAX_ECHO_CHARS = 200
-"""Of what a caller sent, in an error that quotes it."""
+"""Maximal length of a caller's text that an error quotes, in characters."""
 MAX_PROMPT_LOGPROBS = 1 << 20
-"""Log-probs of prompts that one request is told. A prompt of 32k tokens with 20 best each has 0.7 million, which are 5
-MB from the target, and 300 MB and 0.9 s of the gateway (one /v1/completions with prompt_logprobs 20)."""
+"""Maximal number of prompt log-probs that one request returns. A prompt of 32k tokens with the 20 best ids each has 0.7
+million, which take 5 MB from the target, and 300 MB and 0.9 s of the gateway (one /v1/completions with prompt_logprobs
+20)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """A prompt that asks for what stands between two texts."""
+    """A prompt that asks for the text between a prefix and a suffix."""
 
     prefix: str
     suffix: str
@@ -122,7 +123,7 @@ Prompt = str | tuple[int, ...] | Chat | Infill
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldNames:
-    """How the caller's protocol spells what a message may have to name."""
+    """Names of the request fields that errors mention, as the caller's protocol spells them."""
 
     prompt: str
     prediction: str = "prediction"
@@ -134,51 +135,54 @@ class FieldNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a caller asked for, before tokenisation and before the model's limits are known."""
+    """A caller's request before tokenisation and before the model's limits are known."""
 
     request_id: str
     model: str
-    """Empty = the only one."""
+    """Id of the requested model; empty for the only one served."""
     prompts: tuple[Prompt, ...]
     names: FieldNames
     params: SamplingParams
-    """max_tokens, seed, choice, acceptance, lenience and grammar are filled in here; bad_words hold those given as
-    ids."""
+    """Sampling parameters. `build_requests` fills in max_tokens, seed, choice, acceptance, lenience and grammar.
+    bad_words holds those that were given as ids."""
     max_tokens: int | None
-    """None = what the context leaves."""
+    """Maximal number of output tokens; None for all that the context leaves."""
     named: frozenset[str] | None = None
-    """Fields of `params` that the request names: those that the checkpoint states apply to others. None = all."""
+    """Fields of `params` that the request names. The checkpoint's defaults apply to the other fields. None means that
+    all fields are named."""
     seed: int | None
-    """64 bits; None = one is drawn for each prompt."""
+    """Seed of 64 bits; None to draw one for each prompt."""
     num_choices: int = 1
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     prediction: str = ""
-    """What the output may be like."""
+    """Text that the output may resemble."""
     cache_salt: str | None = None
     user: str | None = None
-    """Who asks, of one key; for `prefix_cache_scope` and `lookup_scope`."""
+    """Name of the user among those of one API key, for `prefix_cache_scope` and `lookup_scope`."""
     priority: int = 0
-    """Among the requests of a caller those with a lower number go first."""
+    """Priority among the requests of one caller; lower numbers go first."""
     max_tpot_ms: float | None = None
-    """How long a token should take at most."""
+    """Target for the time per output token, in milliseconds."""
     output: OutputFormat | None = None
-    """What the answers have to be; None = anything."""
+    """Format that the outputs must have; None for any."""
     num_prompt_logprobs: int | None = None
-    """As in GenerationRequest, as are the next four."""
+    """Same as in GenerationRequest; so are `is_empty`, `keeps_stop`, `stops_in_reasoning` and `shows_special`."""
     is_empty: bool = False
     keeps_stop: bool = False
     stops_in_reasoning: bool = False
     shows_special: bool = False
     adds_special: bool | None = None
-    """Whether the tokenizer's own tokens are added to prompts; None = to texts, but not to chats, whose template writes
-    them."""
+    """Whether the tokenizer adds its own special tokens to prompts. None adds them to texts but not to chats, whose
+    template writes them."""
     most_prompt_tokens: int | None = None
-    """Of a longer prompt the last so many are taken; -1 = those that fit the context. None = nothing is cut."""
+    """Number of tokens at the end of a prompt that are used; -1 for those that fit the context, None for the whole
+    prompt."""
 
     @property
     def num_answers(self) -> int:
+        """Number of choices over all prompts."""
         return len(self.prompts) * self.num_choices
 
 
@@ -191,10 +195,15 @@ async def build_requests(
     key_name: str | None = None,
     weight: float = 1.0,
 ) -> tuple[GenerationRequest, ...]:
-    """Return one request an answer: `prompt * num_choices + choice` stands at that index. Chats are rendered
-    and grammars checked in other processes, long texts tokenised on threads.
+    """Return one request per choice; `prompt * num_choices + choice` is the index of each.
 
-    `demand` has passed `check_demand`; key_name, weight: of the API key that asks.
+    Chats are rendered and grammars are checked in other processes. Long texts are tokenised on threads.
+
+    demand: must have passed `check_demand`. key_name, weight: name and weight of the caller's API key.
+
+    Raises InvalidRequest, and ContextExceeded for a prompt that does not fit.
+
+        # 2 prompts with n = 3: the last choice of the second prompt has index 1 * 3 + 2 = 5
     """
     options = demand.speculation
     check_what_is_drafted(
@@ -264,8 +273,9 @@ async def build_requests(
 async def prompt_ids(
     demand: Demand, reader: PromptReader, checker: GrammarChecker, key_name: str | None
 ) -> tuple[int, ...]:
-    """Return the tokens of the chat of a demand that nothing is to be generated for. Raises InvalidRequest, also for
-    what its answer cannot be held to.
+    """Return the token ids of the demand's only chat, without generating an answer.
+
+    Raises InvalidRequest, also for an output format that cannot be enforced.
     """
     (chat,) = demand.prompts
     grammars = CallerGrammars(checker, caller_of(key_name, None))
@@ -275,24 +285,28 @@ async def prompt_ids(
 
 @dataclass(frozen=True, slots=True)
 class CallerGrammars:
-    """Checks the grammars of one caller's requests."""
+    """Checker of the grammars of one caller's requests."""
 
     checker: GrammarChecker
     caller: bytes
-    """Whose share of the checking it takes: of an API key, or of all that have none."""
+    """Digest of the caller's API key, empty without one. The checks are charged to the caller's share of the checker.
+    """
 
     async def output(self, output: OutputFormat | None) -> str:
-        """Return the grammar of an output, empty for None. Raises InvalidRequest."""
+        """Return the grammar of an output format, empty for None. Raises InvalidRequest."""
         return "" if output is None else await self.checker.output(self.caller, output)
 
     async def tools(self, offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> str:
-        """Return the grammar of a whole answer to this offer. answer: that of one that is no call, empty = any."""
+        """Return the grammar of a whole output that may call the offered tools. Raises InvalidRequest.
+
+        answer: grammar of an output without calls; empty for any text.
+        """
         request = grammar_request(offer, reading, tokenizer, answer)
         return answer if request is None else await self.checker.tools(self.caller, request)
 
 
 def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
-    """Return the rule; who asks for lenience alone asks for the rule that has it."""
+    """A request that asks for lenience alone gets the `rejection` rule, which is the one that has lenience."""
     if options.acceptance is not None:
         return options.acceptance
     is_lenient = options.lenience is not None and options.lenience < 1.0
@@ -300,25 +314,25 @@ def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> Acceptanc
 
 
 def _lenience(options: SpeculationOptions, config: GatewayConfig) -> float:
-    """Return the lenience, 1 where nothing is drafted."""
     lenience = 1.0 if options.lenience is None else options.lenience
     return 1.0 if _is_plain(options, config) and 0.0 < lenience < 1.0 else lenience
 
 
 def _is_plain(options: SpeculationOptions, config: GatewayConfig) -> bool:
-    """Return whether nothing is to be drafted."""
     return options.num_draft_tokens_or(config.num_draft_tokens) == 0
 
 
 def _uses_prediction(options: SpeculationOptions, config: GatewayConfig) -> bool:
-    """Return whether what is predicted is drafted from: not where another drafter is asked for by name."""
     return not _is_plain(options, config) and (
         options.drafter in (None, Drafter.AUTO) or options.drafter.needs_prediction
     )
 
 
 def wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
-    """Raises InvalidRequest when no model is named and there are several."""
+    """Return the model that a request asks for: the one of this id, or the only one served if `name` is empty.
+
+    Raises InvalidRequest if no model is named and several are served, ModelNotFound for an unknown id.
+    """
     if name or not served:
         return find_model(served, name)
     if len(served) > 1:
@@ -328,7 +342,10 @@ def wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
 
 
 def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
-    """Return the model of this id. Raises ModelNotFound naming what is served."""
+    """Return the model of this id, or the one that was started from this path or hub id.
+
+    Raises ModelNotFound, which lists the served models.
+    """
     for facts in served:
         if facts.id == name:
             return facts
@@ -341,7 +358,10 @@ def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return each word as a text's start and, where that differs, after a space (as vLLM)."""
+    """Return the token ids of each word at the start of a text and, where they differ, after a space (as vLLM).
+
+    Raises InvalidRequest for a word of white space alone.
+    """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.strip()
@@ -353,7 +373,10 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
 
 
 def check_rows(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Raise InvalidRequest naming the first token of a text that the model, of `vocab_size` rows, does not have."""
+    """Raise InvalidRequest that names the first token id at or above `vocab_size`.
+
+    A model may have fewer rows of logits than its tokenizer has ids.
+    """
     for token_id in ids:
         if token_id >= vocab_size:
             raise InvalidRequest(
@@ -364,7 +387,10 @@ def check_rows(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokeni
 
 
 def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
-    """Check all that needs no tokens, before anything dear is done. Return the model that is asked for."""
+    """Check everything that needs no tokens, before any expensive work. Return the requested model.
+
+    Raises InvalidRequest or ModelNotFound.
+    """
     facts = wanted_model(served, demand.model)
     names, num_choices = demand.names, demand.num_choices
     CHOICES.check(names.num_choices, num_choices)
@@ -433,7 +459,6 @@ def _check_scored(demand: Demand, facts: ServedFacts) -> None:
 
 
 def _check_num_scores(demand: Demand, num_prompt: int) -> None:
-    """Raises InvalidRequest for more log-probs of prompts than one request is told."""
     if demand.num_prompt_logprobs is None:
         return
     num_best, num_answers = demand.num_prompt_logprobs, demand.num_answers
@@ -471,7 +496,7 @@ def _check_speculation(options: SpeculationOptions, vocab_size: int) -> None:
 
 
 def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
-    """Raises InvalidRequest. A drafter that is away, and may be back, is no reason: its rounds are plain meanwhile."""
+    """A drafter whose worker is away passes: it may be back, and its rounds have no drafts meanwhile."""
     if drafter is None or drafter in facts.drafters:
         return
     raise InvalidRequest(
@@ -504,7 +529,6 @@ def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
 
 
 def _check_beams(demand: Demand, facts: ServedFacts) -> None:
-    """Raises InvalidRequest naming what does not go together with a beam search, but for what SamplingParams checks."""
     beams, options, names = demand.params.beams, demand.speculation, demand.names
     if beams is None:
         return
@@ -533,7 +557,6 @@ def _check_beams(demand: Demand, facts: ServedFacts) -> None:
 
 
 async def _prediction_ids(demand: Demand, facts: ServedFacts, reader: PromptReader) -> tuple[int, ...]:
-    """Raises InvalidRequest for what no output can be."""
     name, tokenizer = demand.names.prediction, reader.tokenizer
     ids = await reader.first_ids(demand.prediction, facts.context_limit)  # no output is longer
     special = map(tokenizer.token_text, sorted(tokenizer.special_ids.intersection(ids)))
@@ -560,9 +583,6 @@ async def _prepare(
     adds_special: bool | None = None,
     max_ids: int | None = None,
 ) -> _Prepared:
-    """Return the prompt's last `max_ids` ids, or all, and how its answers are made and read. grammar: what was asked of
-    them.
-    """
     if isinstance(prompt, Chat):
         prepared = await _prepare_chat(prompt, reader, name, grammars, grammar, bool(adds_special), max_ids)
     elif isinstance(prompt, Infill):
@@ -666,7 +686,6 @@ def _answers(
 
 
 def _max_prompt_tokens(demand: Demand, facts: ServedFacts) -> int | None:
-    """Return how many tokens of the end of a prompt are to be read; None = all."""
     most = demand.most_prompt_tokens
     if most == -1:
         most = facts.context_limit - (0 if facts.decoder_start_ids else demand.max_tokens or 1)
@@ -674,7 +693,6 @@ def _max_prompt_tokens(demand: Demand, facts: ServedFacts) -> int | None:
 
 
 def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:
-    """Raises ContextExceeded for a prompt that is longer than an encoder reads."""
     if num_source > context_limit:
         raise ContextExceeded(
             f"{demand.names.prompt} has {num_source} tokens, the encoder reads at most {context_limit}; shorten it",
@@ -683,10 +701,7 @@ def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:
 
 
 def _max_tokens(demand: Demand, facts: ServedFacts, num_prompt: int, may_be_cut: bool) -> int:
-    """Return the most output tokens. Raises ContextExceeded with the numbers when prompt and output do not fit.
-
-    may_be_cut: more max_tokens than the context leaves are those that it leaves.
-    """
+    """may_be_cut: whether a larger max_tokens is lowered to the tokens that the context leaves, rather than refused."""
     context_limit, name = facts.context_limit, demand.names.prompt
     left = context_limit - num_prompt
     if left < 1:

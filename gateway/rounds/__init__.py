@@ -1,1 +1,1 @@
-"""The round of one request: lease, verdict, commit, and the state of its answer."""
+"""The rounds of one choice: lease, verdict, commit, and the choice's state."""

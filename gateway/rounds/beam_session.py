@@ -1,4 +1,4 @@
-"""Holds the state of a beam search: levels in place of tokens, and at the end an answer for each beam. No I/O."""
+"""Holds the state of a beam search: levels instead of tokens, and at the end one output for each beam. No I/O."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from outrider.v1 import target_pb2 as tpb
 
 
 class BeamSession(Session):
-    """Nothing is certain before the search is over, but for what all beams begin with: its answers come at the end,
-    best first. A slot is opened with the prompt, and brought to the levels so far.
+    """State of a beam search. A slot is opened with the prompt and then brought to the levels so far.
+
+    Until the search is over nothing is final but what all beams begin with. Its outputs come at the end, the best
+    first.
     """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:
@@ -51,7 +53,10 @@ class BeamSession(Session):
         return len(verdict.levels)
 
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
-        """Commit a verdict's levels. The output says of the round what there is to say; see `told` for the answers."""
+        """Commit a verdict's levels.
+
+        The returned output holds the counts of the round; `told` returns the beams' outputs.
+        """
         self._count(verdict)
         self.levels.extend(verdict.levels)
         self._kinds.extend(map(TokenKind, verdict.kinds))
@@ -61,6 +66,7 @@ class BeamSession(Session):
         return RoundOutput((), "", verdict.num_drafted, verdict.num_accepted, timings)
 
     def told(self, output: RoundOutput) -> Sequence[RoundOutput]:
+        """Return the outputs of all beams once the search has finished, the best one first; empty before."""
         return self._answers
 
     def _answer(self, place: int, hypothesis: tpb.Hypothesis, timings: OutputTimings) -> RoundOutput:
@@ -89,7 +95,7 @@ class BeamSession(Session):
         )
 
     def _usage_of(self, place: int) -> AnswerUsage:
-        """Return the usage of an answer: the rounds of all are the best one's."""
+        """The rounds of all beams are counted for the best one."""
         if not place:
             return self.usage
         usage = AnswerUsage(

@@ -1,5 +1,6 @@
-"""Runs answers. `run_round` is the whole of a round: the lease, its next verdict, commit and go on. A failure ends in
-tokens, in a lease that is begun again, or in one error.
+"""Runs choices. `run_round` is the whole round: lease, verdict, commit.
+
+A failed round ends in tokens, in a new lease, or in one error.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_RECOVERIES = 8
-"""A request fails after so many fresh starts in a row without a committed token between them. Twice as many let it
-survive longer where targets keep dying, and let one that kills them kill more."""
+"""Number of consecutive recoveries without a committed token after which a request fails. It bounds the harm of a
+request that kills its targets."""
 MOVES = ("full", "draining")
-"""Reasons to go elsewhere for which nobody failed: they use up neither fresh starts nor retries."""
+"""Reasons to move to another target without a failure. They use up neither recoveries nor retries."""
 
 WASTING = (tpb.FALLBACK_REASON_LATE, tpb.FALLBACK_REASON_REFUSED)
-"""Why a step was plain where what its draft has made of it is of no use."""
+"""Fallback reasons of steps after which the draft's tree is of no use."""
 
 
 class Decoder:
-    """Runs one answer to its end. It owns the answer's slots and frees them, however the answer ends."""
+    """The decode loop of one choice. It owns the choice's slots, and closes them however the choice ends."""
 
     def __init__(
         self, model: ServedModel, session: Session, deadline_s: float, note_opened: Callable[[], object] = lambda: None
     ) -> None:
-        """deadline_s: monotonic time at which the request's life ends. note_opened: called whenever a target has opened
-        the slot.
+        """Create a decode loop.
+
+        deadline_s: monotonic time at which the request times out, in seconds. note_opened: called whenever a target has
+        opened the slot.
         """
         self.model = model
         self._note_opened = note_opened
@@ -54,17 +57,18 @@ class Decoder:
         self.target = Verification(model, session, deadline_s)
         self._drafter = model.drafter_for(session.request)
         self._speculation: Speculation | None = None
-        """What the target was told of drafts; None = nothing."""
+        """Speculation that the target was opened with; None for no drafts."""
         self._own: Drafter | None = None
-        """The target's own drafter that follows the slot."""
+        """The target's own drafter for the slot, if any."""
         self._began_s = 0.0
-        """When the round began: with the lease, or with the verdict before."""
+        """Monotonic time when the round began, in seconds: that of the lease or of the previous verdict."""
         self._record: RoundRecord | None = None
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
-        """Run rounds until the answer is finished, and yield what each adds; of a beam search all answers, at the end.
+        """Run rounds until the choice is finished, and yield the output of each.
 
-        A round that failed is done again from the committed tokens, here or on another target.
+        A beam search yields all its outputs at the end. A failed round is repeated from the committed tokens, on the
+        same target or another.
         """
         num_recoveries = 0
         try:
@@ -88,7 +92,6 @@ class Decoder:
             self.target.close()
 
     async def _try_round(self) -> RoundOutput | None:
-        """Return None when the round has to be done again."""
         try:
             return await self.run_round()
         except WorkerLost as error:
@@ -103,7 +106,7 @@ class Decoder:
         return None
 
     async def run_round(self) -> RoundOutput | None:
-        """Run one round. Return None when nothing was committed and the lease has to be begun again."""
+        """Run one round. Return None if nothing was committed and the lease must be begun again."""
         # 1 LEASE: the target steps by itself from here on, and what the draft grows comes to it under the ticket
         target = await self.target.place()
         if not self.target.slot.is_open_on(target):
@@ -145,7 +148,6 @@ class Decoder:
 
     @property
     def _asks_draft(self) -> bool:
-        """Whether a draft worker may draft: always where the target has no drafter as was asked for."""
         return self._speculation is not None and (self._own is None or self._drafter.asks_draft_worker)
 
     def _speculate(self, target: Connection) -> Speculation | None:
@@ -154,7 +156,6 @@ class Decoder:
         return speculation_of(self.session.request, self.model.config, workers, self.session.num_held)
 
     def _own_drafter(self, target: Connection) -> Drafter | None:
-        """Return which of the target's own drafters is to follow the slot; None where none is asked for, or there."""
         kind = self._drafter.own
         if kind is None or self._speculation is None:
             return None
@@ -173,8 +174,10 @@ class Decoder:
                 draft.advance(ticket, target, self.target.member)
 
     def _note(self, verdict: tpb.Verdict, output: RoundOutput, record: RoundRecord) -> None:
-        """Count the round, under the models' names or under those of the target's and of what it drafted itself by: of
-        several drafts under the first one's of which something was verified.
+        """A round is counted for the pair of target and drafter.
+
+        A round that the target drafted itself is counted under its own drafter's label. Of several drafts, the first
+        with a verified token counts.
         """
         metrics = self.model.metrics
         *outcomes, by_target = verdict.outcomes
@@ -214,7 +217,6 @@ class Decoder:
             metrics.overrun_tokens.inc(num_cut + self.target.end_lease())
 
     def _why_plain(self, verdict: tpb.Verdict, output: RoundOutput) -> str:
-        """Return why the step has no drafts, if it has none."""
         if self._speculation is None or (self._own is None and not self.model.draft_pools):
             return "off"
         if self.session.draft_room() + len(output.tokens) < 1:
@@ -228,7 +230,7 @@ class Decoder:
         return why_plain(verdict, drafter, is_unprofitable=is_unprofitable, is_busy=is_busy)
 
     def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
-        """Tell both workers what was dropped. Nobody waits for it, and correctness does not depend on it."""
+        """Nothing waits for these messages, and correctness does not depend on them."""
         slots = [("target", self.target.slot), *(("draft", draft.slot) for draft in self.drafts)]
         if len(output.tokens) < len(verdict.token_ids):
             reason = pb.TRUNCATE_REASON_STOP
@@ -245,7 +247,7 @@ class Decoder:
 
 
 def _timings(verdict: tpb.Verdict, total_s: float) -> OutputTimings:
-    """Split the round's time. Durations come from the target's own clock, so the clocks need not agree."""
+    """Durations come from the target's own clock, so that the clocks need not agree."""
     verify_s = (verdict.queue_us + verdict.forward_us + verdict.accept_us) / 1e6
     wait_s = verdict.wait_us / 1e6
     return OutputTimings(total_s, wait_s, verify_s, max(0.0, total_s - verify_s - wait_s))

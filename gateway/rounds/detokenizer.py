@@ -1,6 +1,6 @@
-"""Text of one answer as its tokens arrive, and the stops that end it. Pure; the decode loop holds one each.
+"""Detokenizes one choice as its tokens arrive, and finds the stops that end it. Pure; each session holds one.
 
-Work per token does not grow with the answer: a token's text depends on at most the token before it.
+Work per token does not grow with the output: a token's text depends on at most the previous token.
 """
 
 from __future__ import annotations
@@ -13,32 +13,35 @@ from gateway.tokenizer import Tokenizer
 from gateway.tools.reasoning import AnswerFinder
 
 NO_REASONING = AnswerFinder(None, in_reasoning=False)
-"""It keeps nothing: one for all."""
+"""Finder that never finds reasoning. It has no state, so all choices share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What some tokens did to the text."""
+    """Effect of some tokens on the text."""
 
     text_delta: str
-    """Text that became certain: never half a character, never the start of a stop string."""
+    """Text that became final: never half a character, never the start of a stop string."""
     num_kept: int
-    """Tokens used, up to and including the one that completed a stop string, or is a stop id."""
+    """Number of tokens used, up to and including the one that completed a stop string or is a stop id."""
     stop: str | int | None
-    """The stop string or stop id that ended the answer; it is not part of the text."""
+    """Stop string or stop id that ended the output. It is not part of the text."""
     tokens: tuple[tuple[str, int], ...]
-    """Of each kept token, its own text and the characters of output before it."""
+    """Text of each kept token, and the number of output characters before it."""
 
 
 class Detokenizer:
-    """After a stop string or `finish` nothing more may be pushed.
+    """An incremental detokenizer with stops. After a stop or `finish` nothing more may be pushed.
 
-    The concatenated deltas equal `tokenizer.decode` of all ids, with the special tokens that are to be shown by their
-    names, cut where the first stop string starts. First is the one that is complete first (of two, the longer): that
-    depends on the text alone, never on how tokens split it. Only byte-fallback runs that turn invalid after a whole
-    character differ: the character, once sent, stays.
+    The concatenated deltas equal `tokenizer.decode` of all ids, with shown special tokens by name, cut where the first
+    stop string starts. The first is the one that is complete first (of two, the longer): that depends on the text
+    alone, never on how tokens split it. Only byte-fallback runs that become invalid after a whole character differ: a
+    character that was sent stays.
 
-    Stops wait for the end of the reasoning: a stop string lies behind it as a whole, a stop id's token does.
+    Stops wait for the end of the reasoning: a stop string counts if it lies behind the reasoning as a whole, a stop id
+    if its token does.
+
+        # stop "END", tokens "a E", "N", "D": the deltas are "a ", "", "", and the last one stops
     """
 
     def __init__(
@@ -51,10 +54,11 @@ class Detokenizer:
         stop_ids: Set[int] = frozenset(),
         min_tokens: int = 0,
     ) -> None:
-        """shown_ids: special tokens that are a part of the text. keeps_stop: so is what ends it.
+        """Create a detokenizer of one output.
 
-        answer: finds the end of the reasoning. stop_ids: tokens that end the answer behind it and behind `min_tokens`
-        tokens, besides those that the target ends it at.
+        shown_ids: special tokens that are part of the text. keeps_stop: whether the stop is part of the text. answer:
+        finder of the end of the reasoning. stop_ids: ids that end the output behind the reasoning and after at least
+        `min_tokens` tokens, besides the ids at which the target ends it.
         """
         assert all(stop), "an empty stop string would end every answer; requests are checked before"
         self._tokenizer = tokenizer
@@ -69,19 +73,19 @@ class Detokenizer:
         self._bytes_ids: list[int] = []
         """Ids since the last whole character."""
         self._before: list[int] = []
-        """The last id that added text, or none yet."""
+        """Last id that added text, or empty."""
         self._held = ""
         """Text that may be the start of a stop string."""
         self._num_chars = 0
-        """Characters so far, held ones included."""
+        """Number of characters so far, including held text."""
 
     @property
     def num_chars(self) -> int:
-        """Characters of all text so far, held-back text included."""
+        """Number of characters of the text so far, including held text."""
         return self._num_chars
 
     def push(self, ids: Sequence[int]) -> Pushed:
-        """Take the next tokens of the answer, in order."""
+        """Add the next tokens of the output, in order, and return the text that became final."""
         text = self._held
         tokens: list[tuple[str, int]] = []
         for token_id in ids:
@@ -114,8 +118,9 @@ class Detokenizer:
         return Pushed(text[:certain], len(ids), None, tuple(tokens))
 
     def finish(self) -> tuple[str, str | None]:
-        """Return the text held back, when the answer ends without a stop, and the stop string that it holds all the
-        same; incomplete bytes show as U+FFFD.
+        """Return the held text of an output that ends without a stop, and the stop string found in it, if any.
+
+        Incomplete bytes show as U+FFFD.
         """
         held, self._held = self._held, ""
         cut_off = self._flushed()
@@ -128,15 +133,12 @@ class Detokenizer:
         return self._ended(text, stop, num_after), stop
 
     def _flushed(self) -> str:
-        """End a character that is not whole, when the answer ends. Return what shows for it."""
         return self._utf8.decode(b"", final=True)
 
     def _ended(self, text: str, stop: str, num_after: int) -> str:
-        """Return the text up to the stop string, which num_after characters follow."""
         return text[: len(text) - num_after - (0 if self._keeps_stop else len(stop))]
 
     def _first_stop(self, added: str) -> tuple[str, int] | None:
-        """The stop string that is complete first in the text `added`, and the characters after it."""
         if self._stops:
             for place, char in enumerate(added, 1):
                 complete = [stop.text for stop in self._stops if stop.push(char)]
@@ -145,7 +147,6 @@ class Detokenizer:
         return None
 
     def _add(self, token_id: int) -> str:
-        """The text that this token makes certain, stop strings aside."""
         piece = self._tokenizer.piece(token_id)
         if piece is None:
             return self._cut_off() + self._tokenizer.token_text(token_id) if token_id in self._shown_ids else ""
@@ -158,7 +159,6 @@ class Detokenizer:
         return cut_off + text
 
     def _cut_off(self) -> str:
-        """End a character that is not whole. Return what shows for it."""
         text = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         if text:
@@ -182,7 +182,7 @@ class Detokenizer:
 
 
 def detokenizer_of(request: GenerationRequest, tokenizer: Tokenizer) -> Detokenizer:
-    """Return one for an answer's text."""
+    """Return a detokenizer for the output of a request."""
     shown_ids = frozenset() if request.reading is None else request.reading.shown_ids
     if request.shows_special:
         shown_ids |= tokenizer.special_ids
@@ -201,19 +201,22 @@ def detokenizer_of(request: GenerationRequest, tokenizer: Tokenizer) -> Detokeni
 
 
 class _StopMatch:
-    """How much of a stop string a growing text ends with (Knuth, Morris and Pratt 1977), in O(1) amortised a character.
+    """An automaton that finds a stop string in a growing text (Knuth, Morris and Pratt 1977).
 
-    Borders are only known as far as the text has ever matched, so that a long stop string costs nothing beforehand.
+    It takes O(1) amortised a character. Borders are computed only as far as the text has ever matched, so that a long
+    stop string costs nothing beforehand.
+
+        # stop "aab", text "aaab": num_matched is 1, 2, 2, 3 (the third "a" falls back to the border "a" of "aa")
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.num_matched = 0
         self._borders = [0, 0]
-        """By length of a beginning of the stop string: that of the longest shorter beginning that it ends with."""
+        """Length of the longest border of each prefix of the stop string, by the prefix's length."""
 
     def push(self, char: str) -> bool:
-        """Take the text's next character. Return whether the stop string is complete; then nothing may follow."""
+        """Add the text's next character. Return whether the stop string is complete; then nothing may follow."""
         size = self._extended(self.num_matched, char)
         if size == len(self._borders):
             self._borders.append(self._extended(self._borders[-1], char))

@@ -1,7 +1,7 @@
-"""The draft's side of an answer. Nothing here waits: all that is sent is one way, and errors are read as they are here.
+"""The draft's side of a choice. Nothing here waits: messages are one-way, and errors are read once they have arrived.
 
-`DraftAssignment` says which draft a request has, and when it is given another; `Drafting` opens its slot and tells it
-what was committed. An answer for which several pools draft has one of each.
+`DraftAssignment` chooses the draft of a request and replaces it. `Drafting` opens the draft slot and sends it what was
+committed. A choice for which several pools draft has one of each.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from outrider.wire.transport.streams import Replies
 log = get_logger(__name__)
 
 MISSING_VERDICTS = 64
-"""Verdicts in a row by which nothing of a draft has come to the target. Doubled, an answer stays twice as long with a
-draft that does not reach its target; halved, it leaves one that only takes long to read a prompt."""
+"""Number of consecutive verdicts without a delivery after which a draft counts as not delivering. It must be long
+enough for a draft that only takes long to read a prompt."""
 
 
 class DraftAssignment:
-    """Of one request. It keeps its draft, whose cache knows it, while that does its part."""
+    """The draft of one request. It is kept while it does its part, because its cache holds the request."""
 
     def __init__(
         self,
@@ -41,23 +41,27 @@ class DraftAssignment:
         pool: str | None = None,
         searches: bool = False,
     ) -> None:
-        """pool: its drafts are of this one; None = of any. searches: the request is a beam search."""
+        """Create an assignment without a draft.
+
+        drafter: drafter of the request. pool: pool that its drafts must be of; None for any. searches: whether the
+        request is a beam search.
+        """
         self.member: DraftMember | None = None
         self._model = model
         self._wish = (drafter, pool, searches)
         self._target = ""
-        """To which it delivers."""
+        """Name of the target that the draft delivers to."""
         self._failed = False
-        """The draft did not do its part: another would be better."""
+        """Whether the draft did not do its part, so that another would be better."""
         self._is_full = False
-        """The draft had no slot for it: none at all would be better."""
+        """Whether the draft had no slot for the request, so that no draft at all would be better."""
         self.misbehaved = False
-        """The draft broke a rule: whatever else it delivers is not wanted."""
+        """Whether the draft broke a rule, so that its further deliveries must not be used."""
         self._avoid: str | None = None
-        """The draft that it left for that."""
+        """Name of the draft that was left because it failed."""
 
     def may_stay(self, target: TargetMember) -> bool:
-        """Return whether it keeps its draft; True also when there is none to leave."""
+        """Return whether the request keeps its draft; True also without a draft."""
         draft = self.member
         if draft is None:
             return True
@@ -70,7 +74,7 @@ class DraftAssignment:
         return not self._model.has_better_draft(draft, target, self._avoid, *self._wish)
 
     def take(self, target: TargetMember) -> bool:
-        """Give it a draft if it has none. Returns False when none is to be had."""
+        """Assign a draft if there is none yet. Return False if none is available."""
         if self.member is None:
             self.member = self.choose(target)
             if self.member is None:
@@ -84,37 +88,38 @@ class DraftAssignment:
         return True
 
     def choose(self, target: TargetMember) -> DraftMember | None:
-        """Return the draft that it would be given now."""
+        """Return the draft that would be assigned now, or None."""
         beside = self._model.choose_draft(target, self._avoid, *self._wish)
         return beside or self._model.choose_draft(target, None, *self._wish)
 
     def leave(self) -> None:
+        """Leave the draft, if there is one."""
         if self.member is not None:
             self._avoid = self.member.name if self._failed else None
             self.member.detach()
             self.member = None
 
     def did_well(self) -> None:
-        """What it delivered was verified."""
+        """Record that draft tokens of the draft were verified."""
         if self.member is not None:
             self.member.health.note(Outcome.OK)
             self.member.deliveries[self._target].note(Outcome.OK)
             self._failed = False
 
     def refused(self) -> None:
-        """What it delivered broke a rule, or it could not draft."""
+        """Record that a delivery broke a rule, or that the draft failed."""
         if self.member is not None:
             self.member.health.note(Outcome.REFUSED)
             self._failed = self.misbehaved = True
 
     def undelivered(self) -> None:
-        """Nothing of it has come to the target, for whatever reason."""
+        """Record that no delivery has reached the target, for whatever reason."""
         if self.member is not None:
             self.member.deliveries[self._target].note(Outcome.LATE)
             self._failed = True
 
     def answered_with(self, code: pb.WorkerErrorCode) -> None:
-        """Its worker refused or lost the slot."""
+        """Record that the draft worker refused or lost the slot, with this error code."""
         draft = self.member
         if draft is None:
             return
@@ -130,51 +135,57 @@ class DraftAssignment:
 
 
 class Drafting:
-    """Of one request, and one of its drafts."""
+    """The drafting of one choice by one of its drafts."""
 
     def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
-        """place: among the drafts of the request."""
+        """Create the drafting of a session, without a draft yet.
+
+        place: index among the drafts of the request. pool: see `DraftAssignment`.
+        """
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
         self._model = model
         self._draft_name = model.draft_name(None)
-        """Of the draft that it has, or had last."""
+        """Label of the draft's series, of the current draft or the last one."""
         self._session = session
         self._place = place
         request, config = session.request, model.config
         self._caller = request.scheduling.caller, request.params.greedy
         self._is_fixed = asked_speculation(request, config).is_fixed
-        """Whether the target waits for drafts rather than taking what pays."""
+        """Whether the target waits for drafts, rather than using them only while they pay."""
         searches = request.params.beams is not None
         self._assignment = DraftAssignment(model, model.drafter_for(request), pool, searches)
         self._replies: Replies[dpb.DraftReply] | None = None
-        """To its OpenSlot: the answer, and later errors of the slot."""
+        """Replies to the OpenSlot: its result, and later errors of the slot."""
         self._is_ahead = False
-        """Its tree reached beyond the last verdict, so that it may have nothing left to do."""
+        """Whether the draft tree reached beyond the last verdict, so that the draft may have nothing left to do."""
         self._told_ticket: int | None = None
-        """The lease that a draft was told of last."""
+        """Ticket that was last sent to a draft."""
         self._num_missing = 0
-        """Verdicts in a row by which nothing had come."""
+        """Number of consecutive verdicts without a delivery."""
         self._use = DraftUse()
         self._is_unfit = False
-        """A draft refused the request itself: no other would take it."""
+        """Whether a draft refused the request itself, so that no other draft would take it."""
 
     @property
     def member(self) -> DraftMember | None:
-        """Return the draft it has."""
+        """Current draft, None without one."""
         return self._assignment.member
 
     @property
     def metrics(self) -> PairMetrics:
-        """Return the series of the target's model and that of the draft."""
+        """Series of the target's model and the draft's."""
         return self._model.pair_metrics(self._draft_name)
 
     def choose(self, target: TargetMember) -> pb.WorkerInfo | None:
-        """Return what the draft is that it has, or would be given at that target."""
+        """Return the info of the draft that the request has, or would get at this target; None without one."""
         draft = self.member or self._assignment.choose(target)
         return None if draft is None or draft.connection is None else draft.connection.info
 
     def place(self, target: TargetMember) -> bool:
-        """Keep the draft or take another. Returns whether the one that it left must not deliver any more."""
+        """Keep the draft or assign another.
+
+        Return whether the previous draft misbehaved and must not deliver any more.
+        """
         self._read_errors()
         is_left = False
         if self._is_unfit or not self._assignment.may_stay(target):
@@ -188,7 +199,7 @@ class Drafting:
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
-        """Tell the draft what is committed, on a slot that is opened with the first message."""
+        """Send the draft what was committed. The first message opens the slot."""
         connection = self.connection
         if connection is None or self._pauses:
             return
@@ -207,7 +218,6 @@ class Drafting:
 
     @property
     def _pauses(self) -> bool:
-        """Whether the draft is told nothing for a while, because it added few tokens."""
         return not self._use.is_asked
 
     @property
@@ -217,12 +227,14 @@ class Drafting:
 
     @property
     def tells(self) -> bool:
-        """Return whether a draft is told what is committed."""
+        """Whether committed tokens are sent to a draft."""
         return self.connection is not None and not self._pauses
 
     def begins_anew(self, ticket: int, target: Connection) -> bool:
-        """Return whether another slot of a draft is about to deliver under a ticket than the one before. Under
-        `rejection` a state has one proposal: the target keeps the first, and what follows it is of no use.
+        """Return whether a new slot of a draft is about to deliver under the ticket of an earlier slot.
+
+        Under `rejection` a state has one proposal: the target keeps the first, so the new slot's deliveries would be
+        useless.
         """
         connection = self.connection
         is_new = connection is not None and not self.slot.is_open_on(connection, target.epoch)
@@ -230,8 +242,9 @@ class Drafting:
 
     @property
     def connection(self) -> Connection | None:
-        """Return the way to the draft; None without one, where no draft token has room any more, and for a beam search
-        that it cannot draft for.
+        """Connection to the draft.
+
+        None without a draft, where no draft token fits any more, and for a beam search that the draft cannot draft for.
         """
         connection = None if self.member is None else self.member.connection
         if connection is None or self._session.draft_room() < 1:
@@ -241,7 +254,7 @@ class Drafting:
         return connection if self._session.committed_len + 1 < connection.info.context_limit else None
 
     def note(self, verdict: tpb.Verdict) -> None:
-        """Learn from a verdict how the draft does."""
+        """Record what a verdict shows of the draft: its health, and whether it pays."""
         outcome = verdict.outcomes[self._place]
         self._note_use(verdict, outcome)
         if self._replies is None:
@@ -256,10 +269,10 @@ class Drafting:
             self._assignment.undelivered()
 
     def _note_use(self, verdict: tpb.Verdict, outcome: tpb.DraftOutcome) -> None:
-        """Learn whether the draft is worth asking, here and for all answers of its caller: new ones begin there.
+        """New choices of the caller begin with what is recorded here.
 
-        The target waits for a draft of a request that names a number, whatever that brings. While nothing of a draft
-        has come it may be reading the prompt: MISSING_VERDICTS bounds that.
+        For a request with a fixed number nothing is recorded, because the target waits for its drafts whatever they
+        bring. While nothing has been delivered, the draft may be reading the prompt; MISSING_VERDICTS bounds that.
         """
         draft = self.member
         has_come = outcome.HasField("hit")
@@ -272,7 +285,7 @@ class Drafting:
         draft.use_of(self._caller).note(num_added, num_tokens, is_ready=is_ready)
 
     def close(self) -> None:
-        """Free the slot."""
+        """Close the slot and leave the draft."""
         self._read_errors()
         self._forget()
         self.slot.close()
@@ -280,7 +293,6 @@ class Drafting:
         self._use = DraftUse()
 
     def _open(self, draft: Connection, target: Connection, member: TargetMember) -> bool:
-        """Return False where this draft can do nothing for the request."""
         self._forget()
         session, config = self._session, self._model.config
         speculation = speculation_of(session.request, config, (target.info, draft.info), session.num_held)
@@ -311,7 +323,6 @@ class Drafting:
                 self._mend(reply.error)
 
     def _mend(self, error: pb.WorkerError) -> None:
-        """Make the next message fit what the draft has."""
         if error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.slot.agreed_len = min(error.known_len, self._session.committed_len)
             return

@@ -1,6 +1,6 @@
-"""What a round says of itself where the request asks for it: the target's explanation, with names and texts. Pure.
+"""Explains a round where the request asks for it: the target's explanation, with names and texts added. Pure.
 
-It goes into the answer alone: neither logs nor spans nor series ever hold any of it.
+The explanation goes into the response alone, never into logs, spans or series.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from outrider.wire.requests.drafters import GRAMMAR, Drafter
 
 
 def kinds_of(verdict: tpb.Verdict) -> list[TokenKind]:
-    """Return a verdict's kinds, those of accepted tokens by what they were drafted from."""
+    """Return the kinds of a verdict's tokens.
+
+    Accepted tokens are PREDICTED or FORCED if a prediction or a grammar drafted them.
+    """
     accepted = TokenKind.ACCEPTED
     if verdict.drafter == Drafter.PREDICTION:
         accepted = TokenKind.PREDICTED
@@ -25,12 +28,12 @@ def kinds_of(verdict: tpb.Verdict) -> list[TokenKind]:
 
 
 def is_forced(verdict: tpb.Verdict) -> bool:
-    """Return whether the grammar left no choice of what was verified."""
+    """Return whether all verified draft tokens were forced by the grammar."""
     return bool(verdict.num_drafted) and not verdict.drafter
 
 
 def explained(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> gateway_pb2.RoundExplanation:
-    """Return what a verdict explains. num_kept: of its tokens, those that stay in the answer."""
+    """Return the explanation of a verdict. num_kept: number of its tokens that stay in the output."""
     told = gateway_pb2.RoundExplanation(
         committed_len=verdict.committed_len,
         drafter=GRAMMAR if is_forced(verdict) else verdict.drafter,

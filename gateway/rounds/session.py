@@ -1,4 +1,7 @@
-"""Holds one answer's state: committed tokens, text, usage. The decode loop owns it and applies verdicts. No I/O."""
+"""Holds the state of one choice: committed tokens, text, usage. No I/O.
+
+The decode loop owns it and applies verdicts.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ from outrider.wire.protocol import PROTOCOL
 
 
 class Session:
+    """State of one choice: committed tokens, text and usage."""
+
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:
         self.request = request
         self.slot_id = slot_id
@@ -42,15 +47,17 @@ class Session:
 
     @property
     def committed_len(self) -> int:
+        """Number of committed tokens, including the prompt."""
         return len(self.committed)
 
     @property
     def num_held(self) -> int:
-        """Tokens that a worker's cache holds of the answer: those committed, and what its encoder reads."""
+        """Number of tokens of the choice in a worker's cache: the committed ones, and those that an encoder reads."""
         return len(self.committed) + len(self.request.source_ids)
 
     @property
     def num_output(self) -> int:
+        """Number of output tokens."""
         return len(self.committed) - self.num_prompt
 
     def draft_room(self) -> int:
@@ -58,28 +65,31 @@ class Session:
         return self.request.params.max_tokens - self.num_output - 1
 
     def resumed(self, agreed_len: int) -> dict[str, Any]:
-        """Return, as fields of a Verify, what a target's slot is brought to from the length that both agree on."""
+        """Return the fields of a Verify that bring the target's slot from `agreed_len` to the committed tokens."""
         return self.news(agreed_len)
 
     def news(self, agreed_len: int) -> dict[str, Any]:
-        """Return, as fields of an Advance, what was committed past the length that both agree on."""
+        """Return the fields of an Advance with the tokens committed past `agreed_len`."""
         return {"base_len": agreed_len, "committed_ids": self.committed[agreed_len:]}
 
     def num_committed_by(self, verdict: tpb.Verdict) -> int:
-        """Return by how much a verdict makes the answer longer."""
+        """Return by how many tokens a verdict extends the choice."""
         return len(verdict.token_ids)
 
     def told(self, output: RoundOutput) -> Sequence[RoundOutput]:
-        """Return what a reader is told after a round."""
+        """Return the outputs that a reader gets after a round."""
         return (output,)
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Return what a target is to say of the prompt's tokens: nothing where that is known."""
+        """Number of best ids with prompt log-probs to request of the target.
+
+        None once they are known, or if none are requested.
+        """
         return None if self._is_scored else self.request.num_prompt_logprobs
 
     def open_message(self) -> pb.OpenSlot:
-        """Return the message that opens a slot on a worker, which then has `len(committed)` tokens."""
+        """Return the message that opens a slot on a worker, with all committed tokens."""
         return pb.OpenSlot(
             slot=self.slot_id,
             committed_ids=self.committed,
@@ -94,7 +104,10 @@ class Session:
         )
 
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
-        """Commit a verdict. A stop string may cut it further; then `finished` is set though the target would go on."""
+        """Commit a verdict and return its output.
+
+        A stop string may cut the verdict's tokens. `finished` is then set although the target would continue.
+        """
         self._count(verdict)
         ids = list(verdict.token_ids)
         stopped_by_id = verdict.finish_reason == pb.FINISH_REASON_STOP
@@ -137,7 +150,6 @@ class Session:
         )
 
     def _scores(self, verdict: tpb.Verdict) -> Sequence[pb.TokenLogprobs] | None:
-        """Return the prompt's log-probs once."""
         if self._is_scored:
             return None
         self._is_scored = True

@@ -1,7 +1,7 @@
-"""The lease at the target: which target, a slot there, its verdicts, and what to do when something else is answered.
+"""The target's side of a choice: its target, its slot and lease there, its verdicts, and the recovery from errors.
 
-A request stays where it is while it can: its cache is there. It moves when its target is lost, hangs, fails or has no
-slot, and goes on from its committed tokens.
+A request stays on its target while it can, because its cache is there. It moves if the target is lost, hangs, fails or
+has no slot, and continues from its committed tokens.
 """
 
 from __future__ import annotations
@@ -35,24 +35,22 @@ _REOPEN = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, 
 
 _KINDS = frozenset(kind.value for kind in TokenKind)
 _DRAFTERS = frozenset(("", *Drafter))
-"""Labels that a verdict may name whoever drafted by; "" where nobody did, or the request's grammar."""
+"""Drafters that a verdict may name; "" where nothing was drafted or the request's grammar drafted."""
 
 
 MAX_FAULTS = 2
-"""Of one request in a row, before it fails: a request that no target can answer must not try them all."""
+"""Number of consecutive faults after which a request fails. A request that no target can run must not try them all."""
 
 
 TOKENS_AHEAD = 2 * (MAX_DRAFT_TOKENS + 1)
-"""Tokens past the last verdict that a target may commit: two steps of the longest draft that there may be, so that it
-can make one while the verdict of the other is on its way. Doubled, a target with twice the round trip is not held up;
-what it makes for an answer that a stop string has ended is what it makes in a round trip, at most."""
+"""Number of tokens past the last verdict that a target may commit: two steps with the longest possible draft, so that
+it can run one while the verdict of the other is on its way."""
 EXTEND_AGAIN_S = 1.0
-"""Without a verdict, after which a lease is extended once more: the last Extend may have been lost. Doubled, an answer
-pauses twice as long then; halved, a target that is slow is told twice as often what it knows."""
+"""Seconds without a verdict after which the lease is extended again: the last Extend may have been lost."""
 
 
 class GoElsewhere(Exception):
-    """The target takes no slot for this request now; `reason` is a label of outrider_retries_total."""
+    """The target cannot take a slot for this request now. `reason` is a label of outrider_retries_total."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -60,33 +58,40 @@ class GoElsewhere(Exception):
 
 
 class Verification:
+    """The lease of one choice at its target."""
+
     def __init__(self, model: ServedModel, session: Session, deadline_s: float) -> None:
-        """`deadline_s`: monotonic time at which the request's life ends."""
+        """Create a verification without a target.
+
+        deadline_s: monotonic time at which the request times out, in seconds.
+        """
         self.slot = WorkerSlot(session.slot_id, tpb.TargetRequest)
         self.why_again = ""
-        """Why the last round has to be done again: a label of outrider_retries_total."""
+        """Reason why the last round must be repeated: a label of outrider_retries_total."""
         self.tickets: Sequence[int] = (0,)
-        """Of the lease that began last, by draft."""
+        """Tickets of the last lease, by draft."""
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
         self._until_len = 0
-        """How far it was last told to go."""
+        """Length up to which the target was last allowed to run."""
         self._verdicts: Replies[tpb.TargetReply] | None = None
         self._key = prefix_key(session.request.asked_ids, session.request.cache_salt)
         self._member: TargetMember | None = None
         self._avoid: str | None = None
-        """Where it failed last."""
+        """Name of the target that failed last."""
         self._num_faults = 0
 
     @property
     def member(self) -> TargetMember:
-        """Once it is placed."""
+        """Target of the request. Only valid after `place`."""
         assert self._member is not None, "place() comes first"
         return self._member
 
     async def place(self) -> Connection:
-        """Return the target of the next round: the one it has, or another when it cannot go on there. Waits for one.
+        """Wait for the target of the next round, and return its connection.
+
+        It is the current target, or another if the request cannot continue there.
 
         Raises WorkerLost, Unavailable or DeadlineExceeded.
         """
@@ -100,9 +105,9 @@ class Verification:
         return connection
 
     async def open(self, target: Connection, speculation: Speculation | None, own: Drafter | None) -> None:
-        """Open a slot on this connection; waits its turn while the target has none free.
+        """Open a slot on this connection. Waits in line while the target has no free slot.
 
-        own: the drafter of the target's own that is to follow the slot.
+        speculation: how draft workers draft; None for no drafts. own: the target's own drafter for this slot.
 
         Raises Unavailable, WorkerLost, GoElsewhere, DeadlineExceeded, InvalidRequest, WorkerFault.
         """
@@ -119,7 +124,7 @@ class Verification:
             await self.member.room.enter(lambda: self._try_open(target, message))
 
     async def pay_for_retry(self) -> None:
-        """Wait while the gateway's retries are used up. Raises DeadlineExceeded."""
+        """Wait until the gateway's retry budget allows a retry. Raises DeadlineExceeded."""
         retries = self._model.retries
         async with self._in_time():
             while not retries.take():  # noqa: ASYNC110  (nobody tells when time has passed)
@@ -127,13 +132,13 @@ class Verification:
 
     @property
     def leases(self) -> bool:
-        """Whether the target goes on by itself and its verdicts come."""
+        """Whether a lease runs, so that verdicts arrive."""
         return self._verdicts is not None
 
     def begin_lease(self, target: Connection, *, drafted: Sequence[bool]) -> None:
-        """Let the target go on from the committed tokens, under new tickets. What it made beyond them is void.
+        """Begin a lease at the committed tokens, with new tickets. Tokens that the target made beyond them are void.
 
-        drafted: of each draft that there may be, one at least, whether it is about to be told.
+        drafted: for each draft (at least one), whether it is about to be sent the committed tokens.
         """
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
@@ -148,7 +153,7 @@ class Verification:
         self._verdicts = target.subscribe(tpb.TargetRequest(verify=verify))
 
     async def next_verdict(self, target: Connection) -> tpb.Verdict | None:
-        """Wait for the lease's next verdict. None: the slot is not as we thought; go again.
+        """Wait for the next verdict of the lease. Return None if the round must be repeated.
 
         Raises WorkerLost, DeadlineExceeded, WorkerFault, InvalidRequest.
         """
@@ -174,7 +179,7 @@ class Verification:
         return verdict
 
     def _unsound(self, verdict: tpb.Verdict, num_committed: int) -> str | None:
-        """Return why a verdict cannot be one of this lease; None where it can. What passes is safe to index by."""
+        """A verdict that passes is safe to index by."""
         num_outcomes, num_expected = len(verdict.outcomes), len(self.tickets) + 1
         if num_outcomes != num_expected:
             return (
@@ -211,7 +216,7 @@ class Verification:
                 self.extend(target)
 
     def extend(self, target: Connection) -> None:
-        """Let the lease run on, once half of it is used."""
+        """Extend the lease once half of it is used."""
         until_len = self._session.committed_len + TOKENS_AHEAD
         if 2 * (until_len - self._until_len) < TOKENS_AHEAD:
             return
@@ -220,7 +225,7 @@ class Verification:
         target.send(tpb.TargetRequest(extend=extend))
 
     def end_lease(self) -> int:
-        """Take no more verdicts. Returns how many tokens lay in those that are here."""
+        """Take no more verdicts. Return the number of tokens in the verdicts that had arrived and were not used."""
         verdicts, self._verdicts = self._verdicts, None
         if verdicts is None:
             return 0
@@ -228,7 +233,7 @@ class Verification:
         return sum(self._session.num_committed_by(reply.verdict) for reply in verdicts.take())
 
     def close(self) -> None:
-        """Free the slot, and end the lease."""
+        """End the lease and close the slot."""
         self._leave()
 
     def _may_stay(self, member: TargetMember) -> bool:
@@ -246,7 +251,6 @@ class Verification:
             self._member = None
 
     async def _try_open(self, target: Connection, message: pb.OpenSlot) -> bool:
-        """Return False when no slot is free now. A request that could never fit is refused as INVALID."""
         self.slot.opened(target, len(self._session.committed))
         reply = await target.call(tpb.TargetRequest(open=message))
         if reply.WhichOneof("item") == "open":
@@ -274,9 +278,6 @@ class Verification:
         return GoElsewhere(reason)
 
     def _mend(self, target: Connection, error: pb.WorkerError) -> None:
-        """Make the next round possible. Raises WorkerFault when it would only fail again, InvalidRequest where the
-        request's grammar is why.
-        """
         if error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.why_again = "behind"
             self.slot.agreed_len = min(error.known_len, self._session.committed_len)
@@ -294,16 +295,12 @@ class Verification:
             raise WorkerFault(f"the target failed: {error.message}")
 
     def _mend_unsound(self, why: str) -> None:
-        """Never apply such a verdict: go on elsewhere, where there is another target. Raises WorkerFault when it is the
-        request's last chance.
-        """
         self.end_lease()
         self.slot.open_again()
         self._fault(why)
         self.why_again = "fault"
 
     def _fault(self, why: str) -> None:
-        """The target failed. Raises WorkerFault when it is the request's last chance."""
         self.member.health.note(Outcome.REFUSED)
         self._avoid = self.member.name
         self._num_faults += 1
@@ -322,7 +319,7 @@ class Verification:
             raise timed_out(self._model.config.request_timeout_s) from None
 
     def _note_other_length(self, verdict: tpb.Verdict, num_committed: int) -> None:
-        """Never apply a verdict that is not for our length: it would repeat or lose tokens."""
+        """A verdict for another length is never applied: it would repeat or lose tokens."""
         log.error(
             "the target's verdict is for length %d with %d tokens, request %s is at %d: it is set back",
             verdict.committed_len,
@@ -336,4 +333,5 @@ class Verification:
 
 
 def timed_out(limit_s: float) -> DeadlineExceeded:
+    """Return the error of a request that ran longer than `limit_s`."""
     return DeadlineExceeded(f"the request took longer than {limit_s:g} s (request_timeout_s)")

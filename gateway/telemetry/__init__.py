@@ -1,1 +1,1 @@
-"""What is recorded of requests, rounds and workers: log lines, spans and series."""
+"""Records requests, rounds and workers: log lines, spans and series."""

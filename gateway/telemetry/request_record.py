@@ -1,7 +1,7 @@
-"""Records each request: one line in the log when it ends and, where it is traced, a span with one below it per round.
+"""Records each request: one log line at its end and, if it is traced, a span with a child span for each round.
 
-Records hold counts and names, never text nor token ids. Code that works for a request finds its record in a context
-variable, which tasks begun for it inherit.
+Records hold counts and names, never text or token ids. Code that works for a request finds its record in a context
+variable, which the request's tasks inherit.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _record: ContextVar[RequestRecord | None] = ContextVar("request_record", default
 
 
 def current_record() -> RequestRecord:
-    """Return the record of the request that this task works for; outside of any, one that nobody reads."""
+    """Return the record of the current task's request. Outside of a request, return a record that nobody reads."""
     return _record.get() or RequestRecord("", "")
 
 
 def note_failure(error: OutriderError) -> None:
-    """Note the error that the current request ends in."""
+    """Record the error in which the current request ends."""
     current_record().outcome = "internal" if type(error) is OutriderError else type(error).__name__
 
 
 def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
-    """Return the request's id, which is the caller's own where that is sane, and the id of its answer."""
+    """Return the request's id and the id of its response. A valid id given by the caller is kept."""
     if given is not None and _SANE_ID.fullmatch(given):
         return given, f"{prefix}-{given}"
     made = f"{prefix}-{uuid.uuid4().hex}"
@@ -52,27 +52,31 @@ def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """Facts of one round. The id of its span follows from ticket and length, which the target knows, too."""
+    """Facts of one round. The id of its span is derived from ticket and length, which the target knows as well."""
 
     ticket: int
-    """Of the lease."""
+    """Ticket of the lease."""
     committed_len: int
-    """At which it began."""
+    """Number of committed tokens at the beginning of the round."""
     started_s: float
-    """Monotonic clock."""
+    """Monotonic time of the round's beginning, in seconds."""
     target: str
-    """Name of the member."""
+    """Name of the target."""
     draft: str | None = None
-    """Name of the member that drafts for the answer, or of what drafted in the target itself."""
+    """Name of the draft, or of the target's own drafter."""
     verdict: tpb.Verdict | None = None
 
     @property
     def step_ns(self) -> int:
-        """Return how long its step took at the target, which may have begun it before the round before was heard of."""
+        """Duration of the round's step on the target, in nanoseconds.
+
+        The target may have begun it before the previous round's verdict arrived.
+        """
         verdict = self.verdict or tpb.Verdict()
         return 1000 * (verdict.wait_us + verdict.queue_us + verdict.forward_us + verdict.accept_us)
 
     def facts(self) -> dict[str, str | int]:
+        """Return the attributes of the round's span."""
         facts: dict[str, str | int] = {"outrider.target": self.target}
         if self.draft is not None:
             facts["outrider.draft"] = self.draft
@@ -89,40 +93,41 @@ class RoundRecord:
 
 @dataclass
 class RequestRecord:
-    """Facts of one request, filled in by the code that learns them."""
+    """Facts of one request, filled in as they become known."""
 
     request_id: str
     operation: str
-    """chat, text_completion or generate_content, as OpenTelemetry calls them."""
+    """chat, text_completion or generate_content, as in OpenTelemetry."""
     place: TraceParent | None = None
-    """Where its span stands in the trace; None when it is not traced."""
+    """Position of the request's span in its trace; None if the request is not traced."""
     outcome: str = "cancelled"
-    """ok, internal, or the class of the error; cancelled (the client left) until one of them is known."""
+    """`ok`, `internal`, or the class of the error. Until one of them is known `cancelled`: the client left."""
     key: str | None = None
     """Name of the API key."""
     model: str | None = None
     num_prompt_tokens: int = 0
     usages: list[AnswerUsage] = field(default_factory=list)
-    """Totals of its answers."""
+    """Usage of each choice."""
     targets: set[str] = field(default_factory=set)
     drafts: set[str] = field(default_factory=set)
-    """Names of the members that worked for it."""
+    """Names of the targets and drafts that worked for the request."""
     spans: Spans | None = None
-    """Exporter of its spans; None when the gateway traces nothing."""
+    """Exporter of spans; None if the gateway traces nothing."""
     metrics: ServerMetrics | None = None
-    """OpenTelemetry's; None when the gateway sends none."""
+    """OpenTelemetry metrics; None if the gateway sends none."""
 
     @property
     def error(self) -> str | None:
-        """Return what went wrong; that a client leaves is no error."""
+        """The outcome if it is an error, else None. A client that leaves is no error."""
         return None if self.outcome in ("ok", "cancelled") else self.outcome
 
     def note_answer(self, first_token_s: float, per_token_s: float | None) -> None:
-        """Note what an answer that ended well took. per_token_s: None where it has one token."""
+        """Record the times of a choice that ended well, in seconds. per_token_s: None for a choice of one token."""
         if self.metrics is not None and self.model is not None:
             self.metrics.note_answer(self.operation, self.model, first_token_s, per_token_s)
 
     def facts(self) -> dict[str, str | int | None]:
+        """Return the fields of the request's log line and span."""
         usages = self.usages
         return {
             "key": self.key,
@@ -140,11 +145,11 @@ class RequestRecord:
 
     @property
     def traceparent(self) -> str:
-        """Return the header for the workers' slots, empty when the request is not traced."""
+        """The `traceparent` header for the workers' slots; empty if the request is not traced."""
         return "" if self.place is None else str(self.place)
 
     def add_round(self, ended: RoundRecord) -> None:
-        """Add a round that has ended just now, with a verdict or without."""
+        """Add a round that has just ended, with or without a verdict."""
         self.targets.add(ended.target)
         if ended.draft is not None:
             self.drafts.add(ended.draft)
@@ -159,7 +164,7 @@ class RequestRecord:
 
 
 class RequestRecords:
-    """Makes the records of one gateway."""
+    """Factory of the records of one gateway."""
 
     def __init__(self, spans: Spans | None = None, metrics: ServerMetrics | None = None) -> None:
         self._spans = spans
@@ -167,7 +172,7 @@ class RequestRecords:
 
     @contextmanager
     def record(self, request_id: str, operation: str, header: str | None) -> Iterator[RequestRecord]:
-        """Record what is done in this block, and log it at its end. header: the caller's `traceparent`."""
+        """Record a request for the duration of the block, and log it at the end. header: the caller's `traceparent`."""
         caller = TraceParent.parse(header)
         started_s, started_ns = time.monotonic(), time.time_ns()
         span = None if self._spans is None else self._spans.begin(operation, caller, started_ns, server=True)

@@ -11,12 +11,15 @@ from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
 
 
 def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReason) -> None:
+    """Count a truncation that was sent. worker: "target" or "draft"."""
     metrics.truncates.labels(worker=worker, reason=TRUNCATE_REASONS[reason]).inc()
 
 
 def why_plain(verdict: tpb.Verdict, drafter: Drafter | None, *, is_unprofitable: bool, is_busy: bool) -> str:
-    """Return which of PLAIN_REASONS a step had that might have had drafts. drafter: who drafts; None = nobody.
-    is_unprofitable: its draft pauses because drafts did not pay. is_busy: no draft has a slot free.
+    """Return which of PLAIN_REASONS explains a step without drafts.
+
+    drafter: drafter of the step; None if there was none. is_unprofitable: whether its draft pauses because drafts did
+    not pay. is_busy: whether no draft has a free slot.
     """
     if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
         return "refused"
@@ -28,7 +31,7 @@ def why_plain(verdict: tpb.Verdict, drafter: Drafter | None, *, is_unprofitable:
 
 
 def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
-    """Count what a verdict says of the drafts that were to lie ready for its step, by draft."""
+    """Count, for each draft, whether a verdict's step found its draft tokens."""
     told = [outcome for outcome in verdict.outcomes if outcome.HasField("hit")]
     for outcome in told:
         metrics.lookups.labels(result="hit" if outcome.hit else "miss").inc()
@@ -38,7 +41,7 @@ def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
 
 
 def note_drafts(metrics: PairMetrics, outcome: tpb.DraftOutcome) -> None:
-    """Count what one drafter proposed for a round, and what was accepted of it."""
+    """Count the tokens that one drafter proposed for a round, and those accepted."""
     if outcome.num_drafted:
         metrics.window.add(outcome.num_drafted, outcome.num_accepted)
         metrics.draft_tokens.inc(outcome.num_drafted)
@@ -46,9 +49,9 @@ def note_drafts(metrics: PairMetrics, outcome: tpb.DraftOutcome) -> None:
 
 
 def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, reason: str) -> None:
-    """Count one round, but for its drafts. reason: one of PLAIN_REASONS, for a round without drafts.
+    """Count one round, without its draft tokens. reason: one of PLAIN_REASONS, for a round without drafts.
 
-    A tree has several drafts at a position, of which at most one is kept: they count as one there.
+    A tree has several draft tokens at a position, of which at most one is accepted. They count as one there.
     """
     searched = [TokenKind(kind) for kind in verdict.kinds] if verdict.levels else []  # a level counts as a token
     for kind in (*searched, *(token.kind for token in output.tokens)):

@@ -1,6 +1,6 @@
-"""Outrider's series under vLLM's names, which dashboards, benchmarks and endpoint pickers read.
+"""Exports Outrider's series under vLLM's names, which dashboards, benchmarks and endpoint pickers read.
 
-What Outrider counts already is renamed when it is read, so both say the same; the rest is observed here, once. Sources:
+Outrider's own series are renamed when they are scraped, so that both agree; other values are observed here. Sources:
 vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py of vLLM 0.33. docs/monitoring.md says where a meaning
 differs.
 """
@@ -20,52 +20,54 @@ from outrider.wire.telemetry.metrics import SECONDS_BUCKETS, GatewayMetrics
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""vLLM numbers its engine processes; a gateway has one of each series for a model, whatever number of targets."""
+"""Label `engine`. vLLM numbers its engine processes; a gateway has one series per model for any number of targets."""
 FAILED, LEFT = "error", "abort"
-"""Values of finished_reason besides those of answers that ended well."""
+"""Values of finished_reason for choices that did not end well."""
 _TOKENS = tuple(2**power for power in range(18))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """What a served model has to do now."""
+    """Current load of a served model."""
 
     name: str
-    """What requests name it by."""
+    """Id by which requests name the model."""
     target: str
-    """Label `target` of what its rounds count."""
+    """Label `target` of the series of its rounds."""
     num_running: int
     num_waiting: int
     kv_share: float
-    """Of the KV blocks in use, 0 to 1, on average over its targets."""
+    """Mean share of KV blocks in use over its targets, 0 to 1."""
     kv_block_size: int
     num_kv_blocks: int
-    """Of all targets."""
+    """Number of KV blocks of all its targets."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimes:
-    """When something happened to an answer, by one clock."""
+    """Times of one choice, in seconds of one monotonic clock."""
 
     admitted_s: float
     placed_s: float
     first_s: float
-    """Its first tokens, and its last."""
+    """Time of the first tokens."""
     last_s: float
+    """Time of the last tokens."""
     num_tokens: int
 
     @property
     def first_token_s(self) -> float:
+        """Time from admission to the first tokens, in seconds."""
         return self.first_s - self.admitted_s
 
     @property
     def per_token_s(self) -> float | None:
-        """Return the time over the tokens after the first; None where there are none."""
+        """Mean time per token after the first, in seconds; None if there are none."""
         return (self.last_s - self.first_s) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
 
 class EndedAnswers:
-    """Observes what answers took, and how they ended."""
+    """Series of the durations and finish reasons of choices."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def seconds(name: str, text: str) -> Histogram:
@@ -89,22 +91,22 @@ class EndedAnswers:
         )
 
     def begin(self, model: str) -> None:
-        """Let the series of a model be there, at 0."""
+        """Create the series of a model, at 0."""
         for series in self._of_answers():
             series.labels(model, ENGINE)
         for reason in (*(reason.value for reason in FinishReason), LEFT, FAILED):
             self._ended.labels(model, ENGINE, reason)
 
     def note_pause(self, model: str, seconds: float) -> None:
-        """Observe the time between two rounds."""
+        """Observe the time between two rounds, in seconds."""
         self._between_outputs.labels(model, ENGINE).observe(seconds)
 
     def note_failure(self, model: str, reason: str) -> None:
-        """Count an answer that did not end well. reason: FAILED or LEFT."""
+        """Count a choice that did not end well. reason: FAILED or LEFT."""
         self._ended.labels(model, ENGINE, reason).inc()
 
     def note(self, model: str, reason: FinishReason, usage: AnswerUsage, times: AnswerTimes) -> None:
-        """Observe an answer that ended well."""
+        """Observe a choice that ended well."""
         self._ended.labels(model, ENGINE, reason.value).inc()
         values = (
             times.per_token_s or 0.0,
@@ -136,8 +138,9 @@ class EndedAnswers:
 
 
 class VllmNames(Collector):
-    """`rate(vllm:spec_decode_num_accepted_tokens_total[5m]) / rate(vllm:spec_decode_num_draft_tokens_total[5m])`: the
-    acceptance rate, as any of vLLM's readers asks for it.
+    """Collector of the series under vLLM's names, such as those of the acceptance rate.
+
+    `rate(vllm:spec_decode_num_accepted_tokens_total[5m]) / rate(vllm:spec_decode_num_draft_tokens_total[5m])`
     """
 
     def __init__(self, metrics: GatewayMetrics, loads: Callable[[], Sequence[ModelLoad]]) -> None:
@@ -155,7 +158,7 @@ class VllmNames(Collector):
         yield _renamed(own.cached_prompt_tokens, "vllm:prefix_cache_hits", "Of these, tokens that were cached.")
 
     def _counts_of_rounds(self, loads: Sequence[ModelLoad]) -> Iterable[Metric]:
-        """Sum over drafts. Models whose targets have one id between them are counted under the first one's name."""
+        """Models whose targets have the same id are counted together, under the first model's name."""
         own, names = self._metrics, {load.target: load.name for load in reversed(loads)}
         summed = {
             "vllm:generation_tokens": (own.emitted_tokens, "Tokens committed."),
@@ -203,7 +206,7 @@ def _gauges(loads: Sequence[ModelLoad]) -> Iterable[Metric]:
 
 
 def _totals(samples: Iterable[tuple[dict[str, str], float]], names: dict[str, str]) -> dict[str, float]:
-    """Sum counts of rounds by the names of the models; an id that no model has any more keeps its own."""
+    """An id that no model has any more is counted under itself."""
     counts = defaultdict(float, dict.fromkeys(names.values(), 0.0))
     for labels, count in samples:
         counts[names.get(labels["target"], labels["target"])] += count
@@ -211,7 +214,6 @@ def _totals(samples: Iterable[tuple[dict[str, str], float]], names: dict[str, st
 
 
 def _renamed(series: Counter | Histogram, name: str, text: str) -> Metric:
-    """Return a series with the label `model` as vLLM has it, but for the times of creation."""
     (family,) = series.collect()
     found = Metric(name, text, family.type)
     for sample in family.samples:

@@ -1,7 +1,6 @@
-"""Compares a draft's tokenizer with its target's in a process of its own: what a draft sends is not read on the loop.
+"""Compares a draft's tokenizer with its target's in a separate process, so that a draft's files never block the loop.
 
-`python -m gateway.workers.comparison` is that process. `json` holds the interpreter's lock for as long as it reads, so
-a thread would not do.
+`python -m gateway.workers.comparison` is that process. `json` holds the GIL while it parses, so a thread would not do.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 TIMEOUT_S = 20.0
-"""Seconds of a comparison; two tokenizers of 262,000 tokens take 2 s."""
+"""Maximal duration of a comparison, in seconds; two tokenizers of 262,000 tokens take 2 s."""
 MAX_MEMORY_BYTES = 2 << 30
-"""Address space of the process; two tokenizers of 262,000 tokens take 0.4 GiB."""
+"""Address space of the process, in bytes; two tokenizers of 262,000 tokens take 0.4 GiB."""
 _LENGTH_BYTES = 8
-"""Bytes of the length that precedes the target's tokenizer.json on the process's stdin."""
+"""Size of the length that precedes the target's tokenizer.json on stdin, in bytes."""
 
 
 async def difference_between(target: pb.TokenizerFiles, draft: pb.TokenizerFiles) -> str:
-    """Return the first id at which two tokenizer.json disagree, or why the draft's is none, as a sentence."""
+    """Return, as a sentence, the first id at which two tokenizer.json files differ, or why the draft's is invalid."""
     return await asyncio.to_thread(_run, target, draft)
 
 

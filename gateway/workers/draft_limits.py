@@ -1,4 +1,4 @@
-"""How an answer is drafted for, by what the request and the gateway say and its workers can. Pure."""
+"""Determines how a choice is drafted for, from the request, the settings and what its workers can do. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.wire.settings.config import GatewayConfig
 
 
 def asked_speculation(request: GenerationRequest, config: GatewayConfig) -> Speculation:
-    """Return how the answer is to be drafted for by request and settings, whatever its workers can do."""
+    """Return the speculation that request and settings ask for, whatever the workers can do."""
     options = request.speculation
     kind, size = read_draft_logprobs(config.draft_logprobs)
     return Speculation(
@@ -30,10 +30,10 @@ def asked_speculation(request: GenerationRequest, config: GatewayConfig) -> Spec
 def speculation_of(
     request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], num_held: int
 ) -> Speculation | None:
-    """Return how these workers of the answer are to draft and verify; None where nothing is to be drafted.
+    """Return the speculation of a choice on these workers; None for no drafts.
 
-    workers: the target, and the draft if there is one; both must be able to do it. num_held: tokens that the answer has
-    in the cache of each.
+    workers: the target, and the draft if there is one. Both must be able to run it. num_held: number of the choice's
+    tokens in the cache of each worker.
     """
     asked = asked_speculation(request, config)
     if asked.is_plain:
@@ -49,9 +49,7 @@ def speculation_of(
 
 
 def _tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | None:
-    """Return the shape of the answer's drafts; None for chains, and for a beam search. The gateway's own does not hold
-    for a request that names K, or lenience, which is of chains alone.
-    """
+    """The gateway's own tree does not apply to a request that names K or lenience, which needs chains."""
     options = request.speculation
     if request.params.beams is not None:
         return None
@@ -63,5 +61,5 @@ def _tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | N
 
 
 def _room_for_nodes(worker: pb.WorkerInfo, num_held: int) -> int:
-    """Nodes in its cache, were the answer alone there; a block may have to be copied."""
+    """Assumes that the choice is alone in the cache. One block is reserved because it may have to be copied."""
     return max(0, (worker.num_kv_blocks - 1) * worker.kv_block_size - num_held)

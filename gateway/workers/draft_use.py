@@ -1,4 +1,4 @@
-"""Decides whether a draft worker is asked for draft tokens, by how many of them were accepted lately. Pure."""
+"""Decides whether a draft worker is used, by how many of its draft tokens were accepted lately. Pure."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from dataclasses import dataclass
 from outrider.wire.requests.speculation import MIN_GAIN
 
 TRIAL = 16
-"""Verdicts of a trial."""
+"""Number of verdicts of a trial."""
 TRIAL_PERIOD = 512
-"""Verdicts from one trial that did not pay to the next. Halved, trials take .6 % of the speed of what pays without
-drafts; doubled, a text of which drafts become worth their while has them so much later."""
+"""Number of verdicts from a trial that did not pay to the next. With half as many, trials take .6 % of the speed of
+choices for which drafts do not pay."""
 CARRIED = 0.75
-"""Weight of the trials before in the next one's: 16 verdicts alone vary so much that a draft that adds half as many
+"""Weight of the earlier trials in the next one. 16 verdicts alone vary so much that a draft that adds half as many
 tokens again would be left in most of them."""
 
 
 @dataclass(slots=True)
 class DraftUse:
-    """How many tokens one draft worker added to one answer, or to all answers of a caller."""
+    """Use of one draft worker: how many tokens it added to one choice, or to all choices of a caller.
+
+    # 16 verdicts with 24 tokens, of which 8 were drafted: 24 against 16, a gain of 1.5
+    """
 
     num_verdicts: int = 0
-    """Since the last trial that paid."""
+    """Number of verdicts since the last trial that paid."""
     num_added: float = 0.0
     """Tokens of the trial that the draft proposed."""
     num_others: float = 0.0
-    """Tokens of the trial that came without it."""
+    """Tokens of the trial that came without the draft."""
     was_ready: bool = False
-    """Draft tokens were there in the last trial, or on their way and passed over."""
+    """Whether draft tokens had arrived in the last trial, or were on their way and skipped."""
 
     @property
     def is_asked(self) -> bool:
-        """Return whether the next verdict is one of a trial."""
+        """Whether the next verdict belongs to a trial, so that the draft is used."""
         return self.num_verdicts % TRIAL_PERIOD < TRIAL
 
     def note(self, num_added: int, num_tokens: int, *, is_ready: bool) -> None:
-        """Record a verdict on num_tokens, of which the draft proposed num_added.
+        """Record a verdict with `num_tokens`, of which the draft proposed `num_added`.
 
-        A draft that works takes memory bandwidth and power from others on its host, 9 % of each step of a target on two
-        cores. So a trial pays where it made MIN_GAIN times as many tokens as there were without the draft's.
+        A working draft takes memory bandwidth and power from others on its host: 9 % of each step of a target on two
+        cores. So a trial pays if it made MIN_GAIN times as many tokens as there were without the draft's.
         """
         if self.is_asked:
             self.was_ready = is_ready or (self.was_ready and self.num_verdicts % TRIAL_PERIOD > 0)

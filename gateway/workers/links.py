@@ -1,8 +1,8 @@
-"""The gateway's end of a worker.
+"""The gateway's connections to workers.
 
-A `WorkerLink` keeps one worker connected for ever, and asks it once or twice a second how it is: its load, whether it
-drains, whether it makes steps. Each life of its Control stream is a `Connection`, and what was opened on one is gone
-with it: a `WorkerSlot` knows on which connection a request's slot is open.
+A `WorkerLink` keeps one worker connected for ever, and polls its load, drain state and step count once or twice a
+second. A `Connection` is one life of the worker's Control stream; slots that were opened on it end with it. A
+`WorkerSlot` records on which connection a request's slot is open.
 """
 
 from __future__ import annotations
@@ -37,24 +37,23 @@ RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
 RECONNECT_S = 0.2
 """Seconds between two attempts to connect."""
 MAX_PAUSE_S = 30.0
-"""Longest pause before the next attempt, in seconds. The pause doubles each time a worker is refused or its stream ends
-at once, and is short again after a stream that lived longer than this."""
+"""Maximal pause before the next attempt, in seconds. The pause doubles each time a worker is refused or its stream ends
+at once. It is reset after a stream that lived longer than this."""
 MAX_PATH_BYTES = 4096
-"""Bytes of a path, as Linux has them at most."""
+"""Maximal length of a path on Linux, in bytes."""
 CALL_TIMEOUT_S = 10.0
-"""Seconds for what is asked once of each life of a worker. Doubled, one that hangs then is tried half as often."""
+"""Timeout of the calls made once in each life of a worker, in seconds."""
 PAIR_TIMEOUT_S = 120.0
-"""Seconds for a draft to register at a target, 1 GiB at most, and to test itself there. Doubled, one that hangs is
-tried half as often."""
+"""Timeout of a pairing check, in seconds: the draft registers at the target, with at most 1 GiB, and tests itself
+there."""
 POLL_S = 0.5
-"""Seconds between two questions how a worker is that has work of ours."""
+"""Seconds between two polls of a worker that has work from this gateway."""
 IDLE_POLL_S = 1.0
-"""Seconds between two questions to one that has none: half of the `NOTICE_S` of workers that drain."""
+"""Seconds between two polls of a worker without work: half of the `NOTICE_S` of draining workers."""
 POLL_TIMEOUT_S = 1.0
-"""Seconds for the answer. Doubled, one that does not come delays the next question so much longer."""
+"""Timeout of a poll, in seconds."""
 RTT_GAIN = 1 / 8
-"""Share of the newest round trip in the smoothed time, TCP's (RFC 6298). Doubled, it follows twice as fast, and jitter
-moves it twice as much."""
+"""Weight of the newest round trip in the smoothed round-trip time, as in TCP (RFC 6298)."""
 _TYPES: dict[str, tuple[Any, Any]] = {
     "draft": (draft_pb2_grpc.DraftServiceStub, dpb.DraftRequestBatch),
     "target": (target_pb2_grpc.TargetServiceStub, tpb.TargetRequestBatch),
@@ -62,7 +61,7 @@ _TYPES: dict[str, tuple[Any, Any]] = {
 
 
 def check_protocol(role: str, info: pb.WorkerInfo) -> None:
-    """Raise IncompatiblePair for a worker that speaks another protocol than this gateway."""
+    """Raise IncompatiblePair for a worker with another protocol version than this gateway's."""
     peer = f"the {role} {info.model_id} (version {info.version or 'unknown'})"
     refusal = other_protocol(peer, info.protocol, "this gateway")
     if refusal is not None:
@@ -70,16 +69,18 @@ def check_protocol(role: str, info: pb.WorkerInfo) -> None:
 
 
 def _life(info: pb.WorkerInfo) -> tuple[object, ...]:
-    """Return what does not change as long as a worker lives."""
     return info.epoch, info.model_id, info.vocab_size, info.tokenizer_fingerprint
 
 
 class WorkerSlot:
-    """Knows a request's slot on one worker: where it is open, and the committed length that both sides agree on."""
+    """A request's slot on one worker.
+
+    It holds the connection on which the slot is open, and the committed length that both sides agreed on.
+    """
 
     def __init__(self, slot_id: int, request_type: RequestType) -> None:
         self.agreed_len = 0
-        """Tokens that both sides agreed on last."""
+        """Committed tokens that both sides agreed on last."""
         self._slot_id = slot_id
         self._request_type = request_type
         self._connection: Connection | None = None
@@ -87,25 +88,32 @@ class WorkerSlot:
         self._needs_open = True
 
     def is_open_on(self, connection: Connection, target_epoch: int = 0) -> bool:
-        """`target_epoch`: for a draft's slot, the target that it delivers to."""
+        """Return whether the slot is open on this connection.
+
+        target_epoch: for a draft slot, the epoch of the target that it delivers to.
+        """
         same = self._connection is connection and self._target_epoch == target_epoch
         return same and connection.alive and not self._needs_open
 
     def opened(self, connection: Connection, committed_len: int, target_epoch: int = 0) -> None:
+        """Record that the slot was opened with `committed_len` tokens. `target_epoch`: see `is_open_on`."""
         self._connection, self._target_epoch = connection, target_epoch
         self.agreed_len, self._needs_open = committed_len, False
 
     def open_again(self) -> None:
-        """Let the next message open the slot anew, under the same id: the worker's is not what we thought."""
+        """Require that the next message opens the slot anew, under the same id.
+
+        Use it if the worker's state is not as assumed.
+        """
         self._needs_open = True
 
     def truncate(self, committed_len: int, reason: pb.TruncateReason) -> bool:
-        """Send, with what leaves next, that the slot is cut. Return False when there is no slot to truncate."""
+        """Send a truncation to `committed_len`, with the next batch. Return False if there is no slot to truncate."""
         message = pb.Truncate(slot=self._slot_id, committed_len=committed_len, reason=reason)
         return self._send(self._request_type(truncate=message))
 
     def close(self) -> None:
-        """Send that the slot is not needed, which cancels a round in flight."""
+        """Send that the slot is closed, which cancels a round in flight."""
         self._send(self._request_type(close=pb.CloseSlot(slot=self._slot_id)))
         self._connection = None
 
@@ -117,7 +125,7 @@ class WorkerSlot:
 
 
 class Connection:
-    """One life of a Control stream. `call`, `subscribe` and `send` never block."""
+    """One life of a worker's Control stream. `call`, `subscribe` and `send` never block."""
 
     def __init__(
         self,
@@ -127,12 +135,12 @@ class Connection:
         count_bytes: Callable[[int], None],
     ) -> None:
         self.heard_s = time.monotonic()
-        """When the last answer came."""
+        """Monotonic time of the last reply, in seconds."""
         self.info = info
         self.epoch: int = info.epoch
         self.alive = True
         self.hung = False
-        """It was given up because the worker made no step."""
+        """Whether the stream was dropped because the worker made no step."""
         self._owes_step = False
         self._stream = stream
         self._pending: PendingReplies[Any] = PendingReplies()
@@ -147,7 +155,10 @@ class Connection:
         self._count_bytes = count_bytes
 
     def call(self, request: Any) -> asyncio.Future[Any]:
-        """Send an item that is answered. The future fails with WorkerLost when the stream ends first."""
+        """Send an item that has one reply, and return its future.
+
+        The future fails with WorkerLost if the stream ends first.
+        """
         message_id, future = self._pending.new()
         if not self.alive:
             future.set_exception(WorkerLost("lost the worker: the stream has ended"))
@@ -158,9 +169,9 @@ class Connection:
         return future
 
     def subscribe(self, request: Any, *, expects: bool = True) -> Replies[Any]:
-        """Send an item whose answers go on until they are closed. They fail with WorkerLost when the stream ends.
+        """Send an item that has many replies, and return them. They fail with WorkerLost if the stream ends.
 
-        expects: the worker owes one as long as they are open.
+        expects: whether the worker owes a reply for as long as the replies are open.
         """
         message_id, replies = self._pending.subscribe(expects)
         if not self.alive:
@@ -172,13 +183,13 @@ class Connection:
         return replies
 
     def send(self, request: Any, *, owes_step: bool = False) -> None:
-        """Send a one-way item, coalesced with whatever leaves next. owes_step: the worker has to make a step for it."""
+        """Send an item without a reply, with the next batch. owes_step: whether the worker must make a step for it."""
         self._owes_step |= owes_step
         request.epoch = self.epoch
         self._outbox.put(request)
 
     def drop(self) -> None:
-        """Give this life of the stream up; the link makes another."""
+        """Cancel this stream. The link opens another."""
         self._stream.cancel()
 
     async def run(self) -> None:
@@ -204,12 +215,12 @@ class Connection:
         return self._owes_step or len(self._pending) > 0
 
     def stepped(self) -> None:
-        """Note that the worker has made a step."""
+        """Record that the worker has made a step."""
         self._owes_step = False
 
 
 class WorkerLink:
-    """Keeps a Connection to one worker. `connection` is None while there is none."""
+    """A link that keeps one worker connected. `connection` is None while it is not."""
 
     def __init__(
         self,
@@ -224,25 +235,28 @@ class WorkerLink:
         on_info: Callable[[pb.WorkerInfo], None],
         certificates: CertificateFolder | None = None,
     ) -> None:
-        """`silence_s`: the least and the most that a worker with work may be silent, see `HangWatch`.
-        `accept` raises an OutriderError for a worker that must not be used, or waits until it can tell.
-        `on_change(before, after)`: a connection came or went, or the worker began to drain.
-        `on_info`: it said how it is.
+        """Start to connect. Must be called on a running event loop.
+
+        silence_s: minimal and maximal time that a worker with work may be silent, in seconds; see `HangWatch`. accept:
+        raises an OutriderError for a worker that must not be used. It may wait until that is known. on_change: called
+        with the connection before and after it came or went, or when the worker began to drain. on_info: called with
+        the worker's info after each poll.
         """
         self.name = name
         self.address = address
         self.info: pb.WorkerInfo | None = None
-        """What the worker said of itself last."""
+        """The worker's last info, None before the first."""
         self.model_path = ""
-        """What it was told to load, of which `model_id` is the name. For comparing and for the log."""
+        """Path or id that the worker was started with, of which `model_id` is the name. For comparisons and for the
+        log."""
         self.rtt_s = 0.0
-        """Round-trip time of a call, smoothed."""
+        """Smoothed round-trip time of a call, in seconds."""
         self.refused: OutriderError | None = None
-        """Why the worker at this address is not used, when it answers but does not fit."""
+        """Error that keeps the worker from being used although it answers, None if it fits."""
         self._connection: Connection | None = None
         self._hang: HangWatch | None = None
         self._answered_s = 0.0
-        """When it last said how it is."""
+        """Monotonic time of the last successful poll, in seconds."""
         self._refused_epoch = 0
         self._silence_s = silence_s
         self._accept = accept
@@ -250,10 +264,10 @@ class WorkerLink:
         self._on_change = on_change
         self._on_info = on_info
         self._failures = Reasons()
-        """Why the worker is away or refused."""
+        """Reasons why the worker is away or refused."""
         self._pause_s = RECONNECT_S
         self._again = asyncio.Event()
-        """Set when a worker that was refused is to be tried at once."""
+        """Event that is set to try a refused worker at once."""
         self._dialer = Dialer(address, Role(name), max_message_bytes, certificates)
         self._stub_type, self._batch_type = _TYPES[name]
         self._stub = self._stub_type(self._dialer.channel())
@@ -261,27 +275,27 @@ class WorkerLink:
 
     @property
     def connection(self) -> Connection | None:
-        """Return None from the moment the stream ends: a round must not go to a worker that is known to be gone."""
+        """Current connection; None from the moment the stream ends, so that no round goes to a lost worker."""
         return self._connection if self._connection is not None and self._connection.alive else None
 
     @property
     def heard_s(self) -> float:
-        """Return the time.monotonic at which it last answered anything, 0.0 while it is not connected."""
+        """Monotonic time of the worker's last reply of any kind, in seconds; 0.0 while it is not connected."""
         connection = self.connection
         return 0.0 if connection is None else max(connection.heard_s, self._answered_s)
 
     @property
     def silent_s(self) -> float:
-        """Return for how long it has made no step and answered nothing, with work to do."""
+        """Time that the worker has made no step and sent no reply although it has work, in seconds."""
         connection, watch = self.connection, self._hang
         if connection is None or watch is None or not connection.has_work:
             return 0.0
         return watch.silent_s(connection.heard_s, time.monotonic())
 
     async def get_info(self, timeout_s: float = CALL_TIMEOUT_S) -> pb.WorkerInfo:
-        """Return what the worker says of itself, its texts bounded, the model by its short name.
+        """Return the worker's info, with bounded texts and the model's short name.
 
-        Raises grpc.aio.AioRpcError, and IncompatiblePair when there is too much of it.
+        Raises grpc.aio.AioRpcError, and IncompatiblePair if the info is too large.
         """
         info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
         too_long = describe_excess(info)
@@ -293,21 +307,24 @@ class WorkerLink:
         return info
 
     async def get_tokenizer(self) -> pb.TokenizerFiles:
+        """Return the files of the worker's tokenizer. Raises grpc.aio.AioRpcError."""
         files: pb.TokenizerFiles = await self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=CALL_TIMEOUT_S)
         return files
 
     async def pair(self, target_address: str, target_epoch: int) -> str | None:
-        """Return why this draft may not serve a target, None when it may. It registers there and tests itself.
+        """Run the pairing check of this draft with a target. Return why they do not fit, or None if they do.
 
-        Raises grpc.aio.AioRpcError while that cannot be told.
+        The draft registers at the target and tests itself. Raises grpc.aio.AioRpcError while the result cannot be
+        known.
         """
         request = dpb.PairRequest(deliver_to=target_address, target_epoch=target_epoch)
         reply: dpb.PairReply = await self._stub.Pair(request, timeout=PAIR_TIMEOUT_S)
         return None if reply.ok else bound_text(reply.why, MAX_REASON_BYTES)
 
     async def _keep_connected(self) -> None:
-        """Try for ever. One that is away is tried again soon; one that was refused, or leaves at once, later and
-        later, whatever it says that it is.
+        """An absent worker is tried again soon. A worker that was refused or leaves at once is tried later and later.
+
+        Its own claims about itself do not change that.
         """
         while True:
             began_s = time.monotonic()
@@ -348,14 +365,12 @@ class WorkerLink:
                 self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
     async def _pause(self) -> None:
-        """Wait before the next attempt, or until `ask_again`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pause_s):
                 await self._again.wait()
         self._again.clear()
 
     async def _connect_once(self) -> None:
-        """Connect, and return when the stream ends."""
         self._stub = self._stub_type(self._dialer.channel())  # another one, once our certificates were replaced
         info = await self.get_info()
         if self.refused is not None and info.epoch == self._refused_epoch:
@@ -399,7 +414,6 @@ class WorkerLink:
             self._set(None, None)
 
     async def _watch(self, connection: Connection) -> None:
-        """Ask how the worker is, and drop the stream of one that hangs."""
         watch = self._hang = HangWatch(*self._silence_s, time.monotonic())
         while connection.alive:
             poll_s = POLL_S if connection.has_work else IDLE_POLL_S
@@ -452,13 +466,14 @@ class WorkerLink:
         self._on_change(before, connection)
 
     def ask_again(self) -> None:
-        """Try one that was refused again: what it must fit has changed."""
+        """Try a refused worker again at once. Call it when what the worker must fit has changed."""
         if self.refused is not None:
             self._refused_epoch = 0
             self._pause_s = RECONNECT_S
             self._again.set()
 
     async def close(self) -> None:
+        """Stop to connect, and close the channel."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._dialer.close()

@@ -1,5 +1,6 @@
-"""A worker as the gateway uses it: its link, whether it may be used, what is known of its load, and who waits for a
-slot of a target, first come, first served. A slot that has no memory yet waits inside the target.
+"""A worker as the gateway uses it: its link, its health, its load, and the line for a target's slots.
+
+The line is first come, first served. A slot without memory yet waits inside the target.
 """
 
 from __future__ import annotations
@@ -21,32 +22,31 @@ from outrider.wire.processes.health import Health, Outcome
 from outrider.wire.requests.drafters import Drafter
 
 POLL_S = 0.25
-"""Seconds after which the head of the line tries again by itself: another gateway's requests may have freed a slot.
-Doubled, it waits so much longer."""
+"""Seconds after which the head of the line tries again by itself: another gateway's requests may have freed a slot."""
 SILENT_S = 1.0
-"""Seconds without a step, two questions long, after which a worker with work gets no request while there is another.
-Doubled, so many more requests go to one that hangs."""
+"""Seconds without a step, two polls long, after which a worker with work gets no request while there is another."""
 MAX_CALLERS = 1024
-"""Callers of whom a draft's use is remembered: some 100 KB. Any client of a gateway without keys may name new ones."""
+"""Maximal number of callers for which a draft's use is remembered: some 100 KB. Any client of a gateway without API
+keys may name new ones."""
 
 
 UseKey = tuple[bytes, bool]
-"""A caller, and whether its answers are greedy: what a draft adds to those says little of the others."""
+"""A caller, and whether its choices are greedy: what a draft adds to those says little about the others."""
 
 
 class Room:
-    """Lines up those who need a slot of one target; while somebody waits, nobody overtakes."""
+    """The line for the slots of one target. While a request waits, no other overtakes it."""
 
     def __init__(self) -> None:
         self._line = asyncio.Lock()
         self._freed = asyncio.Event()
 
     def note_freed(self) -> None:
-        """Take note that a slot of ours was closed."""
+        """Record that a slot of this gateway was closed."""
         self._freed.set()
 
     async def enter(self, try_open: Callable[[], Awaitable[bool]]) -> None:
-        """Return once `try_open` has returned True. Its errors pass through."""
+        """Wait in line until `try_open` returns True. Its errors are raised."""
         if not self._line.locked() and await try_open():
             return
         async with self._line:  # asyncio's lock is fair
@@ -60,34 +60,34 @@ class Room:
 
 
 class State(Enum):
-    """Label `state` of outrider_members."""
+    """State of a worker: label `state` of outrider_members."""
 
     SERVING = "serving"
     DRAINING = "draining"
     FAILING = "failing"
-    """It is down by its health."""
+    """The worker is down by its health."""
     LOST = "lost"
-    """Not connected, or to none of the targets that it has to be paired with."""
+    """The worker is not connected, or is connected to none of the targets that it must be paired with."""
     REFUSED = "refused"
-    """It answers, and does not fit."""
+    """The worker replies but does not fit."""
 
 
 class Member:
-    """Knows one worker, whatever it does."""
+    """One worker, in whatever state."""
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         self.spec = spec
         self.link = link
         self.health = Health()
         self.num_requests = 0
-        """Requests placed here."""
+        """Number of requests placed on the worker."""
         self._most_requests = 0
-        """At once, since it was heard last."""
+        """Maximal number of concurrent requests since the last poll."""
         self._num_others = 0
-        """Slots that others held then."""
+        """Number of slots that other gateways held at the last poll."""
         self._epoch = 0
         self._refused_slot = False
-        """Since it was heard last."""
+        """Whether the worker has refused a slot since the last poll."""
         self._told_draining_epoch = 0
 
     @property
@@ -100,19 +100,19 @@ class Member:
 
     @property
     def draining(self) -> bool:
-        """Whether it only finishes what runs there."""
+        """Whether the worker only finishes what it runs."""
         info = self.link.info
         told = info is not None and (info.draining or info.epoch == self._told_draining_epoch)
         return self.spec.draining or told
 
     @property
     def usable(self) -> bool:
-        """Whether a request may be placed here."""
+        """Whether a request may be placed on the worker."""
         return self.connection is not None and not self.draining and self.health.usable
 
     @property
     def usable_alone(self) -> bool:
-        """Whether a request may be placed here when it can be placed nowhere else."""
+        """Whether a request may be placed on the worker if there is no other."""
         return self.connection is not None and not self.draining and self.health.usable_alone
 
     @property
@@ -125,12 +125,15 @@ class Member:
 
     @property
     def silent(self) -> bool:
-        """Whether it has work and shows no sign of life, though not for long enough to be given up."""
+        """Whether the worker has work and shows no sign of life, though not for long enough to be given up."""
         return self.link.silent_s > SILENT_S
 
     @property
     def load(self) -> WorkerLoad:
-        """Return its load. Others' slots count by what the worker said last; one that it refused counts till then."""
+        """Load of the worker.
+
+        Other gateways' slots count by the last poll. A worker that refused a slot counts as full until the next poll.
+        """
         info = self.link.info or pb.WorkerInfo()
         num_requests = self.num_requests + self._num_others
         num_slots = num_requests if self._refused_slot else info.num_slots
@@ -138,34 +141,38 @@ class Member:
         return WorkerLoad(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
 
     def heard(self, info: pb.WorkerInfo) -> None:
-        """Take note of how it says it is. Slots that this gateway gave back meanwhile are not others'."""
+        """Update the load from a poll.
+
+        Slots that this gateway closed since the previous poll do not count as others'.
+        """
         self._num_others = max(0, info.num_slots_in_use - self._most_requests)
         self._most_requests = self.num_requests
         self._refused_slot = False
 
     def attach(self, request: object) -> None:
-        """Place a request here."""
+        """Place a request on the worker."""
         self.num_requests += 1
         self._most_requests = max(self._most_requests, self.num_requests)
         self.health.begin(request)
 
     def detach(self) -> None:
+        """Remove a request from the worker."""
         self.num_requests -= 1
 
     def told_draining(self) -> None:
-        """Take note that it refused a slot because it is about to stop."""
+        """Record that the worker refused a slot because it is about to stop."""
         self._told_draining_epoch = 0 if self.link.info is None else self.link.info.epoch
 
     def told_exhausted(self) -> None:
-        """Take note that it had no slot to give."""
+        """Record that the worker had no free slot."""
         self._refused_slot = True
 
     def restarted(self) -> None:
-        """Forget what was known of the process before."""
+        """Reset what was known of the previous process."""
         self.health.restarted()
 
     def changed(self, before: Connection | None, after: Connection | None) -> None:
-        """Take note that its connection went or came."""
+        """Record that the connection went or came."""
         if before is not None and after is None:
             self.health.note(Outcome.LOST if before.hung else Outcome.REFUSED)
         if after is not None:
@@ -175,38 +182,45 @@ class Member:
 
 
 class TargetMember(Member):
+    """A target worker, with the line for its slots."""
+
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
         self.room = Room()
 
     @property
     def deliver_address(self) -> str:
-        """Return where drafts reach it."""
+        """Address to which drafts deliver."""
         return self.spec.deliver_address
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """What came of pairing a draft that reads hidden states, or translates, with a target: of these two lives."""
+    """Result of a pairing check between these connections of a draft and a target.
+
+    Drafts that read hidden states or translate are checked.
+    """
 
     draft: Connection
     target: Connection
     why: str | None
-    """Why the draft may not serve the target; None where it may."""
+    """Reason why the draft does not fit the target; None if it does."""
 
 
 class DraftMember(Member):
+    """A draft worker."""
+
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
         self.pairings: dict[str, Pairing] = {}
-        """By target, the last."""
+        """Last pairing check with each target, by the target's name."""
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
-        """By target: whether what it delivers arrives there."""
+        """Health of the deliveries to each target, by the target's name."""
         self._uses: dict[UseKey, DraftUse] = {}
-        """How many tokens it added, by caller: one whose drafts are rejected pauses nobody else's."""
+        """Use of the draft by caller, so that a caller whose drafts are rejected pauses nobody else's."""
 
     def use_of(self, key: UseKey) -> DraftUse:
-        """Return what it adds to the answers of a caller."""
+        """Return the draft's use for the choices of a caller."""
         use = self._uses[key] = self._uses.pop(key, DraftUse())
         if len(self._uses) > MAX_CALLERS:
             del self._uses[next(iter(self._uses))]  # who was noted longest ago
@@ -214,14 +228,16 @@ class DraftMember(Member):
 
     @property
     def kind(self) -> Drafter:
-        """Return MODEL, or what it drafts by without one."""
+        """Drafter that the worker runs: MODEL, or what it drafts by without a model."""
         drafters = () if self.link.info is None else self.link.info.drafters
         return next((drafter for drafter in Drafter if drafter in drafters), Drafter.MODEL)
 
     @property
     def state(self) -> State:
-        """Of one that has been paired as its targets know it, LOST until one of them does where it reads their hidden
-        states.
+        """State of the draft, in view of its pairing checks.
+
+        A draft that reads hidden states is LOST until it was checked with a target. A draft is REFUSED if it fits none
+        of the targets that it was checked with.
         """
         state, info = super().state, self.link.info
         found = [each.why for each in self.pairings.values() if each.draft is self.connection]
@@ -230,28 +246,31 @@ class DraftMember(Member):
         return State.REFUSED if found else State.LOST if info.needs_features else state
 
     def needs_pairing(self, target: TargetMember) -> bool:
-        """Whether it reads hidden states of this target, or translates for it."""
+        """Return whether the draft must be paired with this target.
+
+        It must if it reads the target's hidden states or translates for it.
+        """
         info, other = self.link.info, target.link.info
         if info is None or info.needs_features or not info.translates:
             return info is not None and info.needs_features
         return other is None or not has_same_tokens(info, other)
 
     def pairing(self, target: TargetMember) -> Pairing | None:
-        """Return what came of it with this target as it is now; None while that cannot be told."""
+        """Return the pairing check of the current connections of both; None if there is none yet."""
         found = self.pairings.get(target.name)
         is_of_now = found is not None and found.draft is self.connection and found.target is target.connection
         return found if is_of_now else None
 
     def lacks_pairing(self, target: TargetMember) -> bool:
-        """Whether it is to be paired with this target."""
+        """Return whether a pairing check with this target is due."""
         is_up = self.connection is not None and target.connection is not None
         return is_up and self.needs_pairing(target) and self.pairing(target) is None
 
     def serves(self, target: TargetMember) -> bool:
-        """Whether a request at this target may be given to it."""
+        """Return whether a request on this target may be given to the draft."""
         return self.usable and self.deliveries[target.name].usable and self.fits(target)
 
     def fits(self, target: TargetMember) -> bool:
-        """Whether it reads what it was trained on there, and knows what its tokens are, as far as it needs any."""
+        """Return whether the draft fits the target by its pairing check, or needs none."""
         pairing = self.pairing(target)
         return not self.needs_pairing(target) or (pairing is not None and pairing.why is None)

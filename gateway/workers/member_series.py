@@ -1,4 +1,4 @@
-"""Series of the gateway's workers, worked out when they are read: they come and go with the membership."""
+"""Series of the gateway's workers, computed when they are scraped because they come and go with the membership."""
 
 from __future__ import annotations
 
@@ -12,29 +12,35 @@ from gateway.workers.member import Member, State
 from gateway.workers.membership import Membership, MemberSpec
 
 STARTING = "starting"
-"""State of a member that the registry has no address of yet: for the first time, or again after a loss."""
+"""State of a member without an address in the registry yet, at its first start or after a loss."""
 AWAY = (State.LOST, State.REFUSED, State.FAILING)
-"""Of a member that there is a link to and that serves nobody, unless it drains."""
+"""States of a linked member that serves nobody, unless it drains."""
 
 
 class MemberSeries(Collector):
-    """`outrider_worker_connected{worker="draft"} == 0`: that draft is gone, or is being started.
-    `outrider_worker_lost == 1`: the worker ought to serve, and does not.
-    `sum by (pool, state) (outrider_members)`: members by state, of every pool, whether it has any or not.
-    `outrider_breaker_open == 1`: the member is down by its health, and left alone.
-    `outrider_member_requests`: requests placed there by this gateway.
+    """Collector of the series of all workers.
+
+    * `outrider_worker_connected{worker="draft"} == 0`: that draft is gone, or is being started.
+    * `outrider_worker_lost == 1`: the worker ought to serve, and does not.
+    * `sum by (pool, state) (outrider_members)`: workers by state, of every pool, even of one without workers.
+    * `outrider_breaker_open == 1`: the worker is down by its health, and gets no requests.
+    * `outrider_member_requests`: requests placed on the worker by this gateway.
     """
 
     def __init__(self, members: Callable[[], Sequence[Member]], membership: Callable[[], Membership]) -> None:
-        """`members`: those that there are links to; the others of `membership` are being started."""
+        """Create the series.
+
+        members: returns those with a link. The other members of `membership` are being started.
+        """
         self._members = members
         self._membership = membership
         self._expected: set[str] = set()
 
     def note_change(self) -> None:
-        """To be called whenever a member connects, begins to drain or goes, and at each membership.
+        """Update which members are expected to serve.
 
-        Expected is who is listed as ready or was connected, until it is told to go or leaves the list.
+        Call it whenever a member connects, begins to drain or goes, and at each membership. A member is expected once
+        it was listed as ready or was connected, until it drains or leaves the list.
         """
         linked = {member.name: member for member in self._members()}
         specs = {spec.name: spec for spec in self._membership().members}

@@ -1,4 +1,4 @@
-"""Who serves: pools and their members, as the command line or the launcher's registry says. Plain values."""
+"""Pools and their members, read from the command line or from the launcher's registry. Plain values."""
 
 from __future__ import annotations
 
@@ -18,48 +18,57 @@ log = get_logger(__name__)
 Role = Literal["target", "draft"]
 _ROLES: dict[int, Role] = {rpb.ROLE_TARGET: "target", rpb.ROLE_DRAFT: "draft"}
 TARGETS, DRAFTS = "target", "draft"
-"""Names of the pools of a command line, where they are given none."""
+"""Names of pools on a command line that gives them none."""
 DNS = "dns:///"
-"""Before host:port where each address of the host is a worker."""
+"""Prefix of host:port where each address of the host is a worker."""
 _POOL_NAME = re.compile(r"[^=,;:\s]+")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
+    """Specification of a pool of workers."""
+
     name: str
     role: Role
     model_name: str | None = None
-    """Target pools: the id it is served under; None = the model's own."""
+    """Id under which a target pool is served; None for the model's own."""
     serves: tuple[str, ...] = ()
-    """Draft pools: the target pools it drafts for."""
+    """Target pools for which a draft pool drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
+    """Specification of a worker."""
+
     name: str
     pool: str
     role: Role
     address: str
-    """host:port; empty while it is being started."""
+    """Address as host:port, empty while the worker is being started."""
     deliver_address: str = ""
-    """Targets: where drafts reach it."""
+    """Address at which drafts reach a target."""
     starting: bool = False
     draining: bool = False
     metrics_address: str = ""
     node: str = ""
     why: str = ""
-    """Why it does not start again; empty while that is not known, or no fault."""
+    """Reason why the worker does not start again; empty if that is unknown or there is no fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
+    """All pools and members of a gateway."""
+
     pools: tuple[PoolSpec, ...]
     members: tuple[MemberSpec, ...]
 
 
 def from_config(config: GatewayConfig) -> Membership:
-    """Read `--target a,b --draft c,d`, or `--draft c;d` for two pools, `--draft x=c;y=d` for two with names, of which
-    the target's pool may have one, too. Raises ConfigError for lists that do not fit together.
+    """Return the membership of a command line. Raises ConfigError for lists that do not fit together.
+
+    --target a,b --draft c,d        two targets and one pool of two drafts
+    --draft c;d                     two draft pools
+    --target x=a --draft y=c;z=d    pools with names
     """
     pool, of_target = _pool_name("target", config.target or "")
     pool = pool or TARGETS
@@ -92,7 +101,7 @@ def from_config(config: GatewayConfig) -> Membership:
 
 
 def from_proto(message: rpb.Membership) -> Membership:
-    """Read what the registry says, without pools and members of a role that this gateway does not know."""
+    """Return the membership of a registry's message, without pools and members of an unknown role."""
     return Membership(
         tuple(
             PoolSpec(pool.name, _ROLES[pool.role], pool.model_name or None, tuple(pool.serves))
@@ -120,7 +129,6 @@ def from_proto(message: rpb.Membership) -> Membership:
 
 
 def _draft_pools(text: str | None) -> dict[str, list[MemberSpec]]:
-    """Members by pool. Those without a name are called by their place, and their members counted through."""
     pools: dict[str, list[MemberSpec]] = {}
     num_members = 0
     for number, part in enumerate([] if text is None else text.split(";"), start=1):
@@ -138,7 +146,6 @@ def _draft_pools(text: str | None) -> dict[str, list[MemberSpec]]:
 
 
 def _pool_name(name: str, text: str) -> tuple[str, str]:
-    """Return the pool's name, empty where none is given, and its addresses."""
     given, equals, addresses = text.rpartition("=")
     if equals and not _POOL_NAME.fullmatch(given.strip()):
         form = "POOL=host:port,host:port" + (";POOL=host:port" if name == "draft" else ", one pool")

@@ -1,6 +1,7 @@
-"""Members behind names: each address of `dns:///host:port` is a worker, as a headless Service of Kubernetes lists them.
+"""Finds the members behind DNS names.
 
-The gateway's other source of members is the launcher's registry. A command line without names never changes.
+Each address of `dns:///host:port` is a worker, as a headless Service of Kubernetes lists them. The gateway's other
+source of members is the launcher's registry. A command line without names never changes.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from outrider.wire.transport.address import join_host_port
 log = get_logger(__name__)
 
 LOOK_S = 1.0
-"""Seconds between two look-ups. Doubled, a worker that comes is used so much later."""
+"""Seconds between two look-ups."""
 _NONE_THERE = (socket.EAI_NONAME, socket.EAI_NODATA)
-"""A name has no address now. Any other failure is the name server's, and says nothing of the workers."""
+"""Errors that mean that a name has no address now. Any other error is the name server's and says nothing of the
+workers."""
 
 Resolve = Callable[[str], Awaitable[list[str]]]
-"""host -> its IP addresses. Raises OSError."""
+"""Function from a host to its IP addresses. Raises OSError."""
 
 
 async def resolve(host: str) -> list[str]:
-    """Ask the system for the addresses of a name, of the family that it puts first: a worker may have one of each.
+    """Return the addresses of a name, of the family that the system puts first: a worker may have one of each family.
+
     Raises OSError.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -35,10 +38,11 @@ async def resolve(host: str) -> list[str]:
 
 
 class NamedWorkers:
-    """Passes on the members of a command line, again whenever the addresses of a name change.
+    """The members of a command line, updated whenever the addresses of a name change.
 
-    One that its name has lost stays for as long as its stream is up: a worker that drains is no longer listed, and
-    finishes what runs there. A name without any is a member that is being started, so that its pool is missed.
+    A worker that its name no longer lists stays while its stream is up: a draining worker is no longer listed but
+    finishes what it runs. A name without addresses counts as a member that is being started, so that its pool counts as
+    missing.
     """
 
     def __init__(
@@ -48,20 +52,24 @@ class NamedWorkers:
         is_connected: Callable[[str], bool],
         resolve: Resolve = resolve,
     ) -> None:
-        """is_connected: of a member's name, whether its stream is up."""
+        """Create the members.
+
+        heard: called with each membership. is_connected: whether a member's stream is up, by name.
+        """
         self._listed = listed
         self._heard = heard
         self._is_connected = is_connected
         self._resolve = resolve
         self._found: dict[str, list[MemberSpec]] = {}
-        """By the name of the entry whose addresses they are."""
+        """Members found, by the name of the entry that lists them."""
         self._told: Membership | None = None
         self._failures: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def wait_first(self, _timeout_s: float) -> None:
-        """Pass the members on, and go on looking where there are names: for each apart, as one that times out is to
-        hold up no other.
+        """Report the members once, then keep looking up the names.
+
+        Each name has its own task, so that one that times out delays no other.
         """
         await self.look()
         self._tasks = [
@@ -71,12 +79,13 @@ class NamedWorkers:
         ]
 
     async def close(self) -> None:
+        """Stop looking."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def look(self) -> None:
-        """Look every name up once, and pass on what has changed."""
+        """Look up every name once, and report a change."""
         await asyncio.gather(*map(self._look_up, self._listed.members))
         self._tell()
 
@@ -116,7 +125,7 @@ class NamedWorkers:
         self._found[spec.name] = found or [awaited]
 
     async def _addresses(self, host: str) -> list[str] | None:
-        """None where that cannot be told; each reason is logged once."""
+        """Returns None if the look-up failed. Each reason is logged once."""
         try:
             addresses = await self._resolve(host)
         except (OSError, UnicodeError) as error:

@@ -1,8 +1,8 @@
-"""Which target and which draft a request is given. Pure: loads in, a decision out.
+"""Chooses the target and the draft of a request. Pure.
 
-Targets: a prompt goes to where its beginning went before, so that it finds its prefix cached: rendezvous hashing over
-the usable targets, with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016): a target that holds clearly more than its
-share passes the request on to the least loaded. Drafts: the one with the fewest requests, then the nearest.
+Targets: a prompt goes where its beginning went before, so that it finds its prefix cached. That is rendezvous hashing
+over the usable targets, with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016): a target that holds clearly more
+than its share passes the request on to the least loaded. Drafts: the one with the fewest requests, then the nearest.
 """
 
 from __future__ import annotations
@@ -13,47 +13,54 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PREFIX_TOKENS = 256
-"""A prompt's beginning, as far as it decides where the prompt goes."""
+"""Number of tokens at the beginning of a prompt that decide where it goes."""
 BALANCE = 1.25
-"""A target may be in use this many times as far as all are on average before affinity yields,"""
+"""Factor over the mean use of all targets up to which a target keeps its prompts."""
 SLACK_SLOTS = 2
-"""and so many slots more."""
+"""Slots that a target may have in use above that bound."""
 FULL_KV_SHARE = 0.95
-"""A target whose KV cache is in use up to here would make a new request wait for memory."""
+"""Share of a target's KV blocks in use at which a new request would wait for memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """Of one usable worker."""
+    """Load of one usable worker."""
 
     name: str
     num_requests: int
-    """Placed there by this gateway, and slots that others hold."""
+    """Number of requests placed on the worker by this gateway, plus slots that others hold."""
     num_slots: int
     kv_share: float = 0.0
-    """KV blocks in use, of all."""
+    """Share of KV blocks in use, 0 to 1."""
     rtt_s: float = 0.0
     silent: bool = False
-    """It has work and shows no sign of life: it may be about to be given up."""
+    """Whether the worker has work and shows no sign of life, so that it may be about to be given up."""
 
     @property
     def share(self) -> float:
-        """Of its slots or of its KV blocks, whichever is scarcer."""
+        """Share in use of the worker's slots or its KV blocks, whichever is higher."""
         return max(self.num_requests / self.num_slots if self.num_slots else 1.0, self.kv_share)
 
     @property
     def full(self) -> bool:
+        """Whether a new request would have to wait."""
         return self.num_requests >= self.num_slots or self.kv_share >= FULL_KV_SHARE
 
 
 def prefix_key(prompt_ids: Sequence[int], cache_salt: bytes) -> bytes:
-    """Return what requests that may share a cached prefix have in common."""
+    """Return a digest of a prompt's beginning and its salt.
+
+    Requests that may share a cached prefix have the same digest.
+    """
     first = array("I", prompt_ids[:PREFIX_TOKENS]).tobytes()
     return hashlib.blake2b(first, digest_size=16, key=hashlib.blake2b(cache_salt, digest_size=32).digest()).digest()
 
 
 def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
-    """Return the name, or None when there is none."""
+    """Return the name of the target for this key, or None without targets.
+
+    # 4 slots each, 2 requests on A and none on B: A keeps its prompts below 1.25 * 0.25 + 2 / 4 = 0.81 of its slots
+    """
     if not targets:
         return None
     best = min((load.silent, load.full) for load in targets)
@@ -66,7 +73,7 @@ def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
 
 
 def choose_draft(drafts: Sequence[WorkerLoad]) -> str | None:
-    """Return the name, or None when there is none with a free slot."""
+    """Return the name of the best draft with a free slot, or None."""
     free = [load for load in drafts if load.num_requests < load.num_slots]
     best = min(free, key=lambda load: (load.silent, load.num_requests, load.rtt_s, load.name), default=None)
     return None if best is None else best.name

@@ -1,6 +1,6 @@
-"""Keeps served models and the links to their workers in line with the membership. The gateway has one.
+"""Keeps the served models and the links to their workers in line with the membership. The gateway has one `Pools`.
 
-A member whose address changes is a new one; the requests of one that leaves go on elsewhere.
+A worker whose address changes counts as a new one. The requests of a worker that leaves continue on others.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from outrider.wire.transport.tls import part_certificates
 log = get_logger(__name__)
 
 START_TIMEOUT_S = 300.0
-"""Seconds to wait at start for targets at given addresses, and before it is logged that no others come."""
+"""Maximal wait at start for targets at given addresses, in seconds. With a registry or names, the wait after which it
+is logged that no target has come."""
 ROUND_TIMEOUT_S = 30.0
-"""Longest that a worker with work to do may go without a step before it counts as lost. Twice as much: so are its
-requests held up."""
+"""Maximal time that a worker with work may go without a step before it counts as lost, in seconds."""
 DRAFT_MESSAGE_BYTES = 32 << 20
-"""Bytes of a draft's message, of which its tokenizer is the largest: Gemma's tokenizer.json has 33.4 MB. To receive as
-much takes 40 ms of the event loop."""
+"""Maximal size of a draft's message, in bytes. Its tokenizer is the largest: Gemma's tokenizer.json has 33.4 MB.
+Receiving that much takes 40 ms of the event loop."""
 DRAFTS_WAIT_S = 20.0
-"""Seconds that a gateway which serves waits for its drafts before it announces itself."""
+"""Maximal time that a serving gateway waits for its drafts before it announces itself, in seconds."""
 OTHERS_WAIT_S = 20.0
-"""Seconds that a gateway waits for the targets of other pools where it can serve one."""
+"""Maximal wait for the targets of other pools while one pool can be served, in seconds."""
 HEARD_S = 2.0
-"""A worker that has answered within this lives: each is asked twice a second how it is."""
+"""Time within which a live worker must have replied, in seconds: each is polled twice a second."""
 
 
 class Pools:
-    """Holds the served models and all their workers."""
+    """The served models and all their workers."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
-        """Raises ConfigError for a chat template or certificates that cannot be read."""
+        """Create pools without members. Raises ConfigError for an unreadable chat template or certificate."""
         self.config = config
         self.certificates = part_certificates(config.tls_dir, Part.GATEWAY)
         self.metrics = metrics
         self.models: dict[str, ServedModel] = {}
-        """By target pool."""
+        """Served models, by target pool."""
         self.members: dict[str, TargetMember | DraftMember] = {}
         self._shared = Shared(config, metrics, read_chat_template(config))
         self.renderers = self._shared.renderers
         self._serves: dict[str, tuple[str, ...]] = {}
-        """Target pools by draft pool."""
+        """Names of the target pools that a draft pool serves, by draft pool."""
         self._background: set[asyncio.Task[None]] = set()
         self._pairing: set[tuple[DraftMember, TargetMember]] = set()
-        """Drafts and targets that are being paired."""
+        """Pairs of draft and target whose pairing check is running."""
         self._changed = asyncio.Event()
         self._membership = Membership((), ())
         self._series = MemberSeries(lambda: list(self.members.values()), lambda: self._membership)
@@ -79,11 +79,10 @@ class Pools:
         return member is not None and member.connection is not None
 
     def _work(self) -> list[ModelLoad]:
-        """Return what there is to do for each model that has had a target."""
         return [model.load() for model in self.models.values() if model.referenced.is_set()]
 
     def update(self, membership: Membership) -> None:
-        """Serve these pools and members from now on."""
+        """Apply a membership: serve its pools, connect new members, and remove those that have left."""
         self._membership = membership
         targets = {pool.name: pool for pool in membership.pools if pool.role == "target"}
         self._serves = {pool.name: pool.serves for pool in membership.pools if pool.role == "draft"}
@@ -118,9 +117,7 @@ class Pools:
         self._note_change()
 
     def _as_seen(self, spec: MemberSpec) -> MemberSpec:
-        """Correct a launcher that takes a worker to be starting because it sees nothing of it: if its stream is up, it
-        lives.
-        """
+        """A launcher that does not see a worker takes it to be starting. If its stream is up here, it lives."""
         member = self.members.get(spec.name)
         if member is None or member.connection is None or not spec.starting or member.spec.pool != spec.pool:
             return spec
@@ -129,11 +126,11 @@ class Pools:
     async def wait_ready(self) -> None:
         """Wait, at start, until a target of every pool is connected or refused. Drafts are not waited for.
 
-        Where one pool can be served, the others are waited for no longer than OTHERS_WAIT_S. With a registry or names,
-        whoever starts the workers knows how long they take to load, and the first target is waited for without end.
+        If one pool can be served, the others are waited for at most OTHERS_WAIT_S. With a registry or names, the first
+        target is waited for without end, because only whoever starts the workers knows how long they take to load.
 
-        Raises Unavailable when no target comes in time to an address that was given, and why the targets are not used
-        (IncompatiblePair, ConfigError) where all of them were refused.
+        Raises Unavailable if no target comes in time to a given address. If all targets were refused, raises the reason
+        (IncompatiblePair, ConfigError).
         """
         began_s = time.monotonic()
         come_and_go = self.config.registry is not None or DNS in (self.config.target or "")
@@ -156,7 +153,8 @@ class Pools:
             await self._wait_change(left_s if left_s > 0 else None)
 
     async def wait_drafts(self) -> None:
-        """Wait until every draft is connected or refused, and its pairing checks are done, for at most DRAFTS_WAIT_S.
+        """Wait until every draft is connected or refused and its pairing checks are done, at most DRAFTS_WAIT_S.
+
         Requests are served meanwhile.
         """
         give_up_s = time.monotonic() + DRAFTS_WAIT_S
@@ -171,7 +169,6 @@ class Pools:
             await self._wait_change(left_s)
 
     async def _wait_change(self, timeout_s: float | None) -> None:
-        """Return at the next change of a member or of a pairing, or when the time is up."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -182,7 +179,6 @@ class Pools:
         return any(model.reason() is None for model in self.models.values())
 
     def _check_refused(self) -> None:
-        """Raise why the first target is not used, where every pool has targets and all of them were refused."""
         refusals = [_why_refused(model) for model in self.models.values()]
         if refusals and refusals[0] is not None and None not in refusals:
             raise refusals[0]
@@ -207,12 +203,12 @@ class Pools:
         return None
 
     def _can_be_compared(self, draft: DraftMember) -> bool:
-        """Return whether a target that the draft serves is there: until one is, the draft waits for it as we do."""
+        """Until a target that the draft serves is connected, the draft waits for it as the gateway does."""
         served = [self.models[name] for name in self._serves.get(draft.spec.pool, ()) if name in self.models]
         return any(target.connection is not None for model in served for target in model.targets.values())
 
     def refusals(self) -> list[str]:
-        """Return which workers do not start again, or answer and are not used, and why."""
+        """Return, as sentences, which workers do not start again or are refused, and why."""
         found = [
             f"{member.spec.role} at {member.spec.address}: {member.link.refused.message}"
             for member in self.members.values()
@@ -228,13 +224,12 @@ class Pools:
         return list(dict.fromkeys(found))  # of the targets of a model all say the same
 
     def report(self) -> rpb.GatewayReport:
-        """Return what the launcher is to know, but for the gateway's name."""
+        """Return the report for the launcher, without the gateway's name."""
         since_s = time.monotonic() - HEARD_S
         heard = [name for name, member in self.members.items() if member.link.heard_s >= since_s]
         return rpb.GatewayReport(pools=self._loads(), heard=heard)
 
     def _loads(self) -> list[rpb.PoolLoad]:
-        """By target pool."""
         return [
             rpb.PoolLoad(
                 pool=name,
@@ -248,6 +243,7 @@ class Pools:
         ]
 
     async def close(self) -> None:
+        """Close all links and the pool of renderers."""
         for member in list(self.members.values()):
             self._remove(member)
         while self._background:
@@ -317,7 +313,6 @@ class Pools:
         return link
 
     async def _accept_draft(self, pool: str, info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Compare a draft with every model it serves that is known; wait while none is."""
         models = [self.models[name] for name in self._serves.get(pool, ()) if name in self.models]
         waiting = [asyncio.create_task(model.referenced.wait()) for model in models]
         try:
@@ -331,16 +326,15 @@ class Pools:
                 await model.reference.check_draft(info, link)
 
     def _neighbours(self) -> Iterator[tuple[DraftMember, TargetMember]]:
-        """Yield each draft with each target that it may deliver to."""
         for model in self.models.values():
             for draft in model.drafts.values():
                 for target in model.targets.values():
                     yield draft, target
 
     def _pair(self, *, again: bool = False) -> None:
-        """Begin to pair drafts that read hidden states with targets, where that was not done: each on its own.
+        """`again` also repeats checks that failed.
 
-        again: also where a draft was refused; what has changed may have been in its way, such as another's memory.
+        What has changed may have been in their way, such as another worker's memory.
         """
         for draft, target in self._neighbours():
             pairing = draft.pairing(target)
@@ -350,8 +344,9 @@ class Pools:
                 self._in_background(self._pair_with(draft, target))
 
     async def _pair_with(self, draft: DraftMember, target: TargetMember) -> None:
-        """Let a draft test itself against a target, again while that cannot be told. Where it reads the wrong hidden
-        states, requests at that target go on without it; another life of either may be another matter.
+        """A draft that fails is not used at that target alone.
+
+        The check is repeated when either worker has a new life.
         """
         failures = Reasons()
         try:
@@ -379,7 +374,7 @@ class Pools:
             self._note_change()
 
     def _member_of(self, name: str, link: WorkerLink) -> TargetMember | DraftMember | None:
-        """Return None once it has left, also when another has come under its name."""
+        """Another member may have come under the same name, so the link is compared as well."""
         member = self.members.get(name)
         return member if member is not None and member.link is link else None
 
@@ -406,7 +401,6 @@ class Pools:
 
 
 def _why_refused(model: ServedModel) -> OutriderError | None:
-    """Return why the first target of a pool is not used, where all its targets were refused; else None."""
     refusals = [member.link.refused for member in model.targets.values()]
     if not all(isinstance(each, (ConfigError, IncompatiblePair)) for each in refusals):
         return None

@@ -1,4 +1,4 @@
-"""The gateway's end of the launcher's registry: hears who serves, says once a second how much is asked of each pool.
+"""Connects to the launcher's registry: receives the membership, and reports the load of each pool once a second.
 
 While the registry is away the last membership stays in force.
 """
@@ -29,15 +29,15 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 log = get_logger(__name__)
 
 REPORT_S = 1.0
-"""Seconds between two reports of what is asked of each pool. Doubled, pools grow and shrink so much later."""
+"""Seconds between two reports of the pools' load."""
 REJOIN_S = 0.5
-"""Seconds between two attempts to join. Doubled, a registry that is back is heard of so much later."""
+"""Seconds between two attempts to join."""
 MAX_MESSAGE_BYTES = 16 << 20
-"""Bytes of a membership. Doubled, a registry may have a gateway hold twice as many."""
+"""Maximal size of a membership, in bytes."""
 
 
 class RegistryClient:
-    """Joins, and joins again for ever. `report` is asked once a second, `heard` told each membership."""
+    """A client that joins the registry, and joins again whenever the stream ends."""
 
     def __init__(
         self,
@@ -47,7 +47,10 @@ class RegistryClient:
         heard: Callable[[Membership], None],
         connected: Gauge,
     ) -> None:
-        """connected: 1 while it is joined."""
+        """Start to join. Must be called on a running event loop.
+
+        report: called once a second. heard: called with each new membership. connected: gauge that is 1 while joined.
+        """
         self._address = address
         self._dialer = Dialer(address, Role.LAUNCHER, MAX_MESSAGE_BYTES, certificates)
         self._report = report
@@ -58,12 +61,13 @@ class RegistryClient:
         self._first = asyncio.Event()
         self._version = (0, 0)
         self._failure = ""
-        """Why the last attempt did not reach it."""
+        """Error of the last attempt, empty while joined."""
         self._task = asyncio.create_task(self._keep_joined())
 
     async def wait_first(self, timeout_s: float) -> None:
-        """Wait for a membership, and say so when it takes longer than `timeout_s`: a launcher has none to tell before
-        its workers have loaded.
+        """Wait for the first membership, and log if that takes longer than `timeout_s`.
+
+        A launcher has no membership before its workers have loaded.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -79,6 +83,7 @@ class RegistryClient:
             await self._first.wait()
 
     async def close(self) -> None:
+        """Leave the registry."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._dialer.close()
@@ -96,13 +101,11 @@ class RegistryClient:
             await asyncio.sleep(REJOIN_S)
 
     def _say(self, begin: str, failure: str) -> None:
-        """Log it, unless the attempt before failed likewise."""
         if failure != self._failure:
             log.warning("%s%s", begin, failure)
         self._failure = failure
 
     async def _join(self) -> None:
-        """Join, and return when the stream ends."""
         call = registry_pb2_grpc.RegistryServiceStub(self._dialer.channel()).Join()
         reporting = asyncio.create_task(self._keep_reporting(call))
         joined = False
@@ -135,13 +138,12 @@ class RegistryClient:
                 await asyncio.sleep(REPORT_S)
 
     def _check_protocol(self, message: rpb.Membership) -> None:
-        """Raise IncompatiblePair for a registry that speaks another protocol than this gateway."""
         refusal = other_protocol(f"the registry at {self._address}", message.protocol, "this gateway")
         if refusal is not None:
             raise IncompatiblePair(refusal)
 
     def _take(self, message: rpb.Membership) -> None:
-        """Pass on what is newer. A launcher that has no pools yet knows less than we do."""
+        """A launcher that has no pools yet knows less than this gateway, so its membership is ignored."""
         version = (message.epoch, message.version)
         if not message.pools or (version[0] == self._version[0] and version[1] <= self._version[1]):
             return

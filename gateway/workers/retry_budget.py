@@ -1,5 +1,6 @@
-"""How often requests may be started again. Finagle's: a share of the requests on top of a floor, so that retries never
-make a bad moment worse. Pure, of the event loop's thread.
+"""Limits how often requests are started again, so that retries never make an overload worse. Pure.
+
+It is Finagle's budget: a share of the requests on top of a floor. Use it from the event loop's thread alone.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ import time
 from collections.abc import Callable
 
 REQUESTS_PER_RETRY = 5
-"""New requests that pay for a retry: at most 20 %. Twice as many allow half the retries."""
+"""Number of new requests that pay for one retry: at most 20 %."""
 RESERVE_S = 10.0
-"""Seconds of the floor that an unused budget holds. Twice as many allow a burst of twice as many retries."""
+"""Seconds of the floor that an unused budget holds."""
 
 
 class RetryBudget:
-    """A token bucket. Every request puts one in, every retry takes REQUESTS_PER_RETRY; `floor_per_s` retries a second
-    are free besides.
+    """A token bucket: each request adds one token, each retry takes REQUESTS_PER_RETRY.
+
+    `floor_per_s` retries a second are free in addition.
     """
 
     def __init__(self, floor_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,10 +28,11 @@ class RetryBudget:
         self._seen_s = clock()
 
     def request(self) -> None:
+        """Add the token of a new request."""
         self._refill(1.0)
 
     def take(self) -> bool:
-        """True when a retry may go now."""
+        """Take the tokens of a retry. Return False if there are too few."""
         self._refill(0.0)
         if self._balance < REQUESTS_PER_RETRY:
             return False

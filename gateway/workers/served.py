@@ -1,5 +1,7 @@
-"""A served model: a pool of targets and the drafts that serve it, which worker must fit which, and which of them a
-request is given. Everything here is of the event loop's thread.
+"""A served model: a pool of targets, and the drafts that serve it.
+
+It checks which workers fit together, and chooses a target and a draft for each request. Use it from the event loop's
+thread alone.
 """
 
 from __future__ import annotations
@@ -42,31 +44,31 @@ from outrider.wire.transport.rpc import describe_failure
 log = get_logger(__name__)
 
 POLL_S = 0.1
-"""Seconds after which a request without a target looks again: a pause ends without a word. Doubled, it waits so much
-longer."""
+"""Seconds after which a request without a target looks again: the end of a worker's pause is not announced."""
 MAX_GONE_DRAFTS = 8
-"""Models of drafts that are gone and whose series are kept: a scrape comes every few seconds, and reads their last
-counts."""
+"""Number of draft models whose series are kept after they have gone. A scrape comes every few seconds and reads their
+last counts."""
 TARGET_WAIT_S = 120.0
-"""How long a request waits for a target when none is usable. Twice as much: it fails twice as late."""
+"""Maximal time that a request waits for a usable target, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTarget:
-    """The first target of a pool: what every other worker of the model must fit."""
+    """The first target of a pool, which every other worker of the model must fit."""
 
     info: pb.WorkerInfo
     files: pb.TokenizerFiles
     tokenizer: Tokenizer
     model_path: str
-    """What its worker was told to load. Two folders of one name are told apart by it; users are not shown it."""
+    """Path or id that its worker was started with. It distinguishes two folders of one name, and is not shown to users.
+    """
     created: int = field(default_factory=lambda: int(time.time()))
-    """Unix seconds."""
+    """Time when the target was first connected, in Unix seconds."""
     comparing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a draft's tokenizer is here and compared: one at a time."""
+    """Lock held while a draft's tokenizer is fetched and compared, one at a time."""
 
     def check_target(self, info: pb.WorkerInfo, model_path: str) -> None:
-        """Raises IncompatiblePair."""
+        """Raise IncompatiblePair if another target of the pool differs from this one."""
         first = self.info
         if info.vocab_size != first.vocab_size or info.tokenizer_fingerprint != first.tokenizer_fingerprint:
             raise IncompatiblePair(
@@ -94,7 +96,7 @@ class ReferenceTarget:
             )
 
     async def check_draft(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Raises IncompatiblePair naming the first difference."""
+        """Raise IncompatiblePair, which names the first difference, if a draft does not fit."""
         if self.fits(info):
             return
         difference = None
@@ -104,7 +106,6 @@ class ReferenceTarget:
         raise IncompatiblePair(misfit(info, self.info, difference))
 
     async def _difference(self, link: WorkerLink) -> str:
-        """Return where the draft's tokenizer differs, as a sentence."""
         try:
             theirs = await link.get_tokenizer()
         except grpc.aio.AioRpcError as error:
@@ -114,19 +115,19 @@ class ReferenceTarget:
         return await difference_between(self.files, theirs)
 
     def fits(self, draft: pb.WorkerInfo) -> bool:
-        """Whether it may serve these targets."""
+        """Return whether a draft fits these targets."""
         return fits(draft, self.info)
 
 
 def _identity(info: pb.WorkerInfo) -> str:
-    """What must not change under a request that goes on elsewhere or after a restart."""
+    """All that must not change for a request that continues on another target or after a restart."""
     exact = ", batch-invariant" if info.batch_invariant else ""
     quantization = info.quantization or "none"
     return f"{info.model_id} in {info.dtype} (quantization {quantization}{exact}) ending at {list(info.eos_token_ids)}"
 
 
 class Shared:
-    """Holds what all served models of a gateway have in common."""
+    """Objects that all served models of a gateway share."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics, chat_template: str | None) -> None:
         self.config = config
@@ -136,19 +137,20 @@ class Shared:
         self.ended = EndedAnswers(metrics.registry)
         self.slot_ids = itertools.count(1)
         self.retries = RetryBudget(max(10.0, config.max_running / 5))
-        """The loss of a target is paid for at once: the reserve holds two retries for each of its answers."""
+        """Budget of retries. Its reserve holds two retries for each running choice of a target, so that the loss of one
+        target is paid for at once."""
         self.pools_by_id: dict[str, str] = {}
-        """Target pools by the ids of the models they serve."""
+        """Target pools by the ids of the models that they serve."""
         self.paths_by_name: dict[str, str] = {}
-        """What the targets load by the label `target` of their series."""
+        """Paths of the targets' models by the label `target` of their series."""
 
 
 class ServedModel:
-    """Knows the workers of one model. What the model is, its first target says."""
+    """One model and its workers. The first target of the pool determines what the model is."""
 
     def __init__(self, spec: PoolSpec, shared: Shared) -> None:
         self.id = ""
-        """What requests name it by; empty until `referenced` is set."""
+        """Id by which requests name the model; empty until `referenced` is set."""
         self.spec = spec
         self.config = shared.config
         self.metrics = shared.metrics
@@ -157,35 +159,36 @@ class ServedModel:
         self.retries = shared.retries
         self.targets: dict[str, TargetMember] = {}
         self.drafts: dict[str, DraftMember] = {}
-        """Of all draft pools that serve this one."""
+        """Drafts of all draft pools that serve this model, by name."""
         self.draft_pools: tuple[str, ...] = ()
-        """Their names, of those without a member now, too."""
+        """Names of the draft pools that serve this model, including pools without a member now."""
         self.places = AdmissionQueue(self.config)
         self.warn_once = functools.lru_cache(maxsize=64)(log.warning)
         self.referenced = asyncio.Event()
-        """Set once `reference` is known."""
+        """Event that is set once `reference` is known."""
         self.num_rounds = self.num_late = 0
-        """Verdicts that looked for draft tokens, and of these those that had to do without some that came too late."""
+        """Number of verdicts that looked for draft tokens, and of those for which some came too late."""
         self.removed = False
         self.failures: tuple[str, ...] = ()
-        """Why targets of the pool do not start again."""
+        """Reasons why targets of the pool do not start again."""
         self._shared = shared
         self._reference: ReferenceTarget | None = None
         self._target_name = ""
-        """Label `target` of its series."""
+        """Label `target` of the model's series."""
         self._draft_name = ""
-        """Label `draft` of the series of rounds without a draft: that of the pool's last."""
+        """Label `draft` of the series of rounds without a draft: the label of the draft that was connected last."""
         self._draft_names: dict[str, None] = {}
-        """Labels `draft` that there are series of, those of drafts that are gone first, in the order of going."""
+        """Labels `draft` that have series. Those of drafts that have gone come first, in the order of going."""
         self._changed = asyncio.Event()
 
     @property
     def reference(self) -> ReferenceTarget:
-        """Return what the model is. Nobody asks before `referenced` is set."""
+        """First target of the pool. Only valid once `referenced` is set."""
         assert self._reference is not None, f"{self.spec.name} has had no target"
         return self._reference
 
     def facts(self) -> ServedFacts:
+        """Return what front ends may show of the model now."""
         info = self.reference.info
         drafter = self.config.drafter
         drafts = sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter))
@@ -215,7 +218,7 @@ class ServedModel:
         return usable_defaults({each.name: value for each, value in info.sampling_defaults.ListFields()})
 
     def load(self) -> ModelLoad:
-        """Return what there is to do now, by what each target said last: they are asked twice a second."""
+        """Return the model's load, by the last poll of each target (twice a second)."""
         targets = [target for target in self.targets.values() if target.connection is not None]
         return ModelLoad(
             name=self.id,
@@ -228,7 +231,7 @@ class ServedModel:
         )
 
     def _drafters(self) -> tuple[Drafter, ...]:
-        """Return who can draft by what its workers said last: those that are gone may be back."""
+        """Counts workers that are away by what they reported last, because they may be back."""
         infos = [member.link.info for member in self.targets.values() if member.link.info is not None]
         own = {drafter for info in infos for drafter in info.drafters}
         drafts = {draft.kind for draft in self.drafts.values()}
@@ -245,7 +248,6 @@ class ServedModel:
         return tuple(filter(is_offered, Drafter))
 
     def _no_trees(self) -> str | None:
-        """Return why no proposal can be a tree now."""
         for role, members in (("target", self.targets), ("draft", self.drafts)):
             infos = [member.connection.info for member in members.values() if member.connection is not None]
             if infos and not any(info.trees for info in infos):
@@ -255,7 +257,7 @@ class ServedModel:
         return None
 
     def _no_beams(self) -> str | None:
-        """Return why a search might meet a target now that can search no beams: any of them may be given it."""
+        """One target without beams is enough, because a search may be placed on any of them."""
         infos = [member.connection.info for member in self.targets.values() if member.connection is not None]
         refusing = next((info for info in infos if not info.beams), None)
         if refusing is None:
@@ -265,11 +267,10 @@ class ServedModel:
         )
 
     def draft_name(self, draft: DraftMember | None) -> str:
-        """Return the label of a draft's series; without a draft that of the last."""
+        """Return the label `draft` of a draft's series; for None that of the draft that was connected last."""
         return self._draft_name if draft is None else self._labels().get(draft.name, self._draft_name)
 
     def _labels(self) -> dict[str, str]:
-        """Return the names of the drafts' models by draft, with the pool where two models have one name."""
         known = [(draft, draft.link.info) for draft in self.drafts.values() if draft.link.info is not None]
         paths: dict[str, set[str]] = {}
         for draft, info in known:
@@ -281,16 +282,14 @@ class ServedModel:
         return labels
 
     def pair_metrics(self, draft_name: str) -> PairMetrics:
-        """Return the series of rounds that a draft of this name is asked for."""
+        """Return the series of rounds for the draft of this label."""
         if draft_name not in self._draft_names:
             self._forget_drafts()
             self._draft_names[draft_name] = None
         return self.metrics.pair(self._target_name, draft_name)
 
     def _forget_drafts(self) -> None:
-        """Remove the series of drafts that are gone: those that counted nothing, and all but the last few, whose counts
-        a scrape may still read.
-        """
+        """Keeps the series of the last MAX_GONE_DRAFTS drafts that counted anything: a scrape may still read them."""
         present = set(self._labels().values())
         for name in present & self._draft_names.keys():
             del self._draft_names[name]
@@ -304,10 +303,12 @@ class ServedModel:
             self._draft_name = ""
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
-        """Return who drafts for a request: whom it names, or the gateway's default.
+        """Return the drafter of a request: the one that it names, or the gateway's default.
 
-        A tree needs a model. Where a number is named, `auto` is a model, too, if there is one: the drafter is then one,
-        and a seed gives the same text again. A prediction is drafted from beside a model.
+        A beam search always gets a draft model. A tree replaces the default by a draft model, unless the default takes
+        several pools. With a fixed number of draft tokens, `auto` becomes a draft model if there is one: the drafter is
+        then always the same, and a seed reproduces the text. With a prediction, a draft model becomes model and
+        prediction together.
         """
         options = request.speculation
         if request.params.beams is not None:
@@ -323,19 +324,22 @@ class ServedModel:
         return options.drafter or default
 
     def pools_for(self, request: GenerationRequest) -> Sequence[str | None]:
-        """Return the draft pools of each of which the request is to have a draft; None: of any of them."""
+        """Return the draft pools that each give the request one draft. `(None,)` stands for one draft of any pool."""
         if self.drafter_for(request).needs_pools and self.draft_pools:
             return self.draft_pools[:MAX_DRAFTS]
         return (None,)
 
     def own_metrics(self, label: str) -> PairMetrics:
-        """Return the series of rounds that the target drafts for itself. label: of its own drafter, or GRAMMAR."""
+        """Return the series of rounds for which the target drafts itself. label: of its own drafter, or GRAMMAR."""
         return self.metrics.pair(self._target_name, label)
 
     # who may serve
 
     async def accept_target(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Let the first target say what the model is. Raises IncompatiblePair for one that differs from it."""
+        """Check a target that has connected. The first target becomes the reference.
+
+        Raises IncompatiblePair if it differs from the reference.
+        """
         if not self.referenced.is_set():
             files = await link.get_tokenizer()
             tokenizer = await read_tokenizer(files, self._shared.chat_template, self._shared.renderers)
@@ -344,7 +348,7 @@ class ServedModel:
         self.reference.check_target(info, link.model_path)
 
     def refer(self, reference: ReferenceTarget) -> None:
-        """Learn what the model is. Raises IncompatiblePair when another pool serves one of its id."""
+        """Set the reference target. Raises IncompatiblePair if another pool serves a model of the same id."""
         name = self.spec.model_name or reference.info.model_id
         pool = self._shared.pools_by_id.setdefault(name, self.spec.name)
         if pool != self.spec.name:
@@ -366,14 +370,13 @@ class ServedModel:
         self.referenced.set()
 
     def _label(self, reference: ReferenceTarget) -> str:
-        """Return the label `target` of the series: the model's name, with the pool where another model has the same."""
         name = reference.info.model_id
         if self._shared.paths_by_name.setdefault(name, reference.model_path) != reference.model_path:
             name = f"{name}@{self.spec.name}"
         return name
 
     def change(self, spec: PoolSpec) -> None:
-        """Take another description of the pool, whose model may be served under another id from now on."""
+        """Apply a changed specification of the pool, which may give the model another id."""
         self.spec = spec
         if not self.referenced.is_set():
             return
@@ -389,13 +392,13 @@ class ServedModel:
             self._name(name)
 
     def _name(self, name: str) -> None:
-        """Serve the model under this id. Its series are there from now on: a rate misses what a series is born with."""
+        """Creates the series now: a rate misses the counts with which a series is born."""
         self.id = name
         self.metrics.answers(name)
         self.ended.begin(name)
 
     def remove(self) -> None:
-        """Take leave: the pool is gone, and its requests fail."""
+        """Mark the model as removed with its pool. Its requests fail."""
         self.removed = True
         if self.referenced.is_set():
             self._shared.pools_by_id.pop(self.id, None)
@@ -403,7 +406,10 @@ class ServedModel:
         self.note_change()
 
     def note_change(self) -> None:
-        """Update the places and the names of drafts after a member came, went or changed, and wake who waits for it."""
+        """Update the queue's capacity and the labels of drafts, and wake whoever waits for a change.
+
+        Call it whenever a worker came, went or changed.
+        """
         usable = sum(member.connection is not None and not member.draining for member in self.targets.values())
         self.places.capacity = self.config.max_running * max(1, usable)
         if self.referenced.is_set():
@@ -416,7 +422,7 @@ class ServedModel:
         self._changed = asyncio.Event()
 
     def reason(self) -> str | None:
-        """Return why no request can be served now; None when one can."""
+        """Return why no request can be served now; None if one can."""
         if self.removed:
             return f"the pool {self.spec.name} is no longer served"
         members = list(self.targets.values())
@@ -429,7 +435,10 @@ class ServedModel:
     # placement
 
     def choose_target(self, key: bytes, avoid: str | None = None) -> TargetMember | None:
-        """Return where such a request goes; to `avoid` only when there is no other."""
+        """Return the target for a request with this prefix key, or None without a usable one.
+
+        `avoid` is chosen only if there is no other.
+        """
         members = list(self.targets.values())
         usable = [member.load for member in members if member.usable]
         others = [load for load in usable if load.name != avoid]
@@ -438,7 +447,10 @@ class ServedModel:
         return None if name is None else self.targets[name]
 
     async def place_target(self, request: object, key: bytes, avoid: str | None = None) -> TargetMember:
-        """Attach the request to a target. Raises Unavailable when none is usable within TARGET_WAIT_S."""
+        """Wait for a target and attach the request to it.
+
+        Raises Unavailable if none is usable within TARGET_WAIT_S.
+        """
         give_up_s = time.monotonic() + TARGET_WAIT_S
         while True:
             member = self.choose_target(key, avoid)
@@ -452,7 +464,7 @@ class ServedModel:
                     await self._changed.wait()
 
     def has_room_beside(self, target: TargetMember) -> bool:
-        """Whether another target has a free slot."""
+        """Return whether another target has a free slot."""
         return any(member is not target and member.usable and not member.load.full for member in self.targets.values())
 
     def choose_draft(
@@ -463,9 +475,12 @@ class ServedModel:
         pool: str | None = None,
         searches: bool = False,
     ) -> DraftMember | None:
-        """Return one that drafts as asked, else one with a model, else any, of a pool if one is named; never `avoid`.
-        For a beam search (`searches`) one that can draft for it comes before all. None when no draft is usable for
-        requests at this target.
+        """Return the best draft for requests at this target, or None if no draft is usable.
+
+        A draft that works as `drafter` asks comes first, then one with a model, then any. For a beam search
+        (`searches`) a draft that can draft for it comes before all others.
+
+        avoid: name of a draft that is never chosen. pool: pool that the draft must be of; None for any.
         """
         usable = [
             draft
@@ -487,7 +502,10 @@ class ServedModel:
         pool: str | None,
         searches: bool,
     ) -> bool:
-        """Whether another is usable that drafts more nearly as asked."""
+        """Return whether another usable draft matches `drafter` better than `draft` does.
+
+        The arguments are those of `choose_draft`.
+        """
         if len(self.drafts) < 2:
             return False
         rank = _rank(draft, drafter, searches)
@@ -495,20 +513,20 @@ class ServedModel:
         return other is not None and _rank(other, drafter, searches) < rank
 
     def _fits(self, draft: DraftMember) -> bool:
-        """Whether it fits here: when it connected, it may have been compared with another model that it serves."""
+        """The draft may have been compared, when it connected, with another model that it serves."""
         return self.referenced.is_set() and draft.link.info is not None and self.reference.fits(draft.link.info)
 
 
 def _kind_of(template: ChatTemplate | None) -> str | None:
-    """Return what `ServedFacts.chat_template` says of a template."""
     if template is None:
         return None
     return "turns" if template.marks_turns else "plain"
 
 
 def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple[bool, int]:
-    """Return where it stands, the best first; False, 0: it drafts as asked. +model asks for a model: the rest is the
-    target's own.
+    """Lower is better, and (False, 0) is a full match.
+
+    For a drafter of the target's own merged with a model, only the model is compared: the rest is the target's.
     """
     wanted = Drafter.MODEL if drafter.asks_draft_worker else drafter
     cannot = searches and not (draft.link.info is not None and draft.link.info.beams)
