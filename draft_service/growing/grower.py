@@ -239,8 +239,8 @@ class Grower:
             for tree in {distribution.tree for distribution in distributions}:
                 slots[tree].spent_s += ended_s - began_s
             for growing in slots.values():
-                if not growing.slot.params.determined:  # A token's timing must not depend on its id:
-                    self._pusher.push_due(growing)  # it is sent before its id is looked at
+                if not growing.slot.params.determined:  # a token's time must not depend on its id: it is sent
+                    self._pusher.push_due(growing)  # before its id is looked at
             began_s = ended_s
             distributions = _followers(slots, distributions)
         for growing in slots.values():

@@ -196,7 +196,7 @@ class Intersection:
         if self._more.size:
             np.logaddexp.at(
                 out, self._more[0], row[self._more[1]]
-            )  # two of the draft's tokens have this text: their probabilities add up
+            )  # the same text in another way
         return out
 
     def draft_id(self, token_id: int) -> int:

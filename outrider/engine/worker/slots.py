@@ -102,7 +102,7 @@ class BareSlot:
         return 0
 
     def make_way(self) -> int:
-        """Free the slot for another of the same key; return the number of cache blocks freed. The choice has not ended."""
+        """Free the slot for another of the same key; return its cache blocks. The choice has not ended."""
         return self.give_up()
 
 

@@ -346,7 +346,7 @@ class WorkerService:
         elif kind == "truncate":
             reason = TRUNCATE_REASONS.get(
                 item.truncate.reason, "unspecified"
-            )  # a newer gateway may send reasons that this worker does not have
+            )  # a newer gateway may know more
             self.engine.submit(TruncateJob(owner, item.truncate.slot, item.truncate.committed_len, reason))
         elif kind == "close":
             self.engine.submit(CloseJob(owner, item.close.slot))
