@@ -341,7 +341,7 @@ def _by_text(target: Spelling, size: int) -> dict[bytes, int]:
 
 
 def _shared(by_text: Mapping[bytes, int], draft: Spelling, size: int) -> dict[int, list[int]]:
-    """Return the draft's ids with the same text, by target id. The one that the draft's tokenizer writes comes first."""
+    """Return the draft's ids with the same text, by target id. The one that its tokenizer writes comes first."""
     found = dict[int, list[int]]()
     for draft_id, raw in enumerate(draft.of[:size]):
         token_id = None if raw is None else by_text.get(raw)

@@ -118,8 +118,8 @@ class OpeningMap(nn.Module):
     def from_bytes(cls, data: bytes, target_width: int, num_layers: int) -> OpeningMap:
         """Return the projection that a draft sent, on the CPU.
 
-        Raises InvalidRequest for one that is not of a target of this width and number of layers: shapes, dtypes,
-        numbers that are not finite, taps that it does not have, more than MAX_OPENING_BYTES.
+        Raises `InvalidRequest` where it does not fit a target of this width and number of layers: other shapes or
+        dtypes, non-finite numbers, taps that the target does not have, or more than `MAX_OPENING_BYTES`.
         """
         if len(data) > MAX_OPENING_BYTES:
             raise InvalidRequest(f"a head's opening map has {len(data)} bytes, at most {MAX_OPENING_BYTES} are taken")
@@ -157,7 +157,7 @@ def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:
         return _SPEC.validate_json(header["__metadata__"]["spec"]), tensors
     except (
         Exception
-    ) as error:  # safetensors, json, torch and pydantic each raise errors of their own for malformed bytes
+    ) as error:  # safetensors, json, torch and pydantic each raise their own for malformed bytes
         why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
         raise InvalidRequest(f"a head's opening map cannot be read: {why}") from error
 

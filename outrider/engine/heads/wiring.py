@@ -53,7 +53,7 @@ token better than another's."""
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Hidden states and predictions of a target over a text of T tokens."""
+    """A target's hidden states and predictions over a text of T tokens."""
 
     token_ids: Sequence[int]
     taps: Mapping[int, Tensor]

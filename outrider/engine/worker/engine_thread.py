@@ -66,12 +66,12 @@ class StepTimes:
 
     @property
     def longest_s(self) -> float:
-        """Return the seconds that the longest recent step took; 0 before the first."""
+        """Duration of the longest recent step, in seconds; 0 before the first."""
         return max(self._longest_s, self._longest_before_s)
 
     @property
     def current_s(self) -> float:
-        """Return the seconds since the current step or job began; 0 while the engine waits for work."""
+        """Time since the current step or job began, in seconds; 0 while the engine waits for work."""
         began_s = self._began_s
         return 0.0 if began_s is None else self._clock() - began_s
 

@@ -107,7 +107,7 @@ class OpenJob:
 
     @property
     def own_drafters(self) -> tuple[Drafter, ...]:
-        """Return who drafts for the slot in the target, in the order in which they are asked. Not all may be there."""
+        """The target's own drafters for the slot, in the order in which they are tried. Not all may be loaded."""
         first = (Drafter.PREDICTION,) if self.prediction_ids else ()
         if self.drafter is Drafter.AUTO:
             return (*first, Drafter.HEADS, Drafter.NGRAM)
@@ -116,7 +116,7 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class TruncateJob:
-    """Shorten a slot's cache."""
+    """A job that shortens a slot's cache."""
 
     owner: int
     slot_id: int
@@ -126,7 +126,7 @@ class TruncateJob:
 
 @dataclass(frozen=True, slots=True)
 class CloseJob:
-    """Free a slot."""
+    """A job that frees a slot."""
 
     owner: int
     slot_id: int

@@ -63,7 +63,7 @@ class BareSlot:
 
     @property
     def most_depth(self) -> int:
-        """Return how deep a draft tree may grow under what is committed."""
+        """Maximum depth of a draft tree under the committed tokens."""
         return self.params.max_tokens
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
@@ -445,7 +445,7 @@ class Slot(BareSlot):
         return num_in_use - self._pool.num_in_use
 
     def distrust(self) -> None:
-        """Discard a cache that may be wrong. No slot may adopt its blocks, and this one starts again from its tokens."""
+        """Discard a cache that may be wrong. No slot may adopt its blocks; this one starts again from its tokens."""
         for block in self.table.blocks:
             self._pool.prefix.withdraw(block)
         self._crop(0)

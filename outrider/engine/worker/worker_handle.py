@@ -116,7 +116,7 @@ class Base(Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that a draft or a target adds."""
+    """The parts that only a draft or only a target has."""
 
     worker: EngineWorker
     add_services: AddServices
@@ -282,7 +282,7 @@ def start(
         metrics_server = _serve_metrics(config, metrics, base.loaded)
         undo.callback(_stop_metrics, metrics_server)
         control_bytes = max_control_bytes(base.loaded.slots.context_limit)
-        gc.freeze()  # a full collection over the objects so far, most of them torch's, would stop every thread for 0.4 s
+        gc.freeze()  # a full collection over what is here now, most of it torch's, would stop every thread for 0.4 s
         server.start(parts.add_services, config.host, config.port, MAX_MESSAGE_BYTES, certificates, control_bytes)
         undo.pop_all()
     return WorkerHandle(engine, server, base.loaded, base.service, closing, metrics_server, spans)

@@ -77,7 +77,7 @@ class SlotSpans:
         self._traced: dict[SlotKey, TraceParent] = {}
 
     def asked(self, owner: int, item: Any) -> Respond | None:
-        """Record an item that arrived on a Control stream; return the callback for its replies, or None when untraced."""
+        """Record an item that arrived on a Control stream; return the callback for its replies; None when untraced."""
         kind = item.WhichOneof("item")
         if kind == "open":
             self._opened((owner, item.open.slot), TraceParent.parse(item.open.traceparent))
