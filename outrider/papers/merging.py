@@ -1,7 +1,7 @@
 """Merge several drafters' tokens into one tree: deliveries of draft workers, and a chain of the target's own. Pure.
 
-SpecInfer (Miao et al., ASPLOS 2024). With `greedy` acceptance the drafters' trees are overlaid, and the budget takes
-nodes of the merged tree.
+SpecInfer (Miao et al., ASPLOS 2024). Where draft tokens are accepted as far as they match, the drafters' trees are
+overlaid, and the budget takes nodes of the merged tree.
 
 Under `rejection` each sampled token is tested against the distribution of its own drafter, in the order of the
 drafters, the target's own last. Leaving out a sample because of its own value, or of the value of one that is tested

@@ -63,7 +63,7 @@ class HeadOutput:
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """Layout of a block that a draft fills in one forward: the anchor, which is the last committed token, then masks."""
+    """Layout of a block that a draft fills in one forward: the last committed token (the anchor), then masks."""
 
     size: int
     """B, number of tokens of a block, including the anchor."""
@@ -239,7 +239,7 @@ class BlockHead(HeadNetwork):
         return self.fill(input_ids, position_ids[:, num_read:], cache)
 
     def read(self, features: Tensor, position_ids: Tensor, cache: Cache) -> None:
-        """Write keys and values of features [1, C, d] at positions [1, C] into the cache. They are not normed before."""
+        """Write keys and values of features [1, C, d] at positions [1, C] into the cache. No layer norms them first."""
         features = features.to(self.dtype)
         rotary = self.rotary_emb(features, position_ids)
         for layer in self.layers:
@@ -257,7 +257,7 @@ class BlockHead(HeadNetwork):
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] as every head does. The anchor of each block is the last token of the previous one."""
+        """Return the logits [P, V] as every head does. Each block's anchor is the last token of the previous one."""
         block, found = self.block, list[Tensor]()
         features = to_device(features, self.device)[None]
         first = 0 if block.from_anchor else 1

@@ -89,7 +89,7 @@ class Outcome:
 
     @property
     def winner(self) -> Way | None:
-        """The best of the other wirings that predict anything and beat the files' own by more than chance; else None."""
+        """Best of the other wirings that predict anything and beat the files' own by more than chance; else None."""
         ours = self.configured.scores
         better = [way for way in self.others if way.foretells and _lead(way.scores, ours) > LOSES_AT]
         return max(better, key=lambda way: float(way.scores.mean()), default=None)

@@ -29,7 +29,7 @@ it."""
 LOADING_GRACE_S = 5.0
 """Seconds that a load that was failed from outside has to raise its own error, which is more precise."""
 MEMORY_S = 300.0
-"""Half-life of the longest step in `StepTimes`, in seconds: it is kept for one to two times as long."""
+"""Period of `StepTimes`, in seconds: it keeps the longest step for one to two periods."""
 
 
 class StepTimes:
@@ -95,7 +95,7 @@ class EngineWorker(Protocol):
 
 
 class EngineThread:
-    """Thread that runs an `EngineWorker`. `submit` brings jobs in; `post` takes the answers of a step out in one batch."""
+    """Thread that runs an `EngineWorker`. `submit` brings jobs in; `post` takes a step's answers out in one batch."""
 
     def __init__(self, make: Callable[[EngineThread], EngineWorker], post: Callable[[list[Callable[[], None]]], None]):
         """Create the thread without starting it. It calls `make`, which loads the model, and `post` with a step's
