@@ -15,7 +15,7 @@ from outrider.engine.worker.slots import BareSlot
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Output of a block drafter at the positions after the last committed token, before any of their tokens is known."""
+    """Output of a block drafter at the positions after the last committed token, whose tokens are not known yet."""
 
     logits: Tensor
     """[N, V] float32, logits of the token after the last committed one, and of the next positions."""

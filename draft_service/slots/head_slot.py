@@ -54,7 +54,7 @@ class HeadSlot(Slot):
 
     @property
     def lacks_features(self) -> bool:
-        """Return whether the slot has too few features to draft after its committed tokens."""
+        """Whether the slot has too few features to draft after its committed tokens."""
         return self.features.end < len(self.committed) - 1
 
     @property
@@ -104,7 +104,7 @@ class HeadSlot(Slot):
         return num_tokens
 
     def publish(self) -> None:
-        """Publish a cache that begins at the first token, since equal ids then have equal features; drop used features."""
+        """Publish a cache that begins at the first token: equal ids then have equal features. Drop used features."""
         if self.first == self.lag:
             super().publish()
         self.features.drop_before(self.next_position)

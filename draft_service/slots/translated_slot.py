@@ -39,7 +39,7 @@ class TranslatedSlot(Slot):
 
     @property
     def writes(self) -> bool:
-        """Return whether it drafts text in its own tokens, in place of tokens that both vocabularies have."""
+        """Whether the slot drafts text in its own tokens, rather than tokens that both vocabularies have."""
         return self.params.greedy and self.translation.by_strings
 
     def next_written(self) -> list[int]:

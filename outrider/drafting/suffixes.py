@@ -1,4 +1,4 @@
-"""Find earlier occurrences of the last tokens of a sequence, by an index that grows with it and shrinks at both ends."""
+"""Find earlier occurrences of the last tokens of a sequence, by an index that grows and shrinks with it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SuffixIndex:
 
     @property
     def end(self) -> int:
-        """Return the position behind the last token."""
+        """Position after the last token."""
         return self._first + len(self._ids)
 
     @property

@@ -94,7 +94,7 @@ class LookaheadDrafter(TargetDrafter):
         return bool(self._window(slot.key).after(slot.committed[-1]))
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
-        """Return the n-grams as one tree, in which common prefixes are shared; under lenience, a chain of the latest."""
+        """Return the n-grams as one tree, with common prefixes shared; under lenience, a chain of the latest."""
         ngrams = self._window(slot.key).after(slot.committed[-1])
         if slot.params.lenience < 1.0:
             ngrams = ngrams[:1]
