@@ -80,18 +80,16 @@ class NodeScheduler:
         return best[: int(rates.argmax()) + 1]
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Record how long the step took that was chosen last."""
+        """Record the duration of the step that was chosen last, in seconds."""
         self.cost.note(num_rows, seconds)
         self._budget.note(seconds)
 
 
 class _Offer(NamedTuple):
-    """A node that may be fed, or a row ahead."""
-
     gain: float
-    """Probability that it is of use."""
+    """Probability that the token is used."""
     node: int
-    """Below ROOT for a row ahead."""
+    """Below ROOT for a look-ahead row."""
     growing: DraftSlot
 
 
@@ -100,7 +98,6 @@ def _merged(offers: Iterable[Iterable[_Offer]]) -> Iterator[_Offer]:
 
 
 def _with_ahead(growing: DraftSlot, own: Sequence[_Offer]) -> list[Iterable[_Offer]]:
-    """Return the nodes that a slot offers, best first, with the rows ahead of them."""
     if growing.ahead is None:
         return [own]
     growing.ahead.begin_step()

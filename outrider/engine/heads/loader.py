@@ -165,7 +165,7 @@ def _choose_path(network: HeadNetwork, facts: ModelFacts, family: Family, wanted
 
 
 def _tested(network: HeadNetwork, path: AnyHeadPath, facts: ModelFacts) -> tuple[ModelRunner, Remembered]:
-    """Return the runner that passed the self-test and the logits that it was compared with. Raises `PathUnavailable`."""
+    """Return the runner that passed the self-test and the logits to compare with. Raises `PathUnavailable`."""
     if not network.lag and network.block is not None:
         facts = replace(facts, context_limit=max(facts.context_limit, TEST_CONTEXT + network.block.size))
     runner = _TestRunner(path, facts, KVPool(2 * NUM_BLOCKS, path.block_size), network.device)

@@ -134,6 +134,6 @@ class CloseJob:
 
 @dataclass(frozen=True, slots=True)
 class OwnerGone:
-    """Free all that an owner held, because its stream ended."""
+    """A job that frees all slots of an owner, because its stream ended."""
 
     owner: int
