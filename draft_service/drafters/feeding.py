@@ -45,7 +45,7 @@ class Feeder:
         max_prefill_tokens: int,
         growing: Mapping[SlotKey, DraftSlot],
     ) -> None:
-        """Create a feeder. `growing`: all slots of the worker, whose prompts are prefilled beside the requested rows."""
+        """Create a feeder. `growing`: all slots of the worker; their prompts are prefilled beside the rows."""
         self.runner = runner
         self.keeper = keeper
         self._metrics = metrics

@@ -31,7 +31,7 @@ class Unigram:
 
 
 class Bigram(Unigram):
-    """Drafter by the counts of each token after the previous one; after an unseen token, by the counts of all tokens."""
+    """Drafter by the counts of each token after the previous one; after an unseen one, by those of all tokens."""
 
     def __init__(self, text_ids: Sequence[int]) -> None:
         """Count the pairs of tokens of a text. Raises ValueError when there is none."""

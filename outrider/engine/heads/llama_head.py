@@ -46,7 +46,7 @@ def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: 
 
 
 class LlamaHead(HeadNetwork):
-    """Head whose layers have Llama's shapes and rotary positions. A subclass adds `layers`, of transformers' own class."""
+    """Head whose layers have Llama's shapes and rotary positions. A subclass adds `layers`, of transformers' class."""
 
     config_class = LlamaConfig
     config: LlamaConfig
