@@ -166,8 +166,8 @@ FAMILIES = (
 def family_of(files: Checkpoint, target: str | None = None) -> Family:
     """Return the family of a draft, by its configuration or else by the names of its tensors.
 
-    target: folder or hub id of the target. Where it is the draft's, too, the draft is the MTP head inside, if there is
-    one. Raises ConfigError for a family that is not served, naming it, and as `Checkpoint.names` does.
+    `target`: folder or hub id of the target. Where the draft has the same one, the draft is the MTP head in it, if there
+    is one. Raises `ConfigError` for a family that is not served, naming it, and as `Checkpoint.names` does.
     """
     if target is not None and is_same(files.model, target) and (num_layers := num_mtp_layers(files)):
         if not has_mtp(files.names):
@@ -192,7 +192,7 @@ def family_of(files: Checkpoint, target: str | None = None) -> Family:
 
 
 def is_same(model: str, target: str) -> bool:
-    """Return whether both are one hub id, or one folder."""
+    """Return whether both are the same hub id or the same folder."""
     own, other = Path(model), Path(target)
     return model == target or (own.exists() and other.exists() and own.samefile(other))
 
@@ -211,7 +211,7 @@ def _recognised(files: Checkpoint) -> Family:
 
 
 def pard_block(files: Checkpoint) -> BlockShape:
-    """Return how a PARD draft fills masks. Raises ConfigError for a masked id that its vocabulary lacks."""
+    """Return the blocks of a PARD draft. Raises `ConfigError` for a mask id outside its vocabulary."""
     keys = Keys(files)
     vocab_size = keys.number("vocab_size", least=1)
     return BlockShape(MASKED_POSITIONS, keys.number(*PARD.signs, least=0, most=vocab_size - 1))

@@ -40,7 +40,7 @@ class SourceSlot(Slot):
         super().__init__(key, committed_ids, num_prompt, params, pool, _salt(b"decoder", cache_salt, source_ids))
         self._source = Source(pool.new_table(), source_ids)
         self._source_salt = _salt(b"source", cache_salt, source_ids)
-        # The salt identifies the tokens: the ids only number the positions. The last block counts as full, too.
+        # The salt identifies the tokens: the ids only number the entries. The last block is full, too.
         self._stored_ids = range(self._source.num_stored)
 
     @property
