@@ -59,7 +59,8 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
 
     @abstractmethod
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
-        """Give these slots blocks behind their last committed tokens, as far as there is memory, and read prompts.
+        """Fill blocks for these slots after their last committed tokens, as far as there is memory; prefill prompts.
+
         Return whether there was anything to do.
         """
 

@@ -54,7 +54,7 @@ class Spelling:
 
 
 def read_spelling(tokenizer_json: bytes) -> Spelling:
-    """Read the bytes of all ids. Raises `ConfigError` where a token adds something other than its own bytes to a text."""
+    """Read the bytes of all ids. Raises `ConfigError` where a token adds other bytes than its own."""
     tokenizer, document = Tokenizer.from_buffer(tokenizer_json), json.loads(tokenizer_json)
     parts = _decoders(described(tokenizer.decoder))
     is_byte_level = [part["type"] for part in parts if part["type"] != "Fuse"] == ["ByteLevel"]

@@ -194,9 +194,7 @@ class Intersection:
         out = np.full(self._size, -np.inf, dtype=np.float32)
         out[self._shared] = row[self._columns]
         if self._more.size:
-            np.logaddexp.at(
-                out, self._more[0], row[self._more[1]]
-            )  # the same text in another way
+            np.logaddexp.at(out, self._more[0], row[self._more[1]])  # the same text in another way
         return out
 
     def draft_id(self, token_id: int) -> int:

@@ -29,7 +29,7 @@ def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_ma
     other requests do not change the tree. Otherwise the likeliest offers come first. `is_matched`: whether draft tokens
     are accepted as far as they match.
 
-    Two chains of one tree each, [a, b] and [c], `max_offers` 2: fixed gives a, b; otherwise the likeliest two.
+    Chains [a, b] and [c], `max_offers` 2: fixed gives a, b; otherwise the likeliest two.
     """
     offers = _overlaid(trees) if is_matched else _in_turn(trees)
     if not is_fixed:

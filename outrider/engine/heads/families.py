@@ -166,8 +166,8 @@ FAMILIES = (
 def family_of(files: Checkpoint, target: str | None = None) -> Family:
     """Return the family of a draft, by its configuration or else by the names of its tensors.
 
-    `target`: folder or hub id of the target. Where the draft has the same one, the draft is the MTP head in it, if there
-    is one. Raises `ConfigError` for a family that is not served, naming it, and as `Checkpoint.names` does.
+    `target`: folder or hub id of the target. Where the draft has the same one, the draft is the MTP head in it, if
+    there is one. Raises `ConfigError` for a family that is not served, naming it, and as `Checkpoint.names` does.
     """
     if target is not None and is_same(files.model, target) and (num_layers := num_mtp_layers(files)):
         if not has_mtp(files.names):

@@ -155,9 +155,7 @@ def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return _SPEC.validate_json(header["__metadata__"]["spec"]), tensors
-    except (
-        Exception
-    ) as error:  # safetensors, json, torch and pydantic each raise their own for malformed bytes
+    except Exception as error:  # safetensors, json, torch and pydantic each raise their own for malformed bytes
         why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
         raise InvalidRequest(f"a head's opening map cannot be read: {why}") from error
 

@@ -241,8 +241,8 @@ class Scheduler:
         Either every decision is a `Preempt`, and the caller plans again after applying them, or none is. `Run` comes
         first.
 
-        Example, with memory for all: slot A is ready to verify, B is new with a prompt of 1,000 tokens, and `StepCost`
-        allows 64 prompt tokens beside A's step. The decisions are Run(A), Admit(B), Feed(B, 64).
+        Example, with memory for all: slot A is ready to verify, B of another caller is new with a prompt of 1,000
+        tokens, and `StepCost` allows 64 prompt tokens beside A's step: Run(A), Admit(B), Feed(B, 64).
         """
         plan = _Plan(demands, num_free, self._block_size)
         num_running, most = plan.run(), self._max_prefill_tokens

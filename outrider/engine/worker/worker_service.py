@@ -344,9 +344,7 @@ class WorkerService:
         elif kind == "open":
             self._open(owner, item.open, respond)
         elif kind == "truncate":
-            reason = TRUNCATE_REASONS.get(
-                item.truncate.reason, "unspecified"
-            )  # a newer gateway may know more
+            reason = TRUNCATE_REASONS.get(item.truncate.reason, "unspecified")  # a newer gateway may know more
             self.engine.submit(TruncateJob(owner, item.truncate.slot, item.truncate.committed_len, reason))
         elif kind == "close":
             self.engine.submit(CloseJob(owner, item.close.slot))
