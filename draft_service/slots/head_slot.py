@@ -32,7 +32,7 @@ class HeadSlot(Slot):
     __slots__ = ("features", "keeps_cache", "lag", "request_id")
 
     def __init__(self, width: int, lag: int, *slot: Any, keeps_cache: bool = True, **more: Any) -> None:
-        """Create a slot. `width`: numbers in a feature. `lag`: tokens by which an entry is behind its feature's token,
+        """Create a slot. `width`: numbers in a feature. `lag`: tokens by which an entry is after its feature's token,
         0 or 1.
 
         `slot`, `more`: arguments of `Slot`.

@@ -93,7 +93,7 @@ class HeadNetwork(PreTrainedModel):
     _supports_attention_backend = True
     _supports_sdpa = True
     lag: ClassVar[int] = 1
-    """Number of tokens by which a cache entry's position is behind the token of its feature."""
+    """Number of tokens by which a cache entry's position is after the token of its feature."""
     facts: Any
     """`HeadFacts` of the head's kind. They may be replaced by facts that change no tensor, from the next forward on."""
     norm: nn.Module
