@@ -25,8 +25,8 @@ class HeadSlot(Slot):
     """Slot with a cache entry of a head for each token and a feature: that of the token itself, or of the one before.
 
     The cache begins at the first token that has a feature. A head without a cache reads the newest feature alone.
-    Entries of draft tokens are computed from the head's own outputs in place of features. They are used while those
-    tokens are drafts, and computed again from features once they are committed or rejected.
+    Entries of draft tokens are computed from the head's own outputs in place of features. They are used as long as
+    those tokens are accepted, and are computed again from features once one is not.
     """
 
     __slots__ = ("features", "keeps_cache", "lag", "request_id")
