@@ -1,4 +1,4 @@
-"""Messages to the engine of a draft about its slots, as plain values."""
+"""Jobs for a draft's engine about its slots, as plain values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from outrider.engine.speculation.beam import Level
 
 Rows = NDArray[np.uint16]
-"""The bits of bfloat16 numbers, as they came."""
+"""The bits of bfloat16 numbers, as received."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceJob:
-    """Continue a slot from what was committed."""
+    """A job that continues a slot from newly committed tokens."""
 
     owner: int
     slot_id: int
@@ -27,9 +27,9 @@ class AdvanceJob:
     is_missed: bool = False
     """Whether the target had no draft tokens for its last step."""
     levels: tuple[Level, ...] = ()
-    """Levels of a beam search, in place of committed_ids."""
+    """Levels of a beam search, in place of `committed_ids`."""
     wrong: str = ""
-    """What is wrong with the levels; empty where nothing is."""
+    """Description of what is wrong with the levels; empty where nothing is."""
 
     @property
     def decided(self) -> tuple[Any, ...]:
@@ -39,32 +39,32 @@ class AdvanceJob:
 
 @dataclass(frozen=True, slots=True)
 class RowsRequest:
-    """A request to a target for the rows of a lease from a position on."""
+    """A request to a target for a lease's features from a position on."""
 
     ticket: int
     start: int
     id: int
-    """Comes back with the rows; it changes once the rows that were here are lost."""
+    """Id that is returned with the features; it changes once the slot loses features that it had received."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsJob:
-    """Take in rows of features of a lease's tokens. They may be late and come twice; those before may never come."""
+    """A job with features of a lease's tokens. They may be late or repeated; earlier ones may never arrive."""
 
     ticket: int
     target_epoch: int
     start: int
-    """Position of the first."""
+    """Position of the first feature."""
     rows: Rows
-    """[num_rows, width]."""
+    """Features [num_rows, width]."""
     taken: Callable[[], None]
-    """Called on the engine thread once they are taken in: the number of those that wait is bounded."""
+    """Called on the engine thread once the features are taken: the number of waiting ones is bounded."""
     request_id: int = 0
-    """Id of the request that they answer."""
+    """Id of the request that the features answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineJob:
-    """A function to run between two steps."""
+    """A job that runs a function between two steps."""
 
     run: Callable[[], None]

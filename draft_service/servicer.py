@@ -15,14 +15,15 @@ from outrider.wire.peer_text import bound_strings
 from outrider.wire.requests.params import MAX_CHOICES
 
 PairingCheck = Callable[[str, int], Awaitable[None]]
-"""Readies the draft for a target by (address, epoch). Raises ConfigError or IncompatiblePair where it may not."""
+"""Prepares the draft for the target at (address, epoch). Raises `ConfigError` or `IncompatiblePair` where they do not
+fit."""
 
 
 class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
-    """Serves a draft's RPCs."""
+    """Servicer of a draft's RPCs."""
 
     def __init__(self, service: WorkerService, checks: Sequence[PairingCheck]) -> None:
-        """checks: of each pairing, in this order."""
+        """Create a servicer. `checks`: the pairing checks, in the order in which they run."""
         super().__init__(service)
         self._checks = checks
         self._vocab_size = service.info().vocab_size
@@ -47,7 +48,7 @@ class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
         )
 
     def _advance(self, owner: int, item: dpb.DraftRequest, respond: Respond) -> None:
-        """Pass an Advance on. It has no answer: an error in it is reported under the id of its slot's OpenSlot."""
+        """An Advance has no answer: an error in it is reported under the id of its slot's OpenSlot."""
         message, levels, wrong = item.advance, tuple[Level, ...](), ""
         try:
             levels = levels_from_proto(message.levels, self._vocab_size, MAX_CHOICES)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
-    """Pin, load the model or make the tables, listen, and return when the worker can be called. Raises ConfigError when
-    it cannot.
+    """Start a draft worker: pin, load the model or make the tables, listen. Return when it can be called.
+
+    Raises `ConfigError` when it cannot start.
     """
     cores = prepare_process(config.cpu_cores)
 

@@ -1,6 +1,7 @@
-"""Drafters that propose all of the next positions in one forward: heads that read the target's newest feature, and
-models and heads that fill masks. The logits of a position do not depend on the draft tokens before it, unless a
-sequential head biases them.
+"""Drafters that propose tokens for several positions in one forward: heads that read the target's newest feature, and
+models and heads that fill masks.
+
+The logits of a position do not depend on the draft tokens before it, unless a sequential head biases them.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 
 
 class BlockDrafter(NodeDrafter[DraftSlot]):
-    """Reads the distributions after nodes from the blocks of their slots."""
+    """Drafter that reads the distributions after nodes from the blocks of their slots."""
 
     fills_blocks = True
 
     def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
-        """num_positions: of a block."""
+        """Create a drafter. `num_positions`: positions of a block."""
         self.max_depth = num_positions
         self._keeper = keeper
 
     def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
         has_worked = self._make_blocks([growing for growing, _ in requests if growing.block is None], now)
-        ready = [request for request in requests if request[0].block is not None]  # there was memory
+        ready = [request for request in requests if request[0].block is not None]  # not starved of memory
         rows, outputs = self._rows(ready), list[NodeDistribution]()
         for growing, nodes in ready:
             state = self._keeper.sampling_state(growing.slot)
@@ -51,7 +52,6 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
         return outputs if outputs or has_worked else None
 
     def _rows(self, requests: Sequence[NodeRequest]) -> Iterator[tuple[HostLogits, int]]:
-        """Yield the row of logits after each of these nodes, of slots that have blocks."""
         for growing, nodes in requests:
             host = HostLogits(block_of(growing).logits)
             for node in nodes:
@@ -59,7 +59,8 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
 
     @abstractmethod
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
-        """Give these slots blocks behind their last committed tokens, as far as there is memory, and read prompts.
+        """Fill blocks for these slots after their last committed tokens, as far as there is memory; prefill prompts.
+
         Return whether there was anything to do.
         """
 
@@ -77,20 +78,23 @@ def block_of(growing: DraftSlot) -> Block:
 
 
 def give_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tensor) -> None:
-    """Give each slot a block: so many rows of the outputs [sum(counts), ...], the fields of `Block` in order."""
+    """Set the block of each slot from its rows of the outputs.
+
+    `counts`: rows of each slot. `outputs`: tensors [sum(counts), ...], the fields of `Block` in order.
+    """
     parts = [own_parts(rows, counts) for rows in outputs]
     for growing, *block in zip(slots, *parts, strict=True):
         growing.block = Block(*block)
 
 
 def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Return consecutive parts of so many rows each, none of which keeps the others alive."""
+    """Return consecutive parts with `counts` rows each. No part keeps the memory of the others alive."""
     parts = rows.split(list(counts))
     return parts if len(parts) == 1 else [part.clone() for part in parts]
 
 
 class MedusaDrafter(BlockDrafter):
-    """Heads that propose a token for each position, from the feature of the token before the last committed one."""
+    """Drafter with Medusa heads, which predict each position from the feature before the last committed token."""
 
     def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[HeadSlot]) -> None:
         super().__init__(keeper, heads.facts.num_heads)
@@ -105,8 +109,9 @@ class MedusaDrafter(BlockDrafter):
 
 
 class MaskDrafter(BlockDrafter):
-    """A model or a head with a cache, which is fed masks behind the last committed token. Nothing of a block stays in
-    the cache but the committed tokens.
+    """Drafter with a model or a head that has a cache, which is fed masks after the last committed token.
+
+    Nothing of a block stays in the cache but the committed tokens.
     """
 
     def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
@@ -134,8 +139,9 @@ class MaskDrafter(BlockDrafter):
         return True
 
     def _row(self, request: FeedRequest) -> Row:
-        """Return the row of the committed tokens that are not cached and of the masks, with the logits of the block. It
-        has no masks past the end of the output, for which there may be no memory.
+        """Return the row of a slot's uncached committed tokens and its masks, with the logits of the block.
+
+        There are no masks past the end of the output: there may be no memory for them.
         """
         slot, shape = cached(request.growing), self._shape
         block_ids = shape.token_ids(slot.committed[-1], slot.max_len - len(slot.committed) + 1)
@@ -148,7 +154,6 @@ class MaskDrafter(BlockDrafter):
         return Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, features=features)
 
     def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
-        """Give slots their blocks, of logits [sum(counts), V]."""
         give_blocks(filled, counts, logits.cpu())
 
     def next_wake(self) -> float | None:
@@ -156,7 +161,7 @@ class MaskDrafter(BlockDrafter):
 
 
 class SequentialDrafter(MaskDrafter):
-    """A head whose logits of a position are biased by the draft token before it (DSpark)."""
+    """Drafter with a head whose logits of a position are biased by the draft token before it (DSpark)."""
 
     def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
         super().__init__(feeder, shape)
@@ -171,7 +176,7 @@ class SequentialDrafter(MaskDrafter):
         give_blocks(filled, counts, logits, self._path.hidden)
 
     def _rows(self, requests: Sequence[NodeRequest]) -> Iterator[tuple[HostLogits, int]]:
-        """Compute all nodes of all slots at once: reading the head's projection is most of what a node costs."""
+        """Compute all nodes of all slots at once: most of a node's cost is reading the head's projection."""
         pairs = [(growing, node) for growing, nodes in requests for node in nodes]
         if not pairs:
             return
@@ -184,14 +189,13 @@ class SequentialDrafter(MaskDrafter):
             yield host, index
 
     def _step(self, pairs: Sequence[tuple[DraftSlot, int]]) -> Tensor:
-        """Return the latents [N, r] after nodes, and keep the states after them. A block's states begin anew."""
         states, hidden, token_ids = list[Tensor](), list[Tensor](), list[int]()
         for growing, node in pairs:
             block, tree = block_of(growing), growing.tree
             state, token_id = self._sequential.begin(), growing.slot.committed[-1]
             if node != ROOT:
                 parent, token_id = tree.parents[node], tree.ids[node]
-                if parent not in block.states:  # it was fed under the block before
+                if parent not in block.states:  # it was fed under the previous block
                     self._step([(growing, parent)])
                 state = block.states[parent]
             states.append(state)

@@ -1,4 +1,4 @@
-"""The drafter of each way of drafting. A new family of heads that drafts in one of these ways adds nothing here."""
+"""The drafter for each way of drafting. A new family of heads that drafts in one of these ways adds nothing here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def create_drafter(
     metrics: WorkerMetrics,
     growing: Mapping[SlotKey, DraftSlot],
 ) -> NodeDrafter[DraftSlot]:
-    """state: a `DraftState`, or that of a table. growing: the draft's slots."""
+    """Return the drafter of a worker. `state`: a `DraftState`, or a `TableState`. `growing`: the draft's slots."""
     if isinstance(state, TableState):
         return TableDrafter(keeper)
     if state.runner is None:

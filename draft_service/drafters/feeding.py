@@ -1,4 +1,4 @@
-"""Runs a draft's model: the rows of requested slots, and pieces of prompts beside them, in one forward."""
+"""Run a draft's model: the rows of requested slots, and chunks of prompts beside them, in one forward."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class FeedRequest:
     num_new: int
     """Number of tokens beside the committed ones."""
     nodes: Sequence[int] = ()
-    """Nodes of its tree, or ROOT, after which logits are needed."""
+    """Nodes of the slot's tree, or ROOT, after which logits are needed."""
     ahead: Sequence[RowAhead] = ()
-    """Rows behind the nodes, not counted in num_new. They are fed only where memory is left for those of all slots."""
+    """Look-ahead rows after the nodes, not counted in `num_new`. They are fed only where there is memory for those of
+    all slots."""
 
 
 class Feeder:
-    """Runs forwards of a draft's model, and gives the slots their cache memory."""
+    """Runner of a draft model's forwards, which also allocates the slots' cache memory."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Feeder:
         max_prefill_tokens: int,
         growing: Mapping[SlotKey, DraftSlot],
     ) -> None:
-        """growing: all slots of the worker, whose prompts are read beside what is requested."""
+        """Create a feeder. `growing`: all slots of the worker; their prompts are prefilled beside the rows."""
         self.runner = runner
         self.keeper = keeper
         self._metrics = metrics
@@ -54,11 +55,10 @@ class Feeder:
     def feed(
         self, requests: Mapping[SlotKey, FeedRequest], make_row: Callable[[FeedRequest], Row], now: float
     ) -> tuple[list[tuple[FeedRequest, Row]], Tensor] | None:
-        """Run a forward over the requested slots that there is memory for, and over pieces of prompts. make_row: makes
-        a slot's row, once there is memory for it.
+        """Run a forward over the requested slots that there is memory for, and over chunks of prompts.
 
-        Returns the requests that were fed with their rows, and logits [sum(num_logits), V] float32 in the same order;
-        None where there was nothing to do.
+        `make_row`: creates a slot's row, once there is memory for it. Returns the requests that were fed with their
+        rows, and logits [sum(num_logits), V] float32 in the same order; None where there was nothing to do.
         """
         step_requests = self._step_requests(requests)
         if not step_requests and not self._turns.num_starved:
@@ -78,7 +78,7 @@ class Feeder:
                     raise
                 running = [replace(request, ahead=()) for request in running]
         if not rows:
-            self.runner.forward_s()  # nothing else waits for pieces of prompts
+            self.runner.forward_s()  # nothing else waits for chunks of prompts
         self._turns.done(turn, sum(row.num_new for row in rows), time.monotonic() - now)
         self._metrics.batch_size.observe(len(rows) + len(pieces))
         return list(zip(running, rows, strict=True)), logits

@@ -1,4 +1,4 @@
-"""Load what a draft's folder holds: a model, one that fills masks, or a head of a target. On the engine thread."""
+"""Load what a draft's folder holds: a model, one that fills masks, or a head of a target. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ log = get_logger(__name__)
 
 @dataclass
 class ModelState(Loaded):
-    """A model. Where it has no encoder and fills no masks it drafts for targets of other vocabularies, too."""
+    """State of a draft with a model.
+
+    A model without an encoder that fills no masks also drafts for targets with other vocabularies.
+    """
 
     block: BlockShape | None = None
-    """How it fills masks; None for a model that drafts a token at a time."""
+    """Layout of the blocks that the model fills; None for a model that drafts one token at a time."""
     translations: list[pb.Translation] = field(default_factory=list)
-    """Descriptions of the vocabularies of targets for which it translates."""
+    """Descriptions of the vocabularies of targets for which the draft translates."""
     open_ahead: OpenAhead | None = None
-    """Opens the drafter that has rows fed beside the nodes of a slot; None without one."""
+    """Opens the drafter of look-ahead rows for a slot; None without one."""
 
     @property
     def translates(self) -> bool:
@@ -55,7 +58,7 @@ class ModelState(Loaded):
 
 @dataclass
 class HeadState(WorkerState):
-    """A head of any family."""
+    """State of a draft with a head of any family."""
 
     head: LoadedHead = field(kw_only=True)
     needs_features: ClassVar[bool] = True
@@ -71,7 +74,7 @@ class HeadState(WorkerState):
     def info(self) -> pb.WorkerInfo:
         info = super().info()
         info.MergeFrom(info_of(self.head.facts, self.runner))
-        info.trees = True  # also of a block, though its path runs none
+        info.trees = True  # also for a block, though its path runs no trees
         return info
 
 
@@ -79,7 +82,7 @@ DraftState = ModelState | HeadState
 
 
 def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> DraftState:
-    """Load the draft of a folder on the engine thread. Raises ConfigError naming what is missing or does not fit."""
+    """Load the draft in a folder, on the engine thread. Raises `ConfigError` naming what is missing or does not fit."""
     files = Checkpoint(config.model, config.allow_pickle)
     family = family_of(files, config.target_model)
     if family is not MODEL and config.drafted_by != "none":
@@ -97,7 +100,7 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
         log.warning("the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model)
     loaded = load(config, epoch, on_lost)
     state = ModelState(config, epoch, loaded.slots, loaded.tokenizer, runner=loaded.runner, block=block)
-    if state.translates:  # slots of other vocabularies have a class of their own
+    if state.translates:  # slots with other vocabularies have a class of their own
         limit = state.slots.context_limit
         state.slots = SlotTable(state.runner.pool, config.max_slots, limit, partial(make_slot, limit))
     if config.drafted_by != "none":

@@ -1,6 +1,7 @@
-"""The drafter that is a model, or an EAGLE head: feeds the requested nodes, and pieces of prompts beside them, in one
-forward. A head is a model that takes the feature of the token before beside each id, and of draft tokens its own output
-in its place.
+"""The drafter with a model or an EAGLE head: one forward feeds the requested nodes, and chunks of prompts beside them.
+
+A head is a model that reads, beside each id, the feature of the token before it. For draft tokens it reads its own
+output in place of that feature.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from outrider.engine.worker.slots import Slot
 
 
 class ModelDrafter(NodeDrafter[DraftSlot]):
-    """A slot's cache holds its committed tokens and then the nodes of its tree that were fed, in that order. The tree
-    holds a head's output after each of these, its carry [width], which is the feature of what follows.
+    """Drafter with a model or a head that has a cache.
+
+    A slot's cache holds its committed tokens, then the fed nodes of its tree in the order in which they were fed. The
+    tree keeps a head's output after each of these, its carry [width], which is the feature of the next token.
     """
 
     def __init__(self, feeder: Feeder, head_path: AnyHeadPath | None = None) -> None:
-        """head_path: the path of the feeder's runner, where it runs a head."""
+        """Create a drafter. `head_path`: path of the feeder's runner, where it runs a head."""
         self.takes_trees = feeder.runner.supports_trees
-        self.can_refeed = self.takes_trees and head_path is None  # a head needs the output after the node before
+        self.can_refeed = self.takes_trees and head_path is None  # a head needs the output at the parent node
         self._feeder = feeder
         self._head_path = head_path
 
@@ -55,9 +58,6 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         return found
 
     def _row(self, request: FeedRequest) -> Row:
-        """Return a slot's row of the next forward: its committed tokens that are not cached, or nodes of its tree; then
-        the rows ahead of these.
-        """
         slot = cached(request.growing)
         tree = request.growing.tree
         nodes = request.nodes
@@ -79,7 +79,6 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         return Row(slot.table, new_ids, num_cached, num_logits, slot.cached, parents, features, slot.source)
 
     def _read(self, request: FeedRequest, row: Row, host: HostLogits, index: int) -> list[NodeDistribution]:
-        """Return the distributions after the nodes of a slot whose row was fed. index: of the row's first logits."""
         growing, nodes = request.growing, request.nodes
         slot, tree = cached(growing), growing.tree
         state = self._feeder.keeper.sampling_state(slot)
@@ -104,22 +103,22 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
 
     def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
         slot, tree = cached(asked), asked.tree
-        goes_on = not _writes(slot)  # a text is written anew behind the committed part of it
+        goes_on = not _writes(slot)  # a text is written anew after its committed part
         if goes_on:
             start = len(slot.cached) - num_fed
             kept_ids = [slot.cached[start + place] for place in keep]
             if len(keep) < num_fed:
                 self._feeder.runner.rebase(slot.table, start, keep)
             slot.rebased(start, kept_ids)
-            if isinstance(slot, TranslatedSlot):  # what was sampled token by token may be written otherwise
+            if isinstance(slot, TranslatedSlot):  # what was sampled token by token may be retokenized otherwise
                 goes_on = tree.is_root_fed and slot.is_told(len(slot.cached) - len(tree.fed))
         if not goes_on:
             tree.restart()
         if not tree.is_root_fed:
-            slot.settle()  # entries that a head made from its own outputs are made again from features
+            slot.settle()  # entries that a head computed from its own outputs are computed again from features
 
     def knows(self, asked: DraftSlot) -> bool:
-        """Return whether all that was fed is still in the cache: other slots may have taken the memory."""
+        """Return whether all fed tokens are still in the cache: another slot may have taken the memory."""
         slot, tree = cached(asked), asked.tree
         num_cached = slot.first + len(slot.cached)
         return _writes(slot) or not tree.is_root_fed or num_cached == len(slot.ids) + len(tree.fed)
@@ -132,7 +131,7 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
 
 
 def _parents(tree: Growth, request: FeedRequest) -> list[int] | None:
-    """Return the parent of each node of a slot in the cache or the next row, by their order there; None for a chain."""
+    """Return the parent index of each node in the cache or the next row, in their order there; None for a chain."""
     index, parents = {ROOT: ROOT}, list[int]()
     for node in (*tree.fed, *request.nodes):
         parents.append(index[tree.parents[node]])
@@ -145,16 +144,13 @@ def _parents(tree: Growth, request: FeedRequest) -> list[int] | None:
 
 
 def _writes(slot: Slot) -> TypeGuard[TranslatedSlot]:
-    """Return whether the slot drafts a text in the draft's own tokens."""
     return isinstance(slot, TranslatedSlot) and slot.writes
 
 
 def _read_text(
     slot: TranslatedSlot, tree: Growth, nodes: Sequence[int], state: SamplingState
 ) -> list[NodeDistribution]:
-    """Return the distributions after those of the nodes that the text reaches which the draft has written so far. The
-    other nodes stay on offer.
-    """
+    """Return the distributions after nodes that the draft's text reaches so far. The other nodes stay on offer."""
     found = list[NodeDistribution]()
     for node in nodes:
         ids = slot.guesses[tree.depth(node) :][:1]
@@ -164,5 +160,4 @@ def _read_text(
 
 
 def _certain(tree: Growth, node: int, state: SamplingState, ids: Sequence[int]) -> NodeDistribution:
-    """Return the distribution after a node that one id follows, or none."""
     return NodeDistribution(tree, node, state, lambda row: None, lambda row, num: (ids, [1.0] * len(ids)))

@@ -1,4 +1,4 @@
-"""A draft without a model: a table, and a follower of what is committed in each slot, no cache."""
+"""A draft without a model: a table, with a follower of the committed tokens in each slot, and no cache."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ log = get_logger(__name__)
 
 @dataclass
 class TableState(WorkerState):
-    """The state of a draft without a model."""
+    """State of a draft worker without a model."""
 
     vocabulary: Vocabulary = field(kw_only=True)
 
     def info(self) -> pb.WorkerInfo:
-        """Describe the draft; its id is the drafter's name."""
+        """Return the draft's description; its model id is the drafter's name."""
         assert isinstance(self.config, DraftConfig)
         info = super().info()
         info.MergeFrom(
@@ -51,7 +51,10 @@ class TableState(WorkerState):
 
 
 def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> TableState:
-    """Make the state on the engine thread; nothing of it is ever lost. Raises ConfigError naming what is missing."""
+    """Load the state, on the engine thread. Raises `ConfigError` naming what is missing.
+
+    `on_lost` is never called: there is no other process to lose.
+    """
     tokenizer = tokenizer_files(config.model)
     vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
     kind = Drafter(config.drafter)
@@ -68,7 +71,7 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
 
 
 class TableSlot(BareSlot):
-    """Follows the committed tokens, behind the source that an encoder reads: the output may copy from it."""
+    """Slot that follows the encoder's source, if any, and then the committed tokens: the output may copy from both."""
 
     __slots__ = ("_is_sound", "_num_source", "follower")
 
@@ -80,7 +83,7 @@ class TableSlot(BareSlot):
         source_ids: Sequence[int] = (),
         corpus_id: bytes = b"",
     ) -> None:
-        """slot: as `BareSlot` takes it."""
+        """Create a slot. `slot`: positional arguments of `BareSlot`."""
         super().__init__(*slot)
         self._is_sound = True
         self._num_source = len(source_ids)
@@ -92,14 +95,14 @@ class TableSlot(BareSlot):
         self.follower.append(ids)
 
     def counts_after(self, path: Sequence[int]) -> Counts | None:
-        """Return counts of what may follow the committed tokens and a path of draft tokens; None for nothing."""
+        """Return counts of the ids that may follow the committed tokens and a path of draft tokens; None for none."""
         walk = self.follower.walk()
         for token_id in path:
             walk.step(token_id)
         return walk.next()
 
     def give_up(self) -> int:
-        """Close the follower: its drafter may remember the sequence."""
+        """Close the follower: its drafter may learn from the sequence."""
         if self._is_sound:
             self.follower.close()
         return 0
@@ -114,7 +117,7 @@ class TableSlot(BareSlot):
 
 
 class TableDrafter(NodeDrafter[DraftSlot]):
-    """Proposes by the follower of each slot."""
+    """Drafter that proposes tokens by the follower of each slot."""
 
     def __init__(self, keeper: SlotKeeper[TableSlot]) -> None:
         self._keeper = keeper

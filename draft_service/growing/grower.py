@@ -1,7 +1,7 @@
 """The draft's engine worker: grows draft tokens in every slot and sends them to the slot's target, without rounds.
 
-A step has the drafter compute the distributions after the likeliest nodes of all slots together, as many as make the
-most of its time, makes the nodes' children, and sends them. Everything here runs on the engine thread.
+In each step the drafter computes the distributions after the likeliest nodes of all slots together, as many as use its
+time best. The step then makes the nodes' children and sends them. Everything here runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.telemetry.metrics import WorkerMetrics
 
 MAX_WHOLE_IDS = 2048
-"""`auto` sends whole distributions while those of all slots, one each, have up to this many ids. They are sent for what
-is never verified, too: whole ones of 4,096 ids were 117 to 156 kB a committed token, cut ones 5 to 9."""
+"""Maximum number of ids, in one distribution of each slot together, at which `auto` sends whole distributions. Draft
+tokens that are never verified are sent, too: whole distributions of 4,096 ids took 117 to 156 kB for each committed
+token, cut ones 5 to 9 kB."""
 MAX_DISTRIBUTION_BYTES = 64 << 20
-"""Bytes of distributions that one slot's tree keeps, in case they have to be sent again."""
+"""Maximum bytes of distributions kept in one slot's tree, in case they have to be sent again."""
 BYTES_AN_ID = 20
 """Bytes of a kept distribution for each of its ids: a float32 score, an int64 id and a float64 weight."""
 
@@ -43,7 +44,7 @@ RequestRows = Callable[[str, int, RowsRequest], None]
 
 
 class Grower:
-    """Owns the draft worker's slots and their trees; runs its jobs and steps."""
+    """Owner of the draft worker's slots and their trees, which runs its jobs and steps."""
 
     def __init__(
         self,
@@ -109,7 +110,6 @@ class Grower:
         self._slots[slot.key] = growing
 
     def _growth(self, growing: DraftSlot) -> Growth:
-        """Create an empty tree under a slot's committed tokens."""
         params, speculation = growing.job.params, growing.job.speculation
         topk, max_fed = None, MAX_FED
         if not params.determined:
@@ -125,14 +125,15 @@ class Grower:
         return growth_of(params)(GrowthSetup(growing.slot, speculation, shares, self._drafter, topk, max_fed, ends))
 
     def _forget(self, key: SlotKey) -> None:
-        """Drop a slot whose answer has ended. The table that fed rows ahead may learn from the answer."""
         growing = self._slots.pop(key, None)
         if growing is not None and growing.ahead is not None:
             growing.ahead.close()
 
     def _truncate(self, job: TruncateJob) -> None:
-        """Truncate a slot, unless it grows: an Advance has brought it to the same length, or will, and the draft tokens
-        under what is committed stay. After a stop string nothing grows any more.
+        """Truncate a slot that does not grow.
+
+        For a growing slot an Advance brings it to the same length, and the draft tokens under the committed ones stay.
+        After a stop string the slot stops growing.
         """
         growing = self._slots.get((job.owner, job.slot_id))
         if growing is not None and job.reason == "stop":
@@ -142,7 +143,7 @@ class Grower:
     def _advance(self, job: AdvanceJob) -> None:
         growing = self._slots.get((job.owner, job.slot_id))
         if growing is None:
-            return  # closed meanwhile, or refused: the gateway knows, or is about to
+            return  # closed meanwhile, or refused: the gateway has the answer or will get it
         slot, is_new_lease = growing.slot, not growing.is_growing or job.ticket != growing.ticket
         new_len = job.base_len + len(job.decided)
         if not is_new_lease and new_len <= growing.tree.known_len and not job.wrong:
@@ -169,9 +170,11 @@ class Grower:
         self._pusher.push_due(growing)
 
     def _begin(self, growing: DraftSlot, job: AdvanceJob) -> None:
-        """Commit, and begin a new tree. The old tree's nodes leave the cache before it is compared with what is
-        committed: nodes lie there in the order in which they were fed, so that their ids may be those of the committed
-        tokens while their keys and values are not.
+        """Commit the decided tokens and start a new tree.
+
+        The old tree's nodes must leave the cache before the cache is compared with the committed tokens. Nodes are
+        cached in the order in which they were fed, so their ids may equal those of the committed tokens while their
+        keys and values differ.
         """
         slot = growing.slot
         slot.truncate(len(slot.committed) + 1)
@@ -180,7 +183,6 @@ class Grower:
         growing.tree, growing.block = self._growth(growing), None
 
     def _go_on(self, growing: DraftSlot, job: AdvanceJob) -> None:
-        """Commit what was decided, and go on with the part of the tree that is below it."""
         tree, growing.block = growing.tree, None
         num_fed, is_known = len(tree.fed), self._drafter.knows(growing)
         keep = tree.go_on(job.decided[tree.known_len - job.base_len :])
@@ -191,15 +193,16 @@ class Grower:
             tree.restart()
 
     def _ask_rows(self, growing: DraftSlot) -> None:
-        """Request the rows of features that are missing from the target, whether they are under way or lost."""
+        """Request the hidden states that the slot lacks from the target, whether they are on their way or lost."""
         job, slot = growing.job, growing.slot
         if isinstance(slot, HeadSlot) and slot.lacks_features:
             request = RowsRequest(growing.ticket, slot.next_position, slot.request_id)
             self._engine.answer(partial(self._request_rows, job.deliver_to, job.target_epoch, request))
 
     def _take_rows(self, job: RowsJob) -> None:
-        """Give rows of features to their slot. Rows of another ticket, of another life of the target or of positions
-        that the slot never has are dropped.
+        """Pass hidden states to their slot.
+
+        States of another ticket, of another epoch of the target, or of positions past the slot's maximum are dropped.
         """
         job.taken()
         for growing in self._slots.values():
@@ -218,9 +221,9 @@ class Grower:
         return self._drafter.next_wake()
 
     def step(self, now: float) -> bool:
-        """Feed the likeliest nodes of all slots, make their children, and send them."""
+        """Feed the likeliest nodes of all slots, make their children and send them. Return whether anything was fed."""
         chosen = self._scheduler.choose(self._slots.values(), now)
-        self._engine.flush()  # the drafter is about to work
+        self._engine.flush()  # the drafter is about to work: send what is buffered first
         distributions = self._drafter.propose(chosen, now)
         if distributions is None:
             return False
@@ -236,8 +239,8 @@ class Grower:
             for tree in {distribution.tree for distribution in distributions}:
                 slots[tree].spent_s += ended_s - began_s
             for growing in slots.values():
-                if not growing.slot.params.determined:  # a token's time must not follow from its id: it leaves before
-                    self._pusher.push_due(growing)  # anybody looks at what it is
+                if not growing.slot.params.determined:  # a token's time must not depend on its id: it is sent
+                    self._pusher.push_due(growing)  # before its id is looked at
             began_s = ended_s
             distributions = _followers(slots, distributions)
         for growing in slots.values():
@@ -251,7 +254,7 @@ class Grower:
         return True
 
     def _end_ahead(self, growing: DraftSlot) -> int:
-        """Drop the rows ahead that became no nodes from the cache; return how many rows ahead were fed."""
+        """Remove the look-ahead rows that became no nodes from the cache; return how many were fed."""
         if growing.ahead is None or not growing.is_growing:
             return 0
         num_fed, kept = growing.ahead.end_step()
@@ -262,7 +265,7 @@ class Grower:
         return num_fed
 
     def fail_step(self, error: Exception) -> None:
-        """Close every slot that grows: its cache cannot be trusted, and the gateway opens it again."""
+        """Close every growing slot: its cache may be wrong. The gateway opens it again."""
         for growing in list(self._slots.values()):
             if growing.is_growing:
                 self._give_up(growing, f"the draft's step failed: {error}")
@@ -276,7 +279,6 @@ class Grower:
 
 
 def _followers(slots: Mapping[Growth, DraftSlot], distributions: Sequence[NodeDistribution]) -> list[NodeDistribution]:
-    """Return the distributions after those of the newly made children that were fed ahead."""
     found = list[NodeDistribution]()
     for distribution in distributions:
         growing = slots[distribution.tree]

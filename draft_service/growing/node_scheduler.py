@@ -1,4 +1,4 @@
-"""Which nodes of a draft worker's slots are fed in its next step. On the engine thread."""
+"""Choose which nodes of a draft worker's slots are fed in its next step. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.engine.worker.scheduler import DORMANT_S
 
 MAX_OFFERS = 16
-"""Nodes that one slot has in a step at most."""
+"""Maximum number of nodes that one slot has in a step."""
 
 
 class NodeScheduler:
-    """Chooses as many of the likeliest nodes as make the most of a step's time, and shares it between callers."""
+    """Chooser of the likeliest nodes, as many as use a step's time best, shared between callers."""
 
     def __init__(self, drafter: NodeDrafter[DraftSlot]) -> None:
         self._drafter = drafter
@@ -32,8 +32,9 @@ class NodeScheduler:
         self._budget = RowBudget[_Offer](self.cost)
 
     def choose(self, slots: Iterable[DraftSlot], now: float) -> list[tuple[DraftSlot, Sequence[int]]]:
-        """Return the nodes of several slots that are fed next, the likeliest first unless that slows a caller by more
-        than its part. Rows ahead of them are fed where they are as likely to be of use.
+        """Return the nodes of each slot to feed next: the likeliest, unless that would slow a caller beyond its share.
+
+        Look-ahead rows after them are fed where they are as likely to be used.
         """
         offers: dict[bytes, list[Iterable[_Offer]]] = {}
         weights: dict[bytes, float] = {}
@@ -60,9 +61,6 @@ class NodeScheduler:
         return list(chosen.items())
 
     def _fair(self, offers: Mapping[bytes, Iterable[Iterable[_Offer]]], weights: Mapping[bytes, float]) -> list[_Offer]:
-        """Return the offers that make the most of the draft's time, of several callers each with its part. weights: of
-        all that are drafted for.
-        """
         listed = dict[bytes, list[_Offer]]()
         for caller, own in offers.items():
             listed[caller] = list(islice(_merged(own), self.cost.reach))
@@ -74,7 +72,6 @@ class NodeScheduler:
         return dealt or best
 
     def _best(self, offers: Iterable[_Offer]) -> list[_Offer]:
-        """Return the first offers, as many as make the most of the draft's time."""
         best = list(islice(offers, self.cost.reach))
         if len(best) < 2:
             return best
@@ -83,18 +80,16 @@ class NodeScheduler:
         return best[: int(rates.argmax()) + 1]
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Record how long the step took that was chosen last."""
+        """Record the duration of the step that was chosen last, in seconds."""
         self.cost.note(num_rows, seconds)
         self._budget.note(seconds)
 
 
 class _Offer(NamedTuple):
-    """A node that may be fed, or a row ahead."""
-
     gain: float
-    """Probability that it is of use."""
+    """Probability that the token is used."""
     node: int
-    """Below ROOT for a row ahead."""
+    """Below ROOT for a look-ahead row."""
     growing: DraftSlot
 
 
@@ -103,7 +98,6 @@ def _merged(offers: Iterable[Iterable[_Offer]]) -> Iterator[_Offer]:
 
 
 def _with_ahead(growing: DraftSlot, own: Sequence[_Offer]) -> list[Iterable[_Offer]]:
-    """Return the nodes that a slot offers, best first, with the rows ahead of them."""
     if growing.ahead is None:
         return [own]
     growing.ahead.begin_step()

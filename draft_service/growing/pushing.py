@@ -1,4 +1,4 @@
-"""Sends the nodes of a draft's trees to their targets: at once where a target has none, else now and then."""
+"""Send the nodes of a draft's trees to their targets: at once to a target without draft tokens, else at intervals."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from outrider.wire.transport.codec import DenseRows
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
 PUSH_S = 0.004
-"""Seconds between two messages for a target that has draft tokens."""
+"""Minimum time between two messages to a target that has draft tokens, in seconds."""
 NUM_URGENT = 4
-"""Messages of a slot that leave at once after its target had no draft tokens."""
+"""Number of a slot's messages that are sent at once after its target had no draft tokens."""
 MAX_IN_MESSAGE = MAX_NODES // 2
-"""Nodes with which a message is full; siblings of the last one are added."""
+"""Number of nodes at which a message is full; siblings of the last one are added."""
 
 Send = Callable[[str, int, Delivery], None]
-"""Sends nodes to (the target's address, its epoch). Runs on the gRPC loop's thread."""
+"""Sends nodes to the target at (address, epoch). Runs on the gRPC loop's thread."""
 
 
 class Pusher:
-    """Decides by counts and times alone when a slot's nodes leave: under `rejection` nothing that is drawn may decide
-    it.
+    """Sender of the slots' new nodes.
+
+    Counts and times alone decide when a slot's nodes are sent: under `rejection` no sampled value may decide it.
     """
 
     def __init__(self, engine: EngineThread, send: Send, metrics: WorkerMetrics) -> None:
@@ -40,15 +41,15 @@ class Pusher:
         self._metrics = metrics
 
     def push_due(self, growing: DraftSlot) -> None:
-        """Send what was grown in a slot, if it is time."""
+        """Send the new nodes of a slot if they are due."""
         tree, now = growing.tree, time.monotonic()
         if not growing.is_growing or not (tree.unsent or tree.ended):
             return
         is_drawn = not growing.slot.params.determined
-        if not is_drawn:  # what is drawn leaves before anything that may take a time set by it
+        if not is_drawn:  # sampled tokens are sent before anything whose time depends on them
             is_urgent = tree.ended or growing.num_urgent > 0 or now - growing.pushed_s >= PUSH_S
             if tree.is_awaited or (not is_urgent and tree.offers(1)):
-                return  # the target waits for all of it, or more will come soon
+                return  # the target waits for the whole tree, or more nodes will come soon
         for group in _groups(tree):
             message, laws = _message(growing, group)
             self._engine.answer(partial(self._send_encoded, growing.job, message, laws, tree.topk is not None))
@@ -58,7 +59,7 @@ class Pusher:
             self._engine.flush()
 
     def _send_encoded(self, job: OpenJob, nodes: Delivery, laws: Sequence[RowLaw], is_cut: bool) -> None:
-        """Encode the laws and send. On the gRPC loop's thread."""
+        """Runs on the gRPC loop's thread."""
         encoding, num_bytes = "ids", 4 * len(nodes.ids)
         if laws:
             rows = encode_laws(laws, prefer_sparse=is_cut)
@@ -74,9 +75,9 @@ class Pusher:
 
 
 def _groups(tree: Growth) -> list[list[int]]:
-    """Return the unsent nodes of each message, siblings together: they share a law. The first may have none.
+    """Return the unsent nodes of each message, siblings together: they share a distribution. The first may be empty.
 
-    Laws take up to half of what a message may be: 64 whole ones of 262,144 ids are more than that.
+    Distributions take up to half of a message's maximum size: 64 whole ones of 262,144 ids are more than that.
     """
     max_nodes = MAX_IN_MESSAGE
     law = next(iter(tree.distributions.values()), None)
@@ -94,8 +95,9 @@ def _groups(tree: Growth) -> list[list[int]]:
 
 
 def _message(growing: DraftSlot, group: Sequence[int]) -> tuple[Delivery, list[RowLaw]]:
-    """Return new nodes and those that have ended, with those that lead to them; and the laws that new ones were drawn
-    from. What has ended, and the time that was spent, go with the first message.
+    """Return a delivery of new and ended nodes with their ancestors, and the distributions of the new sampled ones.
+
+    The ended nodes and the drafting time go with the first message.
     """
     tree, draft_us = growing.tree, 0
     if group:

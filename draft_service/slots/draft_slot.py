@@ -15,14 +15,14 @@ from outrider.engine.worker.slots import BareSlot
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Output of a drafter at the positions behind the last committed token, before any of their tokens is known."""
+    """Output of a block drafter at the positions after the last committed token, whose tokens are not known yet."""
 
     logits: Tensor
-    """[N, V] float32, of what follows that token, and of the next positions."""
+    """[N, V] float32, logits of the token after the last committed one, and of the next positions."""
     hidden: Tensor | None = None
-    """[N, d], the hidden states of the logits, for a sequential head."""
+    """[N, d], hidden states of the logits, for a sequential head; else None."""
     states: dict[int, Tensor] = field(default_factory=dict)
-    """States [1, r] of a sequential head after nodes and ROOT, whose indices stay as long as the block does."""
+    """States [1, r] of a sequential head after nodes and ROOT, whose indices are stable while the block exists."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,19 +34,19 @@ class DraftSlot:
     shares: SlotShares
     tree: Growth = field(init=False)
     is_growing: bool = False
-    """False until the first Advance, and after a stop string."""
+    """Whether draft tokens grow in the slot: not before the first Advance, nor after a stop string."""
     ticket: int = 0
     pushed_s: float = 0.0
     """Monotonic time at which nodes were last sent."""
     spent_s: float = 0.0
-    """Seconds of the slot's steps since then."""
+    """Time of the slot's steps since `pushed_s`, in seconds."""
     num_urgent: int = 0
     """Number of messages that are sent at once: the target had no draft tokens."""
     block: Block | None = None
-    """Logits of the next positions, of a drafter of blocks; None once more tokens are committed."""
+    """Logits of the next positions, from a block drafter; None once more tokens are committed."""
     ahead: RowsAhead | None = None
-    """Has further rows fed beside the nodes; None for a draft without a table."""
+    """Look-ahead rows that are fed beside the nodes; None for a draft without a table."""
 
 
 NodeRequest = tuple[DraftSlot, Sequence[int]]
-"""A slot, and the nodes of its tree, or ROOT, whose distributions are requested."""
+"""A slot with the nodes of its tree, or ROOT, whose distributions are requested."""

@@ -1,4 +1,4 @@
-"""Slots of heads: they need features of the target's beside token ids. On the engine thread."""
+"""Slots of heads, which need the target's features beside token ids. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from outrider.engine.heads.feature_buffer import FeatureBuffer
 from outrider.engine.worker.slots import Slot, needs_prefill
 
 MAX_FEATURE_BYTES = 64 << 20
-"""Bytes of a slot's features that may wait to be used. A head that is further behind begins anew with the newest."""
+"""Maximum bytes of unused features that a slot keeps. A head that is further behind starts again with the newest."""
 
 
 def as_tensor(rows: Rows) -> Tensor:
-    """Return a tensor over writable bits of bfloat16 numbers, of the same shape."""
+    """Return a bfloat16 tensor of the same shape over writable `rows`, which hold the numbers' bits."""
     return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
 
 
 class HeadSlot(Slot):
-    """Caches a head's entry for each token and a feature: that of the token itself, or of the token before it.
+    """Slot with a cache entry of a head for each token and a feature: that of the token itself, or of the one before.
 
     The cache begins at the first token that has a feature. A head without a cache reads the newest feature alone.
-    Entries of draft tokens are made from the head's own outputs in place of features: they are used as long as the
-    draft tokens come true, and are made anew once they do not.
+    Entries of draft tokens are computed from the head's own outputs in place of features. They are used as long as
+    those tokens are accepted, and are computed again from features once one is not.
     """
 
     __slots__ = ("features", "keeps_cache", "lag", "request_id")
 
     def __init__(self, width: int, lag: int, *slot: Any, keeps_cache: bool = True, **more: Any) -> None:
-        """width: numbers of a feature. lag: tokens by which an entry is behind the token of its feature, 0 or 1. slot,
-        more: as `Slot` takes them.
+        """Create a slot. `width`: numbers in a feature. `lag`: tokens by which an entry is after its feature's token,
+        0 or 1.
+
+        `slot`, `more`: arguments of `Slot`.
         """
         super().__init__(*slot, **more)
         self.lag = lag
@@ -43,7 +45,7 @@ class HeadSlot(Slot):
         self.request_id = 1
         """Id of the requests for features; it changes when features that were received are lost."""
         if lag:
-            self._salt += self.committed[0].to_bytes(4)  # of it there is no entry, and all features depend on it
+            self._salt += self.committed[0].to_bytes(4)  # the first token has no entry, and all features depend on it
 
     @property
     def next_position(self) -> int:
@@ -52,7 +54,7 @@ class HeadSlot(Slot):
 
     @property
     def lacks_features(self) -> bool:
-        """Return whether the slot has too few features to draft after its committed tokens."""
+        """Whether the slot has too few features to draft after its committed tokens."""
         return self.features.end < len(self.committed) - 1
 
     @property
@@ -65,13 +67,15 @@ class HeadSlot(Slot):
         return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
 
     def take_features(self, start: int, rows: Rows, request_id: int) -> None:
-        """Store features of consecutive positions from `start` on. They may be late, repeated, or begin behind what is
-        needed: where they answer the present request, features before them cannot be had, or were too many.
+        """Store features of consecutive positions from `start` on. They may be late or repeated.
+
+        They may also begin past the position that is needed next. If they answer the present request, the earlier
+        features cannot be had or were too many, and the cache starts again at `start`.
         """
         if self._append(start, rows) or request_id != self.request_id:
             return
         if not self.cached:
-            self.adopt()  # another slot may have left what lies before
+            self.adopt()  # another slot may have published the tokens before
         if not self._append(start, rows):
             self._crop(0)
             self.first = start + self.lag
@@ -79,9 +83,6 @@ class HeadSlot(Slot):
             self.features.put(start, rows.tobytes())
 
     def _append(self, start: int, rows: Rows) -> bool:
-        """Store those of the features that are new. Return False, with nothing stored, where some between these and the
-        stored ones are missing, or too many would wait.
-        """
         features = self.features
         new = rows[max(0, features.end - start) :]
         if start > features.end or (len(new) and features.num_bytes + new.nbytes > MAX_FEATURE_BYTES):
@@ -95,9 +96,6 @@ class HeadSlot(Slot):
         super().settle()
 
     def _agreeing(self, limit: int) -> int:
-        """Return how many of the first `limit` entries were made from committed tokens and the target's features.
-        Entries of draft tokens were not, even where these are committed now.
-        """
         return max(0, min(self._num_agreed, limit))
 
     def adopt(self) -> int:
@@ -106,23 +104,21 @@ class HeadSlot(Slot):
         return num_tokens
 
     def publish(self) -> None:
-        """Let others adopt a cache that begins at the first token: the same ids then have the same features. Drop the
-        features that were used.
-        """
+        """Publish a cache that begins at the first token: equal ids then have equal features. Drop used features."""
         if self.first == self.lag:
             super().publish()
         self.features.drop_before(self.next_position)
 
     def _crop(self, num_cached: int) -> int:
         num_freed = super()._crop(num_cached)
-        if self.next_position < self.features.start:  # they were dropped when they had been made use of
+        if self.next_position < self.features.start:  # they were dropped after use
             self.request_id += 1
             self.features.clear(self.next_position)
         return num_freed
 
 
 def is_fed(slot: Slot) -> bool:
-    """Return whether the slot has all features that it needs, and no prompt has to be read first."""
+    """Return whether the slot has all the features that it needs, and no prompt has to be prefilled first."""
     if isinstance(slot, HeadSlot) and (len(slot.committed) <= slot.first or slot.lacks_features):
         return False
     return not needs_prefill(slot)

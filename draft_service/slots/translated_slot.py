@@ -1,4 +1,4 @@
-"""A slot of a draft whose tokens are not its target's. On the engine thread."""
+"""A slot of a draft whose vocabulary is not its target's. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from outrider.engine.worker.slots import BareSlot, Slot
 
 
 class TranslatedSlot(Slot):
-    """Committed tokens, positions and draft tokens are of the target's vocabulary; cached tokens are of the draft's:
-    the text as its tokenizer writes it. A node of the tree is one token in both, so that it stays cached once it is
-    committed, as long as the draft's tokenizer would write it so, too.
+    """Slot with committed tokens, positions and draft tokens of the target's vocabulary, and cached tokens of the
+    draft's.
+
+    The cached tokens are the text as the draft's tokenizer encodes it. A node of the tree is one token in both
+    vocabularies. It stays cached when it is committed, as long as the draft's tokenizer would encode the text that way,
+    too.
     """
 
     __slots__ = ("_limit", "_retokenization", "guesses", "has_ended", "translation", "written")
 
     def __init__(self, context_limit: int, *slot: Any, translation: Translation, **more: Any) -> None:
-        """context_limit: the draft's own. slot, more: as `Slot` takes them."""
+        """Create a slot. `context_limit`: the draft's own, in tokens. `slot`, `more`: arguments of `Slot`."""
         super().__init__(*slot, **more)
         self.translation = translation
         self._limit = min(context_limit, (self._pool.num_blocks - 1) * self._pool.block_size)  # one may be copied
@@ -28,26 +31,29 @@ class TranslatedSlot(Slot):
 
     def _write_anew(self) -> None:
         self.written: list[int] = []
-        """Tokens of its own that the draft wrote behind `ids`; all but the last are cached."""
+        """Tokens of its own vocabulary that the draft wrote after `ids`; all but the last are cached."""
         self.guesses: list[int] = []
         """The same text in the target's tokens: the draft tokens."""
         self.has_ended = False
-        """Whether nothing more will be written."""
+        """Whether the draft's text has ended."""
 
     @property
     def writes(self) -> bool:
-        """Return whether it drafts text in its own tokens, in place of tokens that both vocabularies have."""
+        """Whether the slot drafts text in its own tokens, rather than tokens that both vocabularies have."""
         return self.params.greedy and self.translation.by_strings
 
     def next_written(self) -> list[int]:
-        """Return the tokens whose feeding gives the next token of the text."""
+        """Return the draft's tokens to feed for the next token of the text."""
         if self.written and len(self.cached) == len(self.ids) + len(self.written) - 1:
             return self.written[-1:]
-        self._write_anew()  # nothing is written, or its memory was taken
+        self._write_anew()  # nothing is written yet, or the slot was preempted
         return self.uncached()
 
     def note_written(self, fed_ids: Sequence[int], own_id: int) -> None:
-        """Record what was fed, and the token that the draft writes behind it. Draft tokens stay: nodes hang below."""
+        """Record the tokens that were fed, and the token that the draft writes after them.
+
+        Earlier draft tokens do not change: the tree has nodes under them.
+        """
         self.fed(fed_ids)
         self.written.append(own_id)
         read, self.has_ended = self.translation.read(self.committed, self.written)
@@ -63,7 +69,9 @@ class TranslatedSlot(Slot):
 
     @property
     def most_depth(self) -> int:
-        """Number of tokens that fit into the draft's context; 0 within a character, which none of its tokens ends."""
+        """Maximum depth of a draft tree within the draft's context; 0 within a character, which no draft token
+        completes.
+        """
         return max(0, self._limit + 1 - len(self._retokenization.ids)) if self._retokenization.is_whole else 0
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
@@ -74,7 +82,7 @@ class TranslatedSlot(Slot):
         self._num_agreed = min(self._num_agreed, self._retokenization.commit(self.committed, num_same))
 
     def is_told(self, num_cached: int) -> bool:
-        """Return whether the first `num_cached` cached tokens are all of what is committed."""
+        """Return whether the first `num_cached` cached tokens are all the committed tokens."""
         return self._num_agreed == num_cached == len(self.ids)
 
     def truncate(self, committed_len: int) -> int:
@@ -82,7 +90,7 @@ class TranslatedSlot(Slot):
 
 
 def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None, **more: Any) -> Slot:
-    """Create a slot of a draft with a context of `context_limit` tokens. slot, more: as `Slot` takes them."""
+    """Create a slot of a draft with a context of `context_limit` tokens. `slot`, `more`: arguments of `Slot`."""
     if translation is None:
         return Slot(*slot, **more)
     return TranslatedSlot(context_limit, *slot, translation=translation, **more)

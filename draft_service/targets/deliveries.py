@@ -1,7 +1,7 @@
-"""Deliveries to targets, and requests to them: a stream to each. On the gRPC loop's thread.
+"""Deliveries to targets, and requests to them, on one stream each. Runs on the gRPC loop's thread.
 
-What cannot be delivered is dropped, and so is the newest when a target reads more slowly than the draft writes: to the
-target it is a draft token that did not come. Rows requested on a stream that ended are requested again by their slot.
+What cannot be delivered is dropped, as is the newest delivery when a target reads more slowly than the draft writes.
+The target then lacks those draft tokens. Features requested on a stream that ended are requested again by their slot.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 MAX_TARGETS = 256
-"""Streams kept at once; the one that was longest without a delivery gives way."""
+"""Maximum number of open streams; the one without a delivery for longest is closed."""
 REGISTER_S = 60.0
-"""Seconds that a registration may take, weights included: less than a gateway waits for a pairing."""
+"""Time limit of a registration, weights included, in seconds: less than a gateway waits for a pairing check."""
 
 
 class Deliverer:
-    """Opens a stream at the first delivery for an address, and opens it anew after it breaks."""
+    """Sender of deliveries, which opens a stream at the first one for an address and reopens it after it breaks."""
 
     def __init__(
         self,
@@ -38,7 +38,9 @@ class Deliverer:
         certificates: CertificateFolder | None = None,
         offer: HeadOffer | None = None,
     ) -> None:
-        """submit: gives the engine rows of features that arrive. offer: the draft's head, where it reads such rows."""
+        """Create a sender. `submit`: passes features that arrive to the engine. `offer`: the draft's head, if it has
+        one.
+        """
         self._metrics = metrics
         self._certificates = certificates
         self._open = partial(TargetLink, offer=offer, metrics=metrics, submit=submit)
@@ -50,12 +52,14 @@ class Deliverer:
             self._metrics.dropped_tokens.inc(len(nodes.ids))
 
     def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
-        """Request the rows of a lease from a position on, as they are made. Requesting twice is harmless."""
+        """Request a lease's features from a position on, as they are made. Requesting twice is harmless."""
         self._link(address).registration.request(target_epoch, request)
 
     async def register(self, address: str, target_epoch: int) -> None:
-        """Register the head at a target. Raises IncompatiblePair where it refuses the head, and Unavailable where it
-        was not there, or did not answer in time: it may be another time, and the head is then offered again.
+        """Register the head at a target.
+
+        Raises `IncompatiblePair` where the target refuses it. Raises `Unavailable` where the target was not there or
+        did not answer in time; a later call offers the head again.
         """
         registration = self._link(address).registration
         try:

@@ -1,4 +1,4 @@
-"""Tests whether a head reads the hidden states that it was trained on, at the target that it is about to serve."""
+"""Test whether a head reads the hidden states that it was trained on, at the target that it is about to serve."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from outrider.wire.transport.rpc import describe_failure
 log = get_logger(__name__)
 
 PROBE_S = 60.0
-"""Seconds that a probe may take."""
+"""Time limit of a probe, in seconds."""
 
 
 class WiringTest:
-    """Tests one head at each life of a target that it is paired with: once, where it fits."""
+    """Test of one head at each epoch of the targets that it is paired with: once, where it passes."""
 
     def __init__(
         self,
@@ -48,26 +48,27 @@ class WiringTest:
         metrics: WorkerMetrics,
         stub_of: Callable[[str], target_pb2_grpc.TargetServiceStub],
     ) -> None:
-        """stub_of: returns a stub that calls the target at an address."""
+        """Create a test. `stub_of`: returns a stub that calls the target at an address."""
         self._stub_of = stub_of
         self._tests: dict[str, tuple[int, asyncio.Task[OutriderError | None]]] = {}
         """By the target's address: its epoch and the test there. A test returns the error for which the head may not be
-        served: the traceback of a raised one would keep the target's replies in memory.
-        """
+        served; the traceback of a raised error would keep the target's replies in memory."""
         self._state = state
         self._engine = engine
         self._metrics = metrics
         self._ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit, TEXT)
 
     async def __call__(self, address: str, target_epoch: int) -> None:
-        """Test the head unless that was done. Raises IncompatiblePair where it does not fit the target, unless its
-        configuration is trusted, and Unavailable while that cannot be known.
+        """Test the head at a target, unless it has passed there.
+
+        Raises `IncompatiblePair` where it does not fit the target, unless its configuration is trusted, and
+        `Unavailable` while that cannot be tested.
         """
         epoch, test = self._tests.get(address, (None, None))
         if test is None or epoch != target_epoch or _has_failed(test):
             test = asyncio.create_task(self._test(address, target_epoch))
             self._tests[address] = (target_epoch, test)
-        error = await asyncio.shield(test)  # a caller may not wait that long, and calls again
+        error = await asyncio.shield(test)  # a caller may stop waiting earlier, and calls again
         if error is not None:
             raise error
 
@@ -80,7 +81,7 @@ class WiringTest:
                 replies.append(await self._stub_of(address).Probe(probe, timeout=PROBE_S))
             except grpc.aio.AioRpcError as error:
                 return Unavailable(f"the target ran no probe: {describe_failure(error)}")
-            except asyncio.CancelledError:  # as calls end whose channel is closed
+            except asyncio.CancelledError:  # calls end so when their channel is closed
                 return Unavailable("the target ran no probe: its connection was closed", retry_after_s=1.0)
         try:
             outcome = await self._engine.call(EngineJob, lambda: score_head(head, seen_in(self._ids, taps, replies)))
@@ -102,8 +103,9 @@ def _has_failed(test: asyncio.Task[OutriderError | None]) -> bool:
 
 
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Seen:
-    """Join a target's replies about a text: each has MAX_PROBE_TAPS of the taps, the last one the rest. Call it on the
-    engine thread.
+    """Join a target's replies about a text. Each has `MAX_PROBE_TAPS` of the taps, the last the rest.
+
+    Call it on the engine thread.
     """
     found = dict[int, torch.Tensor]()
     for part, reply in zip(_parts(taps), replies, strict=True):

@@ -1,6 +1,6 @@
-"""Registers a draft's head at one target, on the stream to it, before rows of features are requested there.
+"""Register a draft's head at one target, on the stream to it, before features are requested there.
 
-On the gRPC loop's thread.
+Runs on the gRPC loop's thread.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from outrider.wire.transport.streams import Outbox
 log = get_logger(__name__)
 
 PIECE_BYTES = 4 << 20
-"""Bytes of a piece of the opening map, behind which deliveries wait."""
+"""Bytes of one piece of the projection. Deliveries wait behind a piece."""
 MAX_PIECES_QUEUED = 4
-"""Pieces that wait to be written."""
+"""Maximum number of pieces that wait to be written."""
 OFFER_AGAIN_S = 5.0
 """Seconds after which a head that was refused is offered again."""
 
@@ -32,11 +32,11 @@ class HeadOffer:
     """A head as a draft registers it."""
 
     data: bytes
-    """Its opening map, serialised."""
+    """The head's projection, serialised."""
     digest: bytes
-    """The map's name among workers."""
+    """SHA-256 of the projection, its name among workers."""
     width: int
-    """Numbers in a row."""
+    """Numbers in a feature."""
 
     @classmethod
     def of(cls, opening: OpeningMap) -> HeadOffer:
@@ -45,31 +45,34 @@ class HeadOffer:
 
 
 class Registration:
-    """The state of one head on one stream."""
+    """State of one head's registration on one stream."""
 
     def __init__(self, offer: HeadOffer, address: str, outbox: Outbox[tpb.Delivery | tpb.FeatureAsk]) -> None:
         self.offer = offer
         self._address = address
         self._outbox = outbox
         self._epoch: int | None = None
-        """Epoch of the target that the head was offered to last."""
+        """Epoch of the target that the head was last offered to."""
         self._answer = asyncio.Future[OutriderError | None]()
         """The target's answer: the error with which it refuses the head, or None where it accepts it."""
         self._offered_s = 0.0
         self._sending: asyncio.Task[None] | None = None
 
     async def register(self, target_epoch: int) -> None:
-        """Register at a target, also where it refused the head before. Raises IncompatiblePair where it refuses, and
-        Unavailable where its stream ends, or another life of it is registered at meanwhile.
+        """Register the head at a target, also where the target refused it before.
+
+        Raises `IncompatiblePair` where the target refuses the head. Raises `Unavailable` where the stream ends, or the
+        head is registered at another epoch of the target meanwhile.
         """
-        error = await asyncio.shield(self._offer(target_epoch, 0.0))  # another caller may wait, too
+        error = await asyncio.shield(self._offer(target_epoch, 0.0))  # another caller may wait for it, too
         if error is not None:
             raise error
 
     def request(self, target_epoch: int, request: RowsRequest) -> None:
-        """Request rows of a lease where the head is ready; else nothing is sent, and the slot requests them again.
+        """Request a lease's features where the head is registered. Otherwise nothing is sent; the slot requests them
+        again.
 
-        A head that was refused is offered again now and then: the target may have had no memory for it.
+        A head that was refused is offered again after `OFFER_AGAIN_S`: the target may have had no memory for it.
         """
         answer = self._offer(target_epoch, OFFER_AGAIN_S)
         if answer.done() and answer.result() is None:
@@ -83,9 +86,6 @@ class Registration:
             self._outbox.put(tpb.FeatureAsk(rows=rows))
 
     def _offer(self, target_epoch: int, again_s: float) -> asyncio.Future[OutriderError | None]:
-        """Offer the head to a target unless that was done. again_s: seconds after which one that was refused is offered
-        again.
-        """
         is_refused = self._answer.done() and self._answer.result() is not None
         if target_epoch != self._epoch or (is_refused and time.monotonic() >= self._offered_s + again_s):
             if not self._answer.done():
@@ -99,7 +99,7 @@ class Registration:
         return self._answer
 
     def replied(self, reply: tpb.HeadReply) -> None:
-        """Continue with a reply of the target; one to another life of it is dropped."""
+        """Handle a reply of the target; one for another epoch of it is dropped."""
         if reply.digest != self.offer.digest or reply.target_epoch != self._epoch:
             return
         if reply.state == tpb.HEAD_STATE_WEIGHTS_WANTED:
@@ -113,7 +113,6 @@ class Registration:
             self.settle(IncompatiblePair(why))
 
     async def _send_weights(self, answer: asyncio.Future[OutriderError | None]) -> None:
-        """Send the weights until the target has answered."""
         offer = self.offer
         for offset in range(0, len(offer.data), PIECE_BYTES):
             await self._outbox.wait_below(MAX_PIECES_QUEUED)
@@ -123,7 +122,7 @@ class Registration:
             self._outbox.put(tpb.FeatureAsk(weights=tpb.HeadWeights(digest=offer.digest, offset=offset, data=data)))
 
     def settle(self, error: OutriderError | None) -> None:
-        """Take the target's answer, or why there will be none; a later one replaces it."""
+        """Record the target's answer, or the error because of which there will be none; a later call replaces it."""
         if self._answer.done():
             self._answer = asyncio.Future()
         self._answer.set_result(error)

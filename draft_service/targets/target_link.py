@@ -1,4 +1,4 @@
-"""A draft's stream to one target: deliveries out, and the rows of features that a head reads back. On the gRPC loop's
+"""A draft's stream to one target: deliveries out, and the features that a head reads back. Runs on the gRPC loop's
 thread.
 """
 
@@ -24,15 +24,15 @@ from outrider.wire.transport.tls import Dialer
 log = get_logger(__name__)
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""Most bytes of deliveries that wait for one target: later ones would arrive too late."""
+"""Maximum bytes of deliveries that wait for one target: later ones would arrive too late."""
 MAX_UNTAKEN_BYTES = 64 << 20
-"""Bytes of rows that the engine has not taken in, above which no more are read."""
+"""Bytes of features that the engine has not taken, above which no more are read."""
 RETRY_S = 0.005
-"""Seconds after which the number of those bytes is read again."""
+"""Interval at which that number of bytes is polled, in seconds."""
 
 
 class TargetLink:
-    """One stream, until it ends."""
+    """One stream to a target, until it ends."""
 
     def __init__(
         self,
@@ -42,8 +42,10 @@ class TargetLink:
         metrics: WorkerMetrics,
         submit: Callable[[RowsJob], None],
     ) -> None:
-        """offer: the head that is registered before rows are requested; None where none are. submit: gives the engine
-        rows that arrive.
+        """Open the stream. `offer`: the head to register before features are requested; None for a draft without a
+        head.
+
+        `submit`: passes features that arrive to the engine.
         """
         self.is_broken = False
         self.dialer = dialer
@@ -54,9 +56,9 @@ class TargetLink:
         self._call = self.stub.Deliver()
         self._backlog_bytes = 0
         self._given_bytes = 0
-        """Bytes of rows given to the engine. The gRPC loop's thread alone counts them."""
+        """Bytes of features passed to the engine. Only the gRPC loop's thread writes it."""
         self._taken_bytes = 0
-        """Bytes of these that it has taken in. The engine thread alone counts them."""
+        """Bytes of these that the engine has taken. Only the engine thread writes it."""
         self._outbox: Outbox[tpb.Delivery | tpb.FeatureAsk] = Outbox(
             self._write,
             self._call.cancel,
@@ -72,7 +74,7 @@ class TargetLink:
         return self._registration
 
     def put(self, item: tpb.Delivery) -> bool:
-        """Queue a delivery; return False where it is dropped. One alone is sent whatever its size."""
+        """Queue a delivery; return False where it is dropped. A single one is sent whatever its size."""
         size = item.ByteSize()
         if self._backlog_bytes and self._backlog_bytes + size > MAX_BACKLOG_BYTES:
             return False
@@ -130,10 +132,10 @@ class TargetLink:
 
         self._submit(RowsJob(message.ticket, message.target_epoch, message.start, rows, taken, message.request_id))
         while self._given_bytes - self._taken_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
-            await asyncio.sleep(RETRY_S)  # the target keeps count of what it cannot send
+            await asyncio.sleep(RETRY_S)  # the target bounds what it cannot send
 
     async def close(self) -> None:
-        """End the stream for good, and the series of the link with it."""
+        """End the stream for good, and remove the link's metrics series."""
         self.is_broken = True
         self._watch.cancel()
         await asyncio.gather(self._watch, self._outbox.close(), return_exceptions=True)

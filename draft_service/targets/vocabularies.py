@@ -1,6 +1,6 @@
 """The vocabularies of a draft's targets: each target's tokenizer is read when the gateway pairs them.
 
-On the gRPC loop's thread.
+Runs on the gRPC loop's thread.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 READ_S = 60.0
-"""Seconds in which a target has to send its description, and as many for its tokenizer."""
+"""Time limit for a target to send its description, and again for its tokenizer, in seconds."""
 
 Key = tuple[str, int, tuple[int, ...]]
-"""Identifies a vocabulary: fingerprint, width and end-of-sequence ids."""
+"""Identifies a vocabulary: fingerprint, width of the logits and end-of-sequence ids."""
 
 
 class TargetVocabularies:
-    """The vocabularies of a draft's slots: each is its target's, and there may be several at once."""
+    """Vocabularies of a draft's slots: each slot has its target's, and there may be several at once."""
 
     def __init__(
         self,
@@ -39,7 +39,10 @@ class TargetVocabularies:
         default: SlotVocabulary,
         stub_of: Callable[[str], target_pb2_grpc.TargetServiceStub],
     ) -> None:
-        """own, tokenizer: the draft's. default: its own vocabulary. stub_of: calls the target at an address."""
+        """Create an empty collection. `own`, `tokenizer`: the draft's. `default`: its own vocabulary.
+
+        `stub_of`: returns a stub that calls the target at an address.
+        """
         self._own = own
         self._tokenizer_json = tokenizer.tokenizer_json
         self._default = default
@@ -48,11 +51,12 @@ class TargetVocabularies:
         """By the target's address: its epoch and its vocabulary."""
         self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
         self.infos: list[pb.Translation] = []
-        """Descriptions of the vocabularies that are translated."""
+        """Descriptions of the vocabularies that the draft translates."""
 
     async def learn(self, address: str, target_epoch: int) -> None:
-        """Read a target's vocabulary. Raises ConfigError where the draft may not serve it, and Unavailable while
-        that cannot be known.
+        """Read a target's vocabulary.
+
+        Raises `ConfigError` where the draft cannot serve it, and `Unavailable` while that cannot be known.
         """
         try:
             info: pb.WorkerInfo = await self._stub_of(address).GetInfo(pb.GetInfoRequest(), timeout=READ_S)
@@ -66,7 +70,7 @@ class TargetVocabularies:
         self._of_targets[address] = (target_epoch, found)
 
     def of(self, message: pb.OpenSlot) -> SlotVocabulary:
-        """Return the vocabulary of a slot: the draft's own, unless its target was found to have another."""
+        """Return the vocabulary of a slot: the draft's own, unless its target has another."""
         epoch, found = self._of_targets.get(message.deliver_to, (None, self._default))
         return found if epoch == message.target_epoch else self._default
 
@@ -76,7 +80,7 @@ class TargetVocabularies:
             return self._default
         if key not in self._made:
             self._made[key] = asyncio.create_task(self._make(key, address, target))
-        return await asyncio.shield(self._made[key])  # a caller may not wait that long, and calls again
+        return await asyncio.shield(self._made[key])  # a caller may stop waiting earlier, and calls again
 
     async def _make(self, key: Key, address: str, target: pb.WorkerInfo) -> SlotVocabulary:
         try:
@@ -84,7 +88,7 @@ class TargetVocabularies:
         except grpc.aio.AioRpcError:
             del self._made[key]  # the target may answer another time
             raise
-        except asyncio.CancelledError:  # as calls end whose channel is closed
+        except asyncio.CancelledError:  # calls end so when their channel is closed
             del self._made[key]
             why = f"the connection to the target at {address} was closed while it said what its tokens are"
             raise Unavailable(why, retry_after_s=1.0) from None
@@ -103,7 +107,7 @@ class TargetVocabularies:
         return vocabulary
 
     def _translated(self, target: pb.WorkerInfo, target_json: bytes) -> SlotVocabulary:
-        """Create the vocabulary of a target, in a thread. Raises ConfigError where nothing translates."""
+        """Runs in a thread of its own, since it takes about a second."""
         sizes = (target.vocab_size, self._own.vocab_size)
         try:
             translation = between(target_json, self._tokenizer_json, *sizes, self._own.eos_token_ids)

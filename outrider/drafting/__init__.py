@@ -1,1 +1,1 @@
-"""Drafters that need no model: counts of what followed what, and copies of what was there before. No torch."""
+"""Drafters without a model: by counts of n-grams, and by copying earlier text. No torch."""

@@ -1,7 +1,7 @@
-"""Keeps drafters that copy from a prompt from proposing a chat template's marks where an answer begins.
+"""Keep drafters that copy from a prompt from proposing a chat template's marks where an answer begins.
 
-The last tokens of a prompt are the template's, which came before at the begin of other messages: what followed there,
-such as the mark of the next turn, begins no answer.
+The last tokens of a prompt are the template's, which also stand at the start of earlier messages. Their continuation
+there, such as the mark of the next turn, does not begin an answer.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from outrider.drafting.drafter import Counts, Follower, SequenceDrafter, Walk
 
 
 class AnswerStart:
-    """Opens a drafter's followers so that they propose no mark before the first output token."""
+    """Drafter that wraps another, so that its followers propose no mark as the first output token."""
 
     def __init__(self, drafter: SequenceDrafter, mark_ids: Set[int]) -> None:
-        """mark_ids: the tokenizer's special tokens."""
+        """Wrap a drafter. `mark_ids`: the tokenizer's special tokens."""
         self._drafter = drafter
         self._mark_ids = np.array(sorted(mark_ids), dtype=np.int64)
 
@@ -26,7 +26,7 @@ class AnswerStart:
 
 
 class AnswerFollower:
-    """Follows a sequence as another follower does."""
+    """Follower that wraps another."""
 
     def __init__(self, follower: Follower, num_prompt: int, mark_ids: np.ndarray) -> None:
         self._follower = follower
@@ -53,8 +53,6 @@ class AnswerFollower:
 
 
 class _UnmarkedWalk:
-    """Ends where nothing but marks may come."""
-
     def __init__(self, walk: Walk, mark_ids: np.ndarray) -> None:
         self._walk = walk
         self._mark_ids = mark_ids

@@ -1,7 +1,7 @@
 """The protocols of a drafter without a model, as a target worker, a draft service and `outrider alpha` use it.
 
-A drafter is opened for a sequence and follows it there. To propose, a walk goes ahead over its own guesses, which
-change nothing of what is followed.
+A drafter opens a follower for a sequence. To propose tokens, a walk continues from the sequence's end over its own
+draft tokens, without changing the follower.
 """
 
 from __future__ import annotations
@@ -13,33 +13,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 Counts = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Ids, ascending, and how often each came, above 0. [N] each, N at least 1."""
+"""Ids [N] in ascending order, and their counts [N], each above 0. N is at least 1."""
 
 
 class Walk(Protocol):
-    """Guesses from the end of a sequence onwards. It is of no use once the sequence has changed."""
+    """Draft tokens from the end of a sequence onwards. A walk is invalid once the sequence has changed."""
 
     def next(self) -> Counts | None:
-        """Return what may come here, with counts, or None where nothing is known."""
+        """Return the ids that may come next, with counts; None where none is known."""
 
     def step(self, token_id: int) -> None:
-        """Go on behind this guess."""
+        """Continue after this draft token."""
 
 
 class Follower(Protocol):
-    """A drafter's knowledge of one sequence. Its guesses depend on the sequence as it now is (and, for a drafter that
-    has read others, on those), however it came to be so.
+    """State of a drafter for one sequence.
+
+    Its draft tokens depend on the sequence alone, however it came to be so, and on other sequences for a drafter that
+    learns from them.
     """
 
     @property
     def num_tokens(self) -> int:
-        """Return the length of the sequence, in tokens."""
+        """Length of the sequence, in tokens."""
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Add tokens at the end of the sequence."""
+        """Append tokens to the sequence."""
 
     def truncate(self, num_tokens: int) -> None:
-        """Cut the sequence back to its first num_tokens."""
+        """Truncate the sequence to its first `num_tokens` tokens."""
 
     def walk(self) -> Walk: ...
 
@@ -47,21 +49,22 @@ class Follower(Protocol):
         """Return whether a draft token from here is worth verifying."""
 
     def close(self) -> None:
-        """End the sequence, from which the drafter may learn. A follower that is only dropped teaches it nothing."""
+        """End the sequence; the drafter may learn from it. It learns nothing from a follower that is only dropped."""
 
 
 class SequenceDrafter(Protocol):
-    """Opens followers. It and they belong to one thread."""
+    """A drafter without a model, which opens followers. The drafter and its followers belong to one thread."""
 
     def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> Follower:
-        """Follow a sequence: prompt and output so far, of which the first num_prompt tokens are the prompt. What is
-        learnt from an ended sequence is used for those with the same corpus_id alone; with an empty one nothing is
-        learnt, and nothing used.
+        """Follow a sequence of prompt and output so far, of which the first `num_prompt` tokens are the prompt.
+
+        What is learnt from an ended sequence is used for sequences with the same `corpus_id` alone. With an empty one
+        nothing is learnt or used.
         """
 
 
 class Followed:
-    """A sequence that is added to at its end and cut back there."""
+    """A sequence that grows and shrinks at its end."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.ids = list(token_ids)

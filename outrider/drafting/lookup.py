@@ -1,5 +1,5 @@
-"""A drafter that copies: what followed the last tokens where they came before, in the sequence itself or in the outputs
-of requests that have ended (prompt lookup: Saxena, "Prompt lookup decoding", 2023).
+"""A drafter that copies: it proposes the continuation of an earlier occurrence of the last tokens, in the sequence
+itself or in the outputs of requests that have ended (prompt lookup: Saxena, "Prompt lookup decoding", 2023).
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from outrider.drafting.drafter import Counts, sorted_counts
 from outrider.drafting.suffixes import SuffixIndex
 
 MIN_N, MAX_N = 2, 8
-"""Tokens that must have come before, and tokens beyond which a longer match is no better. Doubling the first makes
-guesses rarer and oftener right; doubling the second makes a search take twice as long."""
+"""Minimum length of a match in tokens, and the length beyond which a longer match is no better."""
 CORPUS_TOKENS = 65536
-"""Tokens of ended outputs that are remembered for later requests, about 1 MiB."""
+"""Number of tokens of ended outputs that are kept for later requests, about 1 MiB."""
 
 
 class Lookup:
-    """Opens followers that copy from the sequence itself and from a corpus."""
+    """Drafter that copies from the sequence itself and from a corpus."""
 
     def __init__(self, min_n: int = MIN_N, max_n: int = MAX_N, corpus_tokens: int = CORPUS_TOKENS) -> None:
-        """Copy behind matches of at least min_n tokens, and prefer longer ones up to max_n. corpus_tokens: tokens of
-        ended outputs that are remembered, of all corpus_ids together.
+        """Copy after matches of at least `min_n` tokens; prefer longer ones up to `max_n`.
+
+        `corpus_tokens`: tokens of ended outputs to keep, for all corpus ids together.
         """
         self._sizes = (min_n, max_n)
         self.corpus = Corpus(min_n, max_n, corpus_tokens)
@@ -32,8 +32,9 @@ class Lookup:
 
 
 class Corpus:
-    """The latest outputs, apart for each corpus_id, so that nobody is proposed another's text. What has an empty one is
-    not remembered.
+    """The latest outputs, separate for each corpus id, so that no user's text is proposed to another.
+
+    Outputs with an empty corpus id are not kept.
     """
 
     def __init__(self, min_n: int, max_n: int, most_tokens: int) -> None:
@@ -48,10 +49,10 @@ class Corpus:
         return self._shelves.get(corpus_id)
 
     def add(self, output_ids: Sequence[int], corpus_id: bytes) -> None:
-        """Remember an output, or the end of one that is longer than the corpus."""
+        """Keep an output, or the end of one that is longer than the corpus."""
         kept = output_ids[max(0, len(output_ids) - self._most_tokens) :]
         if not corpus_id or len(kept) <= self._sizes[0]:
-            return  # nothing follows a match in so short an output
+            return  # too short to have a match with a token after it
         while self.num_tokens + len(kept) > self._most_tokens:
             self._forget_oldest()
         shelf = self._shelves.setdefault(corpus_id, SuffixIndex(*self._sizes))
@@ -64,18 +65,18 @@ class Corpus:
         corpus_id, count = self._outputs.popleft()
         self.num_tokens -= count
         shelf = self._shelves[corpus_id]
-        shelf.drop(count + 1)  # and what parts it from the next
+        shelf.drop(count + 1)  # and the separator after it
         if shelf.is_empty:
             del self._shelves[corpus_id]
 
 
 class LookupFollower:
-    """Follows a sequence by an index of its runs of tokens."""
+    """Follower of one sequence, with an index of its n-grams."""
 
     def __init__(
         self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes, sizes: tuple[int, int], corpus: Corpus
     ) -> None:
-        """sizes: tokens of the shortest and of the longest match."""
+        """Follow a sequence. `sizes`: lengths of the shortest and the longest match, in tokens."""
         self._own = SuffixIndex(*sizes)
         self._num_prompt = num_prompt
         self._corpus_id = corpus_id
@@ -96,7 +97,10 @@ class LookupFollower:
             self._own.pop()
 
     def walk(self) -> LookupWalk:
-        """Go on behind the longest match; of equals, the one in the sequence itself, then the latest."""
+        """Return a walk from the longest match; of equals, from the one in the sequence itself, then the latest.
+
+        sequence [1, 2, 3, 9, 1, 2, 3]: the match is [1, 2, 3] at 0, and the walk proposes 9, 1, 2, 3, 9, ...
+        """
         tail = self._own.last(self._max_n)
         own, shelf = self._own.longest(tail), self._corpus.shelf(self._corpus_id)
         other = None if shelf is None else shelf.longest(tail)
@@ -113,7 +117,7 @@ class LookupFollower:
 
 
 class LookupWalk:
-    """Copies on from one place. A text that repeats itself is copied beyond its own end."""
+    """Walk that copies on from one position. A text that repeats itself is copied beyond its own end."""
 
     def __init__(self, source: SuffixIndex, position: int | None) -> None:
         self._source = source

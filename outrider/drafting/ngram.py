@@ -1,4 +1,4 @@
-"""A drafter that counts what followed the last tokens of a sequence in the sequence itself."""
+"""A drafter that counts which tokens followed the last ones, in the sequence itself."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from outrider.drafting.drafter import Counts, Followed, sorted_counts
 
 ORDERS = (4, 3, 2)
-"""Tokens of the n-grams that are counted, the longest first: it has the say where it has been seen."""
+"""Lengths of the counted n-grams in tokens, the longest first. The longest with a count decides."""
 HISTORY = 512
-"""Tokens of prompt and output, the last ones, that n-grams are counted over."""
+"""Number of last tokens, of prompt and output, in which n-grams are counted."""
 
 
 class Ngram:
-    """How often each token came after the last three, two or one, in the last tokens of the sequence itself."""
+    """Drafter by the counts of the tokens that followed the last three, two or one, in the sequence's last tokens."""
 
     def __init__(self, orders: Sequence[int] = ORDERS, history: int = HISTORY) -> None:
-        """Count n-grams of these orders, each from 2 to `history` tokens."""
+        """Count n-grams of these lengths, each from 2 to `history` tokens."""
         self._orders = tuple(sorted(orders, reverse=True))
         self._history = history
 
@@ -25,15 +25,15 @@ class Ngram:
 
 
 class NgramFollower(Followed):
-    """Counts the n-grams that lie in the last `history` tokens: one that comes or goes costs a step per order."""
+    """Counts of the n-grams in the last `history` tokens. Adding or removing a token costs one update per order."""
 
     def __init__(self, token_ids: Sequence[int], orders: Sequence[int], history: int) -> None:
-        """orders: tokens of the n-grams, the longest first."""
+        """Follow a sequence. `orders`: lengths of the n-grams, the longest first."""
         super().__init__(())
         self._orders = orders
         self._history = history
         self._followers: dict[tuple[int, ...], dict[int, int]] = {}
-        before = max(0, len(token_ids) - history)  # of these nothing is counted
+        before = max(0, len(token_ids) - history)  # n-grams of these tokens are not counted
         self.ids.extend(token_ids[:before])
         self._start = before
         """Position of the first token that is counted: `history` before the end, or 0."""
@@ -61,21 +61,21 @@ class NgramFollower(Followed):
         )
 
     def has_next(self) -> bool:
-        """Return whether its last two tokens came before, or as many as its longest order needs: one says little."""
+        """Return whether the last two tokens, or as many as the longest order needs, occurred before: one predicts
+        little.
+        """
         needed = min(2, self._orders[0] - 1)
         counted = len(self.ids) - self._start
         contexts = (order - 1 for order in self._orders if needed <= order - 1 <= counted)
         return any(tuple(self.ids[len(self.ids) - num :]) in self._followers for num in contexts)
 
     def _count_last(self, by: int) -> None:
-        """Count the n-grams that end with the last token."""
         end = len(self.ids)
         for order in self._orders:
             if end - order >= self._start:
                 self._count(end - order, order, by)
 
     def _count_first(self, by: int) -> None:
-        """Count the n-grams that begin with the first token of the history."""
         for order in self._orders:
             if self._start + order <= len(self.ids):
                 self._count(self._start, order, by)
@@ -91,12 +91,12 @@ class NgramFollower(Followed):
 
 
 class NgramWalk:
-    """Guesses by the tokens before, its own guesses among them, which are not counted."""
+    """Walk by the counts after the last tokens, its own draft tokens included, which are not counted."""
 
     def __init__(
         self, followers: dict[tuple[int, ...], dict[int, int]], orders: Sequence[int], last_ids: list[int]
     ) -> None:
-        """last_ids: as many as the longest order needs, or all there are."""
+        """Create a walk. `last_ids`: as many tokens as the longest order needs, or all of a shorter sequence."""
         self._followers = followers
         self._orders = orders
         self._last_ids = last_ids

@@ -1,8 +1,9 @@
-"""A drafter that copies a text which the request predicts: a file before an edit, say (OpenAI's predicted outputs).
+"""A drafter that copies a text which the request predicts, such as a file before an edit (OpenAI's predicted outputs).
 
-It begins at the text's beginning, copies on while the output agrees, and after that goes on where the output's last
-tokens stand in the text. It watches whether what it says comes, verified or not: the more of it was wrong of late,
-the more tokens must match before it says anything, so that a text of no use leaves the say to others.
+It starts at the beginning of the text and copies as long as the output agrees. After a mismatch it continues where the
+output's last tokens occur in the text. It checks its draft tokens against the output, verified or not: the more of the
+latest were wrong, the more tokens must match before it proposes again. So a useless text leaves the proposals to other
+drafters.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import numpy as np
 from outrider.drafting.drafter import Counts, Followed, sorted_counts
 
 MAX_N = 16
-"""Tokens that must match, at most, for it to say anything; to go on elsewhere, two must. Doubling it leaves a text
-of no use silent twice as long."""
+"""Maximum number of tokens that must match before it proposes; after a jump, at least two must."""
 MOST_PLACES = 256
-"""Places that are compared for the longest match, from where it was last right on, and as many from the beginning.
-Doubling it doubles the time that a text takes which repeats itself."""
+"""Maximum number of occurrences compared for the longest match, from the last correct position on, and as many again
+from the beginning."""
 
 
 class Prediction:
@@ -28,17 +28,18 @@ class Prediction:
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.ids = list(token_ids)
         self._ids = np.array(self.ids, dtype=np.int64)
-        pairs = (self._ids[:-2] << 32) | self._ids[1:-1]  # of what is followed by something
+        pairs = (self._ids[:-2] << 32) | self._ids[1:-1]  # of tokens that another follows
         self._starts = np.argsort(pairs, kind="stable")
-        """Positions at which pairs begin, those of equal pairs together and ascending."""
+        """Positions at which pairs of tokens begin; equal pairs are adjacent and ascending."""
         self._pairs = pairs[self._starts]
 
     def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> PredictionFollower:
         return PredictionFollower(self, token_ids, num_prompt)
 
     def longest(self, tail: Sequence[int], near: int) -> tuple[int, int] | None:
-        """Return the position behind the longest run of tokens that ends as `tail` does, and its length, from 2 to
-        MAX_N; None without one. Of equals the first from position `near` on, else the first of all.
+        """Return the position after the longest run of tokens that ends as `tail` does, and its length, 2 to `MAX_N`.
+
+        None without a run of two. Of equal runs, the first from position `near` on; without one, the first of all.
         """
         if len(tail) < 2:
             return None
@@ -59,29 +60,30 @@ class Prediction:
 
 
 class _Place(NamedTuple):
-    """What is known behind a token of the output."""
+    """State after one token of the output."""
 
     position: int
-    """Of the text's token that would come next; the text's length where the output is nowhere in it."""
+    """Position in the text of the token expected next; the text's length where the output does not occur in it."""
     num_agreed: int
-    """Tokens in a row that agree up to there, the match that led there among them."""
+    """Number of consecutive tokens that agree up to there, including the match that led there."""
     needed: int = 1
-    """So many must, for it to say anything: doubled by each guess that did not come, less by one for each that did."""
+    """Number of agreeing tokens needed to propose: doubled by each wrong draft token, decremented by each correct one.
+    """
     heard: int = 0
-    """Position behind the last guess that came."""
+    """Position after the last correct draft token."""
     came: bool | None = None
-    """Whether the token before it had been guessed; None where nothing had been said."""
+    """Whether the draft token proposed for the previous position was correct; None where none was proposed."""
 
 
 class PredictionFollower(Followed):
-    """Follows an output along the text."""
+    """Follower of an output along the text."""
 
     def __init__(self, text: Prediction, token_ids: Sequence[int], num_prompt: int) -> None:
         super().__init__(token_ids[:num_prompt])
         self._text = text
         self._num_prompt = num_prompt
         self._places = [_Place(0, 1)]
-        """Behind the prompt, and behind each token of the output."""
+        """States after the prompt and after each token of the output."""
         self.append(token_ids[num_prompt:])
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -101,7 +103,7 @@ class PredictionFollower(Followed):
         return self._says(self._places[-1])
 
     def outcomes(self, num_tokens: int) -> list[bool]:
-        """Return, of what it had to say before each of the last num_tokens tokens of the output, whether it came."""
+        """Return whether each draft token proposed for the last `num_tokens` output tokens was correct."""
         places = self._places[max(1, len(self._places) - num_tokens) :]
         return [place.came for place in places if place.came is not None]
 
@@ -124,7 +126,7 @@ class PredictionFollower(Followed):
 
 
 class PredictionWalk:
-    """Copies on from one place to the text's end."""
+    """Walk that copies from one position to the text's end."""
 
     def __init__(self, ids: Sequence[int], position: int) -> None:
         self._ids = ids

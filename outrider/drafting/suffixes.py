@@ -1,4 +1,4 @@
-"""Find where the last tokens of a sequence came before: an index that grows with it, and shrinks at either end."""
+"""Find earlier occurrences of the last tokens of a sequence, by an index that grows and shrinks with it."""
 
 from __future__ import annotations
 
@@ -6,40 +6,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_PLACES = 32
-"""Latest places that are compared for the longest match; doubling it at most doubles the time on text that
-repeats itself."""
+"""Maximum number of latest occurrences that are compared for the longest match. It bounds the time on repetitive text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A place where the last tokens came before."""
+    """An earlier occurrence of the last tokens."""
 
     end: int
-    """Position behind the match: the token there is what followed."""
+    """Position after the match: the token there is the continuation."""
     length: int
-    """Tokens of the match, at most max_n of the index."""
+    """Length of the match in tokens, at most the index's `max_n`."""
 
 
 class SuffixIndex:
-    """Tokens in order, and of every `min_n` of them in a row where they came before. None parts texts: no match goes
-    across. Positions keep their meaning when tokens at the front are dropped.
+    """Index of a sequence of tokens by every `min_n` consecutive ones.
+
+    A None token separates texts: no match spans it. Positions stay valid when tokens at the front are dropped.
     """
 
     def __init__(self, min_n: int, max_n: int) -> None:
-        """Find matches of min_n to max_n tokens, 1 <= min_n <= max_n."""
+        """Index matches of `min_n` to `max_n` tokens, 1 <= min_n <= max_n."""
         self._min_n = min_n
         self._max_n = max_n
         self._ids: list[int | None] = []
         self._first = 0
-        """Position of the first token that is left."""
+        """Position of the first token that is kept."""
         self._last: dict[tuple[int | None, ...], int] = {}
-        """By min_n tokens in a row: the end of their latest place."""
+        """Maps `min_n` consecutive tokens to the end of their latest occurrence."""
         self._earlier: list[int | None] = []
-        """By token: the end of the place before, of the min_n tokens that end with it."""
+        """By token: the end of the previous occurrence of the `min_n` tokens that end with it."""
 
     @property
     def end(self) -> int:
-        """Return the position behind the last token."""
+        """Position after the last token."""
         return self._first + len(self._ids)
 
     @property
@@ -47,11 +48,11 @@ class SuffixIndex:
         return not self._ids
 
     def last(self, count: int) -> list[int | None]:
-        """Return the last `count` tokens, or all there are."""
+        """Return the last `count` tokens, or all of a shorter sequence."""
         return self._ids[max(0, len(self._ids) - count) :]
 
     def at(self, position: int) -> int | None:
-        """Return the token at a position, or None between texts and where there is none."""
+        """Return the token at a position; None between texts and outside the sequence."""
         return self._ids[position - self._first] if self._first <= position < self.end else None
 
     def append(self, token_id: int | None) -> None:
@@ -73,7 +74,7 @@ class SuffixIndex:
         self._ids.pop()
 
     def drop(self, count: int) -> None:
-        """Remove the first `count` tokens; matches that began in them are found no more."""
+        """Remove the first `count` tokens. Matches that begin in them are no longer found."""
         for end in range(self._first + 1, min(self._first + count + self._min_n, self.end + 1)):
             key = self._key(end)
             if key is not None and self._last.get(key) == end:
@@ -82,8 +83,10 @@ class SuffixIndex:
         self._first += count
 
     def longest(self, tail: Sequence[int | None]) -> Match | None:
-        """Return the longest match among the latest places that end as `tail` does and have a token behind them, the
-        latest of equals. tail: at least max_n tokens, or all there are.
+        """Return the longest match with `tail` that has a token after it, among its latest occurrences; of equals the
+        latest.
+
+        `tail`: the last `max_n` tokens or more, or all of a shorter sequence.
         """
         best: Match | None = None
         end = self._last.get(tuple(tail[-self._min_n :])) if len(tail) >= self._min_n else None
@@ -106,7 +109,6 @@ class SuffixIndex:
         return length
 
     def _key(self, end: int) -> tuple[int | None, ...] | None:
-        """Return the min_n tokens that end there; None where there are not so many, or texts part."""
         start = end - self._first - self._min_n
         key = tuple(self._ids[start : start + self._min_n]) if start >= 0 else ()
         return None if not key or None in key else key

@@ -1,5 +1,5 @@
 """The bytes that a tokenizer's ids add to a text, read from its tokenizer.json. Called by the gateway, which streams
-them, and where a draft translates between its own tokens and a target's.
+them, and where a draft's tokens are mapped to a target's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BYTE_OF_CHAR = _byte_alphabet()
 
 
 def byte_level(token: str) -> bytes:
-    """Return the bytes of a byte-level token; an added one may be written in letters that stand for none."""
+    """Return the bytes of a byte-level token; an added token may be written in letters outside the byte alphabet."""
     known = bytes(_BYTE_OF_CHAR[char] for char in token if char in _BYTE_OF_CHAR)
     return known if len(known) == len(token) else token.encode()
 
@@ -39,22 +39,22 @@ def fallback_byte(token: str) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """What a tokenizer's ids stand for."""
+    """The bytes of a tokenizer's ids."""
 
     of: list[bytes | None]
-    """By id: bytes of UTF-8, which need not be whole characters. None for special tokens and the unknown token, which
-    no text stands for, and for ids that the tokenizer lacks."""
+    """UTF-8 bytes by id, which need not be whole characters. None for special tokens and the unknown token, which stand
+    for no text, and for ids that the tokenizer lacks."""
     fallback_ids: frozenset[int]
-    """Ids of bytes that are written only where no other token is."""
+    """Ids of single bytes that are written only where no other token fits."""
 
     @property
     def num_texts(self) -> int:
-        """Return how many ids stand for text."""
+        """Number of ids that stand for text."""
         return sum(1 for raw in self.of if raw)
 
 
 def read_spelling(tokenizer_json: bytes) -> Spelling:
-    """Read the spelling of all ids. Raises ConfigError where what a token adds to a text is not its bytes alone."""
+    """Read the bytes of all ids. Raises `ConfigError` where a token adds other bytes than its own."""
     tokenizer, document = Tokenizer.from_buffer(tokenizer_json), json.loads(tokenizer_json)
     parts = _decoders(described(tokenizer.decoder))
     is_byte_level = [part["type"] for part in parts if part["type"] != "Fuse"] == ["ByteLevel"]
@@ -93,7 +93,6 @@ def _decoders(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _replacements(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return what to write in place of what, in every token. Raises ConfigError."""
     found = list[tuple[str, str]]()
     for part in parts:
         kind, pattern = part["type"], part.get("pattern")

@@ -1,14 +1,14 @@
-"""Between a target's tokens and those of a draft that has others: what the target committed is retokenized for the
-draft, and what the draft proposes is read as the target's.
+"""Map between a target's tokens and those of a draft with another vocabulary. The target's committed tokens are
+retokenized for the draft, and the draft's tokens are mapped to the target's.
 
-Tokens are the same where they are the same bytes, of whole characters; special tokens never are, however they are
-spelled. A draft's law is restricted to the tokens that are one in both vocabularies and renormalised (token-level
-intersection, Timor et al. 2025, arXiv 2502.05202, algorithm 4). So all that leaves the draft is of the target's ids,
-drawn from a law over them. Where few tokens are one in both, guesses at temperature 0 are instead the draft's own text
-as the target would write it (string-level exact match, algorithm 2).
+Two tokens are the same where they are the same bytes, of whole characters. Special tokens are never the same, however
+they are spelled. A draft's distribution is restricted to the tokens that are in both vocabularies and renormalised
+(token-level intersection, Timor et al. 2025, arXiv 2502.05202, algorithm 4). So every draft token has an id of the
+target's, and is drawn from a distribution over those ids. Where few tokens are in both, draft tokens at temperature 0
+are instead the draft's own text, retokenized for the target (string-level exact match, algorithm 2).
 
-What a law was computed from is free: committed tokens are turned into bytes and these into the draft's tokens, as its
-tokenizer would write them, which costs acceptance alone where it is not exact.
+The draft's context need not match exactly: committed tokens are decoded to bytes and encoded by the draft's tokenizer.
+Where that is inexact, only acceptance suffers.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.models.fingerprint import first_difference, tokenizer_fingerprint
 
 LOOK_BEHIND = 16
-"""Committed tokens before the first new one that are retokenized again: what follows may merge with them. A draft's
-token that reaches further back stays apart, which costs acceptance."""
+"""Number of committed tokens before the first new one that are retokenized again: new text may merge with them. A
+draft's token that reaches further back stays split, which costs acceptance."""
 
 SMALL_OVERLAP = 0.4
-"""Share of the target's tokens below which a draft's tokens at temperature 0 are texts of its own. Measured
-(`make bench-tokenizers`): at 44 % both keep as many, and texts take the draft 1.4 times the steps; at 20 % texts keep
-1.2 times as many."""
+"""Fraction of the target's tokens that are shared, below which draft tokens at temperature 0 are retokenized text of
+the draft. Measured (`make bench-tokenizers`): at 44 % both ways have as many tokens accepted, and text takes the draft
+1.4 times the steps; at 20 % text has 1.2 times as many accepted."""
 
 Logits = NDArray[np.float32]
 
 
 class Mark(NamedTuple):
-    """A place in a text where tokens of both begin."""
+    """A place in a text where a token of both the target and the draft begins."""
 
     num_committed: int
     num_own: int
@@ -50,46 +50,49 @@ class Retokenization(Protocol):
     """The committed tokens of one slot as tokens of the draft."""
 
     ids: list[int]
-    """Tokens that the draft is fed; never empty."""
+    """Token ids that the draft is fed; never empty."""
     is_whole: bool
-    """Whether the text ends with a whole character: if not, nothing is known of what follows."""
+    """Whether the text ends with a whole character. If not, the next draft token cannot be predicted."""
 
     def commit(self, committed: Sequence[int], num_same: int) -> int:
-        """Retokenize the committed tokens, of which `num_same` are as they were. Return how many of `ids` are."""
+        """Retokenize the committed tokens; return how many of `ids` are unchanged.
+
+        `num_same`: how many committed tokens are unchanged since the last call.
+        """
 
     def num_of(self, num_committed: int) -> int:
         """Return how many of `ids` stand for the first `num_committed` committed tokens alone."""
 
 
 class Translation(Protocol):
-    """Between a draft's vocabulary and one of a target's."""
+    """Map between a draft's vocabulary and that of a target."""
 
     def logits(self, row: Logits) -> Logits:
-        """Return logits [V of the target] of a draft's [V of the draft]; -inf where no token of the draft's stands for
-        the target's.
-        """
+        """Return logits [target's V] for a draft's logits [draft's V]; -inf for ids that the draft has no token for."""
 
     by_strings: bool
-    """Whether so few tokens are one in both that guesses had better be texts of the draft's own."""
+    """Whether so few tokens are shared that draft tokens at temperature 0 had better be retokenized text."""
 
     def draft_id(self, token_id: int) -> int:
-        """Return the draft's id of one of the target's that has a finite logit."""
+        """Return the draft's id for a target id that has a finite logit."""
 
     def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
-        """Return what the draft wrote behind the committed tokens, as the target would write it, and whether its text
-        has ended; while it goes on, without the last token, which what follows may change.
+        """Retokenize the draft's output after the committed tokens for the target; return the ids, and whether it has
+        ended.
+
+        While the text has not ended, the last token is left out: the text that follows may change it.
         """
 
     def retokenization(self) -> Retokenization:
-        """Create a slot's, of no committed tokens yet."""
+        """Create the retokenization of a new slot, without committed tokens."""
 
 
 def between(
     target_json: bytes, draft_json: bytes, target_size: int, draft_size: int, end_ids: Sequence[int]
 ) -> Translation | None:
-    """Return what is between two vocabularies, None where they are one. The arguments are as `Intersection` takes them.
+    """Return the map between two vocabularies; None where they are the same. For the arguments see `Intersection`.
 
-    Raises ConfigError where the draft is not to serve that target.
+    Raises `ConfigError` where the draft cannot serve that target.
     """
     if tokenizer_fingerprint(target_json) == tokenizer_fingerprint(draft_json):
         return None if target_size == draft_size else Padded(target_size, draft_size)
@@ -109,7 +112,7 @@ def between(
 
 
 class Padded:
-    """Implements Translation where ids mean the same, and one of the models has logits of ids that no token has."""
+    """Implements `Translation` where ids mean the same, and one model has padding logits that no token has."""
 
     by_strings = False
 
@@ -147,7 +150,7 @@ class _SameIds:
 
 
 class Intersection:
-    """Implements Translation where ids mean different things."""
+    """Implements `Translation` where ids mean different things."""
 
     def __init__(
         self,
@@ -157,11 +160,12 @@ class Intersection:
         draft_size: int,
         end_ids: Sequence[int],
     ) -> None:
-        """target_json, draft_json: tokenizer.json of both. target_size, draft_size: widths of their logits. end_ids: of
-        the draft, with the first of which its texts begin where its tokenizer begins them with nothing.
+        """Compare two vocabularies. It takes about a second for vocabularies of 128,000 tokens.
 
-        Takes about a second for vocabularies of 128,000 tokens. Raises ConfigError where a tokenizer's tokens are not
-        bytes.
+        `target_json`, `draft_json`: contents of tokenizer.json. `target_size`, `draft_size`: widths of the logits.
+        `end_ids`: end-of-text ids of the draft; the first begins a text where the draft's tokenizer adds nothing there.
+
+        Raises `ConfigError` where a tokenizer's tokens are not bytes.
         """
         target, draft = read_spelling(target_json), read_spelling(draft_json)
         self.spelling = target.of
@@ -178,12 +182,12 @@ class Intersection:
         self._more = np.array(more, dtype=np.int64).reshape(-1, 2).T
         self.num_shared = len(shared)
         self.num_texts = min(target.num_texts, draft.num_texts)
-        """Tokens that stand for text, in the smaller of both vocabularies."""
+        """Number of tokens that stand for text, in the smaller of both vocabularies."""
         self.by_strings = self.num_shared < SMALL_OVERLAP * target.num_texts
 
     @property
     def share(self) -> float:
-        """Return the share of the smaller vocabulary that is shared."""
+        """Fraction of the smaller vocabulary that is shared."""
         return self.num_shared / max(1, self.num_texts)
 
     def logits(self, row: Logits) -> Logits:
@@ -209,7 +213,6 @@ class Intersection:
         return (ids if has_ended else ids[:-1]), has_ended
 
     def _text_of(self, own_ids: Sequence[int]) -> tuple[str, bool]:
-        """Return the whole characters that the draft wrote, and whether they end at what is no text."""
         raws, spelling = list[bytes](), self._own_spelling
         for own_id in own_ids:
             raw = spelling[own_id] if own_id < len(spelling) else None
@@ -226,9 +229,12 @@ class Intersection:
         return _RetokenizedText(self)
 
     def retokenize(self, committed: Sequence[int]) -> tuple[list[int], list[Mark], bool]:
-        """Return a text's tokens as the draft's, where tokens of both begin, and whether its last character is whole.
+        """Return the draft's token ids of a text, the marks where tokens of both begin, and whether it ends whole.
 
-        Nothing merges across a special token, for which itself the draft has none.
+        A special token splits the text: nothing merges across it, and the draft has no token for it.
+
+        Example: the target commits "un", "able", "!" and the draft has the tokens "unable" and "!".
+        ids are those of "unable", "!"; marks are (0, 0), (2, 1), (3, 2): no token of both begins after "un".
         """
         ids, marks, run = list[int](), [Mark(0, 0)], _Run()
         for index, token_id in enumerate(committed):
@@ -244,7 +250,6 @@ class Intersection:
         return ids, marks, is_whole
 
     def _retokenize_run(self, run: _Run, ids: list[int], marks: list[Mark]) -> None:
-        """Add what the draft's tokenizer makes of a run of text."""
         if not run.text:
             return
         start, furthest = len(ids), 0
@@ -259,12 +264,13 @@ class Intersection:
 
 
 class _Run:
-    """Text of tokens none of which is special. Bytes that are no character read as U+FFFD."""
+    """Text of consecutive tokens without special ones. Bytes that are no character decode to U+FFFD."""
 
     def __init__(self) -> None:
         self.text = ""
         self.ends: dict[int, int] = {}
-        """By characters of the text after which a token ends: how many tokens end there."""
+        """Maps a length of the text, in characters, at which a token ends, to the number of committed tokens up to
+        there."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, raw: bytes, num_committed: int) -> None:
@@ -286,7 +292,7 @@ class _RetokenizedText:
 
     def commit(self, committed: Sequence[int], num_same: int) -> int:
         marks = self._marks
-        del marks[self._place(num_same) + 1 :]  # what lies further on is no more
+        del marks[self._place(num_same) + 1 :]  # marks further on are outdated
         look_behind = LOOK_BEHIND
         while True:
             place = self._place(num_same - look_behind)
@@ -296,7 +302,7 @@ class _RetokenizedText:
             if not place:
                 meeting = 0
                 break
-            # A text that begins here may begin otherwise than where it goes on: what both know next is alike.
+            # A text encoded from here may begin otherwise than where it continues: keep up to the next mark in both.
             known = {marks[index].num_committed: index for index in range(place + 1, len(marks))}
             meeting = next((index for index, mark in enumerate(fresh) if mark.num_committed in known), 0)
             if meeting:
@@ -313,12 +319,11 @@ class _RetokenizedText:
         return self._marks[self._place(num_committed)].num_own
 
     def _place(self, num_committed: int) -> int:
-        """Return the place of the last mark that lies no further."""
         return max(0, bisect_right(self._marks, num_committed, key=lambda mark: mark.num_committed) - 1)
 
 
 def num_alike(previous: Sequence[int], ids: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
+    """Return the length of the common prefix of `previous` and `ids`, in tokens."""
     num = 0
     while num < min(len(previous), len(ids)) and previous[num] == ids[num]:
         num += 1
@@ -326,7 +331,6 @@ def num_alike(previous: Sequence[int], ids: Sequence[int]) -> int:
 
 
 def _by_text(target: Spelling, size: int) -> dict[bytes, int]:
-    """Return the target's id of each text of whole characters that is one of its tokens."""
     found = dict[bytes, int]()
     for token_id, raw in enumerate(target.of[:size]):
         if raw and _is_whole(raw) and (raw not in found or found[raw] in target.fallback_ids):
@@ -335,7 +339,7 @@ def _by_text(target: Spelling, size: int) -> dict[bytes, int]:
 
 
 def _shared(by_text: Mapping[bytes, int], draft: Spelling, size: int) -> dict[int, list[int]]:
-    """Return the draft's ids of each of the target's that is a token there, too; the one that it writes first."""
+    """Return the draft's ids with the same text, by target id. The one that its tokenizer writes comes first."""
     found = dict[int, list[int]]()
     for draft_id, raw in enumerate(draft.of[:size]):
         token_id = None if raw is None else by_text.get(raw)
@@ -347,7 +351,6 @@ def _shared(by_text: Mapping[bytes, int], draft: Spelling, size: int) -> dict[in
 
 
 def _is_whole(raw: bytes) -> bool:
-    """Return whether the bytes are whole characters."""
     try:
         raw.decode()
     except UnicodeDecodeError:
@@ -356,7 +359,7 @@ def _is_whole(raw: bytes) -> bool:
 
 
 def _own_tokenizer(tokenizer_json: bytes) -> Tokenizer:
-    """Return a tokenizer of pieces of texts: it adds nothing, cuts nothing, and reads no special tokens in them."""
+    """Return a tokenizer for pieces of text: it adds nothing, truncates nothing, and parses no special tokens."""
     document = json.loads(tokenizer_json)
     document |= dict.fromkeys(("post_processor", "truncation", "padding"))
     tokenizer = Tokenizer.from_str(json.dumps(document))
@@ -365,14 +368,12 @@ def _own_tokenizer(tokenizer_json: bytes) -> Tokenizer:
 
 
 def _start_ids(tokenizer_json: bytes) -> tuple[int, ...]:
-    """Return the special tokens that the tokenizer begins every text with."""
     encoding = Tokenizer.from_buffer(tokenizer_json).encode("a")
     num = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
     return tuple(encoding.ids[:num])
 
 
 def _texts_at_the_end(spelling: Sequence[bytes | None], ids: Sequence[int]) -> Sequence[int]:
-    """Return the last ids, as far back as they stand for text."""
     num = len(ids)
     while num and ids[num - 1] < len(spelling) and spelling[ids[num - 1]] is not None:
         num -= 1
@@ -380,7 +381,7 @@ def _texts_at_the_end(spelling: Sequence[bytes | None], ids: Sequence[int]) -> S
 
 
 def _place_at(encoding: Encoding, start: int) -> int | None:
-    """Return the token that begins at a character; None where the one before reaches beyond it."""
+    """Return the index of the token that begins at a character; None where an earlier token reaches beyond it."""
     furthest = 0
     for place, (begin, end) in enumerate(encoding.offsets):
         if begin >= start:
@@ -390,5 +391,5 @@ def _place_at(encoding: Encoding, start: int) -> int | None:
 
 
 def _encoding(tokenizer: Tokenizer, text: str) -> Encoding:
-    """Encode as a batch, which lets go of the interpreter meanwhile."""
+    """Encode as a batch, which releases the GIL meanwhile."""
     return tokenizer.encode_batch([text], add_special_tokens=False)[0]

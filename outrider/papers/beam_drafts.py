@@ -1,6 +1,6 @@
 """Draft tokens for a beam search in the target: levels of a draft worker's own beams, delivered below the live ones.
 
-A step that feeds a level of them decides one level more, where all live beams of that level are among its nodes.
+A step that feeds a level decides one level more, if all live beams of the fed level are among its nodes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from outrider.wire.requests.speculation import Speculation
 
 
 class BeamDrafts:
-    """Draft tokens of one search, nodes of its tree below the live beams."""
+    """Draft tokens of one search, which are nodes of its tree below the live beams."""
 
     def __init__(self, tree: BeamTree, max_len: int, params: SamplingParams, speculation: Speculation) -> None:
-        """max_len: of a beam, in tokens."""
+        """Create the drafts of a search. `max_len`: maximum length of a beam, in tokens."""
         self._tree = tree
         self._max_len = max_len
         self._width, self._max_depth = draft_shape(params, speculation)
         self.is_ended = False
-        """No more draft tokens come under the live beams."""
+        """Whether no more draft tokens come under the live beams."""
 
     @property
     def max_depth(self) -> int:
@@ -37,7 +37,7 @@ class BeamDrafts:
         return len(self._levels())
 
     def insert(self, delivery: Delivery) -> InsertedNodes:
-        """Take in a delivery, under the beams that were live at its root_len."""
+        """Insert a delivery under the beams that were live at its `root_len`; count its late and dropped tokens."""
         tree = self._tree
         if len(tree.drafts()) + len(delivery.ids) > MAX_BUFFERED_NODES:
             return InsertedNodes(num_dropped=len(delivery.ids))
@@ -63,7 +63,6 @@ class BeamDrafts:
         return InsertedNodes(num_late, num_dropped)
 
     def _levels(self) -> list[list[int]]:
-        """Return the levels that a step may use, each best first; none that cannot hold all live beams."""
         tree, levels = self._tree, list[list[int]]()
         above = tree.live
         while len(levels) < self.max_depth:
@@ -78,7 +77,7 @@ class BeamDrafts:
         return levels
 
     def offers(self, shares: SlotShares, max_drafts: int) -> list[Offer]:
-        """Return at most max_drafts draft tokens that the next step might feed, level by level."""
+        """Return at most `max_drafts` draft tokens that the next step might feed, level by level."""
         offers = list[Offer]()
         prob = 1.0
         for level in self._levels():
@@ -88,8 +87,11 @@ class BeamDrafts:
         return offers[: max(0, max_drafts)]
 
     def chosen(self, num_drafts: int) -> tuple[list[int], int]:
-        """Return the first num_drafts nodes that are offered, and their number of levels; of the last level at least as
-        many as there are live beams, or none.
+        """Return the first `num_drafts` offered nodes, and their number of levels.
+
+        The last level has at least as many nodes as there are live beams, or is left out.
+
+        2 live beams, levels of 3 nodes, `num_drafts` 4: 3 nodes of one level, since 1 of the second is too few
         """
         nodes = list[int]()
         depth = 0
@@ -102,14 +104,14 @@ class BeamDrafts:
         return nodes, depth
 
     def pending_prob(self, shares: SlotShares) -> float | None:
-        """Return the probability that the next level to come would be accepted; None where no more may come."""
+        """Return the probability that the next level to arrive will be accepted; None where no more may arrive."""
         depth = self.depth
         if depth >= self.max_depth or self.is_ended:
             return None
         return shares.chain_prob(depth + 1)
 
     def learn(self, shares: SlotShares, depth: int, num_accepted: int) -> None:
-        """Learn from a step that was fed `depth` levels and accepted num_accepted of them."""
+        """Update acceptance shares after a step that was fed `depth` levels and accepted `num_accepted` of them."""
         for _ in range(num_accepted):
             shares.note(0)
         if num_accepted < depth:

@@ -1,7 +1,7 @@
-"""Draft tokens for a beam search in a draft worker: beams of the draft below the live ones, level by level.
+"""Draft tokens for a beam search in a draft worker: the draft's own beams below the live ones, level by level.
 
-Sums of log-probs begin with the target's own, by which the live beams are compared. Levels are chosen anew after every
-level that the target decides; a node that was fed and is chosen again is not fed again.
+Sums of logprobs start with the target's own, which the live beams are ranked by. Levels are chosen anew after every
+level that the target decides. A node that is chosen again and was fed is not fed again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from outrider.wire.requests.params import SamplingParams
 
 
 class BeamGrowth(BeamTree, Growth):
-    """Grows under the live beams of a search, whose levels are what an Advance decides."""
+    """Draft tree under the live beams of a search. An Advance decides its levels."""
 
     def __init__(self, setup: GrowthSetup) -> None:
         slot, speculation = setup.slot, setup.speculation
-        slot.commit_from(slot.num_prompt, ())  # what all beams begin with follows from their levels
+        slot.commit_from(slot.num_prompt, ())  # the common prefix of all beams follows from their levels
         super().__init__(slot.committed)
         self._slot = slot
         self._width, self._depth = draft_shape(slot.params, speculation)
@@ -37,9 +37,9 @@ class BeamGrowth(BeamTree, Growth):
         self._levels: list[list[int]] = []
         """Draft tokens by depth, best first."""
         self._sums = self._totals = [0.0]
-        """Sums of log-probs of the live beams, and of the last level, in nats."""
+        """Sums of logprobs of the live beams, and of the last level, in nats."""
         self._known: dict[int, list[tuple[int, float]]] = {}
-        """By fed node or ROOT: the likeliest tokens after it that end no beam, with log-probs in nats, best first."""
+        """By fed node or ROOT: the likeliest tokens after it that end no beam, with logprobs in nats, best first."""
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
@@ -73,7 +73,7 @@ class BeamGrowth(BeamTree, Growth):
 
     @property
     def _is_grown(self) -> bool:
-        """Whether no further level is of use: the target adds one of its own to those that it accepts."""
+        """Whether no further level is of use: the target adds one level of its own to those that it accepts."""
         return len(self._levels) >= self._depth or self.length + len(self._levels) >= self._slot.max_len - 1
 
     @property
@@ -103,7 +103,7 @@ class BeamGrowth(BeamTree, Growth):
                 known.append((token_id, math.log(prob)))
 
     def finish_step(self) -> None:
-        """Make the levels of which all is known."""
+        """Add levels while the distributions after the whole last level are known."""
         while not self._is_grown and all(node in self._known for node in self._frontier):
             if not self._add_level():
                 break
@@ -112,7 +112,6 @@ class BeamGrowth(BeamTree, Growth):
             self.ended.append(self.live[0])
 
     def _add_level(self) -> bool:
-        """Add the best continuations of the last level; return whether any is likely enough."""
         above = self._frontier
         found = list[tuple[float, int, int]]()
         for place, (node, total) in enumerate(zip(above, self._totals, strict=True)):
@@ -166,7 +165,6 @@ class BeamGrowth(BeamTree, Growth):
         return self.keep(range(len(self)))
 
     def _choose_anew(self) -> None:
-        """Keep only those draft tokens that are chosen by the sums as they are now."""
         self._levels = []
         self._totals = self._sums
         self.kinds = {}

@@ -1,9 +1,9 @@
-"""A table's guesses of what a draft that is a model draws next, fed behind the nodes that it is asked for. Where one is
-what is then drawn, what follows it is known without another forward (CS Drafting: Chen et al., "Cascade Speculative
-Drafting for Even Faster LLM Inference", arXiv 2312.11462).
+"""A table's predictions of the tokens that a draft model samples next, fed as look-ahead rows after the requested
+nodes. Where a prediction is the token that is then sampled, the distribution after it is known without another forward
+(CS Drafting: Chen et al., "Cascade Speculative Drafting for Even Faster LLM Inference", arXiv 2312.11462).
 
-What is drawn follows from the model's logits and the numbers of a position alone, so that proposals are those of a
-draft without a table.
+Samples depend on the model's logits and the random numbers of a position alone, so proposals equal those of a draft
+without a table.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from outrider.engine.worker.slots import BareSlot
 def open_cascade(
     table: SequenceDrafter, shares: dict[tuple[bool, bool], RankShares], job: OpenJob, slot: BareSlot
 ) -> Cascade | None:
-    """Return a table's guesses about a slot; None for a search, which draws nothing. shares: how often the table's
-    guesses are right, by kind of sampling.
+    """Return a table's predictions for a slot; None for a beam search, which samples nothing.
+
+    `shares`: how often predictions are right, by kind of sampling.
     """
     if job.params.beams is not None:
         return None
@@ -35,11 +36,11 @@ def open_cascade(
 
 
 class Cascade:
-    """The guesses about one slot, of one step at a time. Implements `RowsAhead`."""
+    """Predictions for one slot, for one step at a time. Implements `RowsAhead`."""
 
     def __init__(self, table: SequenceDrafter, job: OpenJob, slot: BareSlot, shares: SlotShares) -> None:
-        """shares: how often guesses are right."""
-        self._num_source = len(job.source_ids)  # the output may copy from what an encoder reads
+        """Follow a slot. `shares`: how often predictions are right."""
+        self._num_source = len(job.source_ids)  # the output may copy from the encoder's source
         num_prompt = self._num_source + slot.num_prompt
         self.follower = table.open([*job.source_ids, *slot.committed], num_prompt, job.corpus_id)
         self._shares = shares
@@ -51,12 +52,12 @@ class Cascade:
 
     def begin_step(self) -> None:
         self._guesses: dict[int, RowAhead] = {}
-        """By node or guess, the guess behind it."""
+        """By node or prediction, the prediction after it."""
         self._asked = set[int]()
         self._fed: dict[int, tuple[int, NodeDistribution]] = {}
-        """By guess: its index among those that were fed, and what follows it."""
+        """By prediction: its index among the fed ones, and the distribution after it."""
         self._drawn = list[int]()
-        """Ascending indices of those that were drawn."""
+        """Ascending indices of the fed predictions that were sampled."""
 
     def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
         assert isinstance(tree, GrowingTree), "a search draws nothing"

@@ -1,10 +1,11 @@
-"""Lookahead decoding (Fu et al., 2024, 2402.02057): n-grams that the target writes beside its output, as draft tokens.
+"""Lookahead decoding (Fu et al., 2024, 2402.02057): n-grams that the target computes beside its output, as draft
+tokens.
 
-A window of W columns follows the last token, column i at i tokens' distance, N - 1 tokens deep. It is fed with each
-step, and what the target says most likely after each column is its N-th token: N tokens that the target might say in a
-row, made in N - 1 steps (Jacobi iteration). They go to a pool; the window moves on by a token. Of the pool, those that
-begin with the last token are proposed. Nothing but the slot's own window fills its pool, so that nobody's speed tells
-of another's text.
+A lookahead window of W columns follows the last token. Column i is i tokens away, and each is N - 1 tokens deep. The
+window is fed with each step, and the target's likeliest token after each column is the column's N-th: an n-gram of N
+likely tokens, made in N - 1 steps (Jacobi iteration). The n-grams go to a pool, and the window moves on by one token.
+Those of the pool that begin with the last token are proposed. Only the slot's own window fills its pool, so that no
+request's speed depends on another's text.
 """
 
 from __future__ import annotations
@@ -26,24 +27,30 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.lookahead_shape import LookaheadShape
 
 MAX_STARTS = 1024
-"""First tokens of n-grams that are kept, about 600 bytes for each with G = 5; then the one met longest ago goes."""
+"""Maximum number of first tokens with n-grams in a pool, about 600 bytes each with G = 5. The one that was met longest
+ago is dropped first."""
 
 
 class Window:
-    """The window and the pool of one sequence. Neither knows a position: when other tokens are committed than were
-    expected, both stay of use.
+    """Lookahead window and n-gram pool of one sequence.
+
+    Neither stores a position, so both stay useful when other tokens are committed than were expected.
     """
 
     def __init__(self, shape: LookaheadShape, token_ids: Sequence[int]) -> None:
-        """Begin with any of these tokens: the sequence's, and what an encoder reads."""
+        """Start a window of random tokens from `token_ids`: the sequence's, and those that an encoder reads."""
         self._shape = shape
         self.ids = Random(len(token_ids)).choices(token_ids, k=shape.num_window_tokens + 1)
         """Tokens of the window, level by level, W each; the first is the last committed token once it is fed."""
         self._pool = dict[int, list[list[int]]]()
-        """By first token, what follows it in n-grams, the latest first."""
+        """By first token, the rest of its n-grams, the latest first."""
 
     def learn(self, new_ids: Sequence[int]) -> None:
-        """Take what the target says after each column, in order, and move on by a token."""
+        """Add the target's likeliest token after each column, in order, and move on by one token.
+
+        W = 2, N = 3, ids [a, b, c, d] (levels [a, b] and [c, d]), new_ids [e, f]:
+        the pool gets a -> [c, e] and b -> [d, f]; ids are then [c, d, e, f]
+        """
         ids = [*self.ids, *new_ids]
         for column in range(len(new_ids)):
             start, *following = ids[column :: self._shape.window]
@@ -56,24 +63,25 @@ class Window:
         self.ids = ids[self._shape.window :]
 
     def after(self, last_id: int) -> Sequence[Sequence[int]]:
-        """Return what may follow a token, N - 1 ids each, the latest first; none where no n-gram begins with it."""
+        """Return the continuations of `last_id` in the pool, N - 1 ids each, the latest first; empty without one."""
         return self._pool.get(last_id, ())
 
 
 class LookaheadDrafter(TargetDrafter):
-    """Feeds each slot's window beside its steps, and proposes n-grams of its pool."""
+    """Drafter that feeds each slot's window beside its steps, and proposes n-grams of its pool."""
 
     feeds_rows = True
 
     def __init__(self, shape: str, context_limit: int) -> None:
-        """shape: as `LookaheadShape.parse` reads it. context_limit: most tokens of a sequence; a window near it would
-        reach past it, and is not fed.
+        """Create a drafter. `shape`: as for `LookaheadShape.parse`. `context_limit`: maximum tokens of a sequence.
+
+        The window is not fed where it would reach past `context_limit`.
         """
         self._shape = LookaheadShape.parse(shape)
         self._context_limit = context_limit
         self._windows: dict[SlotKey, Window] = {}
         self._best_ids = DeferredCopies[SlotKey]()
-        """What the target says most likely after each column, [W], until the window has learnt it."""
+        """The target's likeliest token after each column, [W], until the window has learnt it."""
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         self._windows[slot.key] = Window(self._shape, [*job.source_ids, *slot.committed])
@@ -86,7 +94,7 @@ class LookaheadDrafter(TargetDrafter):
         return bool(self._window(slot.key).after(slot.committed[-1]))
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
-        """Return n-grams that begin alike as branches of one tree; with lenience, which is of chains, the latest."""
+        """Return the n-grams as one tree, with common prefixes shared; under lenience, a chain of the latest."""
         ngrams = self._window(slot.key).after(slot.committed[-1])
         if slot.params.lenience < 1.0:
             ngrams = ngrams[:1]
@@ -106,7 +114,7 @@ class LookaheadDrafter(TargetDrafter):
         if len(slot.committed) + shape.window + shape.ngram - 3 > self._context_limit:
             return None
         places = [ROOT, *range(len(parents), len(parents) + len(ids))]
-        # a token of the first level follows the column before, the others the one above
+        # a token of the first level follows the previous column's, any other the token above it
         placed = places[: shape.window - 1] + places[: -shape.window]
         return ExtraRows(Drafter.LOOKAHEAD, ids, placed, shape.guesses, shape.ngram - 1)
 
@@ -115,7 +123,6 @@ class LookaheadDrafter(TargetDrafter):
         self._best_ids.add(slot.key, logits[-self._shape.window :].argmax(dim=-1))  # after the last level
 
     def _window(self, key: SlotKey) -> Window:
-        """Return a slot's window, which has learnt what the last step said."""
         window, best_ids = self._windows[key], self._best_ids.get(key)
         if best_ids is not None:
             window.learn(best_ids.tolist())

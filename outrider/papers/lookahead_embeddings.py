@@ -1,7 +1,7 @@
-"""PaSS (Monea et al., 2023, 2311.13581): look-ahead embeddings are fed after each token at which a step may end, and
-the logits after them are those of the tokens after the next, all in the same forward.
+"""PaSS (Monea et al., 2023, 2311.13581): look-ahead embeddings are fed after each token at which a step may end. The
+logits after them predict the tokens after the next, all in the same forward.
 
-The paper has two forwards a step; here the ids are nodes of the step's own tree.
+The paper has two forwards per step; here the ids are nodes of the step's own tree.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ if TYPE_CHECKING:
 
 
 class PassDrafter(TargetDrafter):
-    """Proposes by what was said after the look-ahead ids behind a slot's last token but one."""
+    """Drafter by the logits after the look-ahead ids that followed a slot's last token but one."""
 
     feeds_rows = True
 
     def __init__(self, first_id: int, num_ids: int) -> None:
-        """first_id: of the look-ahead ids, which follow each other."""
+        """Create a drafter. `first_id`: first of `num_ids` consecutive look-ahead ids."""
         self._first_id = first_id
         self._num_ids = num_ids
         self._lengths: dict[SlotKey, int] = {}
-        """Number of committed tokens of each slot for which there are logits of the tokens after them."""
+        """Committed length of each slot at which its logits apply, in tokens."""
         self._logits = DeferredCopies[SlotKey]()
-        """Of these tokens, [num_tokens, V] float32."""
+        """Logits of the tokens after that length, [num_tokens, V] float32."""
 
     @classmethod
     def of(cls, embeddings: str, runner: ModelRunner) -> PassDrafter:
-        """Draft by the embeddings that a model was loaded with. Raises ConfigError where it runs no trees."""
+        """Return a drafter for the embeddings that a model was loaded with. Raises `ConfigError` where it runs no
+        trees.
+        """
         if runner.tree_refusal is not None:
             raise ConfigError(
                 f"lookahead_embeddings is {embeddings!r}, and the target runs no token trees on the path "
@@ -68,22 +70,21 @@ class PassDrafter(TargetDrafter):
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
         rows = None
-        if self.has_next(slot):  # others' logits come to the host with these
+        if self.has_next(slot):  # other slots' logits are copied to the host with these
             logits = self._logits.get(slot.key)
             assert logits is not None, "a length is noted with its logits"
             rows = HostLogits(logits)
         return propose_by_logits(slot, state, shares, max_tokens, rows)
 
     def _num_after(self, slot: Slot, depth: int) -> int:
-        """Return how many ids are fed after so many draft tokens: the id at depth j stands for the token after the next
-        j, and the target says the output's last one itself.
+        """Return the number of ids fed after `depth` draft tokens.
+
+        The id at depth j predicts the token after the next j. The target predicts the output's last token itself.
         """
         return max(0, min(self._num_ids, slot.max_len - 2 - len(slot.committed) - depth))
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        """Return the ids one after the other, after the last committed token and after each draft token, the first of
-        them where not all have room.
-        """
+        """Return the ids as chains after the last committed token and after each draft token; as many chains as fit."""
         ids, placed = list[int](), list[int]()
         for node, depth in enumerate([0, *(1 + depth for depth in depths(parents))], start=ROOT):
             num, parent = self._num_after(slot, depth), node

@@ -1,13 +1,15 @@
-"""Several drafters in one tree: what draft workers deliver, and a chain of the target's own beside it. Pure.
+"""Merge several drafters' tokens into one tree: deliveries of draft workers, and a chain of the target's own. Pure.
 
-SpecInfer (Miao et al., ASPLOS 2024). Where draft tokens are accepted as far as they match, the drafters' trees are laid
-over each other, and the budget takes nodes of the whole. Under `rejection` each draw is tested against the distribution
-of its own drafter, in the order of the drafters, the target's own last. A draw that is left out for its own value, or
-for that of one that is tested after it, would change the law: so the budget takes a number of each drafter's draws
-before anybody looks at what was drawn. How long a chain is may follow from what it drew: a table's ends where nothing
-more is known to follow, and that of a draft which is drafted for grows faster where it draws what was proposed. So a
-chain of which anything is here has as many offers as it might have tokens (`candidates`), alone, too. What two drafters
-drew is one node and two draws.
+SpecInfer (Miao et al., ASPLOS 2024). Where draft tokens are accepted as far as they match, the drafters' trees are
+overlaid, and the budget takes nodes of the merged tree.
+
+Under `rejection` each sampled token is tested against the distribution of its own drafter, in the order of the
+drafters, the target's own last. Leaving out a sample because of its own value, or of the value of one that is tested
+after it, would change the output law. So the budget takes a number of samples from each drafter before their values are
+read. The length of a chain may depend on its samples: a table's chain ends where the table has no continuation, and
+that of a draft that is itself drafted for grows faster where the samples match the proposals. So a chain that has any
+token counts with as many offers as it might have tokens (`candidates`), even where it is the only one. A token that two
+drafters sampled is one node and two samples.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from outrider.engine.speculation.draft_tree import ROOT
 
 
 def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_matched: bool) -> list[Offer]:
-    """Return at most max_offers of what several drafters propose, in the order in which the budget takes them.
+    """Return at most `max_offers` of the drafters' proposals, in the order in which the budget takes them.
 
-    trees: in the order of their tests; one may be empty. is_fixed: the request names how many are verified. The earlier
-    drafters then keep all their offers and later ones get what is left, so that nothing learnt from other requests
-    changes the tree. Otherwise the likeliest are first. is_matched: draft tokens are accepted as far as they match.
+    `trees`: in the order in which they are tested; one may be empty. `is_fixed`: whether the request names the number
+    of draft tokens. Then earlier drafters keep all their offers and later ones get what remains, so that statistics of
+    other requests do not change the tree. Otherwise the likeliest offers come first. `is_matched`: whether draft tokens
+    are accepted as far as they match.
+
+    Chains [a, b] and [c], `max_offers` 2: fixed gives a, b; otherwise the likeliest two.
     """
     offers = _overlaid(trees) if is_matched else _in_turn(trees)
     if not is_fixed:
@@ -33,7 +38,6 @@ def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_ma
 
 
 def _in_turn(trees: Sequence[CandidateTree]) -> list[Offer]:
-    """Return the draws of all, each drafter's with the probabilities that the earlier ones leave it."""
     offers = list[Offer]()
     remaining = 1.0
     for index, candidates in enumerate(trees):
@@ -44,15 +48,16 @@ def _in_turn(trees: Sequence[CandidateTree]) -> list[Offer]:
 
 
 def _overlaid(trees: Sequence[CandidateTree]) -> list[Offer]:
-    """Return the nodes of all trees laid over each other.
+    """Return the nodes of all trees, overlaid.
 
-    Where earlier drafters propose after the same node, the probabilities of a later one are scaled by what those leave.
-    A token that several propose after one node has the largest of theirs, which its descendants' are multiplied by.
+    Where earlier drafters propose tokens after the same node, a later drafter's probabilities are scaled by the
+    probability that those are rejected. A token that several propose after one node has the largest of their
+    probabilities, and its descendants' are multiplied by it.
     """
     merged = join(trees, _in_turn(trees))
     parents = merged.tree.parents
     factors = [0.0] * len(parents)
-    """Acceptance probability of each node after its parent."""
+    """Acceptance probability of each node, given its parent."""
     proposed: list[tuple[tuple[int, int], ...]] = [()] * len(parents)
     remaining = defaultdict[int, float](lambda: 1.0)
     for index, (candidates, node_of) in enumerate(zip(trees, merged.nodes, strict=True)):

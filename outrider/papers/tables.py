@@ -1,7 +1,7 @@
-"""Drafters that have read a text: how often each token comes in it, and how often after which other.
+"""Drafters with counts of a text: how often each token occurs, and how often after which other token.
 
-The negligible-cost approximation models of Leviathan et al. 2023, section 4.1. Counts give a real distribution, so
-drafts drawn from it are exact under every acceptance rule.
+They are the negligible-cost approximation models of Leviathan et al. 2023, section 4.1. Counts give a real
+distribution, so drafts sampled from it are exact under every acceptance rule.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outrider.drafting.drafter import Counts, Followed, sorted_counts
 
 
 class Unigram:
-    """How often each token comes in a text, whatever is before it."""
+    """Drafter by the counts of the tokens of a text, whatever precedes them."""
 
     def __init__(self, text_ids: Sequence[int]) -> None:
         """Count the tokens of a text. Raises ValueError when there is none."""
@@ -31,10 +31,10 @@ class Unigram:
 
 
 class Bigram(Unigram):
-    """How often each token follows the one before it in a text; what it never saw, as often as it comes at all."""
+    """Drafter by the counts of each token after the previous one; after an unseen one, by those of all tokens."""
 
     def __init__(self, text_ids: Sequence[int]) -> None:
-        """Count the tokens of a text. Raises ValueError when there is none."""
+        """Count the pairs of tokens of a text. Raises ValueError when there is none."""
         super().__init__(text_ids)
         following = defaultdict[int, Counter[int]](Counter)
         for one, other in pairwise(text_ids):
@@ -44,7 +44,7 @@ class Bigram(Unigram):
 
 
 class TextFollower(Followed):
-    """Follows a sequence by its last token, which is all that matters. Its walk is a follower of that token alone."""
+    """Follower by a sequence's last token, on which alone the table depends. Its walk is a follower of that token."""
 
     def __init__(self, table: Unigram, token_ids: Sequence[int]) -> None:
         super().__init__(token_ids)

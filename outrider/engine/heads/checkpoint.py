@@ -20,7 +20,7 @@ from outrider.wire.models.model_id import INDEX, SAFE, is_gguf
 
 EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight", ".word_embeddings.weight")
 PROJECTIONS = (".lm_head.weight", ".embed_out.weight")
-"""Ends of names of a target's tensors, behind a dot that every name is given."""
+"""Endings of names of a target's tensors, each matched against the name with a leading dot."""
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 
 
@@ -28,15 +28,15 @@ class Checkpoint:
     """A folder or hub id with one configuration and one set of tensors."""
 
     def __init__(self, model: str, allow_pickle: bool = False) -> None:
-        """Read config.json and find the weights.
+        """Read config.json and find the weights. Raises `ConfigError`.
 
-        allow_pickle: whether a pickle (.bin, .pt) may be read where there is nothing else; torch then takes nothing but
-        tensors from it. Raises ConfigError.
+        `allow_pickle`: whether a pickle (.bin, .pt) may be read where there is no other file. torch then reads nothing
+        but tensors from it.
         """
         self.model = model
         self._allow_pickle = allow_pickle
         self.config: dict[str, Any] = {}
-        if not is_gguf(model):  # which holds models alone
+        if not is_gguf(model):  # a GGUF file holds models alone
             config = read_model_json(model, CONFIG)
             if config is None:
                 raise ConfigError(f"{model} has no {CONFIG}", param="model")
@@ -45,7 +45,7 @@ class Checkpoint:
         self._shards = {name: header.path for name, header in read_headers(model).items()}
         pickles = () if self._shards else PICKLES
         self.pickle = next((path for name in pickles if (path := model_file(model, name)) is not None), None)
-        """The pickle that holds the weights, where no other file does."""
+        """Path of the pickle that holds the weights, where no other file does; else None."""
 
     @property
     def is_wrapped(self) -> bool:
@@ -53,24 +53,24 @@ class Checkpoint:
         return "speculators_model_type" in self.config
 
     def refusal(self, what: str, *, of: str = "", param: str = "model") -> ConfigError:
-        """Return the error of files that cannot be served. of: the tensor or the key that `what` is about."""
+        """Return the error for files that cannot be served. `of`: the tensor or the key that `what` is about."""
         subject = self.model
         if of:
             subject = f"{of} of {self.model}"
         return ConfigError(f"{subject} {what}", param=param)
 
     def part(self, name: str) -> dict[str, Any]:
-        """Return what the configuration has under a name; empty where that is no object."""
+        """Return the object under a name in the configuration; an empty dict where there is none."""
         found = self.config.get(name)
         return found if isinstance(found, dict) else {}
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all tensors. Raises ConfigError where they are in a pickle that may not be read."""
+        """Names of all tensors. Raises `ConfigError` where they are in a pickle that may not be read."""
         return frozenset(self._shards or self._pickled)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor of `names`, on the CPU. Raises ConfigError for a damaged file."""
+        """Return a tensor of `names`, on the CPU. Raises `ConfigError` for a damaged file."""
         if not self._shards:
             return self._pickled[name]
         tensor: Tensor = read_safe(self._shards[name], lambda file: file.get_tensor(name))
@@ -94,21 +94,19 @@ class Checkpoint:
                 raise pickle.UnpicklingError
             for name, tensor in found.items():
                 _check_tensor(name, tensor)
-        except pickle.UnpicklingError as error:  # torch's own words advise to run the code
+        except pickle.UnpicklingError as error:  # torch's own message advises to run the code
             raise ConfigError(
                 f"{self.pickle} holds something else than tensors by name, or is damaged, and is not read; save the "
                 "weights as safetensors where you trust the file",
                 param="model",
             ) from error
-        except Exception as error:  # a pickle's content decides what it raises
+        except Exception as error:  # a pickle's content decides which exception is raised
             raise ConfigError(f"cannot read {self.pickle}: {first_line(error)}; {AGAIN}", param="model") from error
         return found
 
 
 def _check_stored(path: Path) -> None:
-    """Raise ValueError for an archive with compressed entries: torch writes none, and a small one may unpack to
-    anything.
-    """
+    """Raise ValueError for compressed entries: torch writes none, and a small one may unpack to any size."""
     if zipfile.is_zipfile(path):  # else it has torch's older format
         with zipfile.ZipFile(path) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
@@ -116,8 +114,9 @@ def _check_stored(path: Path) -> None:
 
 
 def _check_tensor(name: Any, tensor: Any) -> None:
-    """Raise UnpicklingError for anything else than a tensor by its name, and ValueError for a tensor of more bytes than
-    the file has for it, such as an expanded one.
+    """Raise UnpicklingError for anything else than a tensor by its name.
+
+    Raise ValueError for a tensor of more bytes than the file has for it, such as an expanded one.
     """
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         raise pickle.UnpicklingError
@@ -127,10 +126,10 @@ def _check_tensor(name: Any, tensor: Any) -> None:
 
 
 class TargetFiles:
-    """A target's folder or hub id. Its weights are opened when one of them is asked for."""
+    """A target's folder or hub id. Its weights are opened when the first of them is read."""
 
     def __init__(self, model: str) -> None:
-        """Read the configuration. Raises ConfigError."""
+        """Read the configuration. Raises `ConfigError`."""
         self.model = model
         self.config = read_config(model)
         if self.config.is_encoder_decoder:
@@ -140,11 +139,11 @@ class TargetFiles:
             )
         text = self.config.get_text_config(decoder=True)
         self.num_layers: int = text.num_hidden_layers
-        """n."""
+        """n, number of decoder layers."""
         self.width: int = text.hidden_size
-        """dt."""
+        """dt, width of the target's hidden states."""
         self.vocab_size: int = text.vocab_size
-        """V."""
+        """V, vocabulary size."""
         self._is_tied = bool(self.config.tie_word_embeddings)
 
     @cached_property
@@ -152,21 +151,19 @@ class TargetFiles:
         return Checkpoint(self.model)
 
     def embedding(self) -> Tensor:
-        """Return the table [V, dt]. Raises ConfigError where the files have none as it is."""
+        """Return the embedding [V, dt]. Raises `ConfigError` where the files have none in this form."""
         return self._rows(EMBEDDINGS, "embedding")
 
     @property
     def embedding_scale(self) -> float:
-        """The factor by which the target's embedding module multiplies rows of its table: the root of the width in
-        Gemma.
-        """
+        """Factor by which the target's embedding module multiplies its rows: the root of the width in Gemma, else 1."""
         with bounded_build(f"the config.json of {self.model}", len(self._weights.names)):
             embedding = network_class(self.config)(self.config).get_input_embeddings()
         scale: float = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
         return scale
 
     def projection(self) -> Tensor:
-        """Return the lm_head [V, dt], which may be the embedding. Raises ConfigError as `embedding`."""
+        """Return the lm_head [V, dt], which may be the embedding. Raises `ConfigError` as `embedding` does."""
         if self._is_tied and not any(f".{name}".endswith(PROJECTIONS) for name in self._weights.names):
             return self.embedding()
         return self._rows(PROJECTIONS, "lm_head")

@@ -1,8 +1,8 @@
-"""DFlash (2602.06036) and DSpark, as a small transformers model: one pass fills a block of positions.
+"""DFlash (2602.06036) and DSpark as a small transformers model: one forward fills a block of positions.
 
-An entry of its cache is a feature at its token's position. A block follows the features: the last committed token, the
-anchor, and masks behind it. All layers read the same features. DSpark adds a sequential head, a bias on the logits of a
-place that depends on the token before it.
+An entry of its cache is a feature at its token's position. A block follows the features: the anchor, which is the last
+committed token, and masks after it. All layers read the same features. DSpark adds a sequential head: a bias on the
+logits of a position that depends on the token before it.
 
 Files have the layouts of z-lab, SpecForge, speculators and DeepSpec. They differ in where a key stands, in what a layer
 id means and in whether embedding and lm_head are the head's own.
@@ -30,11 +30,12 @@ from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
-"""vanilla: of the token alone; gated: the hidden state of the place says how much of it; rnn: a state goes along."""
+"""Kind of DSpark's sequential head. vanilla: the bias depends on the token alone; gated: the position's hidden state
+scales the token's part; rnn: a recurrent state is carried along the block."""
 NAMES = ((r"encoder\.fc\.", "fc."), (r"encoder\.output_norm_enc\.", "hidden_norm."))
 RANK = ("markov_rank", "dspark_markov_rank")
 MAX_RANK = 1 << 16
-"""Largest markov_rank of a sequential head: far above the width of any model."""
+"""Largest `markov_rank` accepted, a width: far above the width of any model."""
 UNSERVED = {
     "attention_sink_bias": "attention sinks",
     "use_swa": "windows that layer_types do not name",
@@ -42,28 +43,28 @@ UNSERVED = {
     "input_embedding_scale": "scaled embeddings",
     "output_multiplier": "scaled logits",
 }
-"""Keys of a head that computes what ours does not, unless they are 0, false or a factor of 1."""
+"""Keys of heads with computations that are not implemented, unless their value is 0, false or a factor of 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DFlashConfig(LlamaFacts):
-    """Facts of a DFlash or DSpark head."""
+    """Configuration of a DFlash or DSpark head."""
 
     carries_normed: bool = True
     windows: tuple[int | None, ...]
-    """By layer, the keys that a query sees at most, its own included; None for all."""
+    """By layer, the maximum number of keys that a query attends to, its own included; None for all."""
     causal: tuple[bool, ...]
-    """By layer, whether a token of the block sees no later one."""
+    """By layer, whether attention within the block is causal."""
     block: BlockShape
     embedding_scale: float = 1.0
-    """Of the table's rows, where a block's tokens are embedded."""
+    """Factor on the embeddings of a block's tokens."""
     markov_rank: int = 0
-    """r, of DSpark's sequential head; 0 for none."""
+    """r, rank of DSpark's sequential head; 0 for none."""
     markov_kind: MarkovKind = "vanilla"
 
 
 class DFlashHead(LlamaHead, BlockHead):
-    """The network behind the opening map."""
+    """The head's network, after the projection of the target's hidden states."""
 
     facts: DFlashConfig
 
@@ -83,7 +84,7 @@ class DFlashHead(LlamaHead, BlockHead):
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         facts, block = self.facts, self.block
         place, by = ("later", 1) if block.from_anchor else ("earlier", -1)
-        off_by_one = BlockShape(block.size + by, block.mask_id, not block.from_anchor)  # which proposes as many tokens
+        off_by_one = BlockShape(block.size + by, block.mask_id, not block.from_anchor)  # proposes as many tokens
         found = [(f"reading one place {place}", replace(facts, block=off_by_one))]
         if facts.embedding_scale != 1:
             found.append(("with unscaled embeddings", replace(facts, embedding_scale=1.0)))
@@ -94,7 +95,7 @@ class DFlashHead(LlamaHead, BlockHead):
         rotary = self.rotary_emb(hidden, position_ids)
         num_read, mask = cache.get_seq_length(), None
         for layer, is_causal in zip(self.layers, self.facts.causal, strict=True):
-            if isinstance(cache, DynamicCache):  # our own needs no mask
+            if isinstance(cache, DynamicCache):  # our own cache needs no mask
                 mask = visible(hidden, num_read, layer.self_attn.sliding_window, is_causal=is_causal)
             hidden = layer(hidden, mask, past_key_values=cache, position_embeddings=rotary, is_causal=is_causal)
         return hidden
@@ -110,16 +111,21 @@ class DFlashHead(LlamaHead, BlockHead):
         return self.with_biases(logits, markov.markov_w2(torch.cat(latents)))
 
     def with_biases(self, logits: Tensor, biases: Tensor) -> Tensor:
-        """Return logits [N, V] with biases [N, Vd] of their columns added, in the logits' precision."""
+        """Return logits [N, V] with biases [N, Vd] added to the columns that the head has rows for, in the logits'
+        dtype.
+        """
         if self.draft_ids is None:
             return logits + biases.to(logits.dtype)
         return logits.index_add(-1, self.draft_ids, biases.to(logits.dtype))
 
 
 def visible(hidden: Tensor, num_read: int, window: int | None, *, is_causal: bool) -> Tensor:
-    """Return which of num_read features and T tokens each token of hidden [1, T, d] sees, [1, 1, T, num_read + T] bool.
+    """Return which of `num_read` features and T tokens each token of hidden [1, T, d] attends to.
 
-    window: the most keys that it sees on a side, its own included; None for all.
+    The result is [1, 1, T, num_read + T] bool. `window`: the maximum number of keys on either side, the token's own
+    included; None for all.
+
+    2 features, 2 tokens, causal: [[1, 1, 1, 0], [1, 1, 1, 1]]; not causal: all 1
     """
     num_keys = num_read + hidden.shape[1]
     keys = torch.arange(num_keys, device=hidden.device)
@@ -143,12 +149,14 @@ class MarkovHead(nn.Module):
             self.joint_proj = nn.Linear(2 * rank + facts.width, 3 * rank)
 
     def begin(self) -> Tensor:
-        """Return the state [1, r] before a block's first place."""
+        """Return the state [1, r] before the first position of a block."""
         return torch.zeros_like(self.markov_w1.weight[:1])
 
     def step(self, token_ids: Tensor, hidden: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return latents and states [N, r] after places with hidden states [N, d], before which the tokens token_ids
-        [N] int64 stand and which the states [N, r] lead to.
+        """Advance by one position; return latents and states, each [N, r].
+
+        `token_ids` [N] int64: the tokens before the positions. `hidden` [N, d]: hidden states of the positions.
+        `states` [N, r]: states before them.
         """
         embedded = self.markov_w1(token_ids)  # [N, r]
         if self.kind == "vanilla":
@@ -161,7 +169,7 @@ class MarkovHead(nn.Module):
 
 
 def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> HeadFiles:
-    """Read a head for that target. Raises ConfigError for whatever is missing, unknown or does not fit, by its name."""
+    """Read a head for that target. Raises `ConfigError` for what is missing, unknown or does not fit, naming it."""
     if model_file(files.model, "mask_embedding.pt") is not None:
         raise files.refusal("has a mask_embedding.pt, which heads are not served with")
     reader = HeadReader(files, target, NAMES, parts=("dflash_config", "dspark_config"))
@@ -215,13 +223,15 @@ def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
 
 
 def _taps(reader: HeadReader, num_draft_layers: int, *, is_dspark: bool) -> tuple[int, ...]:
-    """Return the hidden states that the head reads: id k means h[k] in speculators' key, and h[k + 1] in all others',
-    which name a layer by its output. Without a key, those that z-lab takes for a draft of so many layers.
+    """Return the hidden states that the head reads.
 
-    What the last layer's id means, trainers do not agree on. z-lab's code, as NeMo AutoModel's, takes it of
-    transformers' hidden_states, where it is normed; DeepSpec, vLLM and SGLang, and so SpecForge and speculators, take
-    it before the final norm. Here a DFlash head reads it as in z-lab's code, where it is named in z-lab's key. The
-    wiring test tries the other.
+    Id k means h[k] in speculators' key, and h[k + 1] in all others, which name a layer by its output. Without a key
+    they are those that z-lab chooses for a draft with this number of layers.
+
+    Trainers do not agree on the last layer's id. z-lab's code, like NeMo AutoModel's, indexes transformers'
+    hidden_states, where the last is normed. DeepSpec, vLLM and SGLang, and so SpecForge and speculators, take it before
+    the final norm. Here a DFlash head reads it as in z-lab's code where z-lab's key names it. The wiring test tries the
+    other way.
     """
     num_layers = reader.target.num_layers
     default: tuple[int, ...] = (num_layers // 2 + 1,)
@@ -240,7 +250,7 @@ def _taps(reader: HeadReader, num_draft_layers: int, *, is_dspark: bool) -> tupl
 
 
 def _causal(reader: HeadReader, layers: PreTrainedConfig) -> tuple[bool, ...]:
-    """Return by layer whether a token of the block sees no later one: those with a window do, unless a key says."""
+    """Return by layer whether attention within the block is causal: layers with a window are, unless a key decides."""
     kinds = getattr(layers, "layer_types", None) or ["full_attention"] * layers.num_hidden_layers
     is_causal = _flag(reader, {"causal": True, "is_causal": True})
     if is_causal is None and reader.flag("sliding_window_non_causal"):
@@ -251,7 +261,6 @@ def _causal(reader: HeadReader, layers: PreTrainedConfig) -> tuple[bool, ...]:
 
 
 def _flag(reader: HeadReader, keys: Mapping[str, bool]) -> bool | None:
-    """Return whether the first of these keys that is there has its value here; None where there is none."""
     for key, value in keys.items():
         found = reader.flag(key)
         if found is not None:

@@ -1,8 +1,8 @@
-"""EAGLE-3 and 3.1 (2503.01840), and P-EAGLE, whose network is the same: the network, and the reader of their files.
+"""EAGLE-3 and 3.1 (2503.01840), and P-EAGLE, which has the same network: the network, and the reader of their files.
 
-The layouts that people hold are the original repository's, SpecForge's, speculators' and DeepSpec's. They differ in
-names, in what a layer id means, in which norms there are and in what is carried; a wrong reading drafts fluently and is
-accepted less. What a file leaves open is named in `HeadFiles.undecided`.
+Files have the layouts of the original repository, SpecForge, speculators and DeepSpec. They differ in names, in what a
+layer id means, in which norms there are and in what is carried. A head that is read wrong drafts fluently and has a
+lower acceptance rate. What a file leaves open is named in `HeadFiles.undecided`.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
 NAMES = ((r"midlayer\.", "layers.0."),)
 """Names of the original repository's files."""
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""speculators' name of the masked id, and vLLM's."""
+"""speculators' name of the mask id, and vLLM's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(LlamaFacts):
-    """Facts of an EAGLE-3 head."""
+    """Configuration of an EAGLE-3 head."""
 
     norm_before_residual: bool = False
     """Whether the first residual is the feature after its norm."""
     qk_norms: bool = False
-    """Whether queries and keys are normed, head by head (Qwen 3)."""
+    """Whether queries and keys are normed per attention head (Qwen 3)."""
     qkv_bias: bool = False
     swaps_norms: bool = False
-    """Whether the norms of embeddings and features stand in each other's place, as where files are misread."""
+    """Whether the norms of embeddings and features are swapped, as in files that are misread."""
     mask_id: int | None = None
-    """The id that stands at positions that a P-EAGLE head fills; None for EAGLE-3."""
+    """Token id of the masks that a P-EAGLE head fills; None for EAGLE-3."""
 
 
 class Eagle3Head(LlamaHead, CarryHead):
-    """The network behind the opening map. Its tensors have speculators' names."""
+    """The head's network, after the projection of the target's hidden states. Its tensors have speculators' names."""
 
     facts: Eagle3Config
     mask_feature: Tensor
-    """[d], of a P-EAGLE head's masks."""
+    """[d], feature of a P-EAGLE head's masks."""
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__(facts)
@@ -89,7 +89,7 @@ class Eagle3Head(LlamaHead, CarryHead):
     def run_layers(
         self, features: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None
     ) -> Tensor:
-        """Return the last layer's output [B, T, d] of features and embeddings [B, T, d]."""
+        """Return the last layer's output [B, T, d] for features and embeddings, each [B, T, d]."""
         first: Any = self.layers[0]
         token_norm, feature_norm = self.joining_norms()
         normed = feature_norm(features)
@@ -111,7 +111,7 @@ class Eagle3Head(LlamaHead, CarryHead):
 def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read an EAGLE-3 head for that target.
 
-    Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
+    Raises `ConfigError` for what is missing, unknown or does not fit, naming it.
     """
     reader = HeadReader(files, target, NAMES)
     facts, opening, undecided = _open(reader)
@@ -119,14 +119,15 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 
 def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """As `read_eagle3`: EAGLE-3's tensors, and a stand-in for the hidden states of positions that are not there yet. It
-    goes through the opening map here, once.
+    """Read a P-EAGLE head: EAGLE-3's tensors, and a learnt stand-in for hidden states that do not exist yet.
+
+    The stand-in is projected here, once. Raises `ConfigError` as `read_eagle3` does.
     """
     reader = HeadReader(files, target, NAMES)
     hidden = reader.tensors.pop("mask_hidden", None)
     if hidden is None:
         raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
-    reader.tensors["mask_hidden"] = hidden.flatten()  # files may have dimensions of one in front
+    reader.tensors["mask_hidden"] = hidden.flatten()  # files may have leading dimensions of one
     mask_id = reader.number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
     facts, opening, undecided = _open(reader)
     num_taps = len(facts.taps)
@@ -137,10 +138,10 @@ def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 
 def _open(reader: HeadReader) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]]:
-    """Return facts, the opening map, whose tensors are taken, and which of the facts the files leave open.
+    """Return the facts, the projection and the names of open facts; the projection's tensors leave the reader.
 
     speculators' norm_output says whether carries are normed. SpecForge's says whether the lm_head reads the normed
-    output, and its training carries what is not normed, also where its exports for 3.1 say true.
+    output; its training carries the unnormed one, even where its exports for 3.1 have true.
     """
     config, is_wrapped = reader.config, reader.files.is_wrapped
     norm_output = config.get("norm_output")
@@ -161,8 +162,9 @@ def _open(reader: HeadReader) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]
 
 
 def _taps(reader: HeadReader) -> tuple[int, ...]:
-    """Return the hidden states that the head reads: id k means h[k] at the top level, and h[k + 1] in the nested key of
-    SpecForge and in DeepSpec's, which name a layer by its output.
+    """Return the hidden states that the head reads: id k means h[k] at the top level of config.json.
+
+    In SpecForge's nested key and in DeepSpec's, which name a layer by its output, id k means h[k + 1].
     """
     config, nested, num_layers = reader.config, reader.files.part("eagle_config"), reader.target.num_layers
     if nested.get("use_aux_hidden_state") is False:
@@ -177,7 +179,7 @@ def _taps(reader: HeadReader) -> tuple[int, ...]:
 
 
 def _take_opening(reader: HeadReader, facts: LlamaFacts) -> OpeningMap:
-    """Take the opening map's tensors. config.json must not say otherwise of its norm."""
+    """Remove the projection's tensors from the reader. Its norm must agree with config.json."""
     tensors = reader.tensors
     width = facts.target_width
     num_taps = len(facts.taps)
@@ -191,7 +193,7 @@ def _take_opening(reader: HeadReader, facts: LlamaFacts) -> OpeningMap:
     fc = tensors.pop("fc.weight")
     kind: Norm = "none"
     opened = {"fc": fc}
-    if "fc_norm.0.weight" in tensors:  # another norm beside it is refused as a tensor that no head has
+    if "fc_norm.0.weight" in tensors:  # any second norm is refused as an unknown tensor
         norms = [reader.take(f"fc_norm.{index}.weight", width) for index in range(num_taps)]
         kind, opened["norm"] = "each", torch.stack(norms).to(fc.dtype)
     elif "input_norm.weight" in tensors:

@@ -1,4 +1,4 @@
-"""The table of drafts: one row a family. A checkpoint is recognised, read, run, wired and drafted with by its row.
+"""The table of drafts, one row for each family: how a checkpoint is recognised, read, run, tested and drafted with.
 
 A new head is a row here and a file with its network and its reader: docs/add-a-head.md.
 """
@@ -23,17 +23,18 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.peer_text import bound_text
 
 Read = Callable[[Checkpoint, TargetFiles], HeadFiles]
-"""Reads a head's files for a target. Raises ConfigError for what is missing, unknown or does not fit, naming it."""
+"""Reads a head's files for a target. Raises `ConfigError` for what is missing, unknown or does not fit, naming it."""
 WRAPPED = "speculators_model_type"
 """Key of config.json that names the kind of a head in speculators' layout."""
 WEIGHTS = "weights"
-"""Key of `Family.signs`."""
+"""Key of `Family.signs` for the name of the pickle with the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of draft. A checkpoint is of the first row that its configuration matches, or else of the first that its
-    names of tensors match.
+    """A kind of draft.
+
+    A checkpoint is of the first row that its configuration matches, or else of the first that its tensor names match.
     """
 
     label: str
@@ -41,19 +42,19 @@ class Family:
     name: str = ""
     """Short name in logs; empty for a family that is not served."""
     network: type[HeadNetwork] | None = None
-    """None for a family that is recognised and not served, and for models, which their own loader reads and runs."""
+    """Class of the network. None for a family that is recognised but not served, and for models, which have another
+    loader."""
     read: Read | None = None
-    """None where `network` is."""
+    """Reader of the files; None where `network` is None."""
     paths: tuple[str, ...] = ("paged",)
-    """Attention paths that may run it, the fastest first; none for a head without a cache."""
+    """Attention paths that may run the family, the fastest first; empty for a head without a cache."""
     signs: Mapping[str, str] = field(default_factory=dict)
-    """By key of config.json or of its dflash_config, a pattern of its value; one is enough. False does not count. The
-    key WEIGHTS has the name of the pickle that holds the weights.
-    """
+    """Pattern of the value, by key of config.json or of its dflash_config; one match is enough, and false never
+    matches. The key `WEIGHTS` stands for the name of the pickle that holds the weights."""
     tensors: tuple[str, ...] = ()
-    """Patterns of tensors' names, all of which are there."""
+    """Patterns of tensor names, all of which must match."""
     lacks: str | None = None
-    """Name of a tensor that is not there."""
+    """Name of a tensor that must be absent."""
 
     def matches(self, files: Checkpoint) -> bool:
         """Return whether the configuration is of this family."""
@@ -67,7 +68,7 @@ class Family:
         return False
 
     def holds(self, names: frozenset[str]) -> bool:
-        """Return whether these are the names of its tensors."""
+        """Return whether these are the names of the family's tensors."""
         if not self.tensors or self.lacks in names:
             return False
         return all(any(re.fullmatch(pattern, name) for name in names) for pattern in self.tensors)
@@ -136,7 +137,7 @@ OTHER_WRAPPED = Family(
     label="a speculators model of another type",
     signs={WRAPPED: "^(?!(eagle3|mtp|dspark|dflash|peagle)$)"},
 )
-"""Before all others, which may have its signs, too."""
+"""Comes before all others, whose signs it may also have."""
 FAMILIES = (
     OTHER_WRAPPED,
     EAGLE3,
@@ -159,14 +160,14 @@ FAMILIES = (
     MEDUSA,
     Family(label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
 )
-"""In the order in which they are tried. What is none of them is PARD or MODEL."""
+"""Families in the order in which they are tried. A draft of none of them is PARD or MODEL."""
 
 
 def family_of(files: Checkpoint, target: str | None = None) -> Family:
     """Return the family of a draft, by its configuration or else by the names of its tensors.
 
-    target: folder or hub id of the target. Where it is the draft's, too, the draft is the MTP head inside, if there is
-    one. Raises ConfigError for a family that is not served, naming it, and as `Checkpoint.names` does.
+    `target`: folder or hub id of the target. Where the draft has the same one, the draft is the MTP head in it, if
+    there is one. Raises `ConfigError` for a family that is not served, naming it, and as `Checkpoint.names` does.
     """
     if target is not None and is_same(files.model, target) and (num_layers := num_mtp_layers(files)):
         if not has_mtp(files.names):
@@ -191,7 +192,7 @@ def family_of(files: Checkpoint, target: str | None = None) -> Family:
 
 
 def is_same(model: str, target: str) -> bool:
-    """Return whether both are one hub id, or one folder."""
+    """Return whether both are the same hub id or the same folder."""
     own, other = Path(model), Path(target)
     return model == target or (own.exists() and other.exists() and own.samefile(other))
 
@@ -210,7 +211,7 @@ def _recognised(files: Checkpoint) -> Family:
 
 
 def pard_block(files: Checkpoint) -> BlockShape:
-    """Return how a PARD draft fills masks. Raises ConfigError for a masked id that its vocabulary lacks."""
+    """Return the blocks of a PARD draft. Raises `ConfigError` for a mask id outside its vocabulary."""
     keys = Keys(files)
     vocab_size = keys.number("vocab_size", least=1)
     return BlockShape(MASKED_POSITIONS, keys.number(*PARD.signs, least=0, most=vocab_size - 1))

@@ -1,4 +1,4 @@
-"""What the readers of heads' files share: whatever does not fit is refused by its name."""
+"""Shared readers of heads' files, which refuse anything that does not fit, by its name."""
 
 from __future__ import annotations
 
@@ -29,48 +29,49 @@ IGNORED = re.compile(
     r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq|confidence_head\.proj\.(weight|bias)"
     r"|mtp[._]layers\.[1-9]\d*\..*"
 )
-"""Names of tensors that no head reads: copies of the target's, frequencies that the config gives, DSpark's estimate of
-acceptance (the target chooses K), and MTP layers behind the first.
-"""
+"""Pattern of tensor names that no head reads: copies of the target's tensors, frequencies that follow from the config,
+DSpark's estimate of acceptance (the target chooses K), and MTP layers after the first."""
 MAPS = ("d2t", "t2d", "token_map")
-"""Names of tensors of ids."""
+"""Names of tensors that hold ids."""
 PADDED = {
     "embed_tokens.weight": "vocab_size",
     "markov_head.markov_w1.weight": "vocab_size",
     "lm_head.weight": "draft_vocab_size",
     "markov_head.markov_w2.weight": "draft_vocab_size",
 }
-"""Names of tensors that may have rows of padding, and the field of HeadFacts that counts the others."""
+"""Names of tensors that may have padding rows, with the field of `HeadFacts` that counts the rows without padding."""
 MAX_NUMBER = 1 << 31
-"""Largest whole number that config.json may give, where a key has no bound of its own."""
+"""Largest whole number allowed in config.json for a key without its own bound: 2^31."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """What the files of a head hold."""
+    """The contents of a head's files."""
 
     facts: Any
-    """HeadFacts of the head's kind."""
+    """`HeadFacts` of the head's kind."""
     tensors: Mapping[str, Tensor]
-    """State of its network, in the files' dtype; embedding and lm_head may be the target's."""
+    """State of the head's network, in the files' dtype; embedding and lm_head may be the target's."""
     opening: OpeningMap
-    """In the files' dtype."""
+    """Projection of the target's hidden states, in the files' dtype."""
     undecided: tuple[str, ...] = ()
-    """Names of true/false fields of `facts` that the files leave open: their value is the likelier one."""
+    """Names of boolean fields of `facts` that the files leave open. They have the likelier value."""
 
 
 class Keys:
-    """Reads keys of config.json. All methods raise ConfigError for a value of another kind, naming the key."""
+    """Reader of the keys of a config.json. Methods raise `ConfigError` for a value of another type, naming the key."""
 
     def __init__(self, files: Checkpoint, *parts: str) -> None:
-        """parts: names of objects in config.json that may have the keys, too."""
+        """Read the config of `files`. `parts`: names of objects in config.json that may hold the keys as well."""
         self.files = files
         self.config = files.config
         self.refusal = files.refusal
         self._places = [files.config, *(files.part(part) for part in parts)]
 
     def get(self, *names: str) -> Any:
-        """Return the value of a key that has one of these names; None where there is none. Two must not differ."""
+        """Return the value of the key with one of these names; None without one. Raises `ConfigError` for two that
+        differ.
+        """
         found = None
         for name in names:
             for place in self._places:
@@ -84,7 +85,7 @@ class Keys:
         return found
 
     def number(self, *names: str, least: int, most: int = MAX_NUMBER) -> int:
-        """Return the whole number from `least` to `most` of a key that has one of these names."""
+        """Return the whole number, from `least` to `most`, of the key with one of these names."""
         value = self.get(*names)
         if type(value) is not int or not least <= value <= most:
             what = f"is {value!r}, must be a whole number from {least} to {most}; correct its config.json"
@@ -100,7 +101,7 @@ class Keys:
 
 
 class HeadReader(Keys):
-    """Reads the files of one head for a target. All methods raise ConfigError for what does not fit, naming it."""
+    """Reader of the files of one head for a target. Methods raise `ConfigError` for what does not fit, naming it."""
 
     def __init__(
         self,
@@ -111,10 +112,10 @@ class HeadReader(Keys):
         prefix: str = "",
         parts: Sequence[str] = (),
     ) -> None:
-        """Read all tensors under the network's names. Raise ConfigError for those that cannot be served.
+        """Read all tensors under the network's names. Raises `ConfigError` for those that cannot be served.
 
-        names: patterns of beginnings of the files' names, and the network's in their place; the first that matches
-        counts. prefix: of the names of all tensors that are read. parts: as `Keys`.
+        `names`: pairs of a pattern for the start of a file's tensor name and its replacement in the network; the first
+        match counts. `prefix`: start of the names of all tensors that are read. `parts`: as for `Keys`.
         """
         super().__init__(files, *parts)
         self.target = target
@@ -144,10 +145,11 @@ class HeadReader(Keys):
         return tensor
 
     def layers(self, raw: Any = None, *, has_windows: bool = False) -> PreTrainedConfig:
-        """Read the layers' configuration through its class: files leave out what equals the class's defaults.
+        """Return the configuration of the layers, read by its class: files leave out values that are the class's
+        defaults.
 
-        raw: the part of config.json that describes them; None for the whole, or for speculators' part. has_windows:
-        whether layers may have a sliding window.
+        `raw`: the part of config.json that describes the layers; None for the whole of it, or for speculators' part.
+        `has_windows`: whether layers may have a sliding window.
         """
         if raw is None:
             raw = self.files.part("transformer_layer_config") if self.files.is_wrapped else self.config
@@ -183,10 +185,12 @@ class HeadReader(Keys):
         return text
 
     def taps(self, keys: Mapping[str, tuple[Any, int]], default: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers of the hidden states that the head reads, from 0 to the target's number of layers.
+        """Return the indices of the hidden states that the head reads, from 0 to the target's number of layers.
 
-        keys: by name, the list of ids in config.json, None where there is none, and how much less an id is than its
-        hidden state's number. default: as published, where there is no list.
+        `keys`: by key name, the list of ids in config.json (None without one), and the offset from an id to the index
+        of its hidden state. `default`: the published choice, for a config without a list.
+
+        Example: {"target_layer_ids": ([1, 9], 1)} gives (2, 10), since that key names a layer by its output.
         """
         num_layers = self.target.num_layers
         taps, source = default, None
@@ -216,7 +220,7 @@ class HeadReader(Keys):
         return taps
 
     def llama_facts(self, layers: PreTrainedConfig, taps: tuple[int, ...]) -> dict[str, Any]:
-        """Return the fields of LlamaFacts for layers of that configuration."""
+        """Return the fields of `LlamaFacts` for layers of that configuration."""
         width, vocab_size = layers.hidden_size, self.target.vocab_size
         self.check_shape("fc.weight", (width, len(taps) * self.target.width))
         rope = dict(layers.rope_parameters or {})
@@ -238,14 +242,14 @@ class HeadReader(Keys):
             "layers": llama_layers(layers, width, vocab_size, layers.num_hidden_layers, rope),
             "width": width,
             "vocab_size": vocab_size,
-            # rows of padding are cut with the target's
+            # padding rows are cut together with the target's
             "draft_vocab_size": vocab_size if num_rows == layers.vocab_size else num_rows,
             "taps": taps,
             "target_width": self.target.width,
         }
 
     def check_shape(self, name: str, shape: Sequence[int]) -> None:
-        """Raise ConfigError unless a tensor is there and has this shape."""
+        """Raise `ConfigError` unless the tensor `name` exists and has this shape."""
         found = "missing"
         if name in self.tensors:
             found = str(list(self.tensors[name].shape))
@@ -257,7 +261,7 @@ class HeadReader(Keys):
             )
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Take a tensor of this shape out of the tensors."""
+        """Remove the tensor `name` from `tensors` and return it. Raises `ConfigError` for another shape."""
         self.check_shape(name, shape)
         return self.tensors.pop(name)
 
@@ -268,7 +272,7 @@ class HeadReader(Keys):
         opening: OpeningMap,
         undecided: tuple[str, ...] = (),
     ) -> HeadFiles:
-        """Return the head with the tensors of its network, those that it leaves out from the target."""
+        """Return the head with all tensors of its network, taking those that the files leave out from the target."""
         d2t, t2d = self.tensors.pop("d2t", None), self.tensors.pop("t2d", None)
         ids = target_ids(self.files, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
         if facts.draft_vocab_size != facts.vocab_size:
@@ -278,9 +282,9 @@ class HeadReader(Keys):
         return HeadFiles(facts, self.tensors, opening, undecided)
 
     def fill_from_target(self, facts: HeadFacts) -> None:
-        """Take the embedding and the lm_head's rows from the target where the head has none, and cut rows of padding.
+        """Take the embedding and the lm_head from the target where the head has none, and cut padding rows.
 
-        A head that ties both (tie_word_embeddings) has its own embedding as its lm_head.
+        A head that ties both (tie_word_embeddings) uses its own embedding as its lm_head.
         """
         tensors, target = self.tensors, self.target
         ids = tensors.get("draft_ids")
@@ -302,7 +306,7 @@ class HeadReader(Keys):
                 tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
 
     def check_tensors(self, facts: HeadFacts, network: type[HeadNetwork]) -> None:
-        """Raise ConfigError unless the tensors are those of such a network."""
+        """Raise `ConfigError` unless the tensors are those of a `network` with these facts."""
         try:
             with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
                 head = network(facts)
@@ -315,7 +319,7 @@ class HeadReader(Keys):
             ) from error
 
     def refuse(self, what: str, names: Iterable[str], *, of: str = "") -> None:
-        """Raise ConfigError where there are such tensors."""
+        """Raise `ConfigError` when `names` is not empty. `what`: the fault that the tensors of these names are."""
         found = bound_text(", ".join(sorted(names)), MAX_QUOTED)
         if found:
             raise self.refusal(f"has {what}: {found}; correct its config.json or get the file again", of=of)
@@ -330,10 +334,14 @@ def _own_name(name: str, names: Sequence[tuple[str, str]]) -> str:
 
 
 def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
-    """Return the target ids [Vd] int64 of a head's rows, from its d2t (offsets: row i is id i + d2t[i]) and t2d. A head
-    with a row for each id needs neither, and keeps each id in its place.
+    """Return the target ids [Vd] int64 of a head's lm_head rows, from its d2t and t2d.
 
-    Raises ConfigError where there is neither, or they disagree or do not fit.
+    d2t holds offsets: row i is the id i + d2t[i]. t2d is a mask over the target's ids. A head with a row for each id
+    needs neither.
+
+    Raises `ConfigError` where there is neither, or they disagree or do not fit.
+
+    Example: d2t [0, 0, 3] is the ids [0, 1, 5], and t2d is true at 0, 1 and 5.
     """
     maps = dict[str, Tensor]()
     if num_rows == vocab_size:
@@ -350,7 +358,7 @@ def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_ro
     first, ids = next(iter(maps.items()))
     for name, found in maps.items():
         if num_rows == vocab_size:
-            found = found[:num_rows]  # without ids of padding
+            found = found[:num_rows]  # without padding ids
         if len(found) != num_rows:
             raise files.refusal(
                 f"keeps {len(found)} ids, and there are {num_rows} rows of its lm_head; correct draft_vocab_size of "
@@ -367,7 +375,7 @@ def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_ro
 
 
 def check_ids(files: Checkpoint, name: str, ids: Tensor, vocab_size: int) -> None:
-    """Raise ConfigError for ids [Vd] that repeat or are outside the vocabulary."""
+    """Raise `ConfigError` for ids [Vd] that repeat or are outside the vocabulary."""
     numbers, counts = ids.unique(return_counts=True)
     wrong = numbers[(numbers < 0) | (numbers >= vocab_size) | (counts > 1)].tolist()
     if wrong:

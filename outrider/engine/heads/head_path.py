@@ -1,4 +1,4 @@
-"""The paths of heads: rows bring features, and a forward leaves what the head hands on."""
+"""Attention paths of heads: rows carry features, and a forward keeps the hidden states that the head passes on."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from outrider.engine.step_plan import Row
 
 
 class HeadPath(PagedPath):
-    """Runs the head's own modules.
+    """Path that runs the head's own modules.
 
-    A carry head has a feature for each new token of a row. Of a head of blocks, the first new tokens of a row have
-    features, which are what it reads of them, and the rest are a block: whoever feeds it truncates it away. Rows ask
-    for logits of the block alone.
+    In a carry head each new token of a row has a feature. In a block head the first new tokens of a row have features,
+    which the head reads in their place, and the rest are a block. Whoever feeds a block truncates it away afterwards.
+    Rows request logits of the block alone.
     """
 
     hidden: Tensor
@@ -37,10 +37,10 @@ class HeadPath(PagedPath):
     def __init__(self, head: HeadNetwork) -> None:
         super().__init__(head, head.facts.vocab_size)
         self.head = head
-        """What is decided or changed of it is so from the next forward on."""
+        """The head's network. Changes of its facts take effect at the next forward."""
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        """Replace the storage and allocate it: a layer's shape is known when keys of its own reach it."""
+        """Replace the storage and allocate it: a layer's shape is known once its first keys are written."""
         super().set_storage(num_blocks, block_size)
         table = KVPool(1, block_size).new_table()
         table.reserve(1)
@@ -48,7 +48,7 @@ class HeadPath(PagedPath):
             self.forward([Row(table, [0], 0, 0, (), features=torch.zeros(1, self.head.facts.width))])
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Return logits as `ForwardPath` does and set `hidden`."""
+        """Return logits as `ForwardPath` does, and set `hidden`."""
         head = self.head
         none = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
         features = torch.cat([none, *(to_device(features_of(row, head), head.device).to(head.dtype) for row in rows)])
@@ -68,7 +68,6 @@ class HeadPath(PagedPath):
         return logits
 
     def _read(self, head: BlockHead, rows: Sequence[Row], features: Tensor) -> None:
-        """Write the features [C, d] of rows into the cache."""
         assert self._cache is not None
         plan = self._plan(rows)
         self._cache.begin(plan)
@@ -80,16 +79,16 @@ class HeadPath(PagedPath):
 
 
 class FusedHeadPath(FusedPath):
-    """Runs an EAGLE-3 head in our C++ forward, whose first layer reads features beside tokens (CPU).
+    """Path that runs an EAGLE-3 head in our C++ forward, whose first layer reads features beside tokens (CPU).
 
-    What it hands on is the hidden state tapped behind the last layer.
+    The head passes on the hidden state tapped after the last layer.
     """
 
     hidden: Tensor
-    """As in `HeadPath`."""
+    """[sum(num_logits), d] of the last forward, in the head's dtype, rows in order."""
 
     def __init__(self, head: Eagle3Head, facts: ModelFacts) -> None:
-        """Pack the head's weights. Raises PathUnavailable, naming what this path cannot run."""
+        """Pack the head's weights. Raises `PathUnavailable`, naming what this path cannot run."""
         if not head.facts.reads_normed:
             raise PathUnavailable("is made for a projection that reads the normed output")
         shape = FusedShape.of(head, head, facts)
@@ -99,7 +98,7 @@ class FusedHeadPath(FusedPath):
         self._followed: Eagle3Config | None = None
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Return logits as `ForwardPath` does and set `hidden`."""
+        """Return logits as `ForwardPath` does, and set `hidden`."""
         head = self.head
         self._follow()
         none = torch.empty(0, head.facts.width)
@@ -113,7 +112,6 @@ class FusedHeadPath(FusedPath):
         return head.spread(logits)
 
     def _follow(self) -> None:
-        """Take over what the packed weights do not have, where it has changed since the last forward."""
         facts = self.head.facts
         if facts is self._followed:
             return
@@ -126,7 +124,6 @@ class FusedHeadPath(FusedPath):
 
 
 def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the parts of rows that have features, and their blocks."""
     read, blocks = list[Row](), list[Row]()
     for row in rows:
         assert row.features is not None, "they were checked"
@@ -139,7 +136,7 @@ def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def features_of(row: Row, head: HeadNetwork) -> Tensor:
-    """Return the row's features [C, d]: one for each new token, and in a head of blocks for the first of them."""
+    """Return the row's features [C, d]: one for each new token; in a block head, for the first C new tokens."""
     features = row.features
     assert features is not None and features.shape[1] == head.facts.width, "no features of the head's width"
     num_masks = row.num_new - len(features)

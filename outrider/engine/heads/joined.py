@@ -1,10 +1,10 @@
-"""Heads that join a token's embedding and a feature in one projection and run decoder layers over it: EAGLE-1 and 2
-(2401.15077, 2406.16858), in files of their own, and the MTP heads of DeepSeek-V3 (2412.19437), GLM and their like,
+"""Heads that project a token's embedding joined with a feature, and run decoder layers over it: EAGLE-1 and 2
+(2401.15077, 2406.16858), in files of their own, and the MTP heads of DeepSeek-V3 (2412.19437), GLM and similar models,
 inside a target's checkpoint or in speculators' own file.
 
-The layers are transformers' own, of the configuration's class, so that latent attention and experts need nothing here.
-All layouts lay the projection's input out as [embedding, feature], and the feature is the target's last hidden state
-after its final norm.
+The layers are transformers' own, of the configuration's class, so latent attention and experts need no code here. In
+all layouts the projection's input is [embedding, feature], and the feature is the target's last hidden state after its
+final norm.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ DEEPSEEK_NAMES = (
     (r"shared_head\.head\.", "lm_head."),
     ("", "layers.0."),
 )
-"""Names of DeepSeek's and GLM's layout, behind `model.layers.{n}.`, where n is the number of the target's layers."""
+"""Names of DeepSeek's and GLM's layout, after `model.layers.{n}.`, where n is the number of the target's layers."""
 QWEN_NAMES = (
     (r"pre_fc_norm_embedding\.", "enorm."),
     (r"pre_fc_norm_hidden\.", "hnorm."),
     (r"fc\.", "eh_proj."),
 )
-"""Names of Qwen's layout, behind `mtp.`."""
+"""Names of Qwen's layout, after `mtp.`."""
 SPECULATORS_NAMES = (
     (r"mtp_layers\.0\.token_layernorm\.", "enorm."),
     (r"mtp_layers\.0\.hidden_layernorm\.", "hnorm."),
@@ -52,7 +52,7 @@ SPECULATORS_NAMES = (
 """Names of speculators' layout."""
 MTP = "the MTP head"
 AROUND = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "lm_head.weight")
-"""Tensors of an MTP head that are not of its layers' class."""
+"""Names of an MTP head's tensors that are not of its layers' class."""
 JOINING = (*AROUND, "norm.weight", "embed_tokens.weight")
 _FIRST = re.compile(r"(.*\.)?layers\.(\d+)\.eh_proj\.weight")
 _EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
@@ -60,24 +60,24 @@ _EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedConfig(HeadFacts):
-    """Facts of a head, whatever layout its files have. All ids have a row of the lm_head."""
+    """Configuration of a head, whatever the layout of its files. The lm_head has a row for every id."""
 
     layers: PreTrainedConfig
-    """Of the decoder layers: so many, of that class, of the head's width and the target's vocabulary."""
+    """Configuration of the decoder layers: their number, class and width, with the target's vocabulary size."""
     joins_normed: bool
     """Whether embedding and feature are normed before they are joined, and the output before the lm_head (MTP)."""
     join_bias: bool = False
     """Whether the projection of both has a bias (EAGLE-1)."""
     is_exchanged: bool = False
-    """Whether the feature comes before the embedding, as where files are misread."""
+    """Whether the feature comes before the embedding, as in files that are misread."""
     swaps_norms: bool = False
-    """Whether the norms of both stand in each other's place, as where files are misread."""
+    """Whether the norms of embedding and feature are swapped, as in files that are misread."""
 
 
 class JoinedHead(CarryHead):
-    """y = layers(eh_proj(cat[enorm(embedding), hnorm(feature)])), and lm_head(norm(y)).
+    """The network y = layers(eh_proj(cat[enorm(embedding), hnorm(feature)])), with logits lm_head(norm(y)).
 
-    In EAGLE-1 no norm is there, nor that before the first layer's attention.
+    EAGLE-1 has none of these norms, nor the one before the first layer's attention.
     """
 
     facts: JoinedConfig
@@ -88,7 +88,7 @@ class JoinedHead(CarryHead):
         self.model: Any = MODEL_MAPPING[type(config)](config)
         norm_class = type(self.model.norm)
         self.model.embed_tokens = self.model.norm = nn.Identity()
-        self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)  # whose scale, if any, enorm takes back
+        self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)  # enorm cancels its scale, if any
         self.eh_proj = nn.Linear(2 * facts.width, facts.width, bias=facts.join_bias)
         self.lm_head = nn.Linear(facts.width, facts.vocab_size, bias=False)
         if facts.joins_normed:
@@ -117,7 +117,7 @@ class JoinedHead(CarryHead):
 
 
 def num_mtp_layers(files: Checkpoint) -> int:
-    """Return how many MTP layers a target's config.json says that its checkpoint has."""
+    """Return the number of MTP layers in a target's checkpoint, according to its config.json."""
     text = files.part("text_config") or files.config
     for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
         number = text.get(key)
@@ -127,14 +127,14 @@ def num_mtp_layers(files: Checkpoint) -> int:
 
 
 def has_mtp(names: frozenset[str]) -> bool:
-    """Return whether a target's checkpoint has the tensors of an MTP head in one of the layouts that are read."""
+    """Return whether a target's checkpoint has the tensors of an MTP head in a supported layout."""
     return "mtp.fc.weight" in names or any(_FIRST.fullmatch(name) for name in names)
 
 
 def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """Read an EAGLE-1 or EAGLE-2 head, which are the same: 2 makes its trees at run time.
+    """Read an EAGLE-1 or EAGLE-2 head. They are the same: EAGLE-2 builds its trees at run time.
 
-    Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
+    Raises `ConfigError` for what is missing, unknown or does not fit, naming it.
     """
     reader = HeadReader(files, target, EAGLE1_NAMES)
     raw = files.part("model") or files.config  # vLLM nests it
@@ -153,9 +153,9 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 
 def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """Read an MTP head, of several layers the first, which then drafts one token after the other on its own carries.
+    """Read an MTP head: the first of several layers, which then drafts token after token from its own carries.
 
-    Raises ConfigError as `read_eagle1` does.
+    Raises `ConfigError` as `read_eagle1` does.
     """
     layers, carries_normed, undecided = deepcopy(target.config.get_text_config(decoder=True)), True, ()
     if files.is_wrapped:
@@ -174,7 +174,6 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 
 def _facts(reader: HeadReader, layers: PreTrainedConfig, **facts: bool) -> JoinedConfig:
-    """Return the facts of a head of these layers, of which it has the target's vocabulary."""
     target, vocab_size = reader.target, reader.target.vocab_size
     layers.vocab_size, layers.pad_token_id = vocab_size, None
     if layers.hidden_size != target.width:
@@ -186,7 +185,6 @@ def _facts(reader: HeadReader, layers: PreTrainedConfig, **facts: bool) -> Joine
 
 
 def _prefix(files: Checkpoint, num_layers: int) -> str:
-    """Return what stands before the names of the first MTP layer."""
     found = [name for name in sorted(files.names) if _FIRST.fullmatch(name)]
     for name in found:
         if name.endswith(f"layers.{num_layers}.eh_proj.weight"):
@@ -197,7 +195,6 @@ def _prefix(files: Checkpoint, num_layers: int) -> str:
 
 
 def _one_layer(layers: PreTrainedConfig, *, is_sparse: bool) -> None:
-    """Make the configuration of a target that of its MTP layer alone."""
     layers.num_hidden_layers = 1
     types = getattr(layers, "layer_types", None)
     if types is not None:
@@ -209,8 +206,9 @@ def _one_layer(layers: PreTrainedConfig, *, is_sparse: bool) -> None:
 
 
 def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
-    """Make the tensors those of `JoinedHead`: the layer's as transformers' class of it has them, which lays the experts
-    of a checkpoint side by side.
+    """Replace the reader's tensors with those of `JoinedHead`.
+
+    The layer's tensors become those of transformers' class, which concatenates the experts of a checkpoint.
     """
     model_class: Any = MODEL_MAPPING[type(layers)]
     given = {name: tensor for name, tensor in reader.tensors.items() if name not in AROUND}
@@ -238,7 +236,7 @@ def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
 
 
 def _missing_experts(names: Iterable[str]) -> list[str]:
-    """Return the tensors of experts that others have and they lack: transformers would say that there are some."""
+    """Return the names of tensors that some experts lack and others have: transformers does not report these."""
     found = dict[str, set[str]]()
     for name in names:
         match = _EXPERT.fullmatch(name)

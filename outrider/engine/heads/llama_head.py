@@ -1,4 +1,4 @@
-"""Heads whose layers are Llama's or Qwen 3's: their facts, and what their networks have around the layers."""
+"""Heads whose layers are Llama's or Qwen 3's: their configuration, and the modules around the layers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from outrider.engine.heads.network import HeadFacts, HeadNetwork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaFacts(HeadFacts):
-    """Facts of a head of Llama's layers behind an opening map."""
+    """Configuration of a head with Llama's layers after a projection."""
 
     layers: LlamaConfig
     taps: tuple[int, ...]
-    """Hidden states of the target that the opening map reads, as `OpeningSpec.taps`."""
+    """Indices of the target's hidden states that the projection reads, as in `OpeningSpec.taps`."""
     target_width: int
-    """Of the target's hidden states."""
+    """Width of the target's hidden states."""
 
 
 def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: Mapping[str, Any]) -> LlamaConfig:
@@ -46,13 +46,13 @@ def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: 
 
 
 class LlamaHead(HeadNetwork):
-    """A head whose layers have Llama's shapes and rotary positions. Its class adds `layers`, of transformers' own."""
+    """Head whose layers have Llama's shapes and rotary positions. A subclass adds `layers`, of transformers' class."""
 
     config_class = LlamaConfig
     config: LlamaConfig
 
     def __init__(self, facts: Any) -> None:
-        """Make what is not in the layers. facts: a LlamaFacts."""
+        """Create the modules around the layers. `facts`: a `LlamaFacts`."""
         super().__init__(deepcopy(facts.layers), facts)
         self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)
         self.norm = LlamaRMSNorm(facts.width, eps=self.config.rms_norm_eps)

@@ -1,6 +1,6 @@
-"""Load a head from its files, and what they leave out from its target's. Called by the workers.
+"""Load a head from its files, taking what they leave out from its target's. Called by the workers.
 
-A head is tested as a model is, on our cache, with chains and trees, against the head itself without a cache.
+Like a model, a head is self-tested at load: on the KV cache, with chains and trees, against itself without a cache.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 EXACT = re.compile(r"\.e_score_correction_bias$")
-"""Names of tensors that keep their own dtype, as in transformers: less would send tokens to other experts."""
+"""Names of tensors that keep their own dtype, as in transformers: a lower precision would change the expert routing."""
 TEST_CONTEXT = 64
-"""Tokens of a sequence of the self-test, at most, without a block behind them."""
+"""Maximum length of a sequence of the self-test, in tokens, without a block after it."""
 AnyHeadPath = HeadPath | FusedHeadPath
 PATHS: Mapping[str, Callable[[HeadNetwork, ModelFacts], AnyHeadPath]] = {
     "fused": FusedHeadPath,
@@ -53,16 +53,16 @@ class LoadedHead:
     """A head of any family, ready to draft for its target."""
 
     network: HeadNetwork
-    """The wiring test decides the facts that `undecided` names."""
+    """The head's network. The wiring test sets the facts that `undecided` names."""
     opening: OpeningMap
-    """On the CPU."""
+    """Projection of the target's hidden states, on the CPU."""
     facts: ModelFacts
     num_layers: int
-    """Of the target."""
+    """Number of the target's layers."""
     runner: ModelRunner | None = None
-    """Runs rows with features. Logits are UNMAPPED where the head has no row. None for heads without a cache."""
+    """Runner of rows with features; None for heads without a cache. Logits are `UNMAPPED` where the head has no row."""
     undecided: tuple[str, ...] = ()
-    """As in `HeadFiles`."""
+    """Names of facts that the files leave open, as in `HeadFiles`."""
 
     @property
     def path(self) -> AnyHeadPath:
@@ -72,9 +72,10 @@ class LoadedHead:
 
 
 def load_head(config: WorkerConfig, target: str, family: Family, allow_pickle: bool = False) -> LoadedHead:
-    """Load a head for a target's folder or hub id, from which it takes what the head's files leave out; size its cache.
+    """Load the head in `config.model` for a target, given as a folder or hub id, and size its cache.
 
-    allow_pickle: as in `Checkpoint`. Raises ConfigError for anything that cannot be served, naming it.
+    What the head's files leave out is taken from the target's. `allow_pickle`: as for `Checkpoint`. Raises
+    `ConfigError` for anything that cannot be served, naming it.
     """
     assert family.network is not None and family.read is not None, "a model has its own loader"
     device = resolve_device(config.device)
@@ -98,7 +99,7 @@ def load_head(config: WorkerConfig, target: str, family: Family, allow_pickle: b
             settle_rope(network, limit)
             runner = _load_runner(network, facts, family, config)
         elif device.type == "cpu":
-            pack_linears(network)  # which compares each with the plain one
+            pack_linears(network)  # compares each with the plain one
     log.info(
         "loaded %s: %s of %s, %d parameters, %s on %s, reads the hidden states %s",
         *(config.model, family.name, target, facts.num_parameters, facts.dtype, facts.device),
@@ -108,7 +109,7 @@ def load_head(config: WorkerConfig, target: str, family: Family, allow_pickle: b
 
 
 def dtype_of(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> torch.dtype:
-    """Return the dtype of the settings for a head of these tensors: for auto, float32 on a CPU and the lm_head's on a
+    """Return the configured dtype for a head with these tensors; auto is float32 on a CPU, the lm_head's dtype on a
     GPU.
     """
     if dtype == "auto" and device.type != "cpu":
@@ -118,7 +119,6 @@ def dtype_of(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) ->
 
 
 def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> dict[str, Tensor]:
-    """Return the tensors on the device, in the dtype of the settings."""
     placed_dtype = dtype_of(tensors, device, dtype)
     placed = dict[str, Tensor]()
     for name, tensor in tensors.items():
@@ -129,7 +129,6 @@ def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> 
 
 
 def _load_runner(network: HeadNetwork, facts: ModelFacts, family: Family, config: WorkerConfig) -> ModelRunner:
-    """Return a runner on the first path of the family that passes the self-test. Raises ConfigError where none does."""
     path = _choose_path(network, facts, family, config.attention_path)
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), network.device)
     num_positions = VERIFY_TOKENS
@@ -138,7 +137,7 @@ def _load_runner(network: HeadNetwork, facts: ModelFacts, family: Family, config
     elif network.block is not None:
         num_positions = network.block.size
     num_weight_bytes = memory.weights_bytes(network)
-    if isinstance(path, Repacks):  # beside the modules, which are the embedding
+    if isinstance(path, Repacks):  # beside the modules, of which the embedding is used
         num_weight_bytes += path.weights_bytes - network.get_input_embeddings().weight.nbytes
     size_cache(runner, network.config, num_weight_bytes, config, num_positions=num_positions)
     return runner
@@ -166,7 +165,7 @@ def _choose_path(network: HeadNetwork, facts: ModelFacts, family: Family, wanted
 
 
 def _tested(network: HeadNetwork, path: AnyHeadPath, facts: ModelFacts) -> tuple[ModelRunner, Remembered]:
-    """Return the runner that passed the self-test and the logits that it was compared with. Raises PathUnavailable."""
+    """Return the runner that passed the self-test and the logits to compare with. Raises `PathUnavailable`."""
     if not network.lag and network.block is not None:
         facts = replace(facts, context_limit=max(facts.context_limit, TEST_CONTEXT + network.block.size))
     runner = _TestRunner(path, facts, KVPool(2 * NUM_BLOCKS, path.block_size), network.device)
@@ -180,14 +179,12 @@ def _tested(network: HeadNetwork, path: AnyHeadPath, facts: ModelFacts) -> tuple
 
 
 def _test_features(network: HeadNetwork, token_ids: Sequence[int]) -> Tensor:
-    """Return the features [T, d] of tokens in the self-test: the same for the same token."""
     columns = torch.arange(network.facts.width)[None] + 1
     ids = torch.tensor(token_ids, dtype=torch.int64)[:, None] + 1
     return torch.sin(ids * columns).to(network.device, network.dtype)
 
 
 def _test_block(network: HeadNetwork, num_tokens: int) -> list[int]:
-    """Return the ids of a block behind a text of that length."""
     assert network.block is not None, "a head of blocks"
     return network.block.token_ids(num_tokens % network.facts.vocab_size, network.block.size)
 
@@ -195,8 +192,8 @@ def _test_block(network: HeadNetwork, num_tokens: int) -> list[int]:
 class _TestRunner(ModelRunner):
     """Adds features to the rows of the self-test, which have ids alone.
 
-    In a head of blocks the tokens of a text have no logits. In their place are those of a block behind the text,
-    concatenated, the same for each token.
+    In a block head, a text's tokens have no logits. In their place are the concatenated logits of a block after the
+    text, the same for each token.
     """
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
@@ -218,8 +215,6 @@ class _TestRunner(ModelRunner):
 
 
 class _Uncached(UncachedModel):
-    """The head without our cache, with the features of `_TestRunner`."""
-
     _model: HeadNetwork
 
     @torch.inference_mode()

@@ -1,7 +1,7 @@
-"""Medusa's heads (2401.10774) and blockwise ones (1811.03115): one residual network a head over one hidden state.
+"""Medusa's heads (2401.10774) and blockwise ones (1811.03115): one residual network per head, over one hidden state.
 
-Head i proposes what stands 2 + i tokens behind the token whose hidden state it reads, whatever stands in between. Files
-have the names of Medusa's repository or of vLLM; those of blockwise heads have no projection.
+Head i predicts the token 2 + i positions after the token whose hidden state it reads, whatever stands in between. Files
+have the names of Medusa's repository or of vLLM. Blockwise heads have no lm_head of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outrider.engine.host_copy import to_device
 from outrider.engine.model_runner import ModelRunner
 
 PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")
-"""What some files have before every name of a head; other tensors beside them are the base model's."""
+"""Prefixes of all names of a head in some files; other tensors in them are the base model's."""
 
 
 NAMES = ((r"(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."), (r"(\d+)\.\d+\.weight$", r"lm_heads.\1.weight"))
@@ -32,23 +32,24 @@ NAMES = ((r"(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."), (r"(\d+)\.\d+\.we
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaConfig(HeadFacts):
-    """Facts of the heads, whatever layout their files have. Their width is that of the target's hidden states after its
-    final norm, which they read.
+    """Configuration of the heads, whatever the layout of their files.
+
+    Their width is that of the target's hidden states after its final norm, which they read.
     """
 
     num_heads: int
     num_layers: int
-    """Residual layers of a head; 0 for none."""
+    """Number of residual layers of a head; 0 for none."""
     shares_projection: bool
-    """Whether all heads have one projection, as blockwise ones have the target's."""
+    """Whether all heads share one lm_head, as blockwise ones share the target's."""
     has_bias: bool = True
-    """Whether the residual layers have one."""
+    """Whether the residual layers have a bias."""
     scale: float = 1.0
     """Factor on the logits."""
 
 
 class MedusaHeads(HeadNetwork):
-    """All heads of a checkpoint. Its tensors have vLLM's names: blocks.{head}.layers.{layer} and lm_heads.{head}."""
+    """All heads of a checkpoint. Tensors have vLLM's names: blocks.{head}.layers.{layer} and lm_heads.{head}."""
 
     config_class = PreTrainedConfig
     facts: MedusaConfig
@@ -62,9 +63,7 @@ class MedusaHeads(HeadNetwork):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., num_heads, V] float32 of hidden states [..., dt], which
-        may be on another device and of another dtype.
-        """
+        """Return the logits [..., num_heads, V] float32 for hidden states [..., dt], of any device and dtype."""
         hidden = to_device(hidden, self.device).to(self.dtype)
         inner = torch.stack([block(hidden) for block in self.blocks], dim=-2)  # [..., num_heads, dt]
         if self.facts.shares_projection:
@@ -76,7 +75,7 @@ class MedusaHeads(HeadNetwork):
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """As every head's, of the first of these heads."""
+        """Return the logits [P, V] as every head does, of the first of these heads."""
         return self(features[:-1])[:, 0]
 
 
@@ -96,9 +95,9 @@ class _Block(nn.Module):
 
 
 def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """Read the heads for that target; they are counted by their tensors, since configs that people hold are wrong.
+    """Read the heads for that target. They are counted by their tensors, since many published configs are wrong.
 
-    Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
+    Raises `ConfigError` for what is missing, unknown or does not fit, naming it.
     """
     prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in files.names)), "")
     reader = HeadReader(files, target, NAMES, prefix=prefix)
@@ -121,7 +120,7 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         if not name.startswith("lm_heads."):
             continue
         if token_map is None:
-            tensors[name] = tensor[:vocab_size]  # without rows of padding
+            tensors[name] = tensor[:vocab_size]  # without padding rows
         elif len(tensor) >= max(vocab_size, draft_vocab_size + 1):
             tensors[name] = tensor.index_select(0, token_map)
     facts = MedusaConfig(

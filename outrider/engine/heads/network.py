@@ -1,9 +1,9 @@
-"""What the networks of all heads have in common.
+"""Base classes of the networks of all heads.
 
 A head with a cache is a small transformers model of its own, so that `HeadPath` runs it with block tables. The feature
-of a token is what the target's `OpeningMap` makes of its hidden states. A `CarryHead` joins a token with the feature of
-the token before it, and hands its output on as the feature of what follows. A `BlockHead` caches the features
-themselves, and fills a block of positions behind them.
+of a token is the target's hidden states projected by its `OpeningMap`. A `CarryHead` joins a token with the feature of
+the token before it, and passes its output on as the feature of the next token. A `BlockHead` caches the features
+themselves, and fills a block of positions after them.
 """
 
 from __future__ import annotations
@@ -27,77 +27,80 @@ H = TypeVar("H", bound="HeadNetwork")
 RMS_NORMS = (LlamaRMSNorm, Qwen3RMSNorm)
 """Classes that compute what torch.nn.RMSNorm does, in six operations."""
 MASKED_POSITIONS = 8
-"""Tokens of a block where the files of a draft that fills masks do not tell: as many as released PARD drafts were
-trained to fill."""
+"""Default size of a block, in tokens, for files of a mask-filling draft that do not give it: as many as released PARD
+drafts were trained to fill."""
 UNMAPPED = -1e9
-"""Logit of an id that the head has no row for: probability 0 after softmax, and finite, so that a check for infinities
-still finds faults."""
+"""Logit of an id that has no row in the head's lm_head. Its probability after softmax is 0, and it is finite, so that a
+check for infinities still finds faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
-    """Facts of a head, whatever layout its files have."""
+    """Configuration of a head, whatever the layout of its files."""
 
     width: int
-    """d, of its features and its hidden states."""
+    """d, width of its features and hidden states."""
     vocab_size: int
-    """V, of the target."""
+    """V, the target's vocabulary size."""
     draft_vocab_size: int
-    """Vd, rows of the lm_head."""
+    """Vd, number of rows of the lm_head."""
     reads_normed: bool = True
     """Whether the lm_head reads the output after the final norm."""
     carries_normed: bool = False
-    """Whether the head hands on the output after the final norm."""
+    """Whether the head passes on the output after the final norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOutput:
-    """Output of a forward at the N positions that were asked for."""
+    """Output of a forward at the N requested positions."""
 
     logits: Tensor
-    """[1, N, V] float32, UNMAPPED where the head has no row."""
+    """[1, N, V] float32, `UNMAPPED` where the head has no row."""
     hidden: Tensor
-    """[1, N, d] in the head's dtype, which the head hands on: a feature of what follows (its carry), or the input of a
-    block's sequential head."""
+    """[1, N, d] in the head's dtype, which the head passes on: the feature of the next token (its carry), or the input
+    of a block's sequential head."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """How a draft is asked to fill a block in one forward: the last committed token, which is the anchor, and masks."""
+    """Layout of a block that a draft fills in one forward: the last committed token (the anchor), then masks."""
 
     size: int
-    """B, tokens of a block, the anchor included."""
+    """B, number of tokens of a block, including the anchor."""
     mask_id: int
     from_anchor: bool = True
-    """Whether the anchor's logits are of the token after it and the last mask's of the B-th; else a mask's logits are
-    of the token in its own place, and the anchor's of nothing."""
+    """Whether the anchor's logits predict the token after it, so that the last mask's predict the B-th draft token. If
+    not, a mask's logits predict the token at its own position, and the anchor's nothing."""
     feature: Tensor | None = None
-    """[d], of each mask; None where masks have none."""
+    """[d], feature of each mask; None where masks have none."""
 
     @property
     def num_drafts(self) -> int:
-        """Tokens behind the anchor that a block proposes."""
+        """Number of tokens that a block proposes after the anchor."""
         return self.size if self.from_anchor else self.size - 1
 
     def token_ids(self, anchor: int, max_tokens: int) -> list[int]:
-        """Return the ids of a block, cut to `max_tokens`, which are 1 at least."""
+        """Return the token ids of a block, cut to `max_tokens`, which must be at least 1.
+
+        Example: size 4 and mask id 9 give [anchor, 9, 9, 9]; `max_tokens` 2 gives [anchor, 9].
+        """
         return [anchor, *[self.mask_id] * (min(self.size, max_tokens) - 1)]
 
 
 class HeadNetwork(PreTrainedModel):
-    """Made of a head's facts, over the tensors of its files."""
+    """A head's network, built from its facts and the tensors of its files."""
 
     _supports_attention_backend = True
     _supports_sdpa = True
     lag: ClassVar[int] = 1
-    """Tokens by which a cache entry is behind the token whose feature it is made of."""
+    """Number of tokens by which a cache entry's position is after the token of its feature."""
     facts: Any
-    """HeadFacts, of its own kind. Others may be set that change no tensor; they count from the next forward on."""
+    """`HeadFacts` of the head's kind. They may be replaced by facts that change no tensor, from the next forward on."""
     norm: nn.Module
     """The final norm."""
     lm_head: nn.Linear
     draft_ids: Tensor | None
-    """[Vd] int64, the target ids of lm_head's rows; None where they are all ids."""
+    """[Vd] int64, the target ids of the lm_head's rows; None where there is a row for every id."""
 
     def __init__(self, config: PreTrainedConfig, facts: Any) -> None:
         super().__init__(config)
@@ -107,7 +110,7 @@ class HeadNetwork(PreTrainedModel):
 
     @classmethod
     def of(cls: type[H], facts: Any, tensors: Mapping[str, Tensor]) -> H:
-        """Return a head over these tensors, named as `state_dict` does, in eval mode; nothing is copied.
+        """Return a head with these tensors, named as by `state_dict`, in eval mode. Nothing is copied.
 
         Raises RuntimeError for tensors that are missing, unknown or of another shape.
         """
@@ -119,13 +122,13 @@ class HeadNetwork(PreTrainedModel):
         head.load_state_dict(dict(tensors), assign=True)
         device = next(iter(tensors.values())).device
         for name, module in list(head.named_modules()):
-            if name.endswith("rotary_emb"):  # its frequencies are no tensors of the files
+            if name.endswith("rotary_emb"):  # its frequencies are not in the files
                 head.set_submodule(name, type(module)(head.config).to(device))
         return head.eval().requires_grad_(False)
 
     @property
     def block(self) -> BlockShape | None:
-        """How the head fills blocks; None for one that does not."""
+        """Layout of the blocks that the head fills; None for a head that fills none."""
         return None
 
     def forward(
@@ -137,12 +140,12 @@ class HeadNetwork(PreTrainedModel):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
     ) -> HeadOutput:
-        """Run over T tokens, input_ids [1, T] int64, and features [1, C, d].
+        """Run the head over T tokens, input_ids [1, T] int64, and features [1, C, d].
 
-        A carry head has a feature for each token. A head of blocks has C features before the T tokens of blocks, and
-        either may be none. position_ids: of the tokens, [1, T], behind those of the features in a head of blocks,
-        [1, C + T]; None: from 0 on. logits_to_keep: tokens [N] int64 whose output is wanted, or how many of the last; 0
-        for all.
+        A carry head needs one feature for each token. A block head has C features before the T tokens of its blocks; C
+        or T may be 0. `position_ids`: [1, T], or [1, C + T] in a block head, which has those of the features first;
+        None counts from 0. `logits_to_keep`: indices [N] int64 of the tokens whose output is returned, or how many of
+        the last; 0 for all.
         """
         if position_ids is None:
             num_before = 0 if self.lag else features.shape[1]
@@ -161,24 +164,25 @@ class HeadNetwork(PreTrainedModel):
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] of what follows the second and the next P - 1 tokens of a text, the tokens before
-        given. features: [T, d], of the T tokens. ahead: of a `CarryHead` also 2, for the logits of its next step, one
-        less: after each token's next one, with the head's own carry as its feature, or after a mask where it fills
-        masks.
+        """Return the logits [P, V] that predict the tokens after the second and the next P - 1 tokens of a text.
 
-        runner: of the head's path; None for a head without a cache. A `CarryHead` takes memory of its cache for as long
-        as it runs, and raises OutOfBlocks.
+        All earlier tokens are given (teacher forcing). `features`: [T, d] of the T tokens. `ahead`: 2 returns the
+        logits of a `CarryHead`'s second step, one fewer, which predict one token further on. Its feature is the head's
+        own carry, or its input a mask where the head fills masks.
+
+        `runner`: runner of the head's path; None for a head without a cache. A `CarryHead` holds cache blocks while it
+        runs, and raises `OutOfBlocks`.
         """
         raise NotImplementedError
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
-        """Return the ways in which files of this kind are misread, beside taps of other layers: by what each would be,
-        the facts of a head that is wired so.
+        """Return the known ways to misread files of this kind, other than by wrong layers: a label and the facts of
+        each.
         """
         return ()
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Return logits [..., V] float32 of logits [..., Vd]."""
+        """Return logits [..., V] float32 for logits [..., Vd]."""
         logits = logits.float()
         if self.draft_ids is None:
             return logits
@@ -186,12 +190,12 @@ class HeadNetwork(PreTrainedModel):
         return whole.index_copy_(-1, self.draft_ids, logits)
 
     def mapped(self, logits: Tensor) -> Tensor:
-        """Return the columns [..., Vd] that the head has rows for: beside UNMAPPED no difference would be seen."""
+        """Return the columns [..., Vd] that the head has rows for: beside `UNMAPPED` a difference would be lost."""
         return logits if self.draft_ids is None else logits.index_select(-1, self.draft_ids)
 
 
 class CarryHead(HeadNetwork):
-    """A head that hands its own output on, as the feature of what follows."""
+    """A head that passes its own output on as the feature of the next token."""
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
@@ -215,7 +219,7 @@ class CarryHead(HeadNetwork):
 
 
 class BlockHead(HeadNetwork):
-    """A head that caches features alone. The blocks behind them leave nothing."""
+    """A head that caches features alone. The blocks after them leave nothing in the cache."""
 
     lag = 0
     layers: nn.ModuleList
@@ -247,13 +251,13 @@ class BlockHead(HeadNetwork):
             cache.update(key, value, attention.layer_idx)
 
     def fill(self, input_ids: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
-        """Return the last layer's output [1, T, d] for the tokens of blocks, behind the features in the cache."""
+        """Return the last layer's output [1, T, d] for the tokens of blocks, after the features in the cache."""
         raise NotImplementedError
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """As every head's; the blocks follow each other, and the anchor of each is the last token of the one before."""
+        """Return the logits [P, V] as every head does. Each block's anchor is the last token of the previous one."""
         block, found = self.block, list[Tensor]()
         features = to_device(features, self.device)[None]
         first = 0 if block.from_anchor else 1
@@ -266,7 +270,8 @@ class BlockHead(HeadNetwork):
         return torch.cat(found)
 
     def biased(self, logits: Tensor, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:
-        """Return a block's logits [N, V] as a sequential head leaves them, of hidden states [N, d] and the tokens
-        before each place, the anchor first.
+        """Return a block's logits [N, V] with the biases of a sequential head, if any, added.
+
+        `hidden`: hidden states [N, d]. `token_ids`: the token before each position, the anchor first.
         """
         return logits

@@ -1,7 +1,7 @@
-"""The projection of a head: it makes one feature of the head's width of the target's hidden states of a token.
+"""The projection of a head, from the target's hidden states of a token to one feature of the head's width.
 
-The draft reads it from the head's files and sends it at registration. The target checks it and runs it, so that one
-feature travels for a committed token instead of all hidden states. It is the identity for heads that read one of them.
+The draft reads it from the head's files and sends it at registration. The target checks and runs it, so that one
+feature is sent for each committed token instead of several hidden states. It is the identity for heads that read one.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.peer_text import bound_text
 
 Norm = Literal["none", "each", "all"]
-"""The RMS norm before the projection: none, one of each tap (EAGLE-3.1's fc_norm), or one of all taps in a line."""
+"""The RMS norm before the projection: none, one for each tap (EAGLE-3.1's fc_norm), or one over all taps concatenated.
+"""
 MAX_OPENING_BYTES = 1 << 30
-"""Bytes of a serialised projection: three taps of 8192 to as many take 400 MB in bfloat16."""
+"""Maximum bytes of a serialised projection: three taps of 8192 to a width of 8192 take 400 MB in bfloat16."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
 class OpeningSpec:
-    """The hidden states that a head reads, and the steps from them to a feature."""
+    """The hidden states that a head reads, and how they are projected to a feature."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
     taps: tuple[int, ...]
-    """Numbers of the hidden states, in the order in which they are concatenated; see NORMED."""
+    """Indices of the hidden states, in the order in which they are concatenated; see `NORMED`."""
     width: Annotated[int, Field(ge=1)]
-    """d, of the features."""
+    """d, width of the features."""
     norm: Norm = "none"
     epsilon: Annotated[float, Field(ge=0, le=1)] = 1e-6
-    """Of the norms."""
+    """Epsilon of the norms."""
     norms_output: bool = False
-    """Whether there is an RMS norm after the projection, too (DFlash's hidden_norm)."""
+    """Whether an RMS norm follows the projection (DFlash's hidden_norm)."""
 
     def shapes(self, target_width: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the projection's tensors by name, where it is not the identity."""
@@ -61,14 +62,14 @@ _SPEC = TypeAdapter(OpeningSpec)
 
 
 class OpeningMap(nn.Module):
-    """Makes features of hidden states. The target runs it."""
+    """Projection of hidden states to features. The target runs it."""
 
     fc: Tensor | None
     norm: Tensor | None
     output_norm: Tensor | None
 
     def __init__(self, spec: OpeningSpec, tensors: Mapping[str, Tensor]) -> None:
-        """Take tensors of spec.shapes, or none for the identity of one tap."""
+        """Create a projection from tensors of `spec.shapes`, or from none for the identity of one tap."""
         super().__init__()
         self.spec = spec
         for name in ("fc", "norm", "output_norm"):
@@ -85,20 +86,20 @@ class OpeningMap(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors in memory."""
+        """Size of the tensors in memory, in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def forward(self, taps: Tensor) -> Tensor:
-        """Return features [N, d] bfloat16 of taps [N, m, dt], in the spec's order."""
+        """Return features [N, d] bfloat16 for taps [N, m, dt], in the spec's order."""
         return self.exact(taps).to(torch.bfloat16)
 
     def exact(self, taps: Tensor) -> Tensor:
-        """Return the features in the projection's own dtype, as `forward` before they are rounded for the wire."""
+        """Return the features in the projection's own dtype, before `forward` rounds them for the wire."""
         if self.fc is None:
             return taps[:, 0]
         taps = taps.to(self.fc.dtype)
         if self.norm is not None:
-            normed = taps.shape[1:]  # all of a token's numbers together
+            normed = taps.shape[1:]  # over all of a token's numbers together
             if self.spec.norm == "each":
                 normed = taps.shape[2:]
             taps = rms_norm(taps, normed, eps=self.spec.epsilon) * self.norm.view(taps.shape[1:])
@@ -111,14 +112,14 @@ class OpeningMap(nn.Module):
         """Return spec and tensors in safetensors' format. The same projection gives the same bytes."""
         spec = json.dumps(asdict(self.spec), sort_keys=True)
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}  # a pickle's may be a view
-        return safetensors.torch.save(tensors, {"spec": spec})  # one key: the order of several would be by chance
+        return safetensors.torch.save(tensors, {"spec": spec})  # one key: several would have no fixed order
 
     @classmethod
     def from_bytes(cls, data: bytes, target_width: int, num_layers: int) -> OpeningMap:
         """Return the projection that a draft sent, on the CPU.
 
-        Raises InvalidRequest for one that is not of a target of this width and number of layers: shapes, dtypes,
-        numbers that are not finite, taps that it does not have, more than MAX_OPENING_BYTES.
+        Raises `InvalidRequest` where it does not fit a target of this width and number of layers: other shapes or
+        dtypes, non-finite numbers, taps that the target does not have, or more than `MAX_OPENING_BYTES`.
         """
         if len(data) > MAX_OPENING_BYTES:
             raise InvalidRequest(f"a head's opening map has {len(data)} bytes, at most {MAX_OPENING_BYTES} are taken")
@@ -129,7 +130,7 @@ class OpeningMap(nn.Module):
 
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
-    """Raise InvalidRequest for hidden states that a target of that number of layers does not have."""
+    """Raise `InvalidRequest` for hidden states that a target with `num_layers` layers does not have."""
     max_taps = num_layers + 2
     if not 1 <= len(taps) <= max_taps or min(taps) < NORMED or max(taps) > num_layers:
         raise InvalidRequest(
@@ -154,7 +155,7 @@ def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return _SPEC.validate_json(header["__metadata__"]["spec"]), tensors
-    except Exception as error:  # safetensors, json, torch and pydantic each raise their own for somebody else's bytes
+    except Exception as error:  # safetensors, json, torch and pydantic each raise their own for malformed bytes
         why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
         raise InvalidRequest(f"a head's opening map cannot be read: {why}") from error
 

@@ -1,8 +1,8 @@
-"""Tests whether a head reads the hidden states that it was trained on, by its predictions of a text.
+"""Test whether a head reads the hidden states that it was trained on, by its predictions of a text.
 
-A head that reads them one layer off, or before a norm that it was trained behind, drafts fluently, and its drafts are
-rejected more often; nothing else shows it. So the positions of a text are scored as the files are read, and in the ways
-in which files are misread. Where another way predicts the target better, the files are wrong.
+A head that reads hidden states one layer off, or from the wrong side of a norm, drafts fluently. Its drafts are
+rejected more often, and nothing else shows it. So the positions of a text are scored as the files are read, and in the
+known ways to misread them. Where another way predicts the target better, the files are wrong.
 """
 
 from __future__ import annotations
@@ -39,63 +39,64 @@ TEXT = '''def average(values):
 The first thing that a reader of a long report wants to know is what was done, why it was done, and what came of it. The
 second is what it means for the work of the next few weeks.
 '''
-"""Text that heads are tested on unless the caller has another: code and prose as most models are trained on."""
+"""Default text that heads are tested on: code and prose, as most models are trained on."""
 MAX_TOKENS = 128
-"""Tokens of that text."""
+"""Maximum length of the text, in tokens."""
 MAX_PROBE_TAPS = 16
-"""Hidden states of a text that a target sends in one reply, 34 MB at a width of 8192."""
+"""Maximum number of hidden states of a text that a target sends in one reply: 34 MB at a width of 8192."""
 MIN_SCORE = -20.0
-"""Least log-probability that counts: that of a token without a row, too."""
+"""Minimum log-probability of a score; a token without a row in the lm_head has it, too."""
 LOSES_AT = 3.0
-"""Standard errors by which another way has to be better, and by which a head has to know one position from another."""
+"""Number of standard errors by which another way must be better, and by which a head must predict a position's own
+token better than another's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Hidden states and predictions of a target over a text of T tokens."""
+    """A target's hidden states and predictions over a text of T tokens."""
 
     token_ids: Sequence[int]
     taps: Mapping[int, Tensor]
     """Hidden states [T, dt] by tap."""
     best_ids: Tensor
-    """[T] int64, the likeliest token after each."""
+    """[T] int64, the target's likeliest token after each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to wire a head, and its scores."""
+    """One way to wire a head, and its scores."""
 
     label: str
     scores: Tensor
-    """[P] log-probabilities of the head for the target's likeliest token at each position."""
+    """[P] log-probabilities that the head gives the target's likeliest token at each position."""
     elsewhere: Tensor
-    """[P] its log-probabilities for the target's likeliest token half the text away."""
+    """[P] log-probabilities that the head gives the target's likeliest token half the text away."""
     agreement: float
-    """Share of positions where the likeliest tokens of both are the same."""
+    """Fraction of positions where the head's and the target's likeliest tokens are the same."""
 
     @property
     def foretells(self) -> bool:
-        """Whether it predicts the tokens at a position better than those elsewhere, by more than chance."""
+        """Whether the head predicts a position's own token better than another position's, by more than chance."""
         return _lead(self.scores, self.elsewhere) > LOSES_AT
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The scores of the files' own way and of others."""
+    """Scores of the wiring in the head's files and of other wirings."""
 
     configured: Way
     others: Sequence[Way]
 
     @property
     def winner(self) -> Way | None:
-        """The best of the other ways that foretell anything and beat the files' own by more than chance."""
+        """Best of the other wirings that predict anything and beat the files' own by more than chance; else None."""
         ours = self.configured.scores
         better = [way for way in self.others if way.foretells and _lead(way.scores, ours) > LOSES_AT]
         return max(better, key=lambda way: float(way.scores.mean()), default=None)
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with the wiring; None where nothing is."""
+        """Description of what is wrong with the wiring; None where nothing is."""
         ours, winner = self.configured, self.winner
         agreement = f"it agrees with the target at {ours.agreement:.0%} of {len(ours.scores)} positions"
         if winner is not None:
@@ -109,22 +110,19 @@ class Outcome:
 
 
 def _lead(scores: Tensor, others: Tensor) -> float:
-    """Return by how many standard errors the mean of scores [P] is above that of others, position by position; NaN
-    where both are the same.
-    """
     differences = (scores - others).double()
     return float(differences.mean() / differences.std()) * math.sqrt(len(differences))
 
 
 def probe_ids(tokenizer_json: bytes, context_limit: int, text: str = TEXT) -> list[int]:
-    """Return the ids of the text that a head is tested on, cut to the context."""
+    """Return the token ids of the text that a head is tested on, cut to the context limit."""
     return Tokenizer.from_str(tokenizer_json.decode()).encode(text).ids[: min(MAX_TOKENS, context_limit)]
 
 
 def judge(outcome: Outcome, model: str, *, trusts: bool) -> str | None:
-    """Log the outcome; return why a head is not served, None where it is.
+    """Log the outcome; return the reason to refuse the head, or None to serve it.
 
-    trusts: whether its configuration is served whatever the outcome.
+    `trusts`: whether the configuration in its files is served whatever the outcome.
     """
     ours, fault = outcome.configured, outcome.fault
     ways = ", ".join(f"{way.label} {way.agreement:.0%}" for way in (ours, *outcome.others))
@@ -141,13 +139,16 @@ def judge(outcome: Outcome, model: str, *, trusts: bool) -> str | None:
 
 
 def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
-    """Return the numbers of the hidden states that a test of a head with these taps needs."""
+    """Return the sorted indices of the hidden states that a test of a head with these taps needs."""
     return sorted(set(taps).union(*_misread_taps(taps, num_layers)))
 
 
 def _misread_taps(taps: Sequence[int], num_layers: int) -> list[tuple[int, ...]]:
-    """Return other taps: all or one of these moved by a hidden state, or two of them exchanged. Behind the last layer's
-    output comes that after the final norm.
+    """Return other taps: all or one of these moved by one hidden state, or two of them exchanged.
+
+    The hidden state after the final norm counts as the one after the last layer's output.
+
+    taps (2, 5): (1, 4), (3, 6); (1, 5), (2, 4), (3, 5), (2, 6); (5, 2)
     """
     states = [*range(num_layers + 1), NORMED]
     places = [states.index(tap) for tap in taps]
@@ -169,11 +170,11 @@ def _misread_taps(taps: Sequence[int], num_layers: int) -> list[tuple[int, ...]]
 
 @torch.inference_mode()
 def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
-    """Score a head on a text, as its files are read and in the ways in which they are misread. A head of blocks fills
-    one block behind the other, the tokens before given.
+    """Score a head on a text, wired as its files are read and in the known ways to misread them.
 
-    The facts that its files leave open are decided first, by the head's second step. Takes memory of the runner's cache
-    while it runs. Raises OutOfBlocks. Call it on the engine thread.
+    A block head fills one block after the other, given the tokens before. Facts that the files leave open are decided
+    first, by the head's second step. The test holds blocks of the runner's cache while it runs, and raises
+    `OutOfBlocks`. Call it on the engine thread.
     """
     _decide(loaded, seen)
     opening, network, facts = loaded.opening, loaded.network, loaded.network.facts
@@ -193,8 +194,9 @@ def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
 
 
 def text_logits(loaded: LoadedHead, seen: Seen, taps: Sequence[int] | None = None, ahead: int = 1) -> Tensor:
-    """Return the logits [P, V] for the tokens after a text's second token and those behind. taps: None for the head's.
-    ahead: 2 for the second step of a `CarryHead`.
+    """Return the logits [P, V] that predict the tokens of a text from the third on. `taps`: None for the head's own.
+
+    `ahead`: 2 for the second step of a `CarryHead`, which predicts one token further on.
     """
     states = [seen.taps[tap] for tap in taps or loaded.opening.spec.taps]
     features = loaded.opening(torch.stack(states, dim=1))  # [T, d]
@@ -202,19 +204,17 @@ def text_logits(loaded: LoadedHead, seen: Seen, taps: Sequence[int] | None = Non
 
 
 def _decide(loaded: LoadedHead, seen: Seen) -> None:
-    """Give each fact that the files leave open the value with which the second step is better."""
     network = loaded.network
     for name in loaded.undecided:
         before = network.facts
         as_read = _way(loaded, seen, name, ahead=2)
         network.facts = replace(before, **{name: not getattr(before, name)})
         turned = _way(loaded, seen, name, ahead=2)
-        if not _lead(turned.scores, as_read.scores) > 0:  # also where it makes no difference
+        if not _lead(turned.scores, as_read.scores) > 0:  # also where the value makes no difference
             network.facts = before
 
 
 def _way(loaded: LoadedHead, seen: Seen, label: str, taps: Sequence[int] | None = None, ahead: int = 1) -> Way:
-    """Compare the logits [P, V] at the text's positions with the target's likeliest tokens `ahead` tokens later."""
     logits = text_logits(loaded, seen, taps, ahead)
     best = seen.best_ids[ahead : ahead + len(logits)].to(logits.device)
     tokens = torch.stack([best, best.roll(len(best) // 2)], dim=1)  # [P, 2]

@@ -1,6 +1,6 @@
 """The one thread of a worker that owns torch, the weights and the KV cache, and the times of its steps.
 
-The step times tell how busy a worker is, and when one that is silent must be hanging.
+The step times show how busy a worker is, and when a silent one must be hanging.
 """
 
 from __future__ import annotations
@@ -24,37 +24,34 @@ log = get_logger(__name__)
 Result = TypeVar("Result")
 
 MAX_CONSECUTIVE_FAULTS = 3
-"""Number of failed steps and jobs, with no working step between them, at which the worker ends and Ray restarts it.
-Doubling it lets twice as many requests be answered with INTERNAL before that.
-"""
+"""Number of failed steps and jobs, without a successful step between them, at which the worker ends and Ray restarts
+it."""
 LOADING_GRACE_S = 5.0
-"""Seconds that a load failed from outside has to raise an error of its own, which says more. Doubling it makes `start`
-wait twice as long for a load that hangs.
-"""
+"""Seconds that a load that was failed from outside has to raise its own error, which is more precise."""
 MEMORY_S = 300.0
-"""Seconds; `StepTimes` remembers the longest step for one to two times as long. Doubling it doubles that memory."""
+"""Period of `StepTimes`, in seconds: it keeps the longest step for one to two periods."""
 
 
 class StepTimes:
-    """Record how long the steps of one engine thread take. Only that thread writes; any thread may read."""
+    """Times of the steps of one engine thread. Only that thread writes; any thread may read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.num_steps = 0
-        """Number of steps that did some work: a sign of life."""
+        """Number of steps that did some work. It grows while the worker is healthy and busy."""
         self.busy_s = 0.0
-        """Seconds spent in those steps, in total."""
+        """Total time of those steps, in seconds."""
         self._longest_s = 0.0
         self._longest_before_s = 0.0
         self._since_s = clock()
         self._began_s: float | None = None
 
     def begin(self) -> None:
-        """Note that the engine starts its next step, or a job."""
+        """Record that the engine starts its next step, or a job."""
         self._began_s = self._clock()
 
     def rest(self) -> None:
-        """Note that the engine waits for work."""
+        """Record that the engine waits for work."""
         self._began_s = None
 
     def add(self, seconds: float) -> None:
@@ -69,18 +66,18 @@ class StepTimes:
 
     @property
     def longest_s(self) -> float:
-        """Return the seconds that the longest recent step took; 0 before the first."""
+        """Duration of the longest recent step, in seconds; 0 before the first."""
         return max(self._longest_s, self._longest_before_s)
 
     @property
     def current_s(self) -> float:
-        """Return the seconds since the current step or job began; 0 while the engine waits for work."""
+        """Time since the current step or job began, in seconds; 0 while the engine waits for work."""
         began_s = self._began_s
         return 0.0 if began_s is None else self._clock() - began_s
 
 
 class EngineWorker(Protocol):
-    """A grower or a verifier. All methods run on the engine thread."""
+    """A draft's grower or a target's verifier. All methods run on the engine thread."""
 
     def handle(self, job: Any) -> None:
         """Accept one job; answer it now or in a later step."""
@@ -89,17 +86,21 @@ class EngineWorker(Protocol):
         """Run one batch of what is ready; return False when nothing was. `now` is time.monotonic() in seconds."""
 
     def next_wake(self) -> float | None:
-        """Return the monotonic time (s) at which waiting work becomes ready; None if only a job can make it so."""
+        """Return the monotonic time, in seconds, at which waiting work becomes ready; None if only a job can make it
+        ready.
+        """
 
     def fail_step(self, error: Exception) -> None:
         """Answer every job of the failed step with INTERNAL."""
 
 
 class EngineThread:
-    """Run an EngineWorker: `submit` brings jobs in, `post` takes the answers out, one batch of them a step."""
+    """Thread that runs an `EngineWorker`. `submit` brings jobs in; `post` takes a step's answers out in one batch."""
 
     def __init__(self, make: Callable[[EngineThread], EngineWorker], post: Callable[[list[Callable[[], None]]], None]):
-        """`make` runs on the thread (it loads the model); `post` takes a step's answers, from the thread."""
+        """Create the thread without starting it. It calls `make`, which loads the model, and `post` with a step's
+        answers.
+        """
         self._make = make
         self._post = post
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -115,8 +116,10 @@ class EngineThread:
         self.times = StepTimes()
 
     def start(self) -> None:
-        """Start the thread and block until the worker is made. Raise the error of `make`, or the one given to `fail`
-        meanwhile: the thread may then still be loading, and ends with the process.
+        """Start the thread and block until the worker is made.
+
+        Raises the error of `make`, or the one passed to `fail` meanwhile. In the second case the thread may still be
+        loading, and ends with the process.
         """
         self._thread.start()
         self._ready.wait()
@@ -129,7 +132,9 @@ class EngineThread:
         self._inbox.put(job)
 
     async def call(self, job_of: Callable[[Callable[..., None]], Any], call: Callable[..., Result]) -> Result:
-        """Return, or raise, what a call does on the engine thread. job_of: makes the job that it goes in."""
+        """Run `call` on the engine thread; return its result or raise its error. `job_of`: creates the job that runs
+        it.
+        """
         future = concurrent.futures.Future[Result]()
 
         def run(*owners: Any) -> None:
@@ -143,7 +148,7 @@ class EngineThread:
         return await asyncio.wrap_future(future)
 
     def answer(self, send: Callable[[], None]) -> None:
-        """Queue an answer, to leave at the next `flush`. Call it on the engine thread only."""
+        """Queue an answer for the next `flush`. Call it on the engine thread only."""
         self._answers.append(send)
 
     def stop(self, timeout_s: float) -> None:
@@ -152,7 +157,7 @@ class EngineThread:
         self._thread.join(timeout_s)
 
     def fail(self, error: OutriderError) -> None:
-        """End the engine with this error, once the step or load that is running ends. Any thread may call it."""
+        """End the engine with `error` after the running step or load. Any thread may call it."""
         self._failure = self._error = error
         self._inbox.put(None)
         self._ready.set()
@@ -211,7 +216,6 @@ class EngineThread:
         return worked
 
     def _drain(self, block: bool) -> None:
-        """Handle every job that is there; with `block`, wait for the first one or for `next_wake`."""
         if block:
             wake = self.worker.next_wake()
             self.times.rest()
@@ -239,7 +243,6 @@ class EngineThread:
             self._note_fault(error, "a job failed")
 
     def _note_fault(self, error: Exception, what: str) -> None:
-        """Count a fault; raise its error when it is the MAX_CONSECUTIVE_FAULTS-th."""
         if not isinstance(error, OutriderError):
             log.error(what, exc_info=error)
         self._num_faults += 1
@@ -248,8 +251,8 @@ class EngineThread:
             raise error
 
     def flush(self) -> None:
-        """Let the queued answers leave. A step does so when the device is about to work: while it does, the thread that
-        sends them has the interpreter to itself.
+        """Send the queued answers. A step calls it just before the device works: the sending thread then has the GIL
+        alone.
         """
         if self._answers:
             answers, self._answers = self._answers, []

@@ -1,6 +1,6 @@
-"""Compiles the grammars of slots that are being opened: one at a time, on a thread that steps of the engine go before.
+"""Compile the grammars of slots that are being opened, one at a time, on a thread of lower priority than the engine's.
 
-The gateway has checked each grammar, so that each takes about a second at most. Called by `worker_service`, on the gRPC
+The gateway has checked each grammar, so each takes about a second at most. Called by `worker_service`, on the gRPC
 loop's thread.
 """
 
@@ -18,31 +18,32 @@ from outrider.engine.sampling.grammar import Grammar, Grammars
 from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 
 NICENESS = 10
-"""Added to the thread's own."""
+"""Added to the thread's own niceness."""
 STACK_BYTES = 16 << 20
-"""Stack of the thread: four times what the gateway checks grammars with, as compiled code recurses."""
+"""Stack size of the thread, in bytes: four times what the gateway checks grammars with, as compiled code recurses."""
 
 
 @dataclass(eq=False)
 class _Compile:
-    """A grammar that waits to be compiled."""
-
     scheduling: Scheduling
     granted: asyncio.Future[None]
 
 
 class GrammarCompiler:
-    """The next to be compiled is the grammar of the caller for whom compiling has taken least, over its weight."""
+    """Compiler with a queue, fair between callers.
+
+    The next grammar is of the caller with the least compile time so far, relative to its weight.
+    """
 
     def __init__(self) -> None:
         self._thread = _create_thread()
         self._waiting: list[_Compile] = []
         self._running: _Compile | None = None
         self._shares = VirtualTokens()
-        """Seconds by caller."""
+        """Compile time by caller, in seconds."""
 
     async def compile(self, grammars: Grammars, text: str, scheduling: Scheduling) -> Grammar | None:
-        """Return as `Grammars.compile`. Cancelled before its turn, nothing is compiled."""
+        """Return what `Grammars.compile` does. When cancelled before its turn, nothing is compiled."""
         loop = asyncio.get_running_loop()
         job = _Compile(scheduling, loop.create_future())
         self._waiting.append(job)
@@ -55,10 +56,9 @@ class GrammarCompiler:
         began_s = time.monotonic()
         work = loop.run_in_executor(self._thread, grammars.compile, text)
         work.add_done_callback(lambda done: self._finish(job, done, began_s))
-        return await asyncio.shield(work)  # what has begun goes on, and the next waits for it
+        return await asyncio.shield(work)  # a compilation under way is finished, and the next waits for it
 
     def _grant(self) -> None:
-        """Give the thread to one that waits, if it is free."""
         if self._running is not None or not self._waiting:
             return
         self._shares.wait({job.scheduling.caller: job.scheduling.weight for job in self._waiting}, ())
@@ -67,7 +67,6 @@ class GrammarCompiler:
         self._running.granted.set_result(None)
 
     def _leave(self, job: _Compile) -> None:
-        """Drop one that is cancelled before it has begun."""
         if job is self._running:
             self._running = None
             self._grant()
@@ -76,7 +75,7 @@ class GrammarCompiler:
 
     def _finish(self, job: _Compile, work: asyncio.Future[Grammar | None], began_s: float) -> None:
         if not work.cancelled():
-            work.exception()  # looked at here, as nobody else may wait for it any more
+            work.exception()  # retrieved here, as no caller may wait for it any more
         caller, weight = job.scheduling.caller, job.scheduling.weight
         waiting = {other.scheduling.caller: other.scheduling.weight for other in self._waiting}
         self._shares.wait({**waiting, caller: weight}, ())
@@ -86,7 +85,6 @@ class GrammarCompiler:
 
 
 def _create_thread() -> ThreadPoolExecutor:
-    """Return an executor of one thread, which has started."""
     previous = threading.stack_size(STACK_BYTES)
     try:
         executor = ThreadPoolExecutor(1, thread_name_prefix="grammars", initializer=_lower_priority)
@@ -97,7 +95,7 @@ def _create_thread() -> ThreadPoolExecutor:
 
 
 def _lower_priority() -> None:
-    """Let all other threads go first. Linux has a niceness for each thread; elsewhere it is the process's."""
+    """Linux has a niceness for each thread; elsewhere it is the process's."""
     if sys.platform == "linux":
         thread_id = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + NICENESS)

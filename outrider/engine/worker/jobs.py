@@ -1,4 +1,4 @@
-"""The jobs that a servicer gives to an engine thread, and their results. Plain values: no protobuf, no tensors."""
+"""The jobs that a servicer submits to an engine thread, and their results. Plain values: no protobuf, no tensors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import Speculation
 
 MAX_NARROW = 16
-"""Most uncached tokens that are fed within a decode or verify row; more are fed as a prompt, in chunks. Doubling it
-makes the widest rows of a step twice as wide."""
+"""Maximum number of uncached tokens that are fed within a decode or verify; more are prefilled, in chunks."""
 
 SlotKey = tuple[int, int]
 """(owner, slot id). An owner is one Control stream of a gateway."""
 
 
 class Fault(Enum):
-    """The reason a job failed. The servicers translate it to WorkerErrorCode."""
+    """The reason why a job failed. The servicers translate it to WorkerErrorCode."""
 
     UNKNOWN_SLOT = auto()
     BEHIND = auto()
@@ -42,7 +41,7 @@ class JobError:
     fault: Fault
     message: str
     known_len: int = 0
-    """Number of the slot's tokens that this worker knows; set with BEHIND only."""
+    """Number of the slot's committed tokens in this worker; set with BEHIND only."""
 
 
 def invalid(name: str, value: int, low: int, high: int) -> JobError | None:
@@ -54,26 +53,26 @@ def invalid(name: str, value: int, low: int, high: int) -> JobError | None:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The answer to an OpenJob."""
+    """The answer to an `OpenJob`."""
 
     committed_len: int
 
 
 @dataclass(frozen=True, slots=True)
 class SlotVocabulary:
-    """The tokens that a slot's messages speak of."""
+    """The vocabulary of the tokens in a slot's messages."""
 
     size: int
     """Width of the logits."""
     eos_token_ids: tuple[int, ...]
     grammars: Grammars
     translation: Translation | None = None
-    """Between these and the model's own tokens; None where they are the same."""
+    """Map between these tokens and the model's; None where they are the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """Open a slot with committed tokens."""
+    """A job that opens a slot with committed tokens."""
 
     owner: int
     slot_id: int
@@ -81,33 +80,34 @@ class OpenJob:
     num_prompt: int
     params: SamplingParams
     respond: Callable[[Opened | JobError], None]
-    """Answers the message; on a draft it takes later errors of the slot, too."""
+    """Answers the message; on a draft it also takes later errors of the slot."""
     cache_salt: bytes = b""
     corpus_id: bytes = b""
-    """Whose ended outputs `lookup` copies from; empty = nobody's."""
+    """Id of the corpus of ended outputs that `lookup` copies from; empty for none."""
     deliver_to: str = ""
     """Address of the target's server; draft only."""
     target_epoch: int = 0
     """Epoch of that target; draft only."""
     drafter: Drafter | None = None
-    """The target's own drafter that follows the slot; target only."""
+    """The target's own drafter for the slot; target only."""
     num_prompt_logprobs: int | None = None
-    """Best ids that the prompt's tokens have log-probs of, besides their own; None = no log-probs. Target only."""
+    """Number of best ids whose logprobs are returned at each prompt token, besides the token's own; None for no
+    logprobs. Target only."""
     prediction_ids: tuple[int, ...] = ()
-    """What the output may be like; target only."""
+    """Token ids that the output is predicted to resemble; target only."""
     source_ids: tuple[int, ...] = ()
-    """What the encoder reads; none for decoder-only models."""
+    """Token ids that the encoder reads; none for decoder-only models."""
     speculation: Speculation = field(default_factory=Speculation)
-    """How the slot is drafted for; by default not at all."""
+    """How tokens are drafted for the slot; by default none are."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     grammar: Grammar | None = None
-    """That of `params`, compiled; None without one, and on a draft that cannot follow it."""
+    """The compiled grammar of `params`; None without one, and on a draft that cannot follow it."""
     vocabulary: SlotVocabulary | None = None
-    """None: the worker's own."""
+    """Vocabulary of the slot's messages; None for the worker's own."""
 
     @property
     def own_drafters(self) -> tuple[Drafter, ...]:
-        """Return who drafts for the slot in the target, in the order in which they are asked. Not all may be there."""
+        """The target's own drafters for the slot, in the order in which they are tried. Not all may be loaded."""
         first = (Drafter.PREDICTION,) if self.prediction_ids else ()
         if self.drafter is Drafter.AUTO:
             return (*first, Drafter.HEADS, Drafter.NGRAM)
@@ -116,7 +116,7 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class TruncateJob:
-    """Shorten a slot's cache."""
+    """A job that shortens a slot's cache."""
 
     owner: int
     slot_id: int
@@ -126,7 +126,7 @@ class TruncateJob:
 
 @dataclass(frozen=True, slots=True)
 class CloseJob:
-    """Free a slot."""
+    """A job that frees a slot."""
 
     owner: int
     slot_id: int
@@ -134,6 +134,6 @@ class CloseJob:
 
 @dataclass(frozen=True, slots=True)
 class OwnerGone:
-    """Free all that an owner held, because its stream ended."""
+    """A job that frees all slots of an owner, because its stream ended."""
 
     owner: int

@@ -1,23 +1,22 @@
-"""Decide which slots are in the next forward, and with how much: continuous batching, chunked prefill, memory. No
-torch.
+"""Decide which slots run in the next forward: continuous batching, chunked prefill and KV memory. No torch.
 
-Plain values in, typed decisions out; `StepScheduler` applies them for both workers. The rules:
+`Scheduler` takes plain values and returns typed decisions; `StepScheduler` applies them for both workers. The rules:
 
-1. Slots whose next step is ready run, always: a prompt never keeps them waiting. (A target leaves some out before it
-   asks, where one caller would slow another by more than its share.)
-2. Prompts get what the step's budget leaves, several short ones together: those of the caller that was fed least over
-   its weight go first, and of its own those of the lowest priority number, then first come first served. It is small
-   beside steps of others, and also while others are between two steps: those would find the forward under way. Now and
-   then it is nothing, to see what the others' steps cost. When many short ones wait beside few that run, all of one
-   caller, it is whole for them: all run sooner, and in fuller batches, if those few pause.
-3. A slot that holds nothing begins only when the free blocks cover all it needs for its next step, and leave one for
-   each slot whose last block is nearly full, this one among them; while one waits for that, none that comes after it
-   begins.
-4. Memory that runs out is taken from the youngest slot, which begins anew from its committed tokens when its turn
-   comes. Nobody takes from an older slot, unless that has been dormant: so the oldest that wants something gets it.
+1. A slot that is ready for its next step always runs: a prompt never delays it. (A target first leaves out slots
+   of a caller that would slow another caller by more than its share.)
+2. Prompts get the rest of the step's budget, several short ones together. Prompts of the caller that was fed least,
+   relative to its weight, come first; within a caller the lowest priority number, then first come first served. The
+   budget is small beside steps of other slots, and also while other slots are between two steps: those would have to
+   wait for the forward under way. After `PROBE_STEPS` it is zero for one step, which measures decoding alone. When
+   many short prompts wait beside few running slots, all of one caller, the prompts get whole steps: everyone then
+   finishes sooner, and in fuller batches.
+3. A slot without blocks is admitted only when the free blocks cover its next step and leave one block for each slot,
+   itself included, whose last block is nearly full. While one such slot waits, none after it is admitted.
+4. When memory runs out, the youngest slot is preempted; it starts again from its committed tokens. A slot never takes
+   memory from an older one unless that one is dormant, so the oldest slot with work always gets memory.
 
-`StepCost` learns what a step costs on this machine from the steps themselves, and so how much of a prompt rides beside
-others. All of it runs on the engine thread.
+`StepCost` measures what a step costs on this machine, which sets how many prompt tokens run beside decodes. All of this
+runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -35,40 +34,36 @@ from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 from outrider.wire.telemetry.metrics import WorkerMetrics
 
 SLOWDOWN = 1.5
-"""Times as long as without prompts that a step which also feeds some may take. Doubling what is above 1 feeds prompts
-twice as fast, and delays answers by twice as much."""
+"""Longest step with prompts, as a multiple of a step without them."""
 MIN_PREFILL_TOKENS = 4
-"""Prompt tokens fed in any step whatever it costs, so that prompts never starve. At the end of a long prompt a token
-may cost many times what one at its beginning does, so this is small; doubling it doubles the longest delay."""
+"""Minimum of prompt tokens fed in any step, so that prompts never starve. It is small because a token at the end of a
+long prompt may cost many times one at its beginning."""
 PROBE_STEPS = 16
-"""Steps with prompts after which one of that size goes without: what decodes cost grows with their contexts, and beside
-prompts it cannot be measured apart. Doubling it halves these steps, and lets the measurement age twice as long."""
+"""Number of steps with prompts of one size after which one step runs without: the cost of decoding grows with the
+contexts, and cannot be measured while prompts run in the same step."""
 _WEIGHT = 0.25
-"""Share of a new measurement in a running mean; twice that of one that was long in coming. Doubling it forgets twice as
-fast."""
+"""Weight of a new measurement in a running mean. A measurement after a long gap weighs twice this."""
 _OUTLIER = 4.0
-"""Most times the mean that a measurement counts as: the machine may have had other things to do. Doubling it doubles
-what one disturbed step adds."""
+"""Cap on a measurement, as a multiple of the mean: the machine may have been busy with something else."""
 _NEAR = 1.25
-"""Times another number of tokens that a number may be and their steps take about as long. Doubling what is above 1
-takes steps for alike that differ twice as much."""
+"""Largest ratio of two token counts whose steps are taken to cost about the same."""
 _LEAST_SHARE = 0.1
-"""Share of a step's mean cost of a token that a prompt token costs at least, though noise may make two steps equal.
-Doubling it halves the most prompt tokens that ever ride along."""
+"""Minimum cost of a prompt token, as a fraction of the step's mean cost per token. It holds where noise makes the
+measured difference zero."""
 
 
 class StepCost:
-    """Running means of decode steps by their size, and of what a prompt token adds to one."""
+    """Running means of the cost of decode steps, by size, and of the cost that a prompt token adds to one."""
 
     def __init__(self) -> None:
-        # Sizes are numbers of binary digits of the decode tokens.
+        # A size is the bit length of the number of decode tokens.
         self._decode_s: dict[int, float] = {}
-        self._num_mixed: dict[int, int] = {}  # steps with prompts since one without
-        self._token_s: float | None = None  # beside decodes
+        self._num_mixed: dict[int, int] = {}  # steps with prompts since the last one without
+        self._token_s: float | None = None  # of a prompt token beside decodes
         self._alone_token_s: float | None = None
 
     def note(self, num_decode_tokens: int, num_prefill_tokens: int, seconds: float) -> None:
-        """Record that a forward of that many tokens took so long."""
+        """Record that a forward of these decode and prefill tokens took `seconds`."""
         size = num_decode_tokens.bit_length()
         if not num_prefill_tokens:
             weight = (2 if self._num_mixed.get(size, 0) >= PROBE_STEPS else 1) * _WEIGHT
@@ -84,26 +79,23 @@ class StepCost:
             self._token_s = _mean(self._token_s, max(added_s, least_s))
 
     def wants_probe(self, num_decode_tokens: int) -> bool:
-        """Return whether the cost of a step of that size without prompts is not known, or was measured long ago."""
+        """Return whether the cost of a decode step of this size is unknown or was measured too long ago."""
         if self._alone_token_s is None and self._token_s is None:
-            return False  # it would not say how many prompt tokens to feed
+            return False  # no prompt token has been measured yet: a probe would not give a budget
         size = num_decode_tokens.bit_length()
         return size not in self._decode_s or self._num_mixed[size] >= PROBE_STEPS
 
     def prefill_tokens(self, num_decode_tokens: int, most: int) -> int:
-        """Return the prompt tokens for a step with that many decode tokens; `most` when there are none."""
+        """Return the number of prompt tokens to run beside `num_decode_tokens`; `most` when there are none."""
         if not num_decode_tokens:
             return most
         alone_s = self._decode(num_decode_tokens.bit_length())
         token_s = self._alone_token_s if self._token_s is None else self._token_s
         if alone_s is None or token_s is None:
-            return most  # nothing has run yet: what is to be spared is not known
+            return most  # nothing has run yet: the cost of a decode step is unknown
         return min(most, max(MIN_PREFILL_TOKENS, int((SLOWDOWN - 1) * alone_s / token_s)))
 
     def _decode(self, size: int) -> float | None:
-        """Return the seconds of a decode step of about that size: the nearest smaller one known, else the nearest
-        larger.
-        """
         if size in self._decode_s or not self._decode_s:
             return self._decode_s.get(size)
         smaller = [known for known in self._decode_s if known < size]
@@ -115,64 +107,67 @@ def _mean(before: float | None, new: float, weight: float = _WEIGHT) -> float:
 
 
 GROWTH_TOKENS = 16
-"""Tokens by which each slot that runs can grow when another begins: a block of the paths on a CPU."""
+"""Number of tokens by which each running slot can still grow when another is admitted: one block of the CPU's attention
+backends."""
 WAITING_SERVED_RATIO = 0.3
-"""Share of short prompts that wait over slots that run from which on these pause for them. Doubling it makes prompts
-wait for twice as many others. Name and idea are those of text-generation-inference."""
+"""Minimum ratio of waiting short prompts to running slots at which the running slots pause for the prompts. Name and
+idea are those of text-generation-inference."""
 SHORT_STEPS = 2
-"""Whole steps that a short prompt takes at most: for a longer one nobody pauses. Doubling it doubles that pause."""
+"""Maximum length of a short prompt, in whole prefill steps. Running slots never pause for a longer prompt."""
 
 
 class Want(Enum):
-    """The use that a slot has for a place in the next forward."""
+    """The reason why a slot needs the next forward."""
 
     STEP = auto()
-    """A verify or one more draft token, ready to go."""
+    """A verify, or one more draft token, is ready to run."""
     PREFILL = auto()
-    """Its prompt only: nothing was asked yet, or what was asked waits for a proposal."""
+    """The prompt has to be fed: no step was requested yet, or the requested step waits for a proposal."""
     NOTHING = auto()
-    """It is between two rounds and will be back."""
+    """The slot is between two rounds and will be back."""
     DORMANT = auto()
-    """Nothing was asked of it for long: its memory is the first to be taken."""
+    """No step was requested for `DORMANT_S` or longer: its memory is taken first."""
 
 
 class SlotDemand(NamedTuple):
-    """A slot as the scheduler sees it."""
+    """State of one slot, as the scheduler reads it."""
 
     key: SlotKey
     want: Want
     num_committed: int
     num_cached: int
     num_after: int
-    """Tokens in its cache after its next step; never more than fit the pool alone."""
+    """Number of tokens in the cache after the next step; never more than fit the pool alone."""
     num_blocks: int
-    """Blocks that it holds."""
+    """Number of blocks that the slot holds."""
     num_copied: int = 0
-    """Is 1 when its next token goes into a block that others read, which costs one block more."""
+    """Number of blocks that copy-on-write costs the next token: 1 when its block is shared, else 0."""
     num_source_blocks: int = 0
-    """Blocks of its source, held or not."""
+    """Number of blocks of the encoder's source, held or not."""
     num_to_encode: int = 0
-    """Tokens that the encoder has to read first, all in one forward."""
+    """Number of source tokens that the encoder has yet to read, all in one forward."""
     most_narrow: int = MAX_NARROW
-    """Most tokens that ride along in its step."""
+    """Maximum number of uncached tokens that run in the slot's step without a prefill before it."""
     scheduling: Scheduling = Scheduling()
 
     @property
     def num_to_read(self) -> int:
-        """Tokens of its whole text, those of its source among them while that is not encoded."""
+        """Return the number of committed tokens plus source tokens that are not encoded."""
         return self.num_committed + self.num_to_encode
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether it is to begin, or to be fed."""
+        """Return whether the slot waits to be admitted or prefilled."""
         if self.want is Want.STEP:
             return bool(not self.num_blocks or self.num_to_feed)
         return self.want is Want.PREFILL and bool(self.num_to_feed)
 
     @property
     def num_to_feed(self) -> int:
-        """Tokens to be fed before its step: those of its source, then prompt tokens, in pieces; 0 when few enough ride
-        along.
+        """Return the number of tokens to prefill before the slot's step; 0 when the uncached ones fit in the step
+        itself.
+
+        The source comes first, in one piece; then the prompt, in chunks.
         """
         if self.num_to_encode:
             return self.num_to_encode
@@ -182,45 +177,45 @@ class SlotDemand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Take the slot's blocks away, and ask again: what that frees is known only then."""
+    """Preempt the slot, then plan again: only afterwards is it known how many blocks became free."""
 
     key: SlotKey
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Let the slot begin: adopt what is cached of its tokens. Its Run or Feed follows."""
+    """Admit the slot: adopt the cached prefix of its tokens. A `Run` or `Feed` of the same slot follows."""
 
     key: SlotKey
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Put the slot's step into the next forward."""
+    """Run the slot's step in the next forward."""
 
     key: SlotKey
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Put at most so many tokens of the slot's prompt into the next forward."""
+    """Prefill at most `num_tokens` of the slot's prompt in the next forward."""
 
     key: SlotKey
     num_tokens: int
 
 
 class Why(Enum):
-    """The reason of a Wait."""
+    """The reason of a `Wait`."""
 
     MEMORY = auto()
-    """No blocks, or an older slot waits for some."""
+    """No free blocks, or an earlier slot in the queue waits for some."""
     BUDGET = auto()
-    """Older prompts fill the step."""
+    """Earlier prompts fill the step's token budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Leave the slot, which has work, out of the next forward."""
+    """Leave a slot that has work out of the next forward."""
 
     key: SlotKey
     why: Why
@@ -230,7 +225,7 @@ Decision = Preempt | Admit | Run | Feed | Wait
 
 
 class Scheduler:
-    """Decides on the next forward; remembers nothing but the cost of steps, and whose prompts were fed."""
+    """Planner of the next forward. Its only state is the measured cost of steps and the tokens fed per caller."""
 
     def __init__(self, block_size: int, max_prefill_tokens: int) -> None:
         self.cost = StepCost()
@@ -239,9 +234,15 @@ class Scheduler:
         self._fed = VirtualTokens()
 
     def plan(self, demands: Sequence[SlotDemand], num_free: int) -> list[Decision]:
-        """Decide on the next forward. demands: every open slot, the longest open first. num_free: blocks to be had.
+        """Return the decisions for the next forward.
 
-        Either all decisions are Preempt, and the caller asks again after them, or none is. Run comes before the rest.
+        `demands`: every open slot, the longest open first. `num_free`: free blocks.
+
+        Either every decision is a `Preempt`, and the caller plans again after applying them, or none is. `Run` comes
+        first.
+
+        Example, with memory for all: slot A is ready to verify, B of another caller is new with a prompt of 1,000
+        tokens, and `StepCost` allows 64 prompt tokens beside A's step: Run(A), Admit(B), Feed(B, 64).
         """
         plan = _Plan(demands, num_free, self._block_size)
         num_running, most = plan.run(), self._max_prefill_tokens
@@ -253,7 +254,6 @@ class Scheduler:
         return list(plan.preempted) or plan.decisions
 
     def _in_turn(self, demands: Sequence[SlotDemand]) -> list[int]:
-        """Return the indices of slots that would be fed, or begin, in the order of their turns."""
         waiting = [index for index, demand in enumerate(demands) if demand.is_waiting]
         first = dict[bytes, int]()
         for index in waiting:
@@ -275,7 +275,7 @@ class Scheduler:
 
 
 class _Plan:
-    """Makes the decisions of one call of `Scheduler.plan`, which end with the first Preempt."""
+    """The decisions of one call of `Scheduler.plan`, which stop at the first `Preempt`."""
 
     def __init__(self, demands: Sequence[SlotDemand], num_free: int, block_size: int) -> None:
         self.decisions: list[Decision] = []
@@ -285,7 +285,7 @@ class _Plan:
         self._block_size = block_size
 
     def run(self) -> int:
-        """Decide on the steps of slots that hold memory already; return how many tokens they feed."""
+        """Run the ready slots that hold blocks; return the number of tokens that they feed."""
         num_tokens = 0
         for index, demand in enumerate(self._demands):
             if demand.want is not Want.STEP or not demand.num_blocks or demand.num_to_feed or self.preempted:
@@ -301,21 +301,21 @@ class _Plan:
         return num_tokens
 
     def num_expected(self) -> int:
-        """Return the tokens that slots between two steps will feed: they have answers out, or proposals under way."""
+        """Return the number of tokens that slots between two steps will feed in their next one."""
         waiting = [d for d in self._demands if d.want in (Want.NOTHING, Want.PREFILL)]
-        # Guesses of the last step may still be in its cache.
+        # Draft tokens of the last step may still be in the slot's cache.
         return sum(max(1, d.num_after - d.num_cached) for d in waiting if d.num_blocks and not d.num_to_feed)
 
     def feed(self, waiting: Sequence[int], beside: int, most: int) -> None:
-        """Decide on prompts, as far as the budget in tokens and memory go.
+        """Decide which prompts are fed, within the budgets of tokens and blocks.
 
-        waiting: indices of slots that want some, in the order of their turns. beside: tokens that hardly delay those
-        who run. most: tokens of a whole step.
+        `waiting`: indices of slots with a prompt to feed, in scheduling order. `beside`: prompt tokens that hardly
+        delay the running slots. `most`: prompt tokens of a whole step.
         """
         spare = self._num_spare()
         short = self._pause_for(most)
         num_fed = 0
-        no_memory = False  # for one that holds nothing, so that none that comes after it may begin
+        no_memory = False  # for an admission: no later slot may be admitted either
         for index in waiting:
             demand = self._demands[index]
             if self.preempted:
@@ -337,21 +337,20 @@ class _Plan:
             num_fed += self._feed(demand, index, budget) if demand.num_to_feed else self._run_admitted(demand)
 
     def _pause_for(self, most: int) -> int:
-        """Return the tokens of the longest text for whose prompt those who run pause; 0: for none."""
+        """Return the maximum prompt length, in tokens, for which running slots pause; 0 when they do not."""
         short = SHORT_STEPS * most
         running = [d for d in self._demands if d.num_blocks and not d.num_to_feed and d.want is not Want.DORMANT]
         wanting = [d for d in self._demands if d.want in (Want.STEP, Want.PREFILL) and d.num_to_feed]
         waiting = [d for d in wanting if d.num_to_read <= short]
         if running and len({d.scheduling.caller for d in (*running, *waiting)}) > 1:
-            return 0  # nobody pauses for another caller's
+            return 0  # a slot never pauses for another caller's prompt
         return short if len(waiting) >= WAITING_SERVED_RATIO * len(running) else 0
 
     def _feed(self, demand: SlotDemand, index: int, budget: int) -> int:
-        """Decide on part of a prompt, of a slot that holds memory or was just admitted; return its tokens."""
         if budget <= 0:
             self.decisions.append(Wait(demand.key, Why.BUDGET))
             return 0
-        least = 0 if demand.num_to_encode else 1  # tokens that a piece adds to its cache
+        least = 0 if demand.num_to_encode else 1  # tokens that a chunk adds to the slot's cache
         missing = self._missing(demand, demand.num_cached + least)
         if missing > self._num_free:
             self._make_room(missing - self._num_free, index)
@@ -368,31 +367,28 @@ class _Plan:
         return num_tokens
 
     def _run_admitted(self, demand: SlotDemand) -> int:
-        """Decide on the step of a slot whose whole text is short; return its tokens."""
         self._num_free -= self._missing(demand, demand.num_after)
         self.decisions.append(Run(demand.key))
         return demand.num_after
 
     def _num_spare(self) -> int:
-        """Return the free blocks that nobody who holds memory counts on: to grow, and what half-fed prompts still need.
+        """Return the number of free blocks that no running or half-prefilled slot needs.
 
-        Dormant slots count on nothing: what they hold is taken when it is needed.
+        Dormant slots reserve nothing: they are preempted when their blocks are needed.
         """
         holding = [d for d in self._demands if d.num_blocks and d.want is not Want.DORMANT]
         half_fed = sum(self._missing(demand, demand.num_after) for demand in holding if demand.num_to_feed)
         return self._num_free - sum(self._reserve(demand) for demand in holding) - half_fed
 
     def _reserve(self, demand: SlotDemand) -> int:
-        """Return the blocks that the slot needs to grow after its next step: none while its last one has the tokens."""
         return int(-demand.num_after % self._block_size < GROWTH_TOKENS)
 
     def _missing(self, demand: SlotDemand, num_tokens: int) -> int:
-        """Return the blocks to be had before the slot's cache can hold num_tokens."""
         missing = demand.num_source_blocks - (-num_tokens // self._block_size) - demand.num_blocks
         return max(missing, 0) + (demand.num_copied if num_tokens > demand.num_cached else 0)
 
     def _make_room(self, num_blocks: int, index: int) -> None:
-        """Take blocks for the slot at `index`: from dormant slots, then from younger ones, the youngest first."""
+        """Preempt dormant slots, then slots younger than the one at `index`, the youngest first."""
         younger = [d for d in reversed(self._demands[index + 1 :]) if d.num_blocks and d.want is not Want.DORMANT]
         self._take(num_blocks, [*self._dormant(), *younger])
 
@@ -400,7 +396,7 @@ class _Plan:
         return [demand for demand in self._demands if demand.want is Want.DORMANT and demand.num_blocks]
 
     def _take(self, num_blocks: int, victims: Sequence[SlotDemand]) -> None:
-        """Preempt as many of them as it takes; none when all together do not hold so many."""
+        """Preempt `victims` in order until `num_blocks` are free; preempt none when all of them do not hold enough."""
         if num_blocks > sum(victim.num_blocks for victim in victims):
             return
         for victim in victims:
@@ -411,23 +407,22 @@ class _Plan:
 
 
 DORMANT_S = 1.0
-"""Seconds without a message after which a slot gives its memory up first. Doubling it lets idle slots hold on twice as
-long."""
+"""Seconds without a message after which a slot is dormant: its memory is taken first."""
 RETRY_S = DORMANT_S / 10
-"""Seconds between two looks while somebody waits for memory and nothing else happens: a slot may turn dormant."""
+"""Seconds between two looks while a slot waits for memory and nothing else happens: another may turn dormant."""
 
 
 class StepRequest(NamedTuple):
-    """The use that a worker has for a slot's turn."""
+    """A worker's request for a slot's step."""
 
     want: Want
     num_after: int
-    """Tokens in the slot's cache after its next step."""
+    """Number of tokens in the slot's cache after its next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a prompt, or a source to be encoded, in the next forward."""
+    """A chunk of a prompt, or a source to encode, in the next forward."""
 
     slot: Slot
     row: Row
@@ -448,12 +443,12 @@ class Turn:
 
     @property
     def worked(self) -> bool:
-        """Return whether a further call would decide otherwise."""
+        """Return whether the forward has work, or a slot was admitted, so that the next call would decide otherwise."""
         return bool(self.running or self.pieces or self.num_admitted)
 
 
 class StepScheduler:
-    """Applies the scheduler's decisions for both workers, which run the forward and say when it is done."""
+    """Applier of the scheduler's decisions for both workers. The workers run the forward and call `done` after it."""
 
     def __init__(self, table: OpenSlots[Slot], pool: KVPool, metrics: WorkerMetrics, max_prefill_tokens: int) -> None:
         self._table = table
@@ -467,12 +462,14 @@ class StepScheduler:
 
     @property
     def num_starved(self) -> int:
-        """Number of slots that lost their memory, or waited for some, in the last turn."""
+        """Number of slots that were preempted, or waited for memory, in the last call of `take`."""
         return self._num_starved
 
     def take(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> Turn:
-        """Decide on the next forward, and give and take memory for it. Slots without a step_request want nothing, or
-        with feed_all that their prompts be fed.
+        """Decide on the next forward; allocate and free memory for it.
+
+        `step_requests`: the requested steps, by slot. A slot without one needs no step; with `feed_all` its prompt is
+        fed.
         """
         preempted: set[SlotKey] = set()
         while True:
@@ -486,11 +483,14 @@ class StepScheduler:
             preempted.update(victims)
 
     def next_wake(self, now: float) -> float | None:
-        """Return when to ask again though nothing has happened; None when nobody waits for memory."""
+        """Return the monotonic time, in seconds, to plan again without an event; None when no slot waits for memory."""
         return now + RETRY_S if self._num_starved else None
 
     def done(self, turn: Turn, num_run_tokens: int, seconds: float) -> None:
-        """Note that the forward of `turn` has run, and took so long with all that belongs to it."""
+        """Record that the forward of `turn` ran and took `seconds` in all.
+
+        `num_run_tokens`: tokens of steps in it, without those of prompts.
+        """
         for piece in turn.pieces:
             piece.slot.fed_committed(piece.row.new_ids)
         num_fed = sum(piece.num_tokens for piece in turn.pieces)
@@ -506,14 +506,14 @@ class StepScheduler:
         num_admitted = 0
         starved = set(preempted)
         num_running = sum(isinstance(decision, Run) for decision in decisions)
-        num_rows = VERIFY_TOKENS * (self._table.max_slots - num_running)  # of logits that the memory budget has left
+        num_rows = VERIFY_TOKENS * (self._table.max_slots - num_running)  # logits rows that the memory budget has left
         for decision in decisions:
             match decision:
                 case Run(key):
                     running.append(key)
                 case Feed(key, num_tokens):
                     slot = self._slot(key)
-                    # The prefix cache may have had all of it.
+                    # The prefix cache may have held the whole prompt.
                     if needs_prefill(slot) and (num_rows or not slot.num_unscored):
                         piece = _piece(slot, num_tokens, num_rows)
                         num_rows -= piece.row.num_logits
@@ -557,7 +557,7 @@ def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: 
     num_committed, num_cached = slot.num_feedable, len(slot.cached)
     if step_request is not None:
         want, num_after = step_request.want, min(step_request.num_after, slot.most_cached)
-    elif now - slot.asked_s >= DORMANT_S:  # not even its prompt: it would take back what was taken from it
+    elif now - slot.asked_s >= DORMANT_S:  # no prefill either: it would take back the memory that was taken from it
         want, num_after = Want.DORMANT, num_committed
     else:
         want, num_after = Want.PREFILL if feed_all and needs_prefill(slot) else Want.NOTHING, num_committed
@@ -567,11 +567,10 @@ def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: 
 
 
 def _piece(slot: Slot, most: int, most_logits: int) -> Piece:
-    """most_logits: rows of logits to be had, where the prompt is scored."""
     num_cached = len(slot.cached)
     if slot.num_to_encode:
         return Piece(slot, Row(slot.table, (), num_cached, 0, slot.cached, source=slot.source))
-    # Behind each token that is fed stands what the next one is scored by.
+    # The logits behind each fed token score the token after it.
     scoring = slot.scoring if slot.num_unscored else None
     if scoring is not None:
         most = min(most, most_logits + len(scoring.found) - num_cached)

@@ -1,6 +1,6 @@
-"""Apply messages to slots, for both workers: open, commit, truncate, close. On the engine thread.
+"""Apply messages to slots, for both workers: open, commit, truncate, close. Runs on the engine thread.
 
-It answers jobs through the engine and knows no model; whose turn it is in a forward is decided in `scheduler.py`.
+It answers jobs through the engine and has no model; `scheduler.py` decides which slots are in a forward.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 
 
 class SlotKeeper(Generic[S]):
-    """Owns the slots and what sampling knows of each."""
+    """Owner of the slots and of each slot's sampling state."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class SlotKeeper(Generic[S]):
         self.eos_token_ids = tuple(eos_token_ids)
         self._states: dict[tuple[int, int], SamplingState] = {}
         self._sizes: dict[tuple[int, int], int] = {}
-        """Of the vocabularies that their messages speak of."""
+        """Size of the vocabulary of each slot's messages."""
 
     def open(self, job: OpenJob) -> S | None:
         """Open a slot and answer the job; return None when it was refused."""
@@ -66,7 +66,9 @@ class SlotKeeper(Generic[S]):
         self._engine.answer(lambda: respond(result))
 
     def commit(self, owner: int, slot_id: int, base_len: int, ids: Sequence[int]) -> S | JobError:
-        """Bring the slot to committed[:base_len] + ids and crop its cache to match."""
+        """Set the slot's tokens to committed[:base_len] + ids and truncate its cache to match; return the slot or an
+        error.
+        """
         slot = self.table.get(owner, slot_id)
         if slot is None:
             return JobError(Fault.UNKNOWN_SLOT, f"slot {slot_id} is not open here; open it again")
@@ -79,9 +81,9 @@ class SlotKeeper(Generic[S]):
         return slot
 
     def check_commit(self, slot: BareSlot, base_len: int, ids: Sequence[int]) -> JobError | None:
-        """Return why the slot cannot be brought to committed[:base_len] + ids; None when it can."""
+        """Return the error why the slot cannot be set to committed[:base_len] + ids; None when it can."""
         try:
-            if base_len + len(ids) >= slot.max_len:  # the slot may be full, but then there is nothing to ask of it
+            if base_len + len(ids) >= slot.max_len:  # the slot may be full, but then no token can be requested of it
                 raise InvalidRequest(
                     f"base_len {base_len} and {len(ids)} committed ids make {base_len + len(ids)} tokens, "
                     f"prompt and max_tokens are {slot.max_len}: no token is left to make"
@@ -95,9 +97,10 @@ class SlotKeeper(Generic[S]):
         return None
 
     def truncate(self, job: TruncateJob, *, keeps: bool = False) -> None:
-        """Truncate a slot's cache. Idempotent; unknown slots are ignored, since a close may have overtaken it.
+        """Truncate a slot's cache. Calling it twice is harmless; unknown slots are ignored, since a close may have come
+        first.
 
-        keeps: the slot has cropped itself by what was committed, and is perhaps ahead of the message.
+        `keeps`: whether the slot truncates itself by its committed tokens, perhaps ahead of the message.
         """
         self._metrics.truncates.labels(reason=job.reason).inc()
         slot = self.table.get(job.owner, job.slot_id)
@@ -118,13 +121,13 @@ class SlotKeeper(Generic[S]):
         self.refresh_gauges()
 
     def sampling_state(self, slot: BareSlot) -> SamplingState:
-        """Return the slot's penalties state, brought to its committed output."""
+        """Return the slot's penalties state, updated to its committed output."""
         state = self._states[slot.key]
         state.set_output(slot.committed[slot.num_prompt :])
         return state
 
     def vocab_size_of(self, slot: BareSlot) -> int:
-        """Return the size of the vocabulary that the slot's messages speak of."""
+        """Return the size of the vocabulary of the slot's messages."""
         return self._sizes[slot.key]
 
     def refresh_gauges(self) -> None:

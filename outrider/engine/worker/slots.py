@@ -1,7 +1,7 @@
-"""A worker's slots: what is committed, what is cached, what of it others may share. No torch.
+"""State of a worker's slots: committed tokens, cached tokens, and what other slots may share of them. No torch.
 
-Owned by the engine thread. `SlotKeeper` translates jobs into these calls, `StepScheduler` gives memory and takes it,
-the runner fills the tables. A draft without a model has slots without a cache.
+Owned by the engine thread. `SlotKeeper` translates jobs into calls of these methods, `StepScheduler` allocates and
+frees memory, the runner fills the block tables. A draft without a model has slots without a cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Behind(OutriderError):
-    """Raised when a slot is shorter than a message's base_len: to be sent again from `known_len`."""
+    """Raised when a message's `base_len` is past the slot's committed tokens: send it again from `known_len`."""
 
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -36,7 +36,7 @@ class Behind(OutriderError):
 
 
 class BareSlot:
-    """Holds the committed tokens of one request in one worker. Change `committed` through the methods only."""
+    """Committed tokens of one choice of a request in one worker. Change `committed` through the methods only."""
 
     __slots__ = ("asked_s", "committed", "key", "num_prompt", "params", "scheduling")
 
@@ -47,34 +47,36 @@ class BareSlot:
         self.committed = list(committed_ids)
         self.scheduling = Scheduling()
         self.asked_s = 0.0
-        """Monotonic time of the last message that asked for work, or of the answer to it."""
+        """Monotonic time of the last message that requested work, or of its reply, in seconds."""
 
     @property
     def max_len(self) -> int:
-        """Most tokens, prompt and output, that the slot may ever hold."""
+        """Maximum number of tokens, prompt and output, that the slot may ever hold."""
         return self.num_prompt + self.params.max_tokens
 
     @property
     def most_cached(self) -> int:
-        """Most tokens that may lie in its cache at once: of a tree of guesses some are side by side."""
+        """Maximum number of tokens in the cache at once. It may exceed `max_len`: siblings of a draft tree are cached
+        too.
+        """
         return self.max_len
 
     @property
     def most_depth(self) -> int:
-        """Return how deep a draft tree may grow under what is committed."""
+        """Maximum depth of a draft tree under the committed tokens."""
         return self.params.max_tokens
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
-        """committed = committed[:base_len] + ids. The message decides: it may repeat, extend or shorten what is here.
+        """Replace `committed` with `committed[:base_len] + ids`. A message may repeat, extend or shorten it.
 
-        Raises Behind when base_len is past what is known, InvalidRequest when the result loses part of the prompt or
-        is longer than max_len; nothing changes then.
+        Raises `Behind` when `base_len` is past the committed tokens. Raises `InvalidRequest` when the result would lose
+        part of the prompt or be longer than `max_len`. Nothing changes then.
         """
         self.check_commit(base_len, len(ids))
         self.committed[base_len:] = ids
 
     def check_commit(self, base_len: int, num_ids: int) -> None:
-        """Raise what `commit_from` does for so many ids."""
+        """Raise what `commit_from` raises for `num_ids` ids."""
         if base_len > len(self.committed):
             raise Behind(base_len, len(self.committed))
         new_len = base_len + num_ids
@@ -86,32 +88,32 @@ class BareSlot:
             )
 
     def settle(self) -> None:
-        """Let what is kept beside the committed ids follow them, after a message."""
+        """Bring what is kept beside the committed ids up to date with them, after a message."""
 
     def distrust(self) -> None:
-        """Let nothing of what is kept beside the committed ids be used again: it may be wrong."""
+        """Discard what is kept beside the committed ids, for good: it may be wrong."""
 
     def truncate(self, committed_len: int) -> int:
-        """Keep nothing of what was made past that length; return the cache blocks freed. `committed` stays."""
+        """Discard what was made past `committed_len`; return the number of cache blocks freed. `committed` stays."""
         return 0
 
     def give_up(self) -> int:
-        """Keep nothing but `committed`; return the cache blocks freed."""
+        """Discard everything but `committed`; return the number of cache blocks freed."""
         return 0
 
     def make_way(self) -> int:
-        """Give up for another slot of the same answer: nothing has ended."""
+        """Free the slot for another of the same key; return its cache blocks. The choice has not ended."""
         return self.give_up()
 
 
 S = TypeVar("S", bound=BareSlot)
 MakeSlot = Callable[..., S]
-"""Makes a slot of (key, committed_ids, num_prompt, params) and cache_salt by name; and, by name where there are any, of
-source_ids, translation and corpus_id."""
+"""Creates a slot from `key`, `committed_ids`, `num_prompt`, `params`, and `cache_salt` by name; and, where they apply,
+`source_ids`, `translation` and `corpus_id` by name."""
 
 
 class OpenSlots(Generic[S]):
-    """Keeps all slots of a worker. Iterates over them, the longest open first."""
+    """All open slots of a worker. Iterates over them, the longest open first."""
 
     def __init__(
         self,
@@ -122,7 +124,11 @@ class OpenSlots(Generic[S]):
         takes_sources: bool = False,
         has_corpus: bool = False,
     ) -> None:
-        """takes_sources: slots are of an encoder-decoder model. has_corpus: slots are opened with their corpus_id."""
+        """Create an empty collection.
+
+        `takes_sources`: whether slots are of an encoder-decoder model. `has_corpus`: whether `make` takes a
+        `corpus_id`.
+        """
         self.max_slots = max_slots
         self.context_limit = context_limit
         self.takes_sources = takes_sources
@@ -162,11 +168,13 @@ class OpenSlots(Generic[S]):
         translation: Translation | None = None,
         corpus_id: bytes = b"",
     ) -> S:
-        """Open a slot; one of the same key is freed first. Nothing is cached yet, and no memory is promised.
-        translation: between the tokens of messages and the model's, where they are others. corpus_id: as in OpenJob.
+        """Open a slot, after freeing an open one of the same key. It has no cached tokens and no memory yet.
 
-        Raises InvalidRequest when it could never fit, Overloaded when every slot is in use; both with the numbers, and
-        both leave an older slot of the same key as it was.
+        `translation`: maps between the tokens of messages and the model's, where they differ. `corpus_id`: as in
+        `OpenJob`.
+
+        Raises `InvalidRequest` when the slot could never fit, and `Overloaded` when all slots are in use. Both messages
+        give the numbers, and both leave an open slot of the same key as it was.
         """
         key = (owner, slot_id)
         self._check_lengths(len(committed_ids), num_prompt, params.max_tokens)
@@ -190,12 +198,12 @@ class OpenSlots(Generic[S]):
         return slot
 
     def close(self, owner: int, slot_id: int) -> int:
-        """Free the slot; return its cache blocks, 0 when there is none: closing twice is no fault."""
+        """Free the slot; return its number of cache blocks, 0 when it is not open. Closing twice is no error."""
         slot = self._slots.pop((owner, slot_id), None)
         return 0 if slot is None else slot.give_up()
 
     def close_owner(self, owner: int) -> int:
-        """Free every slot of a stream that ended; return how many there were."""
+        """Free every slot of a stream that ended; return their number."""
         keys = [key for key in self._slots if key[0] == owner]
         for key in keys:
             self.close(*key)
@@ -232,33 +240,33 @@ class OpenSlots(Generic[S]):
             )
 
     def _check_memory(self, max_len: int, num_source: int) -> None:
-        """Raise InvalidRequest when a slot of so many tokens, with such a source, could never fit."""
+        """Raise `InvalidRequest` when a slot of `max_len` tokens with a source of `num_source` could never fit."""
 
 
 def needs_prefill(slot: Slot) -> bool:
-    """Return whether more tokens are not cached than ride along in a step, or its source is not encoded: that is fed in
-    pieces before it.
+    """Return whether the slot needs a prefill before its step: its source is not encoded, or more than `most_narrow` of
+    its tokens are not cached.
     """
     return slot.num_to_encode > 0 or slot.num_feedable - len(slot.cached) > slot.most_narrow
 
 
 @dataclass(slots=True)
 class Scoring:
-    """Log-probs of a prompt's tokens from the second on, each by the logits behind the token before it."""
+    """Logprobs of a prompt's tokens from the second on. The logits at each token score the token after it."""
 
     num_tokens: int
     num_best: int
     found: list[Any] = field(default_factory=list)
-    """Of the first of them."""
+    """Logprobs of the first tokens in order, as far as they have been computed."""
 
 
 class Slot(BareSlot):
-    """Adds what a model's cache holds of the request. Change `committed` and `cached` through the methods only."""
+    """Slot of a model with a KV cache. Change `committed` and `cached` through the methods only."""
 
     __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "first", "num_adopted", "scoring", "table")
 
     translation: ClassVar[Translation | None] = None
-    """Between the tokens of its messages and the model's; None where they are the same."""
+    """Map between the tokens of messages and the model's; None where they are the same."""
 
     def __init__(
         self,
@@ -271,26 +279,26 @@ class Slot(BareSlot):
     ) -> None:
         super().__init__(key, committed_ids, num_prompt, params)
         self.cached: list[int] = []
-        """Token ids whose KV is in the cache, in order; past the committed ones they are guesses."""
+        """Token ids whose KV is in the cache, in order. Those past the committed tokens are draft tokens."""
         self.first = 0
         """Index of the committed token that the cache begins with."""
         self.table = pool.new_table()
         self.num_adopted: int | None = None
-        """Tokens found in the prefix cache when the slot first began; None before that."""
+        """Number of tokens found in the prefix cache when the slot was first admitted; None before."""
         self.scoring: Scoring | None = None
-        """Log-probs of the prompt's tokens; None where they are not wanted, and once they are told."""
+        """Logprobs of the prompt's tokens; None where none were requested, and after they were sent."""
         self._pool = pool
         self._salt = cache_salt
         self._num_agreed = 0  # cached[:_num_agreed] == committed[first:][:_num_agreed] is known
 
     @property
     def ids(self) -> list[int]:
-        """Return what the model is fed for the committed tokens: themselves."""
+        """Token ids that the model is fed for the committed tokens: the same ones, unless they are retokenized."""
         return self.committed
 
     @property
     def source(self) -> Source | None:
-        """Return what its rows attend to across; None without an encoder."""
+        """Encoder output that its rows attend to by cross-attention; None without an encoder."""
         return None
 
     @property
@@ -299,7 +307,7 @@ class Slot(BareSlot):
 
     @property
     def num_source_blocks(self) -> int:
-        """Number of cache blocks of its source, held or not."""
+        """Number of cache blocks of the encoder's source, held or not."""
         return 0
 
     @property
@@ -309,7 +317,7 @@ class Slot(BareSlot):
 
     @property
     def num_blocks(self) -> int:
-        """Number of cache blocks that it holds."""
+        """Number of cache blocks that the slot holds."""
         return len(self.table.blocks)
 
     @property
@@ -319,33 +327,34 @@ class Slot(BareSlot):
 
     @property
     def num_unscored(self) -> int:
-        """Number of prompt tokens whose log-probs are wanted and not known."""
+        """Number of prompt tokens whose logprobs are requested and not yet computed."""
         return 0 if self.scoring is None else self.scoring.num_tokens - len(self.scoring.found)
 
     @property
     def most_narrow(self) -> int:
-        """Most uncached tokens that ride along in a step: none but the last of those that are to be scored."""
+        """Maximum number of uncached tokens that run in a step without a prefill; 1 while tokens are to be scored."""
         return 1 if self.num_unscored else MAX_NARROW
 
     @property
     def num_feedable(self) -> int:
-        """Number of tokens that the cache holds once all that is committed and may be fed is."""
+        """Number of tokens that the cache will hold once every committed token that may be fed has been fed."""
         return len(self.ids) - self.first
 
     def uncached(self, most: int | None = None) -> list[int]:
-        """Return the committed tokens behind what is cached, at most so many: what is fed next."""
+        """Return the committed tokens that are not cached and are fed next, `most` at most."""
         start = self.first + len(self.cached)
         return self.ids[start : None if most is None else start + most]
 
     def features_of(self, num_tokens: int) -> Any:
-        """Return what goes into a forward beside the next so many uncached tokens: [num_tokens, width]; None where it
-        takes ids alone.
+        """Return the features that a forward needs beside the next `num_tokens` uncached tokens, [num_tokens, width].
+
+        None where the model takes ids alone.
         """
         return None
 
     @property
     def num_copied(self) -> int:
-        """Number of blocks that the next token costs because it goes into one that others read: 0 or 1."""
+        """Number of blocks that copy-on-write costs the next token, because it goes into a shared block: 0 or 1."""
         index, within = divmod(len(self.cached), self._pool.block_size)
         return int(within > 0 and self._pool.num_references(self.table.blocks[index]) > 1)
 
@@ -358,9 +367,12 @@ class Slot(BareSlot):
         self.publish()
 
     def reconcile(self) -> int:
-        """Crop the cache to its longest prefix that is committed, at most committed_len - 1 tokens; return its length.
+        """Truncate the cache to its longest committed prefix of at most committed_len - 1 tokens; return its length.
 
-        The last committed token is always fed again, since its logits are what the next step needs.
+        The last committed token is always fed again: the next step needs its logits.
+
+        committed [5, 6, 7, 8], cached [5, 6, 9]: the cache becomes [5, 6]
+        committed [5, 6, 7], cached [5, 6, 7]: the cache becomes [5, 6]
         """
         agreed = self._agreeing(min(len(self.cached), len(self.ids) - 1 - self.first))
         self._crop(agreed)
@@ -368,7 +380,6 @@ class Slot(BareSlot):
         return agreed
 
     def _agreeing(self, limit: int) -> int:
-        """Return how many of the first `limit` cached tokens are committed."""
         first, agreed = self.first, min(self._num_agreed, limit)
         committed = islice(self.ids, first + agreed, first + limit)
         pairs = zip(islice(self.cached, agreed, limit), committed, strict=True)
@@ -379,32 +390,35 @@ class Slot(BareSlot):
         return agreed
 
     def fed(self, ids: Sequence[int]) -> None:
-        """Note that a forward has written the KV of these ids after the cached ones."""
+        """Record that a forward has written the KV of `ids` after the cached tokens."""
         self.cached.extend(ids)
 
     def compacted(self, num_cached: int, ids: Sequence[int]) -> None:
-        """Note that after `num_cached` entries only these ids are left of what was fed, in this order."""
+        """Record that, of the tokens fed after `num_cached` entries, only `ids` remain in the cache, in this order."""
         assert num_cached >= self._num_agreed, f"{self._num_agreed} entries are known to be committed"
         self.cached[num_cached:] = ids
 
     def rebased(self, start: int, ids: Sequence[int]) -> None:
-        """Note that after `start` entries these are left of what was fed, the committed ones of them first: guesses
-        that live on follow.
+        """Record that `ids` remain in the cache after `start` entries: committed tokens first, then draft tokens that
+        are still in the tree.
         """
         self.cached[start:] = ids
         self._num_agreed = self._agreeing(min(len(self.cached), len(self.ids) - self.first))
         self.publish()
 
     def fed_committed(self, ids: Sequence[int]) -> None:
-        """Do as `fed` for ids that are committed, such as a prompt's: others may adopt them at once."""
+        """Record that a forward has written the KV of committed `ids`, such as a prompt's. Other slots may adopt it at
+        once; `fed` does not publish.
+        """
         if self._num_agreed == len(self.cached):
             self._num_agreed += len(ids)
         self.cached.extend(ids)
         self.publish()
 
     def adopt(self) -> int:
-        """Begin with what the prefix cache has of the committed tokens, all but the last and none that are still to be
-        scored; return how many it had.
+        """Adopt the cached prefix of the committed tokens; return its length in tokens.
+
+        The last committed token and tokens that are still to be scored are not adopted.
         """
         assert not self.cached, f"{len(self.cached)} tokens are cached already"
         end = self.first + len(self.scoring.found) if self.scoring is not None and self.num_unscored else -1
@@ -416,14 +430,14 @@ class Slot(BareSlot):
         return num_tokens
 
     def publish(self) -> None:
-        """Let others adopt the full blocks of what is known to be committed; guesses never."""
+        """Publish the full blocks of committed tokens to the prefix cache; draft tokens are never published."""
         prefix, num_agreed = self._pool.prefix, self._num_agreed
         if prefix.enabled and num_agreed // self._pool.block_size >= max(len(self.table.digests), 1):
             ids = self.cached if num_agreed == len(self.cached) else self.cached[:num_agreed]
             prefix.publish(self.table, ids, self._salt)
 
     def give_up(self) -> int:
-        """Let all blocks go; what is committed stays known to the prefix cache. Return the blocks freed."""
+        """Free all blocks; return how many became free. The prefix cache keeps what is committed."""
         num_in_use = self._pool.num_in_use
         self.reconcile()
         self.publish()
@@ -431,15 +445,15 @@ class Slot(BareSlot):
         return num_in_use - self._pool.num_in_use
 
     def distrust(self) -> None:
-        """Forget a cache that may be wrong: nobody may adopt it, and this slot begins anew."""
+        """Discard a cache that may be wrong. No slot may adopt its blocks; this one starts again from its tokens."""
         for block in self.table.blocks:
             self._pool.prefix.withdraw(block)
         self._crop(0)
 
     def truncate(self, committed_len: int) -> int:
-        """Keep at most committed_len - 1 cache entries; return the blocks freed. Idempotent, `committed` stays.
+        """Truncate the cache to at most committed_len - 1 entries; return the blocks freed. `committed` stays.
 
-        A length below 1 empties the cache: nobody waits for an answer, and an empty cache is always right.
+        Calling it twice is harmless. A length below 1 empties the cache, which is always correct.
         """
         return self._crop(max(committed_len - 1 - self.first, 0))
 
@@ -450,7 +464,7 @@ class Slot(BareSlot):
 
 
 class SlotTable(OpenSlots[Slot]):
-    """Keeps slots that share a pool of cache blocks."""
+    """Open slots that share a pool of cache blocks."""
 
     def __init__(
         self,
@@ -461,7 +475,9 @@ class SlotTable(OpenSlots[Slot]):
         *,
         takes_sources: bool = False,
     ) -> None:
-        """make_cached: makes a slot as `Slot` is made, or as `SourceSlot` where there are sources."""
+        """Create an empty table. `make_cached`: creates a slot with the arguments of `Slot`, or of `SourceSlot` where
+        there are sources.
+        """
         super().__init__(partial(make_cached, pool=pool), max_slots, context_limit, takes_sources=takes_sources)
         self.pool = pool
 

@@ -1,8 +1,8 @@
-"""A slot of an encoder-decoder model: beside its tokens it keeps the cross-attention KV of its source. No torch.
+"""A slot of an encoder-decoder model, which also keeps the cross-attention KV of its source. No torch.
 
-Both lie in blocks of one pool, are counted in one budget, and go together when memory is taken from the slot. What the
-prefix cache knows of them is found under the same source alone: whole sources, and a decoder's tokens by what they
-attend to. Answers to one source, such as the n of a request, share its blocks.
+Both caches are in blocks of one pool, count against one budget, and are freed together when the slot is preempted. The
+prefix cache finds both under the same source alone: whole sources, and a decoder's tokens by the source that they
+attend to. Choices with one source, such as the n of a request, share its blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from outrider.wire.requests.params import SamplingParams
 
 
 class SourceSlot(Slot):
-    """Change the source's table through the methods only; the forward that encodes it fills it."""
+    """Slot with an encoder's source. Change the source's block table through the methods only.
+
+    The forward that encodes the source fills the table.
+    """
 
     __slots__ = ("_source", "_source_salt", "_stored_ids")
 
@@ -37,7 +40,7 @@ class SourceSlot(Slot):
         super().__init__(key, committed_ids, num_prompt, params, pool, _salt(b"decoder", cache_salt, source_ids))
         self._source = Source(pool.new_table(), source_ids)
         self._source_salt = _salt(b"source", cache_salt, source_ids)
-        # The salt stands for the tokens: the ids but number the blocks, the last of which is full, too.
+        # The salt identifies the tokens: the ids only number the entries. The last block is full, too.
         self._stored_ids = range(self._source.num_stored)
 
     @property
@@ -64,7 +67,7 @@ class SourceSlot(Slot):
         is_first, num_found = self.num_adopted is None, 0
         if self._pool.prefix.adopt(self._source.table, self._stored_ids, self._source_salt) == len(self._stored_ids):
             num_found = len(self._source.ids)
-        else:  # a part of it is of no use
+        else:  # a part of a source is useless
             self._source.table.free()
         num_tokens = super().adopt()
         if is_first:
@@ -91,7 +94,7 @@ class SourceSlot(Slot):
 
 
 def _salt(kind: bytes, cache_salt: bytes, source_ids: Sequence[int]) -> bytes:
-    """Return what stands for a source under a request's salt, apart for each kind."""
+    """Return the salt of a source under a request's salt, different for each kind."""
     digest = blake2b(blake2b(cache_salt).digest(), digest_size=DIGEST_BYTES, person=kind)
     digest.update(array("i", source_ids).tobytes())
     return digest.digest()

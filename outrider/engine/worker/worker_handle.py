@@ -42,34 +42,34 @@ from outrider.wire.transport.tls import CertificateFolder, part_certificates
 
 @dataclass
 class WorkerState:
-    """Holds what the engine thread has made, with a model or without, and describes it for GetInfo."""
+    """State that the engine thread loaded, with a model or without, as GetInfo describes it."""
 
     config: WorkerConfig
     epoch: int
     slots: OpenSlots[Any]
     tokenizer: pb.TokenizerFiles
     fingerprint: str = field(init=False)
-    """The tokenizer's; worked out once, since parsing a large vocabulary would hold up the event loop."""
+    """Fingerprint of the tokenizer, computed once: parsing a large vocabulary would block the event loop."""
     cpu_cores: tuple[int, ...] = field(init=False)
-    """Cores of the engine thread, on which this is made."""
+    """Cores of the engine thread, which creates this object."""
     metrics_address: str = ""
     num_tickets: Callable[[], int] = field(default=lambda: 0)
     times: StepTimes = field(default_factory=StepTimes)
-    """The engine thread's."""
+    """Step times of the engine thread."""
     drafters: tuple[Drafter, ...] = ()
-    """Drafters without a model: those of a target for its own drafts, or the one that the draft is."""
+    """Drafters without a model: those that a target runs itself, or the one that a draft worker is."""
     needs_features: ClassVar[bool] = False
-    """Whether it is a draft that reads a target's hidden states."""
+    """Whether the worker is a draft that reads a target's hidden states."""
     draining: Callable[[], bool] = field(default=lambda: False)
     close: Callable[[], None] = field(default=lambda: None)
-    """Ends the processes that hold shares of the weights; called after the engine has ended."""
+    """Ends the processes that hold shards of the weights; called after the engine has ended."""
 
     def __post_init__(self) -> None:
         self.fingerprint = tokenizer_fingerprint(self.tokenizer.tokenizer_json)
         self.cpu_cores = tuple(sorted(os.sched_getaffinity(0)))
 
     def info(self) -> pb.WorkerInfo:
-        """Return all but what depends on whether there is a model."""
+        """Return the worker's description, without the fields that need a model."""
         return pb.WorkerInfo(
             tokenizer_fingerprint=self.fingerprint,
             context_limit=self.slots.context_limit,
@@ -94,17 +94,17 @@ class WorkerState:
 
 
 NOTICE_S = 2.0
-"""Seconds after which every gateway knows that a worker drains: twice as long as they take to ask again."""
+"""Seconds after which every gateway has seen that a worker drains: two of their polling intervals."""
 
 State = TypeVar("State", bound=WorkerState)
 Load = Callable[[Any, int, Callable[[OutriderError], None]], State]
-"""Makes the state of (config, epoch, on_lost) on the engine thread. on_lost is called from another thread, when a
-process that it needs ends by itself."""
+"""Loads the state from (config, epoch, on_lost), on the engine thread. `on_lost` is called from another thread when a
+process that the worker needs ends by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base(Generic[State]):
-    """The parts that any worker has."""
+    """The parts that every worker has."""
 
     loaded: State
     keeper: SlotKeeper[Any]
@@ -116,7 +116,7 @@ class Base(Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that a draft or a target adds."""
+    """The parts that only a draft or only a target has."""
 
     worker: EngineWorker
     add_services: AddServices
@@ -125,7 +125,7 @@ class Parts:
 
 
 class WorkerHandle:
-    """Owns the parts of one worker and stops them in order."""
+    """Owner of the parts of one worker, which stops them in order."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class WorkerHandle:
         return self._loaded.info()
 
     def wait_failed(self, timeout_s: float | None = None) -> None:
-        """Block until the engine ends, or `timeout_s`; raise what ended it, unless it was `stop`."""
+        """Block until the engine ends, or for `timeout_s`. Raise the error that ended it, unless `stop` did."""
         error = self._engine.wait_ended(timeout_s)
         if error is not None:
             raise error
@@ -164,8 +164,9 @@ class WorkerHandle:
         return self._engine.alive
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = lambda: False) -> None:
-        """Take no new slots and wait until none is open, and until the gateways that are connected have had time to
-        see it: at most `timeout_s`, or until `cut_short`. `stop` follows.
+        """Refuse new slots, and block until none is open and connected gateways have had time to notice.
+
+        It returns after `timeout_s` at the latest, or once `cut_short` returns true. Call `stop` afterwards.
         """
 
         def begin() -> None:
@@ -180,7 +181,7 @@ class WorkerHandle:
             time.sleep(0.02)
 
     def stop(self, grace_s: float = 2.0) -> None:
-        """End streams, server, engine and metrics. Idempotent."""
+        """End streams, server, engine and metrics. Calling it twice is harmless."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -193,7 +194,6 @@ class WorkerHandle:
 
 
 def _serve_metrics(config: WorkerConfig, metrics: WorkerMetrics, loaded: WorkerState) -> Any | None:
-    """Start the Prometheus endpoint when the configuration asks for one; return its server."""
     info = loaded.info()
     metrics.kv_blocks.set(info.num_kv_blocks)
     metrics.slots.set(config.max_slots)
@@ -220,7 +220,6 @@ def _serve_metrics(config: WorkerConfig, metrics: WorkerMetrics, loaded: WorkerS
 
 
 def _with_head(app: Any) -> Any:
-    """Let a WSGI application that serves GET alone answer HEAD, too: the same without its body."""
 
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
         if environ["REQUEST_METHOD"] != "HEAD":
@@ -247,9 +246,9 @@ def start(
     load: Load[State],
     make: Callable[[Base[State]], Parts],
 ) -> WorkerHandle:
-    """Load, then listen, where ports are free before. Whatever fails, nothing is left running and the error is raised.
+    """Load, then listen; return the handle of the running worker. Ports are checked to be free before loading.
 
-    `load` and `make` run on the engine thread.
+    `load` and `make` run on the engine thread. When anything fails, nothing is left running and the error is raised.
     """
     check_free(config.host, config.port, "--port")
     check_free(config.host, config.metrics_port or 0, "--metrics-port")
@@ -297,14 +296,14 @@ def _base(
     spans: Spans | None,
     certificates: CertificateFolder | None,
 ) -> Base[State]:
-    """On the engine thread."""
+    """Runs on the engine thread."""
     load_at_start()
     with tokenizers_read_once():
         loaded = load(config, new_epoch(), engine.fail)
     loaded.times = engine.times
     info = loaded.info()
     keeper = SlotKeeper(loaded.slots, engine, metrics, info.vocab_size, info.eos_token_ids)
-    must_follow = isinstance(config, TargetConfig)  # what a draft draws from is its own affair
+    must_follow = isinstance(config, TargetConfig)  # a draft need not follow the grammar
     grammars = Grammars(loaded.tokenizer.tokenizer_json, info.vocab_size, info.eos_token_ids, must_follow=must_follow)
     service = WorkerService(engine, loaded.info, loaded.tokenizer, loaded.epoch, grammars, spans)
     loaded.draining = lambda: service.draining

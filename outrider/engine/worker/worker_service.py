@@ -1,9 +1,9 @@
 """The part of the Control stream that both workers share, on the gRPC loop's thread: opens, truncates, closes, epochs.
 
-It translates protobuf to jobs and results to protobuf, with no maths, and adds the worker's part of a trace: one span
-for each step of a traced slot, and one below it for each phase. Spans are made from the timings of the verdict when it
-leaves, so the engine knows nothing of them. The span of a round is the gateway's; its id follows from the lease's
-ticket and the length that the round began at, so tracing adds nothing to the messages.
+It translates protobuf to jobs and results to protobuf, without maths. It also adds the worker's part of a trace: one
+span for each step of a traced slot, with one child span for each phase. Spans are made from the timings of a verdict
+when it is sent, so the engine has no tracing code. The gateway makes the span of a round; its id follows from the
+lease's ticket and the length at which the round began, so tracing adds nothing to the messages.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from outrider.wire.transport.streams import ControlStreams
 log = get_logger(__name__)
 
 _PHASES = (("wait", "wait_us"), ("queue", "queue_us"), ("forward", "forward_us"), ("accept", "accept_us"))
-"""Names of the spans of a verdict's phases, and the fields with their times in microseconds."""
+"""Span names of a verdict's phases, and the verdict's fields with their times in microseconds."""
 _FACTS = ("num_drafted", "num_accepted", "batch_size", "num_cached_tokens")
 """Fields of a verdict that become attributes of its span: counts, never token ids."""
 
 MAX_WAITING = 64
-"""Messages of a slot that wait for its grammar to be compiled; a gateway sends a few."""
+"""Maximum number of messages that wait for a slot's grammar to be compiled; a gateway sends a few."""
 
 MAX_COMPILING = 256
-"""Slots whose grammars wait to be compiled, each of 256 KiB at most. A gateway has 64 answers under way unless it is
-told otherwise."""
+"""Maximum number of slots whose grammars wait to be compiled, each of 256 KiB at most. A gateway runs 64 answers at
+once by default."""
 
 Respond = Callable[[Any], None]
-"""A callback that takes a job's result, a JobError or a reply."""
+"""A callback that takes a job's result, a `JobError` or a reply."""
 
 
 @dataclass(eq=False)
@@ -66,18 +66,18 @@ class _Opening:
     job: OpenJob
     task: asyncio.Task[None] | None = None
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    """What came for it since."""
+    """Handlers of messages that arrived for the slot since."""
 
 
 class SlotSpans:
-    """Remember which slots are traced, and add the spans of their steps."""
+    """The traced slots of a worker, and the spans of their steps."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
         self._traced: dict[SlotKey, TraceParent] = {}
 
     def asked(self, owner: int, item: Any) -> Respond | None:
-        """Note an item that arrived on a Control stream; return the callback for its replies, or None when untraced."""
+        """Record an item that arrived on a Control stream; return the callback for its replies; None when untraced."""
         kind = item.WhichOneof("item")
         if kind == "open":
             self._opened((owner, item.open.slot), TraceParent.parse(item.open.traceparent))
@@ -120,7 +120,6 @@ class SlotSpans:
         return add_spans
 
     def _add_phases(self, whole: TraceParent, start_ns: int, took_us: dict[str, int]) -> None:
-        """Add a child span for each phase that took time, end to end from `start_ns`."""
         for name, us in took_us.items():
             end_ns = start_ns + 1000 * us
             if us:
@@ -134,7 +133,7 @@ def error_to_proto(error: JobError) -> pb.WorkerError:
 
 
 def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respond: Callable[[Any], None]) -> OpenJob:
-    """Read and check the message. Raises InvalidRequest."""
+    """Parse and check an OpenSlot message. Raises `InvalidRequest`."""
     vocab_size = vocabulary.size
     refusal = other_protocol("the gateway", message.protocol, "this worker")
     if refusal is not None:
@@ -165,7 +164,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
 
 
 class WorkerFacts:
-    """Serves the RPCs that describe a worker, of either kind."""
+    """Servicer of the RPCs that describe a worker, draft or target."""
 
     def __init__(self, service: WorkerService) -> None:
         self._service = service
@@ -178,7 +177,7 @@ class WorkerFacts:
 
 
 class WorkerService:
-    """Serves Control streams for one engine."""
+    """Server of the Control streams of one engine."""
 
     def __init__(
         self,
@@ -189,7 +188,7 @@ class WorkerService:
         grammars: Grammars,
         spans: Spans | None = None,
     ) -> None:
-        """`spans` receives the rounds of traced slots; None traces nothing."""
+        """Create a service of `engine`. `spans` receives the steps of traced slots; None traces nothing."""
         self.engine = engine
         self.info = info
         self.tokenizer = tokenizer
@@ -203,7 +202,7 @@ class WorkerService:
         self._context_limit = facts.context_limit
         self.own_vocabulary = SlotVocabulary(facts.vocab_size, tuple(facts.eos_token_ids), grammars)
         self.vocabulary_of: Callable[[pb.OpenSlot], SlotVocabulary] = lambda message: self.own_vocabulary
-        """Which tokens a slot's messages speak of."""
+        """Returns the vocabulary of the tokens in a slot's messages."""
         self._slot_spans = None if spans is None else SlotSpans(spans)
         self._compiler = GrammarCompiler()
         self._compiling: dict[SlotKey, _Opening] = {}
@@ -220,8 +219,8 @@ class WorkerService:
     ) -> None:
         """Serve one Control stream until it ends. An item may be answered more than once.
 
-        `take(owner, item, respond)` handles the items that only this worker knows; `to_proto(result)` returns the
-        field and message of their replies.
+        `take(owner, item, respond)` handles the items that only this kind of worker has. `to_proto(result)` returns the
+        field and message of the replies to them.
         """
 
         def dispatch(owner: int, item: Any, put: Callable[[Any], None]) -> None:
@@ -269,7 +268,7 @@ class WorkerService:
             vocabulary = self.vocabulary_of(message)
             job = open_job(owner, message, vocabulary, opened)
             if job.params.grammar:
-                job.params.check(vocabulary.size)  # how long it is, before it is compiled
+                job.params.check(vocabulary.size)  # its length, before it is compiled
         except InvalidRequest as error:
             respond(JobError(Fault.INVALID, error.message))
             return
@@ -286,7 +285,6 @@ class WorkerService:
         opening.task = asyncio.create_task(self._compile(opening, vocabulary.grammars))
 
     async def _compile(self, opening: _Opening, grammars: Grammars) -> None:
-        """Open a slot once its grammar is compiled, in another thread; what came for it meanwhile follows."""
         job = opening.job
         result: OpenJob | JobError
         try:
@@ -308,21 +306,18 @@ class WorkerService:
             take_up()
 
     def _drop(self, key: SlotKey) -> _Opening:
-        """Compile no grammar for this slot."""
         opening = self._compiling.pop(key)
         assert opening.task is not None
         opening.task.cancel()
         return opening
 
     def _close_opening(self, key: SlotKey) -> None:
-        """Answer what came for a slot that is closed before its grammar is compiled."""
         opening = self._drop(key)
         opening.job.respond(JobError(Fault.CANCELLED, "the slot was closed before its grammar was compiled"))
         for take_up in opening.waiting:
             take_up()
 
     def _too_long(self, message: pb.OpenSlot) -> str | None:
-        """Return what has more ids than the context limit, without making them Python ints."""
         counts = {"prediction_ids": len(message.prediction_ids), "source_ids": len(message.source_ids)}
         return next((f"{num} {name}" for name, num in counts.items() if num > self._context_limit), None)
 
@@ -361,14 +356,12 @@ class WorkerService:
 
 
 def _num_committed_ids(item: Any) -> int:
-    """Count the ids, and levels of beams, without converting them to Python values."""
     kind = item.WhichOneof("item")
     num_levels = len(getattr(item, kind).levels) if kind in ("verify", "advance") else 0
     return num_levels + (len(getattr(item, kind).committed_ids) if kind in ("open", "verify", "advance") else 0)
 
 
 def _shared_reply(result: Any) -> dict[str, Any] | None:
-    """Return the reply field of a result that both workers give, None for any other."""
     if isinstance(result, JobError):
         return {"error": error_to_proto(result)}
     if isinstance(result, Opened):
