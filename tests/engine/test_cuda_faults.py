@@ -20,7 +20,7 @@ from tests.random_heads import random_medusa
 from tests.tiny_models import tiny_llama
 
 DECIDE, PAGED = "target_service:_DeviceStep.read", "outrider.engine.attention.paged_attention"
-TO_DEVICE = "outrider.engine.cuda:to_device"
+TO_DEVICE = "outrider.engine.host_copy:to_device"
 CHAIN_CASE, TREE_CASE, BANS_CASE = Case("chain", GREEDY), Case("tree", GREEDY, TREE), Case("bans", BANS)
 DRAWN_CASE = Case("drawn", DRAWN)
 
