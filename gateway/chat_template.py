@@ -207,7 +207,7 @@ def template_of_files(
 
 
 def _configured_sources(configured: Any) -> dict[str, str]:
-    """Of two templates with one name the last counts, as in transformers."""
+    """Return the templates by name. The last of two with one name counts, as in transformers."""
     if isinstance(configured, str):
         return {"default": configured}
     if isinstance(configured, list):

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from operator import add
+from pathlib import PurePath
 
 from tests.measures.lines import files_at, files_now, find_commit
 
@@ -89,9 +90,9 @@ def weigh_groups(texts: Mapping[str, str]) -> dict[str, Weight]:
 
 
 def _step(texts: Mapping[str, str]) -> Sequence[str]:
-    found = {path for path in texts if path.startswith("target_service/")}
-    names = STEP if any(path.endswith("/step.py") for path in found) else STEP_BEFORE
-    return [path for path in sorted(found) if path.rsplit("/", 1)[-1] in names]
+    by_path = {path: PurePath(path).name for path in sorted(texts) if path.startswith("target_service/")}
+    names = STEP if "step.py" in by_path.values() else STEP_BEFORE
+    return [path for path, name in by_path.items() if name in names]
 
 
 def imported(texts: Mapping[str, str]) -> set[str]:
@@ -108,13 +109,14 @@ def imported(texts: Mapping[str, str]) -> set[str]:
 
 def records(texts: Mapping[str, str]) -> list[Record]:
     """Return what a step hands on, and what such a record holds in a field, of the classes in RECORD_FOLDERS."""
+    step = _step(texts)
     records_of, aliases = dict[str, Record](), dict[str, ast.expr]()
     for path in sorted(path for path in texts if path.startswith(RECORD_FOLDERS)):
         for node in ast.parse(texts[path]).body:
             match node:
                 case ast.ClassDef() if _is_record(node):
                     fields = tuple(line for line in node.body if isinstance(line, ast.AnnAssign))
-                    records_of[node.name] = Record(node.name, fields, path in _step(texts) or node.name in RECORDS)
+                    records_of[node.name] = Record(node.name, fields, path in step or node.name in RECORDS)
                 case ast.Assign(targets=[ast.Name(id=name)]):
                     aliases[name] = node.value
     found = list[Record]()

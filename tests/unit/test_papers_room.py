@@ -45,7 +45,8 @@ def test_nothing_outside_the_room_names_what_is_in_it(folder: str) -> None:
 
 
 def test_the_target_s_step_loads_neither_the_room_nor_the_table_of_drafters() -> None:
-    code = "import sys, target_service.step.verifier; print([name for name in sys.modules if 'outrider.' in name])"
+    names = "[name for name in sys.modules if name.startswith('outrider.')]"
+    code = f"import sys, target_service.step.verifier; print({names})"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "outrider.engine.speculation.candidates" in found
     assert "outrider.papers" not in found and "outrider.engine.drafters" not in found
