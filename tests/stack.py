@@ -340,7 +340,9 @@ def wait_until_nothing_is_held(stack: Stack) -> None:
     """Fail where a slot, block or ticket of a worker is still held 20 s after the last answer."""
     give_up = time.monotonic() + 20
     while True:
-        infos = (stack.target_info(), stack.draft_info())
+        infos = [stack.target_info()]
+        if stack.draft is not None:
+            infos.append(stack.draft_info())
         if not any(info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_tickets for info in infos):
             return
         assert time.monotonic() < give_up, infos
