@@ -31,6 +31,7 @@ from typing import Any
 import httpx
 
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, HELD_OUT, REPETITIVE, Report, parser, read_prompts, widened
+from benchmarks.comparison import in_turn
 from benchmarks.passes import Ratio
 from benchmarks.running import running
 from models.chat.fetch import NotFetched, fetch
@@ -184,8 +185,7 @@ async def measure(client: httpx.AsyncClient, cell: Cell, units: range, rest: Map
     requests = bodies(cell.text, units.stop * cell.concurrency)
     for index in units:
         unit = requests[index * cell.concurrency : (index + 1) * cell.concurrency]
-        first = index % len(cell.arms)
-        for arm in (*cell.arms[first:], *cell.arms[:first]):
+        for arm in in_turn(cell.arms, index):
             own = {"temperature": cell.temperature, "cache_salt": f"{cell.name} {arm}", **ARMS[arm]}
             before = await count_steps(client)
             cell.seconds.setdefault(arm, []).append(await answer_unit(client, unit, {**rest, **own}))

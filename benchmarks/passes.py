@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,6 @@ class Sample:
     """Token ids in the order of the prompts."""
     rounds: list[Round]
     elapsed_s: float
-    num_draft_passes: float = 0.0
-    """Where they are counted."""
 
     @property
     def num_tokens(self) -> int:
@@ -85,88 +83,6 @@ async def run_pass(
     started = time.perf_counter()
     await asyncio.gather(*(run(index, prompt) for index, prompt in enumerate(prompts)))
     return Sample(outputs, rounds, time.perf_counter() - started)
-
-
-async def in_turn(
-    address: str,
-    prompts: Sequence[Sequence[int]],
-    arms: Mapping[str, Speculation],
-    *,
-    temperature: float,
-    max_tokens: int,
-    repetitions: int,
-    predictions: Mapping[str, Sequence[str]] | None = None,
-) -> dict[str, list[list[Sample]]]:
-    """As `in_turn_at`, with all arms at one gateway."""
-    async with AsyncClient(address) as client:
-        return await in_turn_at(
-            dict.fromkeys(arms, client),
-            prompts,
-            arms,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            repetitions=repetitions,
-            predictions=predictions,
-        )
-
-
-async def in_turn_at(
-    clients: Mapping[str, AsyncClient],
-    prompts: Sequence[Sequence[int]],
-    arms: Mapping[str, Speculation],
-    *,
-    temperature: float,
-    max_tokens: int,
-    repetitions: int,
-    predictions: Mapping[str, Sequence[str]] | None = None,
-    draft_passes: Mapping[str, Callable[[], float]] | None = None,
-) -> dict[str, list[list[Sample]]]:
-    """Return samples by arm and prompt, one a repetition.
-
-    clients: by arm. predictions: by arm, of each prompt's answer. draft_passes: by arm, counts the passes of its draft
-    up to now.
-
-    Each prompt is answered by every arm before the next one, in another order each time, so that a drift of the machine
-    hits all alike; each answer has a cache salt of its own.
-    """
-    found: dict[str, list[list[Sample]]] = {name: [[] for _ in prompts] for name in arms}
-    names = list(arms)
-    for repetition in range(repetitions):
-        for index, prompt in enumerate(prompts):
-            first = (repetition + index) % len(names)
-            for name in (*names[first:], *names[:first]):
-                predicted = (predictions or {}).get(name)
-                num_passes = (draft_passes or {}).get(name, float)
-                before = num_passes()
-                sample = await run_pass(
-                    clients[name],
-                    [prompt],
-                    concurrency=1,
-                    temperature=temperature,
-                    max_tokens=max_tokens,
-                    speculation=arms[name],
-                    seed=1000 * repetition + index,
-                    cache_salt=f"{repetition} {index} {name} {temperature}",
-                    prediction="" if predicted is None else predicted[index],
-                )
-                found[name][index].append(replace(sample, num_draft_passes=num_passes() - before))
-    return found
-
-
-async def take_turns(
-    client: AsyncClient,
-    prompts: Sequence[str | Sequence[int]],
-    arms: Mapping[str, Speculation | bool],
-    found: dict[str, list[Sample]],
-    repetitions: Iterable[int],
-    **options: Any,
-) -> None:
-    """Append a pass of every arm to `found` each repetition, in another order each time. options: as of `run_pass`."""
-    for repetition in repetitions:
-        for name in list(arms) if repetition % 2 else reversed(list(arms)):
-            sample = await run_pass(client, prompts, speculation=arms[name], **options)
-            found.setdefault(name, []).append(sample)
-            print(f"{options['concurrency']} at once, {name}: {sample.tokens_per_s:.1f} tokens/s", flush=True)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from pathlib import Path
 from benchmarks.common import REPO, WORK, Report, parser
 from benchmarks.host.cells import CELLS, NUM_AT_ONCE, Cell, Pass, run_pass
 from benchmarks.host.models import DTYPE
-from benchmarks.host.systems import VLLM_PYTHON, System, checkout_at, commit_of, outrider, vllm
+from benchmarks.host.systems import VLLM_PYTHON, System, commit_of, outrider, vllm
 from benchmarks.host.tables import add_cells, add_ratios, add_steps, add_vllm
+from benchmarks.processes import checkout_at
 
 OURS, OTHER, VLLM = "this checkout", "the other checkout", "vLLM"
 QUICK_TOKENS = 32

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -21,9 +20,8 @@ from benchmarks.host import forward_clock
 from benchmarks.host.accounts import DRAFT, GATEWAY, TARGET, Spent, cpu_s
 from benchmarks.host.forward_clock import ForwardCounts
 from benchmarks.host.models import CONTEXT, DTYPE, small_pair
-from benchmarks.overlap.checkouts import Checkout
-from benchmarks.overlap.systems import ended_with_block, started, told
 from benchmarks.peers.engines import PEERS, vllm_environment
+from benchmarks.processes import Checkout, ended_with_block, next_event, start
 from outrider.wire.processes.processes import Child
 
 START_S = 300.0
@@ -53,14 +51,6 @@ class System:
         return Spent(seconds, {name: counts.read() for name, counts in self.forwards.items()})
 
 
-def checkout_at(tree: Path) -> Checkout:
-    """Return a checkout, with the environment in it or else this one. Ends this process when its code would not run."""
-    own = tree / ".venv/bin/python"
-    found = Checkout(tree.resolve(), str(own if own.exists() else sys.executable), "")
-    found.check()
-    return found
-
-
 @contextlib.contextmanager
 def outrider(name: str, checkout: Checkout) -> Iterator[System]:
     """Run a pair and a gateway: the target on the last core, draft and gateway on the first."""
@@ -71,10 +61,10 @@ def outrider(name: str, checkout: Checkout) -> Iterator[System]:
         forwards = {worker: ForwardCounts(file) for worker, file in files.items()}
         for worker, model, core in ((TARGET, target, cores[-1]), (DRAFT, draft, cores[0])):
             children.append(_worker(checkout, worker, model, core, files[worker]))
-        addresses = [str(told(child)["address"]) for child in children]
+        addresses = [str(next_event(child)["address"]) for child in children]
         places = ["--target", addresses[0], "--draft", addresses[1], "--port", "0", "--grpc-port", "0"]
-        children.append(started(checkout, "gateway", places, [cores[0]]))
-        http = str(told(children[-1])["http"])
+        children.append(start(checkout, "gateway", places, [cores[0]]))
+        http = str(next_event(children[-1])["http"])
         model = str(httpx.get(f"http://{http}/v1/models").json()["data"][0]["id"])
         pids = {part: child.process.pid for part, child in zip((TARGET, DRAFT, GATEWAY), children, strict=True)}
         yield System(name, int(http.rpartition(":")[2]), model, pids, forwards)

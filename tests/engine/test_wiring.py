@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.wiring import Fault, another_head, eagle3_faults, exchanged, made
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import read_eagle3
@@ -22,6 +21,7 @@ from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.wiring import Outcome, Seen, Way, score_head, taps_to_probe, text_logits
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import LAYERS, SHAPE, VOCAB, Eagle3, hidden_states, target
+from tests.engine.wiring_faults import Fault, another_head, eagle3_faults, exchanged, made
 from tests.random_heads import random_medusa
 
 NUM_TOKENS = 96
