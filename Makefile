@@ -57,9 +57,9 @@ bench-%: $(STAMP) ## one benchmark: make bench-default ARGS=--help; `make bench`
 # Programs of their own, each with --help: make chaos ARGS='--minutes 10'. What they need is in their descriptions.
 MODULES = bench:benchmarks coupled-parity:benchmarks.coupled_parity soak:benchmarks.soak \
 	peers:benchmarks.peers.install chaos:tests.chaos fuzz:tests.fuzz hostile:tests.hostile \
-	mutants:tests.mutants laws:tests.law.table paths:tests.paths cluster-test:tests.cluster.run compose-test:tests.compose \
-	check-kubernetes:tests.kubernetes dashboards-check:tests.watching check-alerts:deploy.prometheus openai-table:tests.openai_table \
-	architectures:tests.architectures_table \
+	mutants:tests.mutants laws:tests.law.table paths:tests.paths cluster-test:tests.cluster.run \
+	compose-test:tests.compose check-kubernetes:tests.kubernetes dashboards-check:tests.watching \
+	check-alerts:deploy.prometheus openai-table:tests.openai_table architectures:tests.architectures_table \
 	lines:tests.measures.lines complexity:tests.measures.complexity settings:tests.measures.settings \
 	prose:tests.measures.prose real-model:models.real.make gpu-wheels:benchmarks.gpu.wheels
 PROGRAMS := $(foreach row,$(MODULES),$(firstword $(subst :, ,$(row))))

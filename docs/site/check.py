@@ -28,7 +28,7 @@ ROOTS = (
     "proto",
 )
 SPAN = re.compile(r"`([^`\n]+)`|^    (?=\S)(.*)$", re.MULTILINE)
-PATH = re.compile(rf"(?<![\w/.~-])(?:{'|'.join(ROOTS)})/[\w./-]*\w")
+PATH = re.compile(rf"(?<![\w/.~-])(?:{PACKAGES}|docs|proto)/[\w./-]*\w")
 MODULE = re.compile(
     r"python3? -m ((?:outrider|gateway|deploy|tests|benchmarks|models|draft_service|target_service)[\w.]*)"
 )
