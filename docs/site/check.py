@@ -15,23 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
-ROOTS = (
-    "outrider",
-    "gateway",
-    "draft_service",
-    "target_service",
-    "deploy",
-    "tests",
-    "benchmarks",
-    "models",
-    "docs",
-    "proto",
-)
+PACKAGES = "outrider|gateway|draft_service|target_service|deploy|tests|benchmarks|models"
 SPAN = re.compile(r"`([^`\n]+)`|^    (?=\S)(.*)$", re.MULTILINE)
 PATH = re.compile(rf"(?<![\w/.~-])(?:{PACKAGES}|docs|proto)/[\w./-]*\w")
-MODULE = re.compile(
-    r"python3? -m ((?:outrider|gateway|deploy|tests|benchmarks|models|draft_service|target_service)[\w.]*)"
-)
+MODULE = re.compile(rf"python3? -m ((?:{PACKAGES})[\w.]*)")
 TARGET = re.compile(r"\bmake ([a-z][a-z-]+[a-z])\b")
 NAME = re.compile(r"\b(?:[a-z]+(?:_[a-z0-9]+)+|(?:[A-Z][a-z]+){2,})\b")
 """Names in snake_case, and class names of two words or more."""
