@@ -139,6 +139,8 @@ def hastened(rules: str) -> str:
     rules = rules.replace("[15m]", f"[{HISTORY_S}s]").replace("offset 15m", f"offset {HISTORY_S}s")
     rules = rules.replace("[7d] offset 1h", f"[{HISTORY_S}s] offset {WINDOW_S}s").replace("[1h]", f"[{WINDOW_S}s]")
     rules = rules.replace("[5m]", f"[{WINDOW_S}s]").replace("[1d] offset 1h", f"[{HISTORY_S}s] offset {WINDOW_S}s")
+    # A tenth of the first tokens, in a 360th of the time: a share of 36 is still no noise.
+    rules = rules.replace("> 360", "> 36")
     return re.sub(r"(?m)^( +for:) .*$", r"\1 3s", rules)
 
 
