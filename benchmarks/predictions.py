@@ -36,7 +36,7 @@ FILES = (
     "outrider/engine/kv_pool.py",
     "outrider/wire/errors.py",
     "deploy/placement.py",
-    "tests/unit/test_session.py",
+    "tests/unit/gateway/rounds/test_session.py",
 )
 PROMPT_TOKENS = 256
 LINES = 8

@@ -26,7 +26,9 @@ SEARCHES = [
         for search in [(2, 1.0, False), (4, 0.0, "never"), (8, 2.0, False)]
     ),
 ]
-"""Width, length penalty and early stopping. `tests/engine/test_beams.py` has more of them, without services."""
+"""Width, length penalty and early stopping. `tests/unit/target_service/leases/test_beams.py` has more of them, without
+services.
+"""
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -33,8 +33,8 @@ from outrider.engine.sampling import acceptance
 from outrider.lab.models.reference_generate import Generated
 from outrider.lab.models.widening import Sizes
 from outrider.wire.settings.config import TargetConfig
-from tests.engine.fake_cuda import fake_cuda
 from tests.stack import Process
+from tests.unit.outrider.engine.cuda.fake_cuda import fake_cuda
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,14 @@ from tests.mutants.operators import (
 
 SAMPLING_ROOM = "outrider.engine.sampling"
 STATE = f"{SAMPLING_ROOM}:SamplingState"
-HOST, DENSE = "tests/unit/test_host_sampling.py", "tests/unit/test_sampling.py"
-NOISE, COUPLED = ("tests/unit/test_noise.py",), ("tests/unit/test_coupled.py",)
+HOST, DENSE = (
+    "tests/unit/outrider/engine/sampling/test_host_sampling.py",
+    "tests/unit/outrider/engine/sampling/test_sampling.py",
+)
+NOISE, COUPLED = (
+    ("tests/unit/outrider/engine/sampling/test_noise.py",),
+    ("tests/unit/outrider/engine/sampling/test_coupled.py",),
+)
 
 SAMPLING = (
     Mutant(
@@ -76,7 +82,7 @@ SAMPLING = (
         f"{SAMPLING_ROOM}:RowLaw.probs_at",
         call("where", to="_1"),
         "tokens that the draft could not have drawn count as if it could",
-        (HOST, "tests/unit/test_acceptance_law.py"),
+        (HOST, "tests/unit/outrider/engine/sampling/test_acceptance_law.py"),
     ),
     Mutant(
         f"{SAMPLING_ROOM}:host_uniforms",

@@ -15,7 +15,7 @@ from benchmarks.papers.published import LENIENCES, TABLE_1, TABLE_4, Speed, Theo
 from benchmarks.papers.stored import Arm, Law, Measured, PairSpeeds, Study, TaskLaws
 from outrider.lab.tuning.costs import Cost
 from outrider.lab.tuning.theory import best_k, expected_tokens, improvement, operations
-from tests.unit.simulated_pair import MAX_TOKENS, one_pass, round_s, verify_s
+from tests.unit.outrider.lab.tuning.simulated_pair import MAX_TOKENS, one_pass, round_s, verify_s
 
 # ---- the paper
 

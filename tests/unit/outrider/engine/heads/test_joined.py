@@ -1,0 +1,312 @@
+"""Heads that join embedding and feature (EAGLE-1, MTP) in every layout, against the forward written straight down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draft_service.drafters.loading import HeadState, load_draft
+from outrider.engine.attention.forward_path import NORMED
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.families import EAGLE1, MTP, family_of
+from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.joined import JoinedHead, read_eagle1, read_mtp
+from outrider.engine.heads.loader import LoadedHead, load_head
+from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.wiring import Seen, score_head, text_logits
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import DraftConfig
+from tests.unit.outrider.engine.heads.joined_layouts import Joined
+from tests.unit.outrider.engine.heads.layouts import LAYERS, WIDTH, hidden_states
+from tests.unit.outrider.engine.heads.test_eagle3 import (
+    CLEAR,
+    PROMPT,
+    TOLERANCE,
+    Fault,
+    Served,
+    difference,
+    expected,
+    with_tensors,
+)
+from tests.unit.outrider.engine.heads.test_wiring import NUM_TOKENS, seen_with
+
+Made = tuple[Joined, str, str]
+"""A head, its folder, and its target's."""
+
+
+def eagle1(folder: Path, leaves_out: tuple[str, ...] = ("lm_head.weight",), **more: Any) -> Made:
+    head = Joined(normed=False, **more)
+    target = head.target(folder / "target")
+    return head, head.write_eagle1(folder / "head", leaves_out), target
+
+
+def in_target(folder: Path, family: str, num_layers: int = 1, **more: Any) -> Made:
+    head = Joined(family=family, **more)
+    target = head.target(folder)
+    return head, head.write_in_target(target, num_layers=num_layers), target
+
+
+def as_qwen(folder: Path) -> Made:
+    head = Joined(family="qwen3_next", carry_normed=True)
+    target = head.target(folder)
+    return head, head.write_as_qwen(target), target
+
+
+def as_speculators(folder: Path, family: str) -> Made:
+    head = Joined(family=family, carry_normed=True)
+    target = head.target(folder / "target")
+    return head, head.write_as_speculators(folder / "head"), target
+
+
+CASES: dict[str, Callable[[Path], Made]] = {
+    "EAGLE-1": lambda folder: eagle1(folder, bias=True),
+    "EAGLE-1, all of the target's": lambda folder: eagle1(folder, ("lm_head.weight", "embed_tokens.weight")),
+    "EAGLE-1, biases of queries": lambda folder: eagle1(folder, bias=True, qkv_bias=True),
+    "MTP of DeepSeek": lambda folder: in_target(folder, "deepseek_v3"),
+    "MTP of GLM, two layers": lambda folder: in_target(folder, "glm4_moe", 2, carry_normed=True),
+    "MTP of Llama's layers": lambda folder: in_target(folder, "llama"),
+    "MTP of speculators": lambda folder: as_speculators(folder, "qwen3"),
+    "MTP of speculators, experts": lambda folder: as_speculators(folder, "glm4_moe"),
+    "MTP of Qwen": as_qwen,
+}
+
+
+def read(head: str, target: str) -> HeadFiles:
+    files = Checkpoint(head)
+    kind = family_of(files, target)
+    return (read_mtp if kind is MTP else read_eagle1)(files, TargetFiles(target))
+
+
+def logits_of(files: HeadFiles) -> Tensor:
+    return Served(files, head_class=JoinedHead).all_logits()
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Made]:
+    return request.param, CASES[request.param](tmp_path_factory.mktemp("joined"))
+
+
+def test_a_head_computes_what_its_layout_says(case: tuple[str, Made]) -> None:
+    """Prefill, steps and a tree on the paged cache; latent attention caches two things of different widths."""
+    name, (head, folder, target) = case
+    files = read(folder, target)
+    assert files.facts.carries_normed == head.carry_normed
+    assert files.undecided == (("carries_normed",) if name.startswith(("MTP of D", "MTP of G", "MTP of L")) else ())
+    assert difference(logits_of(files), expected(head)) < TOLERANCE
+
+
+def norms_less_one(tensors: dict[str, Tensor]) -> None:
+    tensors.update({name: tensors[name] - 1 for name in ("enorm.weight", "hnorm.weight", "norm.weight")})
+
+
+def before_norm(files: HeadFiles) -> HeadFiles:
+    return replace(files, opening=OpeningMap(replace(files.opening.spec, taps=(LAYERS - 1,)), {}))
+
+
+FAULTS: dict[str, Fault] = {
+    "feature before embedding": with_tensors(
+        lambda t: t.update({"eh_proj.weight": t["eh_proj.weight"].roll(WIDTH, 1)})
+    ),
+    "another hidden state": before_norm,
+    "norms of feature and embedding swapped": with_tensors(
+        lambda t: t.update({"enorm.weight": t["hnorm.weight"], "hnorm.weight": t["enorm.weight"]})
+    ),
+    "carry of the other kind": lambda f: replace(f, facts=replace(f.facts, carries_normed=not f.facts.carries_normed)),
+    "norm before the lm_head left out": with_tensors(
+        lambda t: t.update({"norm.weight": torch.ones_like(t["norm.weight"])})
+    ),
+    "norms without the one that is added": with_tensors(norms_less_one),
+    "bias left out": with_tensors(lambda t: t.update({"eh_proj.bias": torch.zeros(WIDTH)})),
+}
+OF_EAGLE1 = ("feature before embedding", "another hidden state", "bias left out")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_reader_shows(fault: str, tmp_path: Path) -> None:
+    made = [eagle1(tmp_path / "eagle1", bias=True)] if fault in OF_EAGLE1 else []
+    if fault != "bias left out":
+        made += [in_target(tmp_path / "glm", "glm4_moe", carry_normed=True), as_qwen(tmp_path / "qwen")]
+    for head, folder, target in made:
+        assert difference(logits_of(FAULTS[fault](read(folder, target))), expected(head)) > CLEAR
+
+
+Spoil = Callable[[dict[str, Any], dict[str, Tensor]], object]
+
+
+def spoiled(folder: str, spoil: Spoil) -> None:
+    path, weights = Path(folder, "config.json"), Path(folder, "model.safetensors")
+    config, tensors = json.loads(path.read_text()), load_file(weights)
+    spoil(config, tensors)
+    path.write_text(json.dumps(config))
+    save_file(tensors, weights)
+
+
+EAGLE1_REFUSALS: dict[str, tuple[Spoil, str]] = {
+    "a bias that is not there": (lambda c, t: t.pop("fc.bias"), r"bias of .* is True, and fc\.bias is missing"),
+    "a bias that is not said": (lambda c, t: c.update(bias=False), r"bias of .* is False, and fc\.bias is there"),
+    "another width": (lambda c, t: c.update(hidden_size=32, head_dim=8), "is 32 wide and .* 64"),
+    "a smaller vocabulary": (lambda c, t: c.update(vocab_size=90), "90 ids .* 97"),
+    "a norm nobody reads": (
+        lambda c, t: t.update({"embedding_layernorm.weight": torch.ones(WIDTH)}),
+        r"Unexpected key.*embedding_layernorm\.weight",
+    ),
+    "a missing tensor": (
+        lambda c, t: t.pop("layers.0.mlp.up_proj.weight"),
+        r"Missing key.*model\.layers\.0\.mlp\.up_proj",
+    ),
+    "not a number": (lambda c, t: t["fc.weight"].fill_(float("nan")), r"fc\.weight of .* not finite"),
+    "another shape": (lambda c, t: c.update(intermediate_size=80), r"gate_proj\.weight: .*\[96, 64\].*\[80, 64\]"),
+    "a window": (lambda c, t: c.update(model_type="mistral", sliding_window=16), "sliding window"),
+}
+
+
+@pytest.mark.parametrize("name", EAGLE1_REFUSALS)
+def test_files_of_eagle1_that_do_not_fit_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    spoil, message = EAGLE1_REFUSALS[name]
+    _, folder, target = eagle1(tmp_path, bias=True)
+    spoiled(folder, spoil)
+    with pytest.raises(ConfigError, match=message):
+        read_eagle1(Checkpoint(folder), TargetFiles(target))
+
+
+AT = f"model.layers.{LAYERS}."
+MTP_REFUSALS: dict[str, tuple[Spoil, str]] = {
+    "a layer elsewhere": (
+        lambda c, t: c.update(num_hidden_layers=LAYERS - 1),
+        rf"the MTP head of .* is at model\.layers\.{LAYERS}\.eh_proj\.weight, must be behind the target's 7 layers",
+    ),
+    "a norm that is missing": (lambda c, t: t.pop(AT + "hnorm.weight"), r"Missing key.*hnorm\.weight"),
+    "a tensor nobody reads": (
+        lambda c, t: t.update({AT + "gnorm.weight": torch.ones(WIDTH)}),
+        r"tensors that its layer does not have: layers\.0\.gnorm\.weight",
+    ),
+    "an expert that is missing": (
+        lambda c, t: t.pop(AT + "mlp.experts.2.up_proj.weight"),
+        r"not all tensors: experts\.2\.up_proj\.weight",
+    ),
+    "another shape": (
+        lambda c, t: t.update({AT + "self_attn.o_proj.weight": torch.zeros(WIDTH, 7)}),
+        r"another shape than by its config\.json: .*o_proj\.weight",
+    ),
+    "another projection": (
+        lambda c, t: t.update({AT + "eh_proj.weight": torch.zeros(WIDTH, WIDTH)}),
+        r"eh_proj\.weight: .*\[64, 64\].*\[64, 128\]",
+    ),
+    "quantised": (
+        lambda c, t: t.update({AT + "eh_proj.weight": t[AT + "eh_proj.weight"].to(torch.float8_e4m3fn)}),
+        r"eh_proj\.weight of .* is torch\.float8_e4m3fn",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MTP_REFUSALS)
+def test_files_of_mtp_heads_that_do_not_fit_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    spoil, message = MTP_REFUSALS[name]
+    _, folder, target = in_target(tmp_path, "glm4_moe")
+    spoiled(folder, spoil)
+    with pytest.raises(ConfigError, match=message):
+        read_mtp(Checkpoint(folder), TargetFiles(target))
+
+
+@pytest.mark.parametrize(("made", "name"), [(as_qwen, "mtp.gnorm.weight"), (as_speculators, "gnorm.weight")])
+def test_a_tensor_beside_an_mtp_head_is_refused_by_name(made: Callable[..., Made], name: str, tmp_path: Path) -> None:
+    _, folder, target = made(tmp_path) if made is as_qwen else made(tmp_path, "qwen3")
+    spoiled(folder, lambda config, tensors: tensors.update({name: torch.ones(WIDTH)}))
+    with pytest.raises(
+        ConfigError, match=r"the MTP head of .* has tensors that its layer does not have: gnorm\.weight"
+    ):
+        read_mtp(Checkpoint(folder), TargetFiles(target))
+
+
+def settings(folder: str, **more: Any) -> DraftConfig:
+    return DraftConfig(model=folder, device="cpu", max_slots=2, kv_cache_tokens=512, **more)
+
+
+def test_a_head_of_a_target_that_cannot_be_rolled_back_is_refused(tmp_path: Path) -> None:
+    _, folder, target = as_qwen(tmp_path)
+    with pytest.raises(ConfigError, match=r"running state that is not served yet \(linear_attention layers\)"):
+        load_draft(settings(folder, target_model=target), 1, lambda error: None)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 8e-2)])
+@pytest.mark.parametrize("name", ["EAGLE-1", "MTP of DeepSeek", "MTP of GLM, two layers"])
+def test_a_loaded_head_is_ready_to_run(name: str, dtype: str, tolerance: float, tmp_path: Path) -> None:
+    """A target that drafts for itself is its MTP head."""
+    head, folder, target = CASES[name](tmp_path)
+    state = load_draft(settings(folder, target_model=target, dtype=dtype), 1, lambda error: None)
+    assert isinstance(state, HeadState)
+    loaded, runner = state.head, state.runner
+    numbers = 24 + 8 if "DeepSeek" in name else 2 * 2 * 16
+    assert loaded.path.name == "paged" and runner.supports_trees
+    assert runner.kv_bytes_per_token == numbers * (4 if dtype == "float32" else 2)
+    assert state.head.opening.spec.taps == (NORMED,) and state.head.opening.fc is None
+    rows = head.rows(hidden_states(len(PROMPT))).to(torch.bfloat16)
+    row = Row(runner.pool.new_table(), PROMPT, 0, 3, PROMPT, features=rows)
+    logits = runner.forward([row])
+    if dtype == "bfloat16":
+        head.tensors = {n: t.to(torch.bfloat16) if "correction" not in n else t for n, t in head.tensors.items()}
+    assert difference(logits, head.forward(rows.double(), PROMPT)[0][-3:]) < tolerance
+
+
+def test_a_target_lends_its_own_embedding_beside_its_mtp_heads(tmp_path: Path) -> None:
+    head, folder, _ = in_target(tmp_path, "llama")
+    assert torch.equal(TargetFiles(folder).embedding(), head.whole["model.embed_tokens.weight"])
+
+
+def test_the_path_fused_is_not_of_these_heads(tmp_path: Path) -> None:
+    _, folder, target = eagle1(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be served: fused: is not made for EAGLE-1 and 2"):
+        load_head(settings(folder, attention_path="fused"), target, EAGLE1)
+
+
+# The test of the wiring: the target says what the head as it is meant to be says.
+
+
+def blank() -> Seen:
+    return seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
+
+
+def sound(name: str, folder: Path) -> tuple[LoadedHead, Tensor]:
+    """Return a loaded head, and the ids that it proposes."""
+    _, where, target = CASES[name](folder)
+    loaded = load_head(settings(where, dtype="float32"), target, family_of(Checkpoint(where), target))
+    return loaded, text_logits(loaded, blank(), (NORMED,)).argmax(-1)
+
+
+@pytest.mark.parametrize("name", ["EAGLE-1", "MTP of DeepSeek"])
+@torch.inference_mode()
+def test_a_miswired_head_is_caught(name: str, tmp_path: Path) -> None:
+    loaded, best = sound(name, tmp_path)
+    outcome = score_head(loaded, seen_with(best))
+    assert outcome.fault is None and outcome.configured.agreement == 1.0
+    labels = {way.label for way in outcome.others}
+    assert labels >= {f"reading the hidden states [{LAYERS}] (-1 = normed)", "with embedding and feature exchanged"}
+    assert ("with the norms of embedding and features swapped" in labels) == name.startswith("MTP")
+    for label, misread in loaded.network.misreadings():
+        facts, loaded.network.facts = loaded.network.facts, misread
+        wrong = text_logits(loaded, seen_with(best), (NORMED,)).argmax(-1)
+        loaded.network.facts = facts
+        found = score_head(loaded, seen_with(wrong))
+        assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
+
+
+@pytest.mark.parametrize("is_normed", [False, True])
+@torch.inference_mode()
+def test_what_an_mtp_head_carries_is_decided_by_its_second_step(is_normed: bool, tmp_path: Path) -> None:
+    loaded, _ = sound("MTP of Llama's layers", tmp_path)
+    assert not loaded.network.facts.carries_normed
+    loaded.network.facts = replace(loaded.network.facts, carries_normed=is_normed)
+    second = text_logits(loaded, blank(), (NORMED,), ahead=2).argmax(-1)
+    loaded.network.facts = replace(loaded.network.facts, carries_normed=False)
+    seen = seen_with(torch.cat([torch.zeros(1, dtype=torch.long), second]))
+    score_head(loaded, seen)
+    assert loaded.network.facts.carries_normed is is_normed
