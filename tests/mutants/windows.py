@@ -49,7 +49,7 @@ WINDOWS = (
         "outrider.training:Pass.guesses",
         operation("+", "1", to="_0"),
         "look-ahead embeddings are trained to say the token that they stand for",
-        ("tests/unit/outrider/training/test_training.py",),
+        ("tests/unit/outrider/training/test_pass_embeddings.py",),
     ),
     Mutant(
         "target_service:Proposal.row",

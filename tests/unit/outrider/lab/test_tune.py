@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.main import app
 from outrider.lab import tune
-from tests.unit.outrider.lab.tuning.test_tuning import studied
+from tests.unit.outrider.lab.tuning.test_report import studied
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

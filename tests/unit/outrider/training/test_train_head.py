@@ -1,4 +1,4 @@
-"""`outrider train-head`: what it refuses, a whole training of a tiny head, and one that is stopped and goes on."""
+"""A whole training of a tiny head, one that is stopped and goes on, and what cannot be trained."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.cli.train_head import _split, stopped
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import EAGLE3, family_of
 from outrider.lab.models.alpha import tokenizer_of
+from outrider.training import optimizing
 from outrider.training.chats import prompt_ids
-from outrider.training.estimate import Sizes
-from outrider.training.train_head import Task, train
+from outrider.training.train_head import Task, default_taps, train, without_shared
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes.processes import StopFlag, StopRequested
 from tests.tiny_models import tiny_llama
@@ -37,29 +36,6 @@ def command(folder: Path, out: Path, kind: str, *more: str) -> Any:
     needed = {"target": folder / "target", "out": out, "work": out.parent / "work", "prompts": folder / "prompts.jsonl"}
     flags = [part for name, value in needed.items() for part in (f"--{name}", str(value))]
     return CliRunner().invoke(app, ["train-head", kind, *flags, "--held-apart", str(folder / "apart.jsonl"), *more])
-
-
-@pytest.mark.parametrize(
-    ("kind", "more", "message"),
-    [
-        ("eagle", [], "KIND is 'eagle', must be one of eagle3, medusa, pass, draft"),
-        ("eagle3", ["--target", "no/such/folder"], "'no/such/folder', and there is no such folder"),
-        ("eagle3", ["--start", "nobody/draft"], "--start is 'nobody/draft', and there is no such folder"),
-        ("eagle3", ["--loss", "mse"], "--loss is 'mse', must be one of kl, lk"),
-        ("eagle3", ["--taps", "1,x"], "--taps is '1,x', must be whole numbers"),
-        ("eagle3", ["--updates", "0"], "--updates is 0, must be at least 1"),
-        ("eagle3", ["--temperature", "-1"], "temperature"),
-        ("eagle3", ["--seconds", "0"], "--seconds is 0.0, must be above 0"),
-        ("eagle3", ["--prompts", "missing.txt"], "cannot read prompts from missing.txt"),
-        ("draft", [], "name it with --start"),
-        ("medusa", ["--taps", "1"], "--taps says nothing to medusa"),
-        ("pass", ["--start", "x"], "there is no such folder"),
-    ],
-)
-def test_an_error_is_one_line(kind: str, more: list[str], message: str, folder: Path, tmp_path: Path) -> None:
-    made = command(folder, tmp_path / "out", kind, *more)
-    assert made.exit_code == 1, made.output
-    assert made.stderr.startswith("error: ") and message in made.stderr and made.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -142,21 +118,6 @@ def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None
     fails("has no config.json", target=str(tmp_path / "empty"))
 
 
-def test_prompts_to_measure_on_are_some_of_mine_where_no_others_are_named() -> None:
-    texts = [f"text {i}" for i in range(20)]
-    trained_on, apart = _split(texts, None)
-    assert apart == ["text 0", "text 8", "text 16"] and sorted([*trained_on, *apart]) == sorted(texts)
-    with pytest.raises(ConfigError, match="--prompts has 1 prompts; two are the least"):
-        _split(texts[:1], None)
-
-
-def test_a_stop_promises_to_go_on_only_where_something_was_written(tmp_path: Path) -> None:
-    assert "before anything was written" in stopped(tmp_path)
-    (tmp_path / "text-1").mkdir()
-    (tmp_path / "text-1" / "00000.npz").touch()
-    assert "goes on from here" in stopped(tmp_path)
-
-
 def test_a_chat_models_prompts_go_through_its_template(tmp_path: Path) -> None:
     tiny_llama(tmp_path / "chats", hidden_size=8, num_layers=1)
     folder, raw = str(tmp_path / "chats"), prompt_ids(str(tmp_path / "chats"), ["hello"], is_raw=True)
@@ -176,9 +137,19 @@ def test_a_chat_models_prompts_go_through_its_template(tmp_path: Path) -> None:
         prompt_ids(folder, ["hello"], is_raw=False)
 
 
-def test_an_estimate_counts_what_is_written_trained_and_held() -> None:
-    sizes = Sizes(1_000_000, 100_000, 500, 64, 200, 56, 10, 8, 3)
-    assert sizes.written_flops == 2e6 * 64 * 256
-    assert sizes.trained_flops == 10 * 8 * 256 * (2e6 + 6e5 * 3)
-    assert sizes.memory_bytes == 4 * (1_000_000 + 400_000 + 3 * 8 * 200 * 500)
-    assert sizes.disk_bytes == 4 * (64 * 256 + 400_000)
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine is good at."""
+    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
+
+
+def test_prompts_that_overlap_with_one_held_apart_are_left_out() -> None:
+    apart = "x" * 20 + "the quick brown fox jumps over the lazy dog, and then it sleeps" + "y" * 20
+    shares, shares_less = apart[15:65] + "z", apart[15:64] + "z"
+    assert without_shared([shares, "fox", shares_less], [apart]) == ["fox", shares_less]
+    assert without_shared(["short", "shorter"], ["short"]) == ["shorter"]
+
+
+def test_taps_are_the_published_ones_where_there_are_layers_enough() -> None:
+    assert default_taps(32) == [2, 16, 29] and default_taps(6) == [1, 3, 5]
+    assert default_taps(1) == [0] and default_taps(2) == [1]
