@@ -5,7 +5,7 @@ from tests.mutants.operators import call
 
 ENGINE, SLOTS = (
     "tests/unit/outrider/engine/attention/test_cross_attention.py",
-    ("tests/unit/outrider/engine/worker/test_slots.py",),
+    ("tests/unit/outrider/engine/worker/test_source_slot.py",),
 )
 
 ENCODER = (

@@ -165,7 +165,7 @@ HEADS = (
         "outrider.engine.attention:_seen",
         always("causal", beside=("broadcast_to",)),
         "what is not causal is, where a window makes a mask",
-        ("tests/unit/outrider/engine/attention/test_paged.py", *DFLASH_TESTS),
+        ("tests/unit/outrider/engine/attention/test_paged_attention.py", *DFLASH_TESTS),
     ),
     Mutant(
         f"{HEADS_ROOM}:BlockHead",

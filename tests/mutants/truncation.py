@@ -7,7 +7,7 @@ POOL, SLOT, ENGINE = "outrider.engine.kv_pool", "outrider.engine.worker:Slot", "
 KV, SLOTS, PREFIX = (
     "tests/unit/outrider/engine/test_kv_pool.py",
     "tests/unit/outrider/engine/worker/test_slots.py",
-    "tests/unit/outrider/engine/test_prefix_cache.py",
+    "tests/unit/outrider/engine/test_kv_pool.py",
 )
 
 TRUNCATION = (

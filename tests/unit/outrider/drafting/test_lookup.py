@@ -11,39 +11,12 @@ from hypothesis import strategies as st
 
 from draft_service.drafters.tables import TableSlot
 from outrider.drafting.lookup import Lookup
-from outrider.drafting.suffixes import MOST_PLACES
 from outrider.engine.worker.slots import OpenSlots
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.outrider.drafting.drafting import Course, check_a_course, courses, ids, said
+from tests.unit.outrider.drafting.longest import copied
 
 SIZES = ((1, 1), (2, 4), (3, 8))
-
-
-def copied(texts: list[list[int]], min_n: int, max_n: int) -> int | None:
-    """What followed the longest match of the end of texts[0], there or in the others; the latest in the first that has
-    one so long.
-    """
-    tokens, best, found = texts[0], min_n - 1, None
-    for text in texts:
-        for end in reversed(range(min_n, len(text))):
-            length = 0
-            while length < min(max_n, end, len(tokens)) and text[end - 1 - length] == tokens[-1 - length]:
-                length += 1
-            if length > best:
-                best, found = length, text[end]
-    return found
-
-
-@pytest.mark.parametrize(("min_n", "max_n"), SIZES)
-def test_the_longest_match_is_copied_and_the_latest_of_equals(min_n: int, max_n: int) -> None:
-    dice = random.Random(f"{min_n} {max_n}")
-    tokens: list[int] = []
-    follower = Lookup(min_n, max_n).open([], 0)
-    for _ in range(MOST_PLACES):  # so that none of them is one too many
-        expected = copied([tokens], min_n, max_n)
-        assert said(follower) == (None if expected is None else {expected: 1.0})
-        tokens.append(dice.randrange(3))
-        follower.append(tokens[-1:])
 
 
 @pytest.mark.parametrize(("min_n", "max_n"), SIZES)

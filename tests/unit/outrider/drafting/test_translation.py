@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, models
 
 from outrider.drafting.token_bytes import read_spelling
 from outrider.drafting.translation import Intersection, Padded, Retokenization
-from outrider.wire.errors import ConfigError
 from tests.other_tokenizers import TEXT, byte_level, digits_apart, json_of, sentencepiece
 
 FAMILIES = {
@@ -297,12 +296,3 @@ def test_padded_logits_are_cut_and_filled_and_nothing_is_told_anew() -> None:
     assert retokenization.ids == [1, 2, 0, 3]  # no token has the id 5
     assert retokenization.commit([1, 2, 5, 1, 1], 3) == 3
     assert (retokenization.ids, retokenization.num_of(2), retokenization.is_whole) == ([1, 2, 0, 1, 1], 2, True)
-
-
-def test_tokens_that_are_not_bytes_are_refused() -> None:
-    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
-    with pytest.raises(ConfigError, match="parted by spaces"):
-        read_spelling(json_of(tokenizer))
-    tokenizer.decoder = decoders.WordPiece()
-    with pytest.raises(ConfigError, match="decodes with WordPiece"):
-        read_spelling(json_of(tokenizer))

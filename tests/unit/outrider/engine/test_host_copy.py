@@ -10,7 +10,6 @@ import torch
 
 from draft_service.drafters.block_drafter import own_parts
 from outrider.engine.host_copy import DeferredCopies
-from outrider.engine.sampling.reported import packed_ranks, unpacked_ranks
 from target_service.leases.beams import best_tokens
 from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda, fake_cuda
 
@@ -50,24 +49,6 @@ def test_beams_read_the_best_tokens_of_all_rows_at_once(device: FakeCuda) -> Non
     sound = expected.are_finite
     assert np.array_equal(found.ids[sound], expected.ids[sound])
     assert np.allclose(found.log_probs[sound], expected.log_probs[sound])
-
-
-def test_a_prompts_scores_are_those_of_its_logits(device: FakeCuda) -> None:
-    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(1))
-    ids = [3, 29, 0, 8]
-    on_device = logits.to("cuda")
-    device.take()
-    there = packed_ranks(on_device, ids, 2)
-    assert not device.take().waits
-    found = unpacked_ranks(there.cpu().numpy(), 2)
-    laws = logits.double().log_softmax(dim=1)
-    assert found is not None
-    for row, ((own, best, _), rank) in enumerate(found):
-        assert own == pytest.approx(float(laws[row, ids[row]]), abs=1e-5)
-        assert rank == 1 + int((laws[row] > laws[row, ids[row]]).sum())
-        assert list(best) == laws[row].topk(2).indices.tolist()
-    logits[2, 5] = torch.inf
-    assert unpacked_ranks(packed_ranks(logits, ids, 2).numpy(), 2) is None
 
 
 def test_parts_of_what_was_copied_keep_nothing_of_the_others(device: FakeCuda) -> None:

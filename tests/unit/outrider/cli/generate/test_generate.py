@@ -4,50 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from outrider import __version__
-from outrider.cli.generate.render import KindPainter, tokens_per_pass
-from outrider.cli.main import app
-from outrider.client import Round, RoundTimings, Token, TokenKind, Usage
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire import errors
 from outrider.wire.requests.speculation import num_draft_tokens_from_proto
-from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, serving
+from tests.unit.outrider.cli.generate.typed import outrider
+from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, failing, hanging
 
 RUN = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
-# Ctrl-C typed on a terminal becomes SIGINT only for the session that has taken it.
-RUN_ON_TERMINAL = [*RUN[:2], f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); {RUN[2]}"]
-A, R, B, P = TokenKind.ACCEPTED, TokenKind.RECOVERED, TokenKind.BONUS, TokenKind.PLAIN
-
-
-@pytest.fixture
-def gateway() -> Iterator[ScriptedGateway]:
-    with serving() as scripted:
-        yield scripted
-
-
-def outrider(*args: str, stdin: str | None = None, colour: bool = False):
-    env = {"FORCE_COLOR": "1" if colour else None, "NO_COLOR": None, "TERM": "xterm-256color", "COLUMNS": "80"}
-    return CliRunner(env=env).invoke(app, list(args), input=stdin)
-
-
-# ---- generate
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(gateway: ScriptedGateway) -> None:
@@ -59,16 +31,6 @@ def test_text_goes_to_stdout_and_figures_to_stderr(gateway: ScriptedGateway) -> 
     assert "2 rounds, 1 plain steps, acceptance rate 0.80 (4/5)" in result.stderr
     assert "mean accepted length 3.00, 2.33 tokens per target pass" in result.stderr
     assert re.search(r"\d+\.\d tokens/s", result.stderr)
-
-
-def test_tokens_are_coloured_by_kind_on_a_terminal(gateway: ScriptedGateway) -> None:
-    result = outrider("generate", "hello", "--address", gateway.address, colour=True)
-    assert result.stdout == (
-        "\x1b[32m the\x1b[0m\x1b[32m quick\x1b[0m\x1b[34m red\x1b[0m"  # accepted green, recovered blue
-        "\x1b[32m fox\x1b[0m\x1b[32m ran\x1b[0m\x1b[39m!\x1b[0m"  # bonus in the default colour
-        "\n"
-    )
-    assert "\x1b[32maccepted \x1b[0m\x1b[34mrecovered \x1b[0m" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["generate hello", "chat"])
@@ -113,12 +75,6 @@ def test_no_speculation(gateway: ScriptedGateway) -> None:
     assert outrider("generate", "hello", "--address", gateway.address, "--no-speculation").exit_code == 0
     assert not gateway.requests[0].speculation.enabled
     assert not gateway.requests[0].has_seed
-
-
-def test_an_answer_that_is_not_exact_is_marked() -> None:
-    usage = Usage(9, 24, 8, 40, 16, 0, 0, 0, lenience=0.5)
-    assert tokens_per_pass(usage) == "3.00 tokens per target pass; not exact: lenience 0.5"
-    assert tokens_per_pass(replace(usage, lenience=None)) == "3.00 tokens per target pass"
 
 
 def test_the_prompt_comes_from_stdin(gateway: ScriptedGateway) -> None:
@@ -215,153 +171,3 @@ def test_ctrl_c_cancels_at_the_server(gateway: ScriptedGateway) -> None:
 
 def test_version() -> None:
     assert outrider("--version").stdout == f"{__version__}\n"
-
-
-# ---- chat
-
-
-def test_chat_keeps_and_forgets_history(gateway: ScriptedGateway) -> None:
-    script = "one\ntwo\n\n/reset\nthree\n/quit\nnever\n"
-    result = outrider("chat", "--address", gateway.address, "--system", "be brief", stdin=script)
-    assert result.exit_code == 0
-    assert result.stdout == TEXT * 3
-    system, one, answer = ("system", "be brief"), ("user", "one"), ("assistant", TEXT)
-    assert [_messages(request) for request in gateway.requests] == [
-        [system, one],
-        [system, one, answer, ("user", "two")],
-        [system, ("user", "three")],
-    ]
-
-
-def test_a_failed_turn_is_not_in_the_history(gateway: ScriptedGateway) -> None:
-    gateway.scripts.append(failing(errors.InvalidRequest("prompt of 600 tokens is past the context of 512")))
-    result = outrider("chat", "--address", gateway.address, stdin="one\ntwo\n")
-    assert result.exit_code == 0
-    assert "error: prompt of 600 tokens is past the context of 512 (/reset starts again)" in result.stderr
-    assert _messages(gateway.requests[1]) == [("user", "two")]
-
-
-def test_chat_ends_with_1_when_the_last_message_was_not_answered(gateway: ScriptedGateway) -> None:
-    gateway.scripts.append(failing(errors.WorkerFault("broken")))
-    result = outrider("chat", "--address", gateway.address, stdin="one\n/nonsense\n")
-    assert result.exit_code == 1
-    assert "error: broken" in result.stderr
-    assert "/nonsense is no command" in result.stderr
-
-
-def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(gateway: ScriptedGateway) -> None:
-    gateway.scripts.append(hanging())
-    with Terminal(["chat", "--address", gateway.address]) as terminal:
-        terminal.expect("> ")
-        terminal.send("one\n")
-        terminal.expect("red")
-        terminal.send("\x03")
-        terminal.expect("> ")
-        assert gateway.cancelled.wait(5)
-        terminal.interrupt_prompt()
-        terminal.send("two\n")
-        terminal.expect("ran")
-        terminal.expect("> ")
-        terminal.send("\x04")
-        assert terminal.wait() == 0
-    assert _messages(gateway.requests[1]) == [("user", "one"), ("assistant", " the quick red"), ("user", "two")]
-
-
-def _messages(request) -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in request.chat.messages]
-
-
-class Terminal:
-    """The command on a pseudo-terminal."""
-
-    def __init__(self, args: list[str]) -> None:
-        self._master, slave = pty.openpty()
-        env = {**os.environ, "TERM": "xterm"}
-        self._process = subprocess.Popen(
-            [*RUN_ON_TERMINAL, *args], stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
-        )
-        os.close(slave)
-        self._seen = ""
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        os.close(self._master)
-
-    def send(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
-
-    def expect(self, text: str, timeout_s: float = 20) -> None:
-        """Reads on until `text` has come since the last expectation."""
-        end = time.monotonic() + timeout_s
-        while text not in self._seen:
-            ready, _, _ = select.select([self._master], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"no {text!r} within {timeout_s} s in {self._seen!r}"
-            self._seen += os.read(self._master, 4096).decode(errors="replace")
-        self._seen = self._seen.partition(text)[2]
-
-    def interrupt_prompt(self) -> None:
-        """Ctrl-C at a prompt gives up the line only. Python forgets one that comes while the prompt is being set up."""
-        for _ in range(20):
-            self.send("\x03")
-            with suppress(AssertionError):
-                return self.expect("> ", timeout_s=1)
-        raise AssertionError("no new prompt after Ctrl-C")
-
-    def wait(self) -> int:
-        return self._process.wait(20)
-
-
-# ---- colours laid over text
-
-
-def round_of(delta: str, *tokens: tuple[TokenKind, str]) -> Round:
-    return Round(
-        request_id="r",
-        choice=0,
-        tokens=tuple(Token(id=0, kind=kind, text=text) for kind, text in tokens),
-        text_delta=delta,
-        num_drafted=0,
-        num_accepted=0,
-        timings=RoundTimings(0, 0, 0, 0),
-    )
-
-
-def test_painter_gives_a_split_character_to_its_first_piece() -> None:
-    painter = KindPainter()
-    assert painter.paint(round_of("a", (A, "a"), (R, "\ufffd"))) == [(A, "a")]
-    assert painter.paint(round_of("€b", (P, "\ufffd"), (B, "b"))) == [(R, "€"), (B, "b")]
-
-
-def test_painter_holds_what_a_stop_string_holds_back() -> None:
-    painter = KindPainter()
-    assert painter.paint(round_of("one E", (A, "one"), (A, " EN"))) == [(A, "one"), (A, " E")]
-    assert painter.paint(round_of("Nough", (R, "ough"))) == [(A, "N"), (R, "ough")]
-
-
-PIECES = st.sampled_from(["", "a", "b", " a", "ab", "€", "\ufffd", "\n"])
-ROUNDS = st.lists(st.tuples(PIECES, st.lists(st.tuples(st.sampled_from(TokenKind), PIECES), max_size=4)), max_size=6)
-
-
-@given(ROUNDS)
-def test_painter_never_loses_repeats_or_reorders_text(script: list) -> None:
-    painter = KindPainter()
-    for delta, tokens in script:
-        assert "".join(text for _, text in painter.paint(round_of(delta, *tokens))) == delta
-
-
-def test_an_answer_cannot_steer_the_terminal(gateway: ScriptedGateway) -> None:
-    async def script(request):
-        from tests.unit.outrider.client.scripted_gateway import rounds
-
-        *_, last = rounds()
-        last.text_delta = last.tokens[0].text = "\x1b[2J\x9b"
-        yield last
-
-    gateway.scripts.extend([script, script])
-    assert "␛[2J\ufffd" in outrider("generate", "x", "--address", gateway.address, colour=True).stdout
-    assert outrider("generate", "x", "--address", gateway.address).stdout == "\x1b[2J\x9b\n"

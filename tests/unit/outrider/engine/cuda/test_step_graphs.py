@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.models.llama.modeling_llama import LlamaMLP
 
 from outrider.engine.attention.forward_path import NORMED
-from outrider.engine.attention.paged import PagedPath
-from outrider.engine.attention.varlen_attention import BLOCK_SIZE, VarlenAttention
-from outrider.engine.cuda.graphed_path import GraphedPath
-from outrider.engine.cuda.step_graphs import FREE_TOKENS, Graph, StepShape, best_shape
+from outrider.engine.cuda.step_graphs import FREE_TOKENS, StepShape, best_shape
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.attention_choice import features_refusal
 from outrider.engine.loading.self_test import largest_error
-from outrider.engine.model_facts import ModelFacts
-from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row
-from tests.shrunk import shrunk
-from tests.tiny_models import random_model
-from tests.unit.outrider.engine.cuda.cuda_tape import TapeMaker, varlen_attn
+from tests.unit.outrider.engine.cuda.cuda_tape import TapeMaker
+from tests.unit.outrider.engine.cuda.graphed import make
 
 CONTEXT = 128
 MAX_ROWS = 3
 WIDTHS = (6, 1)
-
-
-def make(name: str, maker: TapeMaker) -> tuple[ModelRunner, GraphedPath, UncachedModel]:
-    model = random_model(shrunk(name), seed=3)
-    vocab_size = model.config.vocab_size
-    path = GraphedPath(PagedPath(model, vocab_size, VarlenAttention(varlen_attn)), model, vocab_size, maker, WIDTHS)
-    facts = ModelFacts("tiny", vocab_size, CONTEXT, "float32", "cpu", (0,), 0, num_layers=2, hidden_size=128)
-    runner = ModelRunner(path, facts, KVPool(8, BLOCK_SIZE), torch.device("cpu"))
-    runner.allocate()
-    path.prepare(MAX_ROWS, CONTEXT)
-    maker.num_replays = 0  # of those that proved the graphs
-    return runner, path, UncachedModel(model)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
@@ -51,28 +30,6 @@ def test_steps_by_graph_equal_a_forward_without_cache(name: str) -> None:
     assert maker.num_captures == len(path._graphs.shapes) == 6
     assert largest_error(runner, truth) < 1e-4
     assert maker.num_replays >= 2
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "phi3", "olmo2"])
-def test_other_classes_can_be_captured_too(name: str) -> None:
-    """Their modules wait for the device nowhere."""
-    assert len(make(name, TapeMaker())[1]._graphs.shapes) == 6
-
-
-def test_a_class_that_waits_for_the_device_runs_eagerly(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forward = LlamaMLP.forward
-
-    def waiting(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
-        assert bool(x.isfinite().all())
-        return forward(self, x)
-
-    monkeypatch.setattr(LlamaMLP, "forward", waiting)
-    with caplog.at_level(logging.WARNING):
-        runner, path, truth = make("llama", TapeMaker())
-    assert "not permitted" in caplog.text and not path._graphs.shapes
-    assert largest_error(runner, truth) < 1e-4
 
 
 def test_ragged_rows_are_padded_without_touching_anybodys_cache() -> None:
@@ -99,20 +56,6 @@ def test_ragged_rows_are_padded_without_touching_anybodys_cache() -> None:
         cached = [row.num_tokens - row.num_tokens % 2 for row in rows]  # some of it is rolled back
         for table, n in zip(tables, cached, strict=True):
             table.truncate(n)
-
-
-def test_what_no_shape_holds_runs_eagerly() -> None:
-    maker = TapeMaker()
-    runner, _, truth = make("llama", maker)
-    ids = [random.Random(1).randrange(97) for _ in range(40)]
-    table, short = runner.pool.new_table(), runner.pool.new_table()
-    runner.forward([Row.of(table, ids, 0, 1)])  # a prompt
-    logits = runner.forward([Row.of(short, ids[:1], 0, 1), Row.of(runner.pool.new_table(), ids[:6], 0, 1)])
-    assert maker.num_replays == 0  # a row of one token cannot be made six wide
-    torch.testing.assert_close(logits[:1], truth.forward(ids[:1]), atol=1e-4, rtol=1e-4)
-    many = [Row.of(runner.pool.new_table(), ids[:1], 0, 1) for _ in range(MAX_ROWS + 1)]
-    runner.forward(many)
-    assert maker.num_replays == 0
 
 
 def test_only_a_tap_that_is_new_has_a_step_captured_again() -> None:
@@ -170,22 +113,6 @@ def test_a_capture_writes_nothing_of_the_step_before_it() -> None:
     assert maker.num_captures == num_captures + 1
     logits = runner.forward([Row.of(table, ids[:37], 36, 1)])
     torch.testing.assert_close(logits[0], truth.forward(ids[:37])[-1], atol=1e-4, rtol=1e-4)
-
-
-class Broken(TapeMaker):
-    """What it captures computes something else on replay."""
-
-    def capture(self, compute: Callable[[], None]) -> Graph:
-        tape = super().capture(compute)
-        tape.operations = [entry for entry in tape.operations if "rsqrt" not in entry[0].name()]
-        return tape
-
-
-def test_a_graph_that_differs_serves_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        runner, path, truth = make("llama", Broken())
-    assert not path._graphs.shapes and "dropped" in caplog.text
-    assert largest_error(runner, truth) < 1e-4
 
 
 @given(

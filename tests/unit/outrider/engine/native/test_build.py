@@ -5,90 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from outrider.engine.loading.loader import load_runner
 from outrider.engine.native import build, library
 from outrider.engine.native.build import BuildError
-from outrider.wire.errors import ConfigError
-from outrider.wire.settings.config import TargetConfig
-from tests.native import skip_without_library
-from tests.tiny_models import tiny_llama
-from tests.unit.outrider.engine.cuda.cuda_pair import Pair
+from tests.unit.outrider.engine.native.served import path_name
 
 LOAD = "from outrider.engine.native.library import library; library(); print('loaded')"
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache folder, and a process that has loaded no library yet."""
-    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path / "cache"))
-    library.library.cache_clear()
-    yield tmp_path / "cache"
-    library.library.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_llama(tmp_path_factory.mktemp("llama"), 97)
-
-
-def path_name(model: str, attention_path: str = "auto") -> str:
-    runner = load_runner(
-        TargetConfig(
-            model=model,
-            device="cpu",
-            dtype="float32",
-            kv_cache_tokens=256,
-            max_slots=2,
-            context_limit=None,
-            attention_path=attention_path,
-        )
-    )
-    return runner.path.name
-
-
 def files(folder: Path) -> list[str]:
     return [path.suffix for path in folder.iterdir()]
-
-
-def test_without_a_compiler_or_a_cache_the_next_path_serves_with_a_warning(
-    model: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache.touch()  # no folder can be made there
-    library.load_at_start()
-    assert path_name(model) != "fused"
-    assert f"cannot build in {cache}" in caplog.text
-    assert "set OUTRIDER_CACHE_DIR to a folder that can be" in caplog.text
-    cache.unlink()
-    monkeypatch.setenv("CXX", "/nowhere/c++")
-    with pytest.raises(ConfigError, match="no C\\+\\+ compiler: /nowhere/c\\+\\+ not found"):
-        path_name(model, "fused")
-
-
-def test_a_worker_whose_model_runs_on_another_path_makes_its_noise_with_the_library(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a worker on a GPU is: the fused path alone used to load it."""
-    skip_without_library()
-    library.library.cache_clear()
-    settings = {"device": "cpu", "attention_path": "dense", "max_slots": 2, "kv_cache_tokens": 256}
-    pair = Pair(monkeypatch, model, model, **settings)
-    assert pair.target.base.loaded.runner.path.name == "dense" and library.loaded() is not None
-
-
-@pytest.mark.parametrize(("function", "result"), [("outrider_new", None), ("outrider_pack", -1)])
-def test_without_memory_or_threads_for_it_the_next_path_serves(
-    model: str, monkeypatch: pytest.MonkeyPatch, function: str, result: int | None
-) -> None:
-    """What the library returns when the machine refuses either, be it at the start or amid the weights."""
-    monkeypatch.setattr(library.library(), function, lambda *_: result)
-    assert path_name(model) == "paged"
-    with pytest.raises(ConfigError, match="fused: no memory"):
-        path_name(model, "fused")
 
 
 @pytest.mark.slow

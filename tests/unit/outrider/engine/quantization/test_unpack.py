@@ -1,4 +1,4 @@
-"""Quantised checkpoints on a device without kernels for them: unpacked at load, to the numbers that they stand for."""
+"""Checkpoints that are quantised already: served as they are or unpacked at load, or refused by name."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.quantization import packed_layouts as layouts
 from outrider.engine.quantization.unpack import PackedCheckpoint
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from tests.packed import FORMATS, pack_folder
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import tiny_llama, write_tokenizer
 
 IDS = list(range(40, 60))
 
@@ -52,23 +51,6 @@ def test_each_format_is_unpacked_to_the_numbers_it_stands_for(name: str, folder:
     assert found.names == expected.keys()
     for name, tensor in found.state(torch.float32).items():
         assert torch.allclose(tensor[...], expected[name], rtol=1e-6, atol=0), name
-
-
-def test_a_block_that_is_wider_than_the_weight_takes_no_memory() -> None:
-    numbers, huge = torch.arange(8.0).reshape(2, 4), 1 << 50
-    parts = {"weight": numbers, "scale": torch.tensor([[2.0, 4.0]])}
-    expected = numbers * torch.tensor([2.0, 2.0, 4.0, 4.0])
-    assert torch.equal(layouts.scaled(parts, block=(huge, 2)), expected)
-    state = {"blocksize": huge, "nested_blocksize": huge, "nested_offset": 0.0, "shape": [2, 4]}
-    parts = {
-        "state": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
-        "weight": torch.tensor([[0x01], [0x23], [0x45], [0x67]], dtype=torch.uint8),
-        "map": torch.arange(16.0),
-        "absmax": torch.zeros(1, dtype=torch.uint8),
-        "nested_absmax": torch.tensor([2.0]),
-        "nested_map": torch.ones(256),
-    }
-    assert torch.equal(layouts.bits_and_bytes4(parts), 2 * numbers)
 
 
 SERVED = [name if name == "fp8 blocks" else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS]
@@ -135,3 +117,67 @@ def test_what_is_not_as_declared_is_refused(name: str, change: dict[str, Any], m
     path.write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=message):
         load(folder)
+
+
+VOCABULARY = 300
+
+
+def load_whole(model: str, **changes: Any) -> ModelRunner:
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_slots": 2, "context_limit": None}
+    return load_runner(TargetConfig(model=model, kv_cache_tokens=None, **options | changes))
+
+
+@pytest.fixture
+def unrounded(tmp_path: Path) -> str:
+    return tiny_llama(tmp_path / "whole", vocab_size=VOCABULARY)
+
+
+@pytest.fixture
+def by_torchao(unrounded: str, tmp_path: Path) -> str:
+    """As transformers saves it, in safetensors."""
+    quantization = pytest.importorskip("torchao.quantization", reason="pip install 'outrider[quant]'")
+    config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    model = AutoModelForCausalLM.from_pretrained(unrounded, quantization_config=config, dtype=torch.float32)
+    folder = tmp_path / "torchao"
+    model.save_pretrained(folder)
+    write_tokenizer(folder, VOCABULARY)
+    return str(folder)
+
+
+def test_torchao_weights_are_served_as_they_are(by_torchao: str, unrounded: str) -> None:
+    runner = load_whole(by_torchao)
+    assert runner.facts.quantization == "torchao" and runner.path.name in ("paged", "dense")
+    ids = list(range(40, 80))
+    table = runner.pool.new_table()
+    found = runner.forward([Row.of(table, ids, 0, len(ids))])  # [T, V]
+    own = AutoModelForCausalLM.from_pretrained(by_torchao, dtype=torch.float32)
+    assert torch.allclose(found, UncachedModel(own).forward(ids), atol=1e-3)
+    rounded_from = UncachedModel(AutoModelForCausalLM.from_pretrained(unrounded, dtype=torch.float32)).forward(ids)
+    assert 0 < float((found - rounded_from).abs().max()) < 0.1 * float(rounded_from.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"quant_method": "aqlm"}, r"quantised by aqlm, .* cpu: .*aqlm"),
+        ({"quant_method": "hqq"}, r"quantised by hqq, .* cpu: .*hqq"),
+        ({"quant_method": "magic"}, r"quantised by magic, .* cpu: .*magic"),
+    ],
+)
+def test_a_method_that_cannot_be_read_here_is_refused_by_name(
+    unrounded: str, declared: dict[str, object], message: str
+) -> None:
+    declare(unrounded, declared)
+    with pytest.raises(ConfigError, match=message + ".*use a checkpoint that is not quantised"):
+        load_whole(unrounded)
+
+
+def test_it_is_not_rounded_a_second_time(unrounded: str) -> None:
+    declare(unrounded, {"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ConfigError, match=r"quantization is .int8. and the weights of .* are quantised by gptq"):
+        load_whole(unrounded, quantization="int8")
+
+
+def declare(model: str, quantization: dict[str, object]) -> None:
+    path = Path(model) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))

@@ -5,33 +5,19 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked, sound_rows
-from outrider.engine.sampling.reported import reported
-from outrider.engine.sampling.sampling import (
-    argmax,
-    cut,
-    distributions,
-    inverse_cdf,
-    probabilities,
-)
+from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
+from outrider.engine.sampling.sampling import argmax, cut, distributions, inverse_cdf, probabilities
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.outrider.engine.sampling.drawing import cut_dense, draw, draw_weights
+from tests.unit.outrider.engine.sampling.parameters import TOGETHER, params_of, state
 
 INF = math.inf
 EOS = (7, 11)
 PROMPT = (1, 2, 3, 2, 40)
 OUTPUT = (5, 5, 2, 9)
-
-
-def state(params: SamplingParams, output: tuple[int, ...] = OUTPUT, prompt: tuple[int, ...] = PROMPT) -> SamplingState:
-    made = SamplingState(params, prompt, EOS)
-    made.set_output(output)
-    return made
 
 
 def random_logits(num_rows: int, vocab_size: int = 64, seed: int = 0) -> Tensor:
@@ -94,27 +80,8 @@ ALONE = {
     "min tokens without eos": {"min_tokens": 6, "stop_token_ids": (12,), "ignore_eos": True},
     "min tokens reached": {"min_tokens": 4},
 }
-TOGETHER = {
-    "temperature": 0.8,
-    "top_k": 30,
-    "top_p": 0.9,
-    "min_p": 0.02,
-    "repetition_penalty": 1.3,
-    "presence_penalty": 0.4,
-    "frequency_penalty": 0.3,
-    "logit_bias": {5: 2.0, 20: -1.0, 2: 1.0},
-    "bad_words": ((4,), (2, 9, 30), (17, 18)),
-    "min_tokens": 6,
-    "stop_token_ids": (12,),
-}
 CASES = {**ALONE, "together": TOGETHER}
 PREFIXES = ((), (17,), (17, 5), (17, 5, 17, 9))
-
-
-def params_of(values: dict[str, object]) -> SamplingParams:
-    params = SamplingParams(max_tokens=100, **values)
-    params.check(vocab_size=64)
-    return params
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 5e-324])
@@ -157,91 +124,6 @@ class TestAgainstTransformers:
         expected = [int(reference(p, logits[r], OUTPUT).argmax()) for r, p in enumerate(plain)]
         assert argmax(processed).tolist() == expected
         assert distributions(processed, rows).exp().argmax(1).tolist() == expected
-
-
-class TestProcess:
-    def test_never_changes_its_input(self) -> None:
-        logits = random_logits(1)
-        before = logits.clone()
-        processed = process_unchecked(logits, [LogitRow(state(params_of(TOGETHER)))])
-        assert torch.equal(logits, before)
-        assert not torch.equal(processed, before)
-
-    @pytest.mark.parametrize(
-        "values", [{}, {"temperature": 0.5, "top_k": 3}, {"min_tokens": 4}, {"bad_words": ((8, 4),)}]
-    )
-    def test_returns_its_input_when_nothing_is_on(self, values: dict[str, object]) -> None:
-        logits = random_logits(2)
-        assert process_unchecked(logits, [LogitRow(state(params_of(values)))] * 2) is logits
-
-    @pytest.mark.parametrize("value", [math.nan, INF, -INF])
-    def test_rows_of_a_broken_model_are_told(self, value: float) -> None:
-        logits = random_logits(4)
-        logits[1, 5] = logits[3, 60] = value
-        assert sound_rows(logits).tolist() == [True, False, True, False]
-
-    def test_finite_logits_whose_sum_overflows_are_fine(self) -> None:
-        logits = torch.full((1, 64), 3e38)
-        assert bool(sound_rows(logits).all())
-
-    @pytest.mark.parametrize(
-        "values",
-        [
-            {"bad_words": tuple((i,) for i in range(64))},
-            {"bad_words": tuple((i,) for i in range(64) if i not in EOS), "min_tokens": 50},
-        ],
-    )
-    def test_bans_that_leave_nothing_are_lifted(self, values: dict[str, object]) -> None:
-        logits = random_logits(1)
-        biased = params_of({**values, "logit_bias": {3: 1.0}})
-        processed = process_unchecked(logits, [LogitRow(state(biased))])
-        assert torch.equal(processed, process_unchecked(logits, [LogitRow(state(params_of({"logit_bias": {3: 1.0}})))]))
-
-    def test_end_ids_outside_the_vocabulary_are_ignored(self) -> None:
-        params = SamplingParams(max_tokens=9, min_tokens=5)
-        row = LogitRow(SamplingState(params, PROMPT, (7, 64, 70_000)))
-        assert (process_unchecked(random_logits(1), [row]) == -INF).nonzero().tolist() == [[0, 7]]
-
-    @pytest.mark.parametrize("penalty", [5e-324, 1e-40, 100.0])
-    def test_extreme_penalties_stay_finite(self, penalty: float) -> None:
-        logits = random_logits(1)
-        logits[0, 5] = 0.0
-        logits[0, 2] = 3e38
-        params = params_of({"repetition_penalty": penalty, "frequency_penalty": -2.0, "logit_bias": {2: 100.0}})
-        rows = [LogitRow(state(params))]
-        processed = process_unchecked(logits, rows)
-        assert bool(processed.isfinite().all())
-        assert not bool(distributions(processed, rows).isnan().any())
-
-
-FEW_IDS = st.lists(st.integers(0, 2), max_size=6).map(tuple)
-
-
-class TestState:
-    @given(st.lists(FEW_IDS.filter(bool), max_size=8), FEW_IDS, FEW_IDS, FEW_IDS)
-    def test_banned_are_the_ids_that_would_complete_a_bad_word(
-        self, words: list[tuple[int, ...]], prompt: tuple[int, ...], output: tuple[int, ...], drafts: tuple[int, ...]
-    ) -> None:
-        held = state(SamplingParams(bad_words=tuple(words)), output, prompt)
-        for size in range(len(drafts) + 1):
-            text = (*prompt, *output, *drafts[:size])
-            completing = {i for i in range(9) if any((*text, i)[-len(word) :] == word for word in words)}
-            assert held.banned(drafts[:size], vocab_size=9) == completing
-
-    def test_extended_corrected_and_reopened_outputs_equal_a_fresh_state(self) -> None:
-        generator = torch.Generator().manual_seed(2)
-        params, logits = params_of({**TOGETHER, "bad_words": ((1, 2), (3, 4, 5), (2, 2))}), random_logits(1)
-        moving = SamplingState(params, PROMPT, EOS)
-        output: list[int] = []
-        for _ in range(60):
-            kept = int(torch.randint(0, len(output) + 1, (), generator=generator))
-            if bool(torch.rand((), generator=generator) < 0.7):
-                kept = len(output)
-            output = output[:kept] + torch.randint(0, 6, (int(kept % 4),), generator=generator).tolist() + [2]
-            moving.set_output(tuple(output) if len(output) % 2 else output)
-            assert moving.num_output == len(output)
-            got = process_unchecked(logits, [LogitRow(moving, (3, 3))])
-            assert torch.equal(got, process_unchecked(logits, [LogitRow(state(params, tuple(output)), (3, 3))]))
 
 
 class TestDistributions:
@@ -324,19 +206,3 @@ class TestCut:
             ids, sound = laws.draw(u)
             assert bool(sound.all())
             assert all(row.prob(token_id) > 0 for row, token_id in zip(laws.rows(50), ids.tolist(), strict=True))
-
-
-class TestReported:
-    @pytest.mark.parametrize("num_best", [0, 1, 7, 64])
-    def test_equals_a_sorted_log_softmax(self, num_best: int) -> None:
-        logits, chosen = random_logits(4), [4, 5, 63, 0]
-        expected = logits.double().log_softmax(-1)
-        for r, (own, ids, values) in enumerate(reported(logits, chosen, num_best)):
-            order = expected[r].argsort(descending=True)[:num_best]
-            assert own == pytest.approx(float(expected[r, chosen[r]]), abs=1e-5)
-            assert list(ids) == order.tolist()
-            assert values == pytest.approx(expected[r, order].tolist(), abs=1e-5)
-
-    def test_equals_are_reported_by_id(self) -> None:
-        (_, ids, values), *_ = reported(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), [0], 3)
-        assert ids == (1, 3, 2) and values[0] == values[1]

@@ -1,4 +1,4 @@
-"""What becomes of a worker whose engine cannot do what it was asked."""
+"""What a worker says of its steps, and what becomes of one whose engine cannot do what it was asked."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from outrider.engine.worker.engine_thread import MAX_CONSECUTIVE_FAULTS, EngineThread
+from outrider.engine.worker.engine_thread import MAX_CONSECUTIVE_FAULTS, MEMORY_S, EngineThread, StepTimes
 from outrider.engine.worker.jobs import Fault
+from tests.unit.outrider.wire.telemetry.test_metrics import Clock
 
 POISON = "poison"
 
@@ -68,3 +69,35 @@ def test_a_worker_that_takes_nothing_in_any_more_ends() -> None:
     ended, answers = run([POISON] * MAX_CONSECUTIVE_FAULTS)
     assert isinstance(ended, RuntimeError)
     assert [answer.fault for answer in answers] == [Fault.INTERNAL] * MAX_CONSECUTIVE_FAULTS
+
+
+def test_a_long_step_is_remembered_for_a_while() -> None:
+    clock = Clock()
+    times = StepTimes(clock)
+    assert times.longest_s == 0.0
+    times.add(2.0)
+    times.add(0.5)
+    assert (times.num_steps, times.busy_s, times.longest_s) == (2, 2.5, 2.0)
+    clock.now += MEMORY_S
+    times.add(0.5)
+    assert times.longest_s == 2.0, "the span before counts, too"
+    clock.now += MEMORY_S
+    times.add(0.25)
+    assert times.longest_s == 0.5
+    clock.now += 2 * MEMORY_S
+    times.add(0.125)
+    assert times.longest_s == 0.125, "nothing was heard for longer than is remembered"
+
+
+def test_what_the_engine_is_at_grows_older_until_it_waits_for_work_or_begins_anew() -> None:
+    clock = Clock()
+    times = StepTimes(clock)
+    assert times.current_s == 0.0
+    times.begin()
+    clock.now += 3.0
+    assert times.current_s == 3.0
+    times.begin()
+    assert times.current_s == 0.0
+    clock.now += 3.0
+    times.rest()
+    assert times.current_s == 0.0

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import sys
-import threading
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from outrider.engine.worker import worker_handle, worker_service
-from outrider.engine.worker.grammar_compiler import NICENESS, GrammarCompiler
+from outrider.engine.worker import worker_service
 from outrider.engine.worker.jobs import Fault, JobError
-from outrider.engine.worker.worker_handle import WorkerState
 from outrider.engine.worker.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import ConfigError
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.requests.params import SamplingParams
-from outrider.wire.requests.scheduling import Scheduling
-from outrider.wire.settings.config import TargetConfig
+from tests.unit.outrider.engine.worker.compiling import _Slow
 
 
 class _Panic(BaseException):
@@ -61,43 +51,6 @@ async def test_a_compile_that_breaks_is_answered_and_what_waits_for_it_is_bounde
     assert taken == [2, 3] and not service._compiling and service.num_opening == 0
 
 
-class _Slow:
-    """Grammars that take as long to compile as the test wants."""
-
-    def __init__(self) -> None:
-        self.may_go_on = threading.Event()
-        self.compiled: list[str] = []
-        self.niceness = 0
-
-    def get(self, text: str) -> None:
-        return None
-
-    def compile(self, text: str) -> str:
-        self.may_go_on.wait(20)
-        self.compiled.append(text)
-        self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        return text
-
-
-async def test_the_next_grammar_is_of_the_caller_that_compiling_has_taken_least_for() -> None:
-    grammars, compiler = _Slow(), GrammarCompiler()
-    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    def compile_(caller: bytes, text: str) -> asyncio.Task[Any]:
-        return asyncio.create_task(compiler.compile(grammars, text, Scheduling(caller)))  # type: ignore[arg-type]
-
-    tasks = [compile_(b"busy", f"busy {number}") for number in range(4)]
-    await asyncio.sleep(0)
-    tasks += [compile_(b"other", "other"), compile_(b"left", "left")]
-    await asyncio.sleep(0.01)
-    tasks.pop().cancel()
-    tasks.pop(1).cancel()
-    grammars.may_go_on.set()
-    await asyncio.gather(*tasks)
-    assert grammars.compiled == ["busy 0", "other", "busy 2", "busy 3"]
-    assert sys.platform != "linux" or grammars.niceness == min(19, own + NICENESS)
-
-
 async def test_a_slot_that_is_closed_waits_for_no_grammar() -> None:
     info = pb.WorkerInfo(context_limit=64, vocab_size=9)
     said, jobs = list[Any](), list[Any]()
@@ -115,15 +68,3 @@ async def test_a_slot_that_is_closed_waits_for_no_grammar() -> None:
     await asyncio.sleep(0.05)
     assert not service._compiling and service.num_opening == 0 and len(grammars.compiled) == 1
     assert [type(job).__name__ for job in jobs] == ["CloseJob", "OwnerGone"]
-
-
-def test_a_worker_looks_at_its_ports_before_it_loads_its_model() -> None:
-    def load(*_: object) -> WorkerState:
-        raise AssertionError("it loads")
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        for name, option in (("port", "--port"), ("metrics_port", "--metrics-port")):
-            config = TargetConfig(model="m", **{name: port})
-            with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use; choose .* {option}$"):
-                worker_handle.start("target", config, 1, load, load)

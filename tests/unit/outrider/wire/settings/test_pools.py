@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from outrider.cli.up.supervisor import Supervisor
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes.processes import StopFlag
-from outrider.wire.settings.system import DEMO_NAME, RayConfig, ScalingConfig, SystemConfig, merged, read_yaml
-from tests.forked import REPO
-
-NO_FLAGS: dict[str, dict[str, Any]] = {
-    "target": {"model": None},
-    "draft": {"model": None},
-    "gateway": {},
-    "ray": {"address": None},
-}
-CLUSTER: dict[str, Any] = {
-    "targets": {
-        "chat": {"model": "t", "count": 2, "max": 4, "labels": {"outrider/role": "target"}, "num_gpus": 0.5},
-        "code": {"model": "u", "model_name": "coder", "max_slots": 3},
-    },
-    "drafts": {"small": {"model": "d", "count": 3, "min": 1, "serves": ["chat", "code"]}},
-    "gateways": 2,
-    "gateway": {"port": 9000, "grpc_port": 9001},
-    "ray": {"address": "head:6379", "name": "prod"},
-    "scaling": {"up_after_s": 2},
-}
+from outrider.wire.settings.system import SystemConfig, merged
+from tests.unit.outrider.wire.settings.clusters import CLUSTER, NO_FLAGS
 
 
 def read(values: dict[str, Any]) -> SystemConfig:
@@ -158,54 +134,3 @@ def test_without_ray_nobody_would_see_to_it(key: str) -> None:
     value: Any = {"labels": {"a": "b"}, "num_cpus": 1, "max": 2}[key]
     with pytest.raises(ConfigError, match="no Ray, which would see to it"):
         read({"target": {"model": "t", key: value}, "ray": None})
-
-
-def test_workers_have_metrics_and_the_demo_pair_its_name() -> None:
-    found = merged(CLUSTER, NO_FLAGS, no_draft=False, no_ray=False)
-    assert {pool.worker.metrics_port for pool in found.pools} == {0}
-    demo = merged({}, NO_FLAGS, no_draft=False, no_ray=False)
-    assert [pool.model_name for pool in demo.targets] == [DEMO_NAME]
-    assert demo.targets[0].worker.model.endswith("models/demo/target")
-
-
-@pytest.mark.parametrize("file", [CLUSTER, {}], ids=["pools", "pair"])
-def test_one_folder_of_certificates_is_that_of_every_part(file: dict[str, Any], tmp_path: Path) -> None:
-    found = merged(copy.deepcopy(file), NO_FLAGS, no_draft=False, no_ray=False, certificates=tmp_path)
-    assert {pool.worker.tls_dir for pool in found.targets} == {str(tmp_path / "target")}
-    assert {pool.worker.tls_dir for pool in found.drafts} == {str(tmp_path / "draft")}
-    assert found.gateway["tls_dir"] == str(tmp_path / "gateway")
-    assert found.ray is not None and found.ray.tls_dir == str(tmp_path / "launcher")
-
-
-def test_what_the_docs_and_the_examples_show_can_be_read() -> None:
-    shown = re.findall(r"```yaml\n(.*?)```", (REPO / "docs/cluster.md").read_text(), re.DOTALL)
-    files = [*(REPO / "deploy/examples").glob("*.yaml"), *(REPO / "deploy").glob("*/cluster.yaml")]
-    whole, scaling = (yaml.safe_load(text) for text in shown)
-    assert [pool.setting for pool in read(whole).pools] == ["targets.chat", "drafts.small"]
-    assert read({**whole, **scaling}).scaling == ScalingConfig()  # "the defaults"
-    assert len(files) >= 2
-    for file in files:
-        assert read(read_yaml(file)).targets
-
-
-def test_every_setting_of_ray_and_of_pools_is_in_the_docs() -> None:
-    text = (REPO / "docs/cluster.md").read_text()
-    for name in {*RayConfig.model_fields, *ScalingConfig.model_fields}:
-        assert f"`{name}`" in text, name
-
-
-def test_gateways_have_ports_of_their_own() -> None:
-    def ports(gateways: int, **gateway: int) -> list[tuple[int | None, ...]]:
-        config = read({"target": {"model": "t"}, "gateways": gateways, "gateway": gateway})
-        made = [Supervisor(config, StopFlag())._gateway_config(index, registry="a:1") for index in range(gateways)]
-        names = ["port", "grpc_port", *(["metrics_port"] if "metrics_port" in gateway else [])]
-        return [tuple(getattr(one, name) for name in names) for one in made]
-
-    assert ports(1) == [(8000, 8001)]
-    assert ports(3) == [(8000, 8001), (8002, 8003), (8004, 8005)]
-    assert ports(3, port=8002, grpc_port=8000) == [(8002, 8000), (8005, 8003), (8008, 8006)]
-    assert ports(2, port=8000, grpc_port=9000) == [(8000, 9000), (8001, 9001)]
-    assert ports(2, metrics_port=8002) == [(8000, 8001, 8002), (8003, 8004, 8005)]
-    assert ports(2, port=0, grpc_port=0) == [(0, 0), (0, 0)]
-    with pytest.raises(ConfigError, match="gateway 1 would have 65536"):
-        ports(2, port=65535, grpc_port=100)

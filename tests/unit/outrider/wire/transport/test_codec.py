@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.sampling.wire_tensors import MASS_TOLERANCE
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.transport.codec import (
     BadTensor,
@@ -22,21 +21,10 @@ from outrider.wire.transport.codec import (
     rows_from_proto,
     rows_to_proto,
 )
+from tests.unit.outrider.wire.transport.rows import laws
 from tests.wire_rows import decode_rows, encode_rows
 
 VOCAB = 50
-
-
-def laws(num_rows: int, support: int, seed: int = 0) -> tuple[torch.Tensor, list[int]]:
-    """([R, VOCAB] float32 log-probs with `support` entries a row, an id with mass in each)."""
-    generator = torch.Generator().manual_seed(seed)
-    out = torch.full((num_rows, VOCAB), -torch.inf)
-    ids = []
-    for row in out:
-        chosen = torch.randperm(VOCAB, generator=generator)[:support]
-        row[chosen] = (3 * torch.randn(support, generator=generator)).log_softmax(0)
-        ids.append(int(chosen[0]))
-    return out, ids
 
 
 def over_the_wire(rows: DenseRows | SparseRows) -> pb.TokenDistributions:
@@ -72,9 +60,6 @@ def test_bytes_are_little_endian_and_row_major() -> None:
     assert isinstance(sparse, SparseRows)
     assert struct.unpack("<4i", sparse.ids) == (0, 1, 2, 2)
     assert struct.unpack("<4f", sparse.log_probs)[3] == 0.0
-
-
-# shapes and sizes: no tensor is made
 
 
 def dense_message(**fields: Any) -> pb.TokenDistributions:
@@ -122,34 +107,6 @@ def test_malformed_messages(message: pb.TokenDistributions, named: str) -> None:
 @pytest.mark.parametrize("message", [dense_message(), sparse_message()])
 def test_the_messages_above_are_otherwise_sound(message: pb.TokenDistributions) -> None:
     assert rows_from_proto(message, 2, VOCAB).num_rows == 2
-
-
-# values
-
-
-def test_every_bad_value_is_named() -> None:
-    good, ids = laws(2, VOCAB)
-
-    def changed(value: float) -> torch.Tensor:
-        out = good.clone()
-        out[1, (ids[1] + 1) % VOCAB] = value
-        return out
-
-    no_mass = good.clone()
-    no_mass[1, ids[1]] = -torch.inf
-    cases = [
-        (changed(math.nan), "NaN"),
-        (changed(math.inf), "sum to"),
-        (changed(0.0), "sum to"),
-        (good + math.log1p(2 * MASS_TOLERANCE), "sum to"),
-        (good - 1.0, "sum to"),
-        (torch.full_like(good, -torch.inf), "sum to"),
-        (no_mass.log_softmax(dim=1), "probability 0"),
-    ]
-    for log_probs, named in cases:
-        rows = DenseRows(2, log_probs.numpy().tobytes())
-        with pytest.raises(BadTensor, match=named):
-            decode_rows(rows, VOCAB, ids)
 
 
 @pytest.mark.parametrize(

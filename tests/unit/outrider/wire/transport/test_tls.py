@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from outrider.v1 import draft_pb2, registry_pb2, target_pb2
-from outrider.wire.errors import ConfigError, Forbidden
-from outrider.wire.transport.roles import Role, check_may_call
+from outrider.wire.errors import ConfigError
+from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import (
     CA,
     CERTIFICATE,
@@ -136,21 +135,12 @@ def test_one_that_grows_old_while_it_serves_is_warned_of_once_a_day(
     assert "cert.pem expires in 13.0 days; renew it" in caplog.text
 
 
-def test_another_roles_certificate_is_refused(tmp_path: Path) -> None:
-    folder = part_folder(tmp_path / "draft", authority(), Role.DRAFT)
-    with pytest.raises(ConfigError, match=r"cert.pem is not a target's: it lacks the names outrider://target and"):
-        target_of(folder)
-
-
 def test_users_are_asked_for_certificates_when_there_is_a_ca(tmp_path: Path) -> None:
     plain = CertificateFolder(str(public_folder(tmp_path / "a", authority(), "localhost")), "public_tls_dir", None)
     assert not plain.asks_for_certificates and plain.current.context.verify_mode is ssl.CERT_NONE
     folder = public_folder(tmp_path / "b", authority(), "localhost", users=authority())
     asking = CertificateFolder(str(folder), "public_tls_dir", None)
     assert asking.asks_for_certificates and asking.current.context.verify_mode is ssl.CERT_REQUIRED
-
-
-# reading again
 
 
 def test_a_folder_half_written_is_left_until_it_is_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -242,9 +232,6 @@ def test_asking_users_does_not_begin_or_end_while_it_runs(tmp_path: Path, caplog
     assert "restart to ask users for certificates" in caplog.text
 
 
-# without one
-
-
 @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", 0), ("::1", 0), ("localhost", 0), ("0.0.0.0", 1), ("w", 1)])
 def test_listening_beyond_this_machine_without_certificates_is_warned_of(
     host: str, warned: int, caplog: pytest.LogCaptureFixture
@@ -254,37 +241,3 @@ def test_listening_beyond_this_machine_without_certificates_is_warned_of(
         assert public_certificates(None, host) is None
         assert part_certificates(None, Role.GATEWAY) is None
     assert len(caplog.records) == 2 * warned
-
-
-# roles
-
-_METHODS = [
-    f"/{service.full_name}/{method.name}"
-    for file in (draft_pb2, target_pb2, registry_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-]
-_MAY = {
-    Role.GATEWAY: {"GetInfo", "GetTokenizer", "Control", "Pair", "Join"},
-    Role.DRAFT: {"Deliver", "Probe", "GetInfo", "TargetService/GetTokenizer"},
-    Role.TARGET: {"TargetService/GetInfo"},
-    Role.LAUNCHER: {"GetInfo", "Scale"},
-}
-
-
-@pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("method", _METHODS)
-def test_every_method_is_for_its_roles_alone(method: str, role: Role) -> None:
-    uris = ["spiffe://elsewhere/target", role.uri]
-    if any(method.endswith(("." if "/" in name else "/") + name) for name in _MAY[role]):
-        check_may_call(method, uris)
-    else:
-        with pytest.raises(Forbidden, match=f"the caller's certificate is {role.value}; {method} is for "):
-            check_may_call(method, uris)
-
-
-def test_a_certificate_without_a_role_may_ask_for_health_alone() -> None:
-    check_may_call("/grpc.health.v1.Health/Check", [])
-    for method in [*_METHODS, "/outrider.v1.DraftService/NotYetKnown"]:
-        with pytest.raises(Forbidden, match="the caller's certificate is without a role"):
-            check_may_call(method, ["outrider://user", "outrider://gateway/x"])
