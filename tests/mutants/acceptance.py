@@ -13,7 +13,7 @@ OUTCOMES, DECIDED = (
     ("tests/unit/target_service/step/test_decide.py",),
 )
 TREES, COMMIT = (
-    ("tests/unit/target_service/step/test_tree_decision.py",),
+    ("tests/unit/target_service/step/test_decide_on_device.py",),
     ("tests/unit/target_service/step/test_commit.py",),
 )
 STEPS = ("tests/unit/target_service/step/test_step.py",)

@@ -19,19 +19,19 @@ TREE, BUFFER, DRAFTING = (
     "target_service:DraftBuffer",
     "target_service:Drafting",
 )
-GROWTH, BUFFERED = (
-    ("tests/unit/outrider/engine/speculation/test_growth.py",),
-    ("tests/unit/target_service/leases/test_draft_buffer.py",),
-)
+GROWTH = tuple(f"tests/unit/outrider/engine/speculation/test_{name}.py" for name in ("growth", "draft_tree", "drawing"))
+BUFFERED = ("tests/unit/target_service/leases/test_draft_buffer.py",)
 BLIND = ("tests/unit/outrider/engine/speculation/test_growth.py::test_under_rejection_growth_knows_no_values",)
 TIMES, STEPS = ("tests/unit/target_service/leases/test_lease.py",), ("tests/unit/target_service/step/test_step.py",)
 BY_ACCEPTANCE = (
     "max(_0, key=lambda each: __import__('outrider.engine.sampling.noise', fromlist=['x']).host_slot_uniforms("
     "[lease.slot.params], [lease.length], [lease.length], [2])[0][0] if each.drafter else 0.5)"
 )
-CHAINS, UNIONS = (
-    ("tests/unit/outrider/engine/sampling/test_count_law.py",),
-    ("tests/unit/outrider/papers/test_merging.py",),
+CHAINS = ("tests/unit/outrider/engine/sampling/test_count_law.py",)
+UNIONS = (
+    "tests/unit/target_service/drafting/test_choice.py",
+    "tests/unit/outrider/papers/test_merging.py",
+    "tests/unit/outrider/engine/speculation/test_candidates.py",
 )
 TIMED = ("tests/law/test_law.py::TestADraftWhoseTimesDependOnItsTokens::test_the_law[target_service-True]",)
 

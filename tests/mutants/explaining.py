@@ -45,6 +45,6 @@ EXPLAINING = (
         "outrider.wire:TokenKind.counted",
         never(),
         "forced and predicted tokens are missing among those that are counted as accepted",
-        ("tests/unit/gateway/rounds/test_session.py",),
+        ("tests/unit/gateway/telemetry/test_round_metrics.py",),
     ),
 )

@@ -141,7 +141,7 @@ HEADS = (
         f"{HEADS_ROOM}.dflash:_facts",
         argument("DFlashConfig", "embedding_scale", to="1.0"),
         "DFlash heads of Gemma embed blocks without the target's scale",
-        ("tests/unit/outrider/engine/heads/test_borrowed_embedding.py",),
+        ("tests/unit/outrider/engine/heads/test_network.py",),
     ),
     Mutant(
         f"{HEADS_ROOM}.dflash:_taps",

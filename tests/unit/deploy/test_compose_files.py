@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from deploy.compose_check import check
 from deploy.compose_settings import compose_settings, variable_names
 from deploy.docker.requirements import requirements
-from deploy.env_example import env_example
-from outrider.wire.errors import ConfigError
-from outrider.wire.processes.origin import read_host_names
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, check_variables, load
 from outrider.wire.settings.system import SystemConfig
+from tests.unit.deploy.compose_files import compose, in_compose_files, services
 
 REPO = Path(__file__).resolve().parents[3]
-SETTINGS = {
-    f"{cls.model_config['env_prefix']}{name}".upper()
-    for cls in (GatewayConfig, DraftConfig, TargetConfig)
-    for name in cls.model_fields
-}
 BINDS = {
     "gateway": {"8000": "OUTRIDER_BIND", "8001": "OUTRIDER_BIND", "9000": "OUTRIDER_METRICS_BIND"},
     "prometheus": {"9090": "PROMETHEUS_BIND"},
@@ -33,17 +24,6 @@ BINDS = {
 """By service and port: the variable that opens it to others, and nothing else."""
 POOLS = ("cluster.yaml", "cluster-model.yaml", "cluster-model-draft.yaml")
 MODELS = {"OUTRIDER_TARGET_MODEL": "/models/target/chat", "OUTRIDER_DRAFT_MODEL": "/models/draft/small"}
-
-
-@cache
-def compose(name: str = "docker-compose.yml") -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load((REPO / name).read_text())
-    return values
-
-
-def services() -> dict[str, Any]:
-    found: dict[str, Any] = compose()["services"]
-    return found
 
 
 def pools(name: str, monkeypatch: pytest.MonkeyPatch) -> SystemConfig:
@@ -57,25 +37,10 @@ def in_example() -> set[str]:
     return set(re.findall(r"^#([A-Z][A-Za-z_]*)=", (REPO / ".env.example").read_text(), re.MULTILINE))
 
 
-def in_compose_files() -> set[str]:
-    names = ("docker-compose.yml", "docker-compose.gpu.yml", "deploy/docker/draft.yml")
-    text = "".join((REPO / name).read_text() for name in names)
-    return set(re.findall(r"\$\{([A-Z_]+)", text))
-
-
 def test_a_part_takes_no_variable_of_compose_for_a_slip(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in in_example() | in_compose_files():
         monkeypatch.setenv(name, "1")
     check_variables(GatewayConfig)
-
-
-def test_env_example_is_what_the_settings_say() -> None:
-    assert (REPO / ".env.example").read_text() == env_example(), "run make env-example"
-    assert in_example() >= SETTINGS
-
-
-def test_env_example_names_every_variable_of_the_compose_files_and_no_other() -> None:
-    assert in_example() - SETTINGS == in_compose_files() - SETTINGS
 
 
 @pytest.mark.parametrize("name", sorted(services()))
@@ -188,18 +153,6 @@ def test_what_libraries_compile_for_a_gpu_is_kept_where_the_disk_can_be_written(
     assert f"{{name: cache, mountPath: {cache}}}" in chart
 
 
-@pytest.mark.parametrize("said", ["", "llm.example", "*"])
-def test_prometheus_may_call_the_gateway_by_its_name_whatever_hosts_are_allowed(said: str) -> None:
-    value = services()["gateway"]["environment"]["OUTRIDER_GATEWAY_ALLOWED_HOSTS"]
-    names = read_host_names(value.replace("${OUTRIDER_GATEWAY_ALLOWED_HOSTS:-}", said))
-    assert names is None if said == "*" else names == {"gateway", said} - {""}
-    prometheus = yaml.safe_load((REPO / "deploy/prometheus/prometheus.yml").read_text())
-    targets = [
-        one for job in prometheus["scrape_configs"] for each in job.get("static_configs", ()) for one in each["targets"]
-    ]
-    assert "gateway:9000" in targets
-
-
 @pytest.mark.parametrize("name", POOLS)
 def test_the_pools_are_those_that_the_containers_are_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their ports are the ones that the health checks ask, their labels those of the nodes."""
@@ -234,32 +187,3 @@ def test_the_gateways_command_is_taken() -> None:
         [{"targets": [address]}],
         f"http://{address}/sd",
     ]
-
-
-def test_the_check_names_what_is_wrong_in_the_users_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def objection(file: str = "cluster.yaml", **variables: str) -> str:
-        with monkeypatch.context() as one:
-            for name, value in variables.items():
-                one.setenv(name, value)
-            with pytest.raises(ConfigError) as caught:
-                check(["--config", str(REPO / "deploy/docker" / file)], variables)
-        return caught.value.message
-
-    empty, linked = tmp_path / "empty", tmp_path / "linked"
-    empty.mkdir()
-    linked.mkdir()
-    (linked / "config.json").symlink_to("../blobs/1")
-    model = {"MODEL": "/srv/chat", "file": "cluster-model.yaml"}
-    assert objection(**model, OUTRIDER_TARGET_MODEL=str(empty)) == (
-        "MODEL is '/srv/chat', and that is no model's folder: it has no config.json"
-    )
-    assert "links of a hub's cache lead out" in objection(**model, OUTRIDER_TARGET_MODEL=str(linked))
-    assert "which is a file" in objection(**model, OUTRIDER_TARGET_MODEL=__file__)
-    assert "name their models: leave one out" in objection(
-        MODEL="/srv/chat", OUTRIDER_TARGET_MODEL=str(REPO / "models/demo/target")
-    )
-    assert objection(DRAFT="/srv/small").startswith("DRAFT is '/srv/small' and MODEL is not set")
-    assert objection(OUTRIDER_BNID="0.0.0.0") == "OUTRIDER_BNID is no setting; did you mean OUTRIDER_BIND?"
-    assert "did you mean OUTRIDER_GATEWAY_MAX_QUEUE?" in objection(OUTRIDER_GATEWAY_MAX_QUUE="1")
-    assert "max_slots" in objection(OUTRIDER_TARGET_MAX_SLOTS="-1")
-    assert "file-of-mine" in objection("file-of-mine.yaml")

@@ -25,7 +25,7 @@ from target_service.step.commit import commit_tokens, kinds_of
 from tests.checkers import inline_checker
 from tests.rendering import inline_template
 from tests.service.scripted_generator import TIMINGS, config
-from tests.unit.gateway.admission.test_requests import reader
+from tests.unit.gateway.admission.test_prompts import reader
 
 SPECIAL = ("<unk>", "</s>", "<|mark|>")
 EOS, MARK = 1, 2

@@ -18,7 +18,8 @@ from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseRows
 from target_service.leases.draft_buffer import DraftBuffer
-from tests.unit.outrider.engine.speculation.test_growth import COUPLED, PROMPT, REJECTION, RULES, Draft
+from tests.unit.outrider.engine.speculation.growing import PROMPT, Draft
+from tests.unit.outrider.engine.speculation.test_draft_tree import COUPLED, REJECTION, RULES
 
 PLENTY = 1 << 30
 

@@ -3,49 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from draft_service.jobs import RowsRequest
-from draft_service.targets import deliveries
 from draft_service.targets import registration as module
-from draft_service.targets.deliveries import Deliverer
-from draft_service.targets.registration import HeadOffer, Registration
+from draft_service.targets.registration import HeadOffer
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.telemetry.metrics import WorkerMetrics
+from tests.unit.draft_service.targets.offered import Peer
 
 OFFER = HeadOffer(bytes(range(10)), b"d" * 32, 4)
 WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
-
-
-class Peer:
-    """A target's end of the stream."""
-
-    def __init__(self) -> None:
-        self.asked: list[tpb.FeatureAsk] = []
-        outbox: Any = SimpleNamespace(put=self.asked.append, wait_below=self.wait_below)
-        self.registration = Registration(OFFER, "a:1", outbox)
-
-    async def wait_below(self, num: int) -> None:
-        await asyncio.sleep(0)
-
-    def says(self, state: Any, why: str = "", digest: bytes = OFFER.digest, epoch: int = 7) -> None:
-        self.registration.replied(tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch))
-
-    def took(self) -> list[tuple[Any, ...]]:
-        """Return what came since the last call."""
-        asked, found = list(self.asked), list[tuple[Any, ...]]()
-        self.asked.clear()
-        for ask in asked:
-            kind = ask.WhichOneof("item")
-            item = getattr(ask, str(kind))
-            facts = {"head": ("target_epoch", "num_bytes"), "weights": ("offset", "data"), "rows": ("ticket", "start")}
-            found.append((kind, *(getattr(item, name) for name in facts[str(kind)])))
-            assert item.digest == OFFER.digest
-        return found
 
 
 async def settle() -> None:
@@ -128,20 +97,6 @@ async def test_a_refusal_without_a_reason_says_so() -> None:
     waiting = await registering(peer)
     peer.says(REFUSED)
     assert await refusal(waiting) == "the target gave no reason"
-
-
-async def test_a_head_that_the_target_does_not_answer_in_time_is_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "REGISTER_S", 0.01)
-    deliverer, peer = Deliverer(WorkerMetrics("draft"), lambda job: None), Peer()
-    link: Any = SimpleNamespace(registration=peer.registration, is_broken=False)
-    deliverer._links["a:1"] = link
-    for _ in range(2):
-        with pytest.raises(Unavailable, match=r"the target at a:1 did not take the head within 0\.01 s"):
-            await deliverer.register("a:1", 7)
-        assert peer.took() == [("head", 7, 10)]
-    peer.says(READY)
-    await deliverer.register("a:1", 7)
-    assert not peer.took(), "it came late, and is true"
 
 
 async def test_another_life_of_the_target_is_registered_at_anew() -> None:

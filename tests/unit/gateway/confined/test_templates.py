@@ -12,13 +12,12 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
-from gateway.api.schemas.openai import ChatBody, parse_body
-from gateway.tokenizer import Tokenizer, read_tokenizer
+from gateway.tokenizer import read_tokenizer
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.wire.errors import InvalidRequest
-from tests.rendering import InlineRenderers, inline_template
-from tests.service.scripted_generator import DEMO, config, demo_tokenizer
+from tests.rendering import InlineRenderers
+from tests.service.scripted_generator import DEMO, demo_tokenizer
+from tests.unit.gateway.confined.kinds import TOOL, expected, loop, rendered
 
 TOKENIZER = demo_tokenizer()
 THEIRS = AutoTokenizer.from_pretrained(str(DEMO))
@@ -27,19 +26,8 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 CALL = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
 RESULT = {"role": "tool", "tool_call_id": "call00001", "content": "sunny"}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-TOOL = {
-    "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False},
-}
 PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 DOCUMENTS = [{"title": "Rome", "text": "It is sunny."}]
-
-
-def loop(body: str) -> str:
-    """Return a template that writes each message `m` so."""
-    return "{% for m in messages %}[{{ m.role }}]" + body + "{% endfor %}"
-
-
 CALLS = "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}"
 NULLS = {
     "membership": "{% if '</think>' in m.content %}thought{% endif %}{{ m.content }}",
@@ -77,26 +65,6 @@ def written(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
             message["content"] = None
     return found
-
-
-async def rendered(template: str | Tokenizer, messages: list[dict[str, Any]], **body: Any) -> str:
-    """Return the prompt of a request of these messages."""
-    tokenizer = template
-    if isinstance(template, str):
-        tokenizer = TOKENIZER
-        tokenizer.template = inline_template(template, tokenizer.special_tokens)
-    assert isinstance(tokenizer, Tokenizer)
-    (chat,) = parse_body(ChatBody, {"messages": messages, **body}).demand("id").prompts
-    settings = ChatSettings.of_config(config())
-    reader = PromptReader(tokenizer, 2048, b"", TextThreads(), 1 << 20, settings)
-    return await reader.render("messages", chat)
-
-
-def expected(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
-    text = THEIRS.apply_chat_template(
-        messages, chat_template=template, tokenize=False, add_generation_prompt=True, **options
-    )
-    return str(text)
 
 
 @pytest.mark.parametrize("kind", NULLS)
@@ -191,26 +159,6 @@ async def test_reasoning_is_left_out_where_a_template_refuses_it_beside_text_and
     said = {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hm.", "tool_calls": [CALL]}
     text = await rendered(template, [USER, {**written([said])[0], "content": "Let me see."}, RESULT])
     assert "Let me see.<weather" in text and "Hm." not in text
-
-
-async def test_other_kinds_of_templates() -> None:
-    strict = "{{ tools | tojson }}"
-    assert await rendered(strict, [USER], tools=[TOOL]) == expected(strict, [USER], tools=[TOOL])
-    placed = "{{ messages | tojson(true) }}{{ messages | tojson(false, 2) }}{{ 'é' | tojson(true) }}"
-    assert await rendered(placed, [USER]) == expected(placed, [USER])
-    roles = "{% for m in messages %}{% if m.role == 'control' %}<{{ m.content }}>{% endif %}{% endfor %}"
-    chat = [{"role": "control", "content": "thinking"}, USER]
-    assert await rendered(roles, chat) == expected(roles, chat) == "<thinking>"
-    with pytest.raises(InvalidRequest, match="'control', must be one of") as caught:
-        await rendered(loop("{{ m.content }}"), chat)
-    assert caught.value.param == "messages[0].role"
-
-
-@pytest.mark.parametrize("role", ["", "\n", "<|im_end|>", " user"])
-async def test_a_text_in_quotes_that_is_no_word_is_no_role(role: str) -> None:
-    template = loop("{{ m.role }}{{ m.content }}") + """{{ "" }}{{ "\\n" }}{{ '<|im_end|>' }}{{ ' user' }}"""
-    with pytest.raises(InvalidRequest, match="must be one of"):
-        await rendered(template, [{"role": role, "content": "x"}])
 
 
 def save_named(folder: Path, form: str) -> None:

@@ -1,21 +1,29 @@
-"""Drafts with a model and without behind one gateway: which of them a request is given, and what may be asked for."""
+"""What the drafts of an answer are told, which it is given, and when one is left."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
-from gateway.rounds.drafting import DraftAssignment
-from gateway.workers.member import DraftMember, Pairing, State, TargetMember
+from gateway.rounds import drafting
+from gateway.rounds.drafting import DraftAssignment, Drafting
+from gateway.rounds.session import Session
+from gateway.workers.draft_use import TRIAL, TRIAL_PERIOD
+from gateway.workers.member import MAX_CALLERS, DraftMember, Pairing, State, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.processes.health import FIRST_PAUSE_S
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.gateway.scripted_pool import INFO, connection_of, link_of, served_model
+from tests.unit.gateway.scripted_workers import ScriptedDraft, verdict_of
 
 
 def draft_link(*drafters: Drafter, **changes: Any) -> Any:
@@ -189,3 +197,277 @@ def test_a_draft_of_other_tokens_serves_the_targets_whose_own_it_has_learnt(chan
     b_link.info = pb.WorkerInfo()
     b_link.info.CopyFrom(link.info)
     assert DraftAssignment(model, Drafter.MODEL).take(b), "which has the draft's own tokens, by now"
+
+
+PROMPT = tuple(range(40))
+
+
+class Side:
+    """The draft's side of an answer at a target, with so many drafts."""
+
+    def __init__(self, num_drafts: int = 1, max_tokens: int = 2000, wish: Any = None, **settings: Any) -> None:
+        self.drafts = [ScriptedDraft() for _ in range(num_drafts)]
+        links = {f"draft-{index}": link_of(draft) for index, draft in enumerate(self.drafts)}
+        config = GatewayConfig(target="127.0.0.1:9", **settings)
+        self.target = connection_of()
+        self.model = served_model({"a": link_of(self.target)}, links, gateway=config)
+        self.member = self.model.targets["a"]
+        params = SamplingParams(max_tokens=max_tokens)
+        request = GenerationRequest("r", "m", PROMPT, params, speculation=wish or SpeculationOptions())
+        self.session = Session(request, self.model.reference.tokenizer, 1)
+        self.drafting = Drafting(self.model, self.session)
+
+    def goes_on(self, ticket: int = 1, num_tokens: int = 0, **verdict: Any) -> bool:
+        """Commit so many tokens by a verdict, and tell the draft. Returns whether the one before is not trusted."""
+        if num_tokens:
+            self.session.committed += [1] * num_tokens
+            self.drafting.note(verdict_of(**verdict))
+        distrusts = self.drafting.place(self.member)
+        self.drafting.advance(ticket, self.target, self.member)
+        return distrusts
+
+    @property
+    def name(self) -> str | None:
+        return None if self.drafting.member is None else self.drafting.member.name
+
+
+def test_a_draft_is_opened_once_and_told_what_was_committed_since() -> None:
+    side = Side()
+    for num_tokens in (0, 3, 2):
+        side.goes_on(num_tokens=num_tokens, hit=True)
+    (draft,) = side.drafts
+    assert draft.names == ["open", "advance", "advance", "advance"]
+    opened = draft.all_of("open")[0]
+    assert (opened.deliver_to, opened.target_epoch, len(opened.committed_ids)) == ("a", 7, len(PROMPT))
+    assert [(told.base_len, len(told.committed_ids)) for told in draft.all_of("advance")] == [(40, 0), (40, 3), (43, 2)]
+    side.target.epoch = 8
+    side.goes_on(ticket=2, num_tokens=1)
+    assert draft.names[-2:] == ["open", "advance"], "the target's new life gets deliveries of its own"
+    side.drafting.close()
+    assert draft.names[-1] == "close" and side.model.drafts["draft-0"].num_requests == 0
+
+
+def test_a_draft_that_is_behind_is_told_again_from_what_it_knows() -> None:
+    side = Side()
+    side.goes_on()
+    side.goes_on(num_tokens=3, hit=True)
+    side.drafts[0].fails(pb.WORKER_ERROR_CODE_BEHIND, known_len=41)
+    side.goes_on(num_tokens=1)
+    told = side.drafts[0].all_of("advance")[-1]
+    assert (told.base_len, len(told.committed_ids)) == (41, 3)
+
+
+@pytest.mark.parametrize(
+    "code", [pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_INTERNAL]
+)
+def test_a_slot_that_is_gone_is_opened_again(code: pb.WorkerErrorCode) -> None:
+    side = Side()
+    side.goes_on()
+    side.drafts[0].fails(code)
+    side.goes_on(num_tokens=1)
+    assert side.drafts[0].names == ["open", "advance", "open", "advance"]
+    assert side.drafts[0].num_dropped == (code == pb.WORKER_ERROR_CODE_STALE_EPOCH)
+
+
+def test_a_request_that_a_draft_cannot_take_is_drafted_for_by_nobody() -> None:
+    side = Side(num_drafts=2)
+    side.goes_on()
+    side.drafts[0].fails(pb.WORKER_ERROR_CODE_INVALID)
+    for _ in range(3):
+        side.goes_on(num_tokens=1)
+    assert side.name is None and side.drafts[0].names == ["open", "advance", "close"] and not side.drafts[1].sent
+
+
+def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said_how_it_is() -> None:
+    side = Side()
+    side.goes_on()
+    side.drafts[0].fails(pb.WORKER_ERROR_CODE_EXHAUSTED)
+    num_sent = len(side.drafts[0].sent) + 1  # the close
+    for _ in range(5):
+        side.goes_on(num_tokens=1)
+    assert (len(side.drafts[0].sent), side.name, side.model.drafts["draft-0"].num_requests) == (num_sent, None, 0)
+    side.model.drafts["draft-0"].heard(INFO)
+    side.goes_on(num_tokens=1)
+    assert side.name == "draft-0" and side.drafts[0].names[-2:] == ["open", "advance"]
+
+
+def test_a_draft_whose_deliveries_break_a_rule_is_left_for_another_under_another_ticket() -> None:
+    side = Side(num_drafts=2)
+    side.goes_on()
+    assert side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED), "it must not deliver any more"
+    assert side.name == "draft-1" and side.drafts[0].names[-1] == "close"
+    assert not side.goes_on(num_tokens=1, hit=True, drafter="model")
+
+
+def test_the_only_draft_is_kept_until_it_has_failed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = Side()
+    side.goes_on()
+    for _ in range(2):
+        assert not side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED)
+    assert side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED)
+    assert side.name is None, f"it is left alone for {FIRST_PAUSE_S} s"
+
+
+def test_a_draft_of_which_nothing_arrives_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "MISSING_VERDICTS", 3)
+    side = Side(num_drafts=2)
+    side.goes_on()
+    names = []
+    for hit in (None, None, False, None, None, None):
+        assert not side.goes_on(num_tokens=1, **({} if hit is None else {"hit": hit}))
+        names.append(side.name)
+    assert names == ["draft-0"] * 5 + ["draft-1"]
+    assert side.drafts[0].names[-1] == "close" and side.drafts[1].names == ["open", "advance"]
+    assert not side.model.drafts["draft-0"].deliveries["a"].is_down, "one answer alone proves little"
+
+
+def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_begins_where_others_are() -> None:
+    side, num_noted = Side(), TRIAL + 4
+    side.goes_on()
+    for _ in range(num_noted):
+        side.goes_on(num_tokens=1, hit=True)
+    (draft,) = side.drafts
+    assert draft.names == ["open", *["advance"] * TRIAL]
+    other = Drafting(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
+    for _ in range(TRIAL_PERIOD - num_noted):
+        other.place(side.member)
+        other.advance(2, side.target, side.member)
+        assert len(draft.names) == TRIAL + 1, "nothing was tried"
+        other.note(verdict_of())
+    other.advance(2, side.target, side.member)
+    assert draft.names[-2:] == ["open", "advance"]
+    for _ in range(TRIAL):
+        other.note(verdict_of(hit=True, drafter="model", num_drafted=1, num_accepted=1))
+    assert side.model.drafts["draft-0"].use_of((b"", True)).num_verdicts == 0, "who comes next drafts at once"
+
+
+def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
+    """Where steps are bounded, drafts of the one with many are left out for the other's sake: no reason to pause it."""
+    side = Side()
+    side.goes_on()
+    for _ in range(TRIAL + 4):
+        side.goes_on(num_tokens=1, hit=True)
+    (draft,) = side.drafts
+    request = replace(side.session.request, scheduling=Scheduling(b"other"))
+    other = Drafting(side.model, Session(request, side.model.reference.tokenizer, 2))
+    other.place(side.member)
+    other.advance(2, side.target, side.member)
+    assert draft.names == ["open", *["advance"] * TRIAL, "open", "advance"]
+    member = side.model.drafts["draft-0"]
+    for number in range(MAX_CALLERS):
+        member.use_of((b"%d" % number, True)).note(0, 1, is_ready=True)
+    known = [member.use_of((caller, True)).num_verdicts for caller in (b"0", b"")]
+    assert known == [1, 0], "it remembers so many callers, the last ones"
+
+
+@pytest.mark.parametrize(
+    ("fallback", "is_unprofitable"),
+    [(tpb.FALLBACK_REASON_DOES_NOT_PAY, True), (tpb.FALLBACK_REASON_UNSPECIFIED, False)],
+    ids=["passed over", "late"],
+)
+def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, is_unprofitable: bool) -> None:
+    side = Side()
+    side.goes_on()
+    for _ in range(TRIAL):
+        side.goes_on(num_tokens=1, hit=False, fallback=fallback)
+    num_sent = len(side.drafts[0].sent)
+    for _ in range(4):
+        side.goes_on(num_tokens=1)
+        assert side.drafting.is_unprofitable is is_unprofitable and len(side.drafts[0].sent) == num_sent
+    other = Drafting(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
+    other.place(side.member)
+    assert other.is_unprofitable is is_unprofitable, "a new answer begins where others are"
+    for _ in range(TRIAL_PERIOD - TRIAL - 4):
+        side.drafting.note(verdict_of())
+    side.drafting.note(verdict_of())
+    assert not side.drafting.is_unprofitable, "a new trial begins"
+
+
+def test_a_draft_that_is_gone_is_no_reason_not_to_pay() -> None:
+    side = Side()
+    side.goes_on()
+    for _ in range(TRIAL):
+        side.goes_on(num_tokens=1, hit=True)
+    assert side.drafting.is_unprofitable
+    side.drafting.close()
+    assert not side.drafting.is_unprofitable
+
+
+@pytest.mark.parametrize(
+    "wish", [SpeculationOptions(num_draft_tokens=5), SpeculationOptions(tree=TreeShape.parse("2x1"))]
+)
+def test_a_draft_of_an_answer_that_names_how_much_is_drafted_never_pauses(wish: SpeculationOptions) -> None:
+    """The target waits for it in each step."""
+    side = Side(wish=wish)
+    for _ in range(TRIAL):
+        side.model.drafts["draft-0"].use_of((b"", True)).note(0, 1, is_ready=True)
+    side.goes_on()
+    for _ in range(TRIAL + 4):
+        side.goes_on(num_tokens=1)
+    assert side.drafts[0].names == ["open", "advance", *["advance"] * (TRIAL + 4)]
+
+
+def test_a_lost_draft_is_replaced_and_the_slot_opened_there() -> None:
+    side = Side(num_drafts=2)
+    side.goes_on()
+    side.drafts[0].alive = False
+    link: Any = side.model.drafts["draft-0"].link
+    link.connection = None
+    assert not side.goes_on(num_tokens=1)
+    assert side.name == "draft-1" and len(side.drafts[1].all_of("open")[0].committed_ids) == 41
+
+
+def test_a_draft_is_not_told_once_no_room_is_left() -> None:
+    side = Side(max_tokens=3)
+    side.goes_on()
+    side.goes_on(num_tokens=2, hit=True)
+    assert side.drafts[0].names == ["open", "advance"], "one token is left, the target's own"
+
+
+def drafted_for(num_drafts: int) -> tuple[ServedModel, DraftAssignment]:
+    """A request that has the first of so many drafts."""
+    drafts = {f"draft-{index}": link_of(connection_of()) for index in range(num_drafts)}
+    model = served_model({"a": link_of(connection_of())}, drafts)
+    seat = DraftAssignment(model)
+    assert seat.take(model.targets["a"])
+    assert seat.member is model.drafts["draft-0"]
+    return model, seat
+
+
+def moved(model: ServedModel, seat: DraftAssignment) -> bool:
+    if seat.may_stay(model.targets["a"]):
+        return False
+    seat.leave()
+    return True
+
+
+@pytest.mark.parametrize("what", ["lost", "draining", "silent", "refused", "undelivered"])
+async def test_a_draft_that_does_not_is_changed_for_another(what: str) -> None:
+    model, seat = drafted_for(2)
+    link: Any = model.drafts["draft-0"].link
+    if what == "lost":
+        link.connection = None
+    elif what == "draining":
+        link.info = pb.WorkerInfo(draining=True)
+    elif what == "silent":
+        link.silent_s = 2.0
+    elif what == "refused":
+        seat.refused()
+    else:
+        seat.undelivered()
+    assert moved(model, seat)
+    assert seat.take(model.targets["a"])
+    assert seat.member is model.drafts["draft-1"]
+    assert model.drafts["draft-0"].num_requests == 0
+
+
+async def test_a_draft_that_lies_to_several_is_left_alone_by_all() -> None:
+    model, seat = drafted_for(1)
+    others = [DraftAssignment(model) for _ in range(2)]
+    for other in others:
+        assert other.take(model.targets["a"])
+    for each in (seat, *others):
+        each.refused()
+    assert model.drafts["draft-0"].health.is_down
+    assert all(moved(model, each) for each in (seat, *others))
+    assert not DraftAssignment(model).take(model.targets["a"]), "steps are plain"

@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import FinishReason, GenerationRequest, RoundOutput, SpeculationOptions, TokenKind
+from gateway.generation import (
+    FinishReason,
+    GenerationRequest,
+    OutputTimings,
+    RoundOutput,
+)
 from gateway.rounds.session import Session
-from gateway.telemetry.round_metrics import note_round
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.requests.params import SamplingParams
-from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.service.scripted_generator import TIMINGS, demo_tokenizer
+from tests.unit.gateway.rounds.verdicts import session_of
 
 PROMPT = (5, 6, 7)
 
@@ -23,18 +27,6 @@ PROMPT = (5, 6, 7)
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return demo_tokenizer()
-
-
-def session_of(
-    tokenizer: Tokenizer,
-    *stop: str,
-    stop_ids: tuple[int, ...] = (),
-    prediction: tuple[int, ...] = (),
-    explain: bool = False,
-) -> Session:
-    params, options = SamplingParams(max_tokens=16, stop_token_ids=stop_ids), SpeculationOptions(explain=explain)
-    request = GenerationRequest("r", "m", PROMPT, params, stop=stop, prediction_ids=prediction, speculation=options)
-    return Session(request, tokenizer, slot_id=1)
 
 
 def apply(session: Session, ids: Sequence[int], **fields: Any) -> RoundOutput:
@@ -85,33 +77,6 @@ def test_text_that_might_have_been_a_stop_comes_with_the_end(tokenizer: Tokenize
     assert apply(session, ids[:-1]).text_delta + apply(session, ids[-1:]).text_delta == "the "
     last = apply(session, tokenizer.encode(" r"), finish_reason=pb.FINISH_REASON_LENGTH)
     assert (last.text_delta, last.finish_reason, last.stop_reason) == ("quick r", FinishReason.LENGTH, None)
-
-
-@pytest.mark.parametrize(
-    ("drafter", "kind"),
-    [("", TokenKind.FORCED), ("prediction", TokenKind.PREDICTED), ("ngram", TokenKind.ACCEPTED)],
-)
-def test_accepted_tokens_are_told_apart_and_count_alike(tokenizer: Tokenizer, drafter: Any, kind: TokenKind) -> None:
-    session, ids = session_of(tokenizer), tokenizer.encode("the quick brown fox")
-    verdict = tpb.Verdict(
-        committed_len=3,
-        token_ids=ids[:3],
-        kinds=[pb.TOKEN_KIND_ACCEPTED, pb.TOKEN_KIND_ACCEPTED, pb.TOKEN_KIND_RECOVERED],
-        num_drafted=3,
-        num_accepted=2,
-        drafter=drafter,
-    )
-    output = session.apply(verdict, TIMINGS)
-    assert [token.kind for token in output.tokens] == [kind, kind, TokenKind.RECOVERED]
-    metrics = GatewayMetrics()
-    note_round(metrics.pair("t", "d"), verdict, output, "")
-    counted = {kind.name.lower() for kind in TokenKind} - {"forced", "predicted"}
-    assert {
-        name: metrics.registry.get_sample_value(
-            "spec_emitted_tokens_total", {"target": "t", "draft": "d", "kind": name}
-        )
-        for name in (*counted, "forced", "predicted")
-    } == dict.fromkeys(counted, 0.0) | {"accepted": 2.0, "recovered": 1.0, "forced": None, "predicted": None}
 
 
 def test_what_a_verdict_explains_is_told_with_texts_to_who_asks(tokenizer: Tokenizer) -> None:
@@ -169,3 +134,24 @@ def test_what_a_stop_string_cuts_off_is_not_of_the_prediction(tokenizer: Tokeniz
     session = session_of(tokenizer, " brown", prediction=tuple(ids))
     output = apply(session, ids, num_foretold=len(ids))
     assert output.usage is not None and output.usage.num_accepted_prediction_tokens == len(output.tokens) < len(ids)
+
+
+@pytest.mark.parametrize(("first", "told"), [(3, 3), (0, 0), (99, 5)])
+def test_the_first_verdict_says_what_was_cached(first: int, told: int) -> None:
+    """A slot that is opened again finds what this answer itself has left there. Never more than the prompt."""
+    request = GenerationRequest(
+        "r", "m", (5, 6, 7, 8, 9), SamplingParams(max_tokens=2), cache_salt=b"s", corpus_id=b"c"
+    )
+    session = Session(request, demo_tokenizer(), 1)
+    opened = session.open_message()
+    assert (opened.cache_salt, opened.corpus_id) == (b"s", b"c")
+    for num_cached, finish in ((first, pb.FINISH_REASON_UNSPECIFIED), (4, pb.FINISH_REASON_LENGTH)):
+        verdict = tpb.Verdict(
+            committed_len=session.committed_len,
+            token_ids=[11],
+            kinds=[pb.TOKEN_KIND_PLAIN],
+            num_cached_tokens=num_cached,
+            finish_reason=finish,
+        )
+        output = session.apply(verdict, OutputTimings())
+    assert output.usage is not None and output.usage.num_cached_prompt_tokens == told

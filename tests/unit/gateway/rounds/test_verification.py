@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationRequest
-from gateway.rounds.drafting import DraftAssignment
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.workers.served import ServedModel
@@ -135,52 +134,3 @@ async def test_without_a_usable_target_a_request_waits_for_one(monkeypatch: pyte
     model.targets["a"].link.connection = connection_of()  # type: ignore[misc]
     model.note_change()
     assert await placing == "a"
-
-
-def drafting(num_drafts: int) -> tuple[ServedModel, DraftAssignment]:
-    """A request that has the first of so many drafts."""
-    drafts = {f"draft-{index}": link_of(connection_of()) for index in range(num_drafts)}
-    model = served_model({"a": link_of(connection_of())}, drafts)
-    seat = DraftAssignment(model)
-    assert seat.take(model.targets["a"])
-    assert seat.member is model.drafts["draft-0"]
-    return model, seat
-
-
-def moved(model: ServedModel, seat: DraftAssignment) -> bool:
-    if seat.may_stay(model.targets["a"]):
-        return False
-    seat.leave()
-    return True
-
-
-@pytest.mark.parametrize("what", ["lost", "draining", "silent", "refused", "undelivered"])
-async def test_a_draft_that_does_not_is_changed_for_another(what: str) -> None:
-    model, seat = drafting(2)
-    link: Any = model.drafts["draft-0"].link
-    if what == "lost":
-        link.connection = None
-    elif what == "draining":
-        link.info = pb.WorkerInfo(draining=True)
-    elif what == "silent":
-        link.silent_s = 2.0
-    elif what == "refused":
-        seat.refused()
-    else:
-        seat.undelivered()
-    assert moved(model, seat)
-    assert seat.take(model.targets["a"])
-    assert seat.member is model.drafts["draft-1"]
-    assert model.drafts["draft-0"].num_requests == 0
-
-
-async def test_a_draft_that_lies_to_several_is_left_alone_by_all() -> None:
-    model, seat = drafting(1)
-    others = [DraftAssignment(model) for _ in range(2)]
-    for other in others:
-        assert other.take(model.targets["a"])
-    for each in (seat, *others):
-        each.refused()
-    assert model.drafts["draft-0"].health.is_down
-    assert all(moved(model, each) for each in (seat, *others))
-    assert not DraftAssignment(model).take(model.targets["a"]), "steps are plain"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.openai_responses import delta_of, message_of
 from gateway.tools.families import (
     DEEPSEEK,
     DEEPSEEK_V31,
@@ -21,74 +17,22 @@ from gateway.tools.families import (
     MISTRAL,
     MISTRAL_ARGS,
     MISTRAL_SPACED,
-    NAME,
     Family,
-    family_of,
-    reasoning_marks,
 )
-from gateway.tools.reader import MAX_GAP, Content, Part, Reader, Reasoning
+from gateway.tools.reader import MAX_GAP, Content, Reader
+from tests.unit.gateway.tools.answers import arguments, read, told, written
 
-TEMPLATES = Path(__file__).parents[3] / "data/templates"
 FAMILIES = [HERMES, MISTRAL, MISTRAL_SPACED, MISTRAL_ARGS, DEEPSEEK, DEEPSEEK_V31, LLAMA3, JSON]
 NAMES = frozenset({"weather", "add-2"})
 MARKS = ("<think>", "</think>")
 Call = tuple[str, str]
 
 
-def written(family: Family, calls: Sequence[Call]) -> str:
-    """The calls as the family writes them."""
-    texts = [family.head.replace(NAME, name) + arguments + family.tail for name, arguments in calls]
-    if family.bare and len(calls) == 1:
-        return texts[0]
-    return family.opening + family.between.join(texts) + family.closing
-
-
-def read(
-    family: Family | None,
-    pieces: Sequence[str],
-    *,
-    reasons: bool = False,
-    begun: bool = False,
-    max_calls: int | None = None,
-    is_cut: bool = False,
-) -> list[Part]:
-    reader = Reader(family, NAMES, MARKS if reasons or begun else None, begun, max_calls)
-    parts = [part for piece in pieces for part in reader.push(piece)]
-    return parts + reader.finish(is_cut)
-
-
-def told(parts: Sequence[Part]) -> tuple[str | None, str, list[Call]]:
-    """Content, reasoning and calls of a whole answer."""
-    message = message_of(parts, lambda: "id")
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
-    return message["content"], message.get("reasoning_content", ""), calls
-
-
 def one(family: Family | None, text: str, **options: Any) -> tuple[str | None, str, list[Call]]:
     return told(read(family, [text], **options))
 
 
-arguments = st.dictionaries(
-    st.text(max_size=4),
-    st.recursive(
-        st.none() | st.integers() | st.text(max_size=8), lambda each: st.lists(each, max_size=3), max_leaves=4
-    ),
-    max_size=3,
-).map(lambda value: json.dumps(value, ensure_ascii=False))
 calls = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), arguments), min_size=1, max_size=3)
-
-
-@given(st.data(), st.sampled_from(FAMILIES), calls)
-def test_what_a_family_writes_is_read_however_it_is_cut(data: st.DataObject, family: Family, calls: list[Call]) -> None:
-    before = "" if family.bare else data.draw(st.sampled_from(["", "Let me see.", "a < b [x] "]))
-    text = f"{before}\n{written(family, calls)}\n" if before else written(family, calls)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
-    pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    content, _, found = told(read(family, pieces))
-    assert found == calls
-    assert (content or "") == before.rstrip()
-
-
 NOISE = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[", "]", "{", "}", ", ", "; ", "\n", " ", '"', "\\", "text"),
     *('{"name": "weather", "arguments": ', '{"name": "none", "arguments": ', '{"a": 1}', '{"arguments": {}, "name": '),
@@ -133,23 +77,6 @@ def test_a_call_at_the_limit_of_tokens_is_cut_and_none_that_only_stops(family: F
     text = written(family, [("weather", '{"city": "Par')]).partition("Par")[0] + "Par"
     assert one(family, text, is_cut=True) == (None, "", [("weather", '{"city": "Par')])
     assert one(family, text) == (text, "", [])
-
-
-def test_arguments_come_while_they_are_written_and_the_name_first() -> None:
-    reader = Reader(HERMES, NAMES, None, False, None)
-    deltas = [
-        delta_of(reader.push(piece), lambda: "call_1")
-        for piece in ["Well.\n<tool", '_call>\n{"name": "weather", "argu', 'ments": {"ci', 'ty": "Paris"', "}}\n</to"]
-    ]
-    function = {"name": "weather", "arguments": '{"ci'}
-    assert deltas == [
-        {"content": "Well."},
-        {},
-        {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": 'ty": "Paris"'}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
-    ]
-    assert delta_of(reader.push("ol_call>") + reader.finish(False), lambda: "") == {}
 
 
 def test_a_stream_whose_call_turns_out_to_be_none_tells_its_text() -> None:
@@ -198,39 +125,3 @@ def test_white_space_is_held_back_up_to_a_bound_however_it_is_cut(begin: str) ->
         if '"name"' not in begin:
             assert len(reader._buffer) <= MAX_GAP + len(begin)
         assert told(parts + reader.finish(False)) == one(family, text, reasons=True)
-
-
-@pytest.mark.parametrize("begun", [True, False], ids=["begun by the prompt", "begun by the answer"])
-def test_reasoning_is_split_off_and_calls_follow_it(begun: bool) -> None:
-    thought = 'I could <tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call> here.'
-    text = ("" if begun else "<think>") + f"\n{thought}\n</think>\n\nNow: {written(HERMES, [('add-2', '{}')])}"
-    expected = ("Now:", thought, [("add-2", "{}")])
-    assert one(HERMES, text, reasons=True, begun=begun) == expected
-    assert told(read(HERMES, list(text), reasons=True, begun=begun)) == expected
-
-
-def test_answers_without_reasoning_and_reasoning_without_an_answer() -> None:
-    assert one(None, " plain <thinking>\n", reasons=True) == (" plain <thinking>\n", "", [])
-    assert one(None, "<think>\nhm, ", reasons=True, is_cut=True) == ("", "hm, ", [])
-    assert read(None, ["a", " ", "b "]) == [Content("a", 1), Content(" ", 2), Content("b ", 4)]
-    assert read(None, ["hm", "</thi", "nk>", "\n", "yes"], begun=True) == [Reasoning("hm"), Content("yes", 14)]
-
-
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("hermes", HERMES),
-        ("reasoning", HERMES),
-        ("mistral", MISTRAL_SPACED),
-        ("deepseek", DEEPSEEK),
-        ("llama3", LLAMA3),
-        ("json", JSON),
-    ],
-)
-def test_the_family_is_that_of_the_templates_markers(name: str, family: Family) -> None:
-    text = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
-    assert family_of(text) is family
-    assert reasoning_marks(text) == (MARKS if name == "reasoning" else None)
-    assert family_of("{{ tools }}[TOOL_CALLS]name[ARGS]") is MISTRAL_ARGS
-    assert family_of("{{ tools }}[TOOL_CALLS][") is MISTRAL
-    assert family_of("{{ tools }}<｜tool▁calls▁begin｜>") is DEEPSEEK_V31

@@ -1,86 +1,24 @@
-"""How many rows a step is worth, and when it waits for a guess."""
+"""How many rows a step is worth, and whose: where callers share it, too."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.speculation.row_cost import RowCost
+from outrider.engine.speculation.row_budget import ALONE_EVERY
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import AUTO, Speculation
 from target_service.drafting.budget import PROBE_STEPS, VerifyBudget, VerifyDemand
-from target_service.leases.hold import PendingDraft, expected_arrival
+from target_service.leases.hold import PendingDraft, hold_until
 from target_service.leases.lease import DeliveredDrafts, Lease
+from tests.unit.target_service.drafting.steps import budget, lease
 
 FREE_UNTIL = 12
-
-
-def cliff(num_rows: int) -> float:
-    """Seconds of a step of the CPU that this was measured on: rows cost little up to 12, then much."""
-    return 0.04 * (1 + 0.0107 * (num_rows - 1) if num_rows <= FREE_UNTIL else 0.2 + 0.085 * num_rows)
-
-
-def learnt(seconds: Any = cliff, most: int = 24) -> RowCost:
-    cost = RowCost()
-    for _ in range(60):
-        for num_rows in range(1, most + 1):
-            cost.note(num_rows, seconds(num_rows))
-    return cost
-
-
-class TestCost:
-    def test_what_is_learnt_is_what_steps_took_and_a_cliff_stays_one(self) -> None:
-        cost = learnt()
-        for num_rows in (1, 4, 12, 13, 20):
-            assert cost.seconds(num_rows) == pytest.approx(cliff(num_rows), rel=0.02)
-
-    def test_between_what_was_tried_lies_a_line_and_trials_reach_twice_as_far(self) -> None:
-        cost = RowCost()
-        for num_rows, seconds in ((1, 1.0), (5, 3.0)) * 40:
-            cost.note(num_rows, seconds)
-        assert cost.seconds(3) == pytest.approx(2.0, rel=0.01)
-        made = VerifyBudget()
-        made.cost = cost
-        assert counts(made, [demand([0.99] * 30)]) == [cost.reach - 1] == [10]
-
-    def test_more_rows_never_take_less_and_untried_ones_are_worth_a_trial(self) -> None:
-        cost = RowCost()
-        for num_rows, seconds in ((1, 1.0), (2, 0.8), (3, 1.1)) * 40:
-            cost.note(num_rows, seconds)
-        one, two, three = (cost.seconds(n) for n in (1, 2, 3))
-        assert one == two < three == cost.seconds(50)
-
-    def test_a_slower_machine_is_slower_at_every_size(self) -> None:
-        cost = learnt()
-        before = cost.seconds(10)
-        for _ in range(30):
-            cost.note(1, 2 * cliff(1))
-        assert cost.seconds(10) > 1.5 * before
-
-    def test_so_many_are_best_as_make_most_tokens_a_second(self) -> None:
-        cost, gains = learnt(), [0.6**depth for depth in range(1, 20)]
-
-        def rate(count: int) -> float:
-            return (1 + sum(gains[:count])) / cliff(1 + count)
-
-        made = VerifyBudget()
-        made.cost = cost
-        assert counts(made, [demand(gains)]) == [max(range(20), key=rate)]
-        assert counts(made, [demand([0.9] * 20)]) == [FREE_UNTIL - 1]  # not past the cliff
-        assert counts(made, [demand([0.005] * 20)]) == [0]
-
-
-def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = None) -> Any:
-    """A slot for which nothing lies ready."""
-    shares = SlotShares(RankShares())
-    slot: Any = SimpleNamespace(committed=[7], max_len=99, scheduling=Scheduling())
-    draft = DeliveredDrafts(Drafter.MODEL, shares, 1, is_active=True)
-    draft.starved_since_s[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s
-    return Lease(None, slot, Speculation(AUTO, max_draft_tokens=32), [draft], {}, now)  # type: ignore[arg-type]
 
 
 def pending(lease: Any, prob: float) -> PendingDraft:
@@ -89,14 +27,6 @@ def pending(lease: Any, prob: float) -> PendingDraft:
 
 def demand(probs: list[float], num_required: int = 0, **values: Any) -> VerifyDemand:
     return VerifyDemand(probs, num_required, num_required, **values)
-
-
-def budget(tokens_per_s: float = 25.0) -> VerifyBudget:
-    made = VerifyBudget()
-    for _ in range(60):
-        made.note(1, 1, 1 / tokens_per_s)
-    made.cost = learnt()
-    return made
 
 
 def counts(made: VerifyBudget, demands: list[VerifyDemand], max_rows: int = 256) -> list[int]:
@@ -163,30 +93,142 @@ class TestExtraRows:
         assert has_extra(VerifyBudget(), [with_extra(0, 8, 0.6)] * 3) == [True, False, False]
 
 
-class TestHold:
-    def test_a_step_waits_for_a_guess_that_is_worth_more_than_the_wait_and_no_longer(self) -> None:
-        near = lease(now=0.0, eta_s=0.005)
-        assert budget().hold_until([pending(near, 0.6)], 0.001) == pytest.approx(0.01)
-        assert budget().hold_until([pending(near, 0.6)], 0.02) is None  # it does not come
-        assert budget().hold_until([pending(lease(eta_s=0.05), 0.6)], 0.001) is None  # it takes too long
-        assert budget(tokens_per_s=2500).hold_until([pending(near, 0.6)], 0.001) is None  # others would wait, too
-        assert budget().hold_until([pending(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
+ONE, MANY = b"one", b"many"
+MOST = 256
 
-    def test_drafts_that_should_arrive_are_told_from_those_that_are_overdue_or_were_never_seen(self) -> None:
-        near = lease(now=0.0, eta_s=0.005)
-        assert expected_arrival(near, near.first, 0.001)[:3] == (pytest.approx(0.01), 0.005, True)
-        assert expected_arrival(near, near.first, 0.02) is None
-        unseen = lease()
-        assert expected_arrival(unseen, unseen.first, 0.001) is None
 
-    def test_what_follows_the_first_guess_counts_for_as_long_as_it_is_worth_its_own_wait(self) -> None:
-        lone, quick, slow = (lease(now=0.0, eta_s=0.007, gap_s=gap_s) for gap_s in (None, 0.0005, 0.005))
-        assert budget(100).hold_until([pending(lone, 0.6)], 0.001) is None
-        assert budget(100).hold_until([pending(slow, 0.6)], 0.001) is None
-        assert budget(100).hold_until([pending(quick, 0.6)], 0.001) == pytest.approx(0.014)
+def seconds_of(num_rows: int) -> float:
+    return 0.010 + 0.001 * num_rows
 
-    @pytest.mark.timeout(10)
-    def test_guesses_that_come_together_are_counted_to_the_end(self) -> None:
-        together = lease(now=0.0, eta_s=0.007, gap_s=0.0)
-        together.first.shares.first = 1.0
-        assert budget(100).hold_until([pending(together, 1.0)], 0.001) == pytest.approx(0.014)
+
+def slot(
+    caller: bytes, probs: list[float], num_required: int = 0, ready_s: float = 0.0, **scheduling: Any
+) -> VerifyDemand:
+    own = Scheduling(caller, **scheduling)
+    return VerifyDemand(probs, num_required, num_required, is_fixed=bool(num_required), scheduling=own, ready_s=ready_s)
+
+
+def tree(num_nodes: int) -> VerifyDemand:
+    """A tree of the shape 4x2x1, of which so many nodes are there."""
+    probs = [0.5, 0.25, 0.125]
+    return VerifyDemand(probs, num_nodes, 20, is_whole=True, is_fixed=True, scheduling=Scheduling(MANY))
+
+
+def settled(*found: VerifyDemand, num_steps: int = 250) -> tuple[VerifyBudget, list[list[int | None]]]:
+    """Take steps in which the same lies ready, and slots of which have turns; return what the last hundred fed."""
+    budget, demands = VerifyBudget(), list(found)
+    for num_rows in (1, 2, 4, 8, 16, 64, 300, 3000):
+        budget.cost.note(num_rows, seconds_of(num_rows))
+    chosen = [step(budget, demands, now) for now in range(1, num_steps)]
+    return budget, chosen[-100:]
+
+
+def step(budget: VerifyBudget, demands: list[VerifyDemand], now: float) -> list[int | None]:
+    shares = budget.choose(demands, MOST, MOST, [each.scheduling for each in demands])
+    num_rows = 0
+    for index, share in enumerate(shares):
+        if share is not None:
+            demands[index] = replace(demands[index], ready_s=now)
+            num_rows += demands[index].part(share[0])[2]
+    budget.note(num_rows, num_rows, seconds_of(num_rows))
+    return [None if share is None else share[0] for share in shares]
+
+
+def rows_of(chosen: list[list[int | None]]) -> list[int]:
+    """Return the rows of each slot over some steps."""
+    return [sum(1 + count for count in own if count is not None) for own in zip(*chosen, strict=True)]
+
+
+def many(count: int, **how: Any) -> list[VerifyDemand]:
+    return [slot(MANY, [0.7**depth for depth in range(1, 33)], **how) for _ in range(count)]
+
+
+def test_drafts_are_left_out_before_slots_and_slots_take_turns() -> None:
+    lone = slot(ONE, [0.8, 0.6])
+    for num_slots, all_run in ((6, True), (40, False)):
+        _, chosen = settled(lone, *many(num_slots, num_required=32))
+        rows = rows_of(chosen)
+        assert all(counts[0] is not None for counts in chosen)
+        runs = [sum(each is not None for each in own) for own in zip(*chosen, strict=True)][1:]
+        assert min(runs) > 0.6 * max(runs)
+        if all_run:
+            assert min(runs) >= 99 - 100 / ALONE_EVERY and sum(rows[1:]) > 600, "what is left of their part are drafts"
+        else:
+            assert sum(rows[1:]) == sum(runs), "not one draft where slots wait"
+        assert all(seconds_of(sum(1 + c for c in counts if c is not None)) < 2.5 * seconds_of(3) for counts in chosen)
+
+
+def test_alone_a_caller_gets_what_it_names_and_all_that_share_nothing_are_one() -> None:
+    for caller in (b"", MANY):
+        _, chosen = settled(*[slot(caller, [0.9] * 32, num_required=32) for _ in range(5)], num_steps=120)
+        assert chosen[-1] == [32] * 5
+
+
+def test_a_callers_own_slots_go_by_priority_and_then_by_who_waited_longest() -> None:
+    urgent = slot(MANY, [], priority=-1)
+    _, chosen = settled(slot(ONE, []), urgent, *many(60))
+    probes = 100 / ALONE_EVERY
+    runs = [sum(each is not None for each in own) for own in zip(*chosen, strict=True)]
+    assert runs[1] >= 99 - probes and max(runs[2:]) < 60
+
+
+def test_what_was_drawn_decides_nothing() -> None:
+    """Neither ids nor, of a tree of a named shape, how many nodes there are."""
+    steps = []
+    for num_nodes in (7, 12, 20):
+        trees = [tree(num_nodes) for _ in range(14)]  # more than fit a step
+        chosen = [*settled(*trees, num_steps=150)[1], *settled(*trees, slot(ONE, [0.8, 0.6]), num_steps=150)[1]]
+        assert {count for counts in chosen for count in counts[:14]} <= {None, 0, num_nodes}, "as a whole or not at all"
+        steps.append([[None if count is None else bool(count) for count in counts[:14]] for counts in chosen])
+    assert steps[0] == steps[1] == steps[2]
+
+
+def test_where_steps_are_bounded_one_waits_for_guesses_that_are_worth_it_to_whom_they_are_bounded_by() -> None:
+    lone, others = slot(ONE, [0.8, 0.6]), many(40)
+    budget, _ = settled(lone, *others)
+    waiting = [awaited(ONE), awaited(MANY)]
+    assert budget.awaited(waiting) == waiting[:1]
+    assert budget.hold_until(waiting[:1], 99.0) == pytest.approx(99.01)
+    assert hold_until(waiting, 99.0, 1000.0) is None, "not to all together"
+    waiting[0].draft.eta_s = 0.5
+    assert budget.hold_until(waiting[:1], 99.0) is None
+    budget.choose(others, MOST, MOST, ())
+    assert budget.awaited(waiting) == waiting
+
+
+def awaited(caller: bytes) -> PendingDraft:
+    """Draft tokens of a slot that is ready since 99 s, for which nothing is here."""
+    own = SlotShares(RankShares())
+    own.first = 0.5
+    known: Any = SimpleNamespace(scheduling=Scheduling(caller), committed=[7], max_len=99)
+    draft = DeliveredDrafts(Drafter.MODEL, own, 1, is_active=True)
+    draft.starved_since_s[1], draft.eta_s = 0.0, 0.005
+    lease = Lease(None, known, Speculation(AUTO, max_draft_tokens=64), [draft], {}, 99.0)  # type: ignore[arg-type]
+    return PendingDraft(lease, draft, 0.8)
+
+
+@pytest.mark.parametrize(("max_tpot_ms", "most_rows"), [(None, 31), (19.5, 9), (14.5, 4), (1.0, 31)])
+def test_drafts_are_left_out_for_a_slot_that_says_how_long_a_token_may_take(
+    max_tpot_ms: float | None, most_rows: int
+) -> None:
+    """Where a step takes 10 ms and a row 1 ms: one of four has no drafts, the others all that there are. What no step
+    keeps to is passed over, and no step is held for guesses that are left out.
+    """
+    budget = VerifyBudget()
+    for num_rows in range(1, 33):
+        budget.cost.note(num_rows, seconds_of(num_rows))
+    others = [slot(ONE, [0.99**depth for depth in range(1, 10)]) for _ in range(3)]
+    shares = budget.choose([slot(ONE, [], max_tpot_ms=max_tpot_ms), *others], MOST, MOST, ())
+    assert 4 + sum(share[0] for share in shares if share is not None) == most_rows
+    waiting = [awaited(ONE)]
+    waiting[0].draft.shares.first = 1.0
+    budget.note(1, 1000, 1000.0)
+    assert (budget.hold_until(waiting, 99.0) is None) == (most_rows == 4)
+
+
+def test_a_slots_own_drafts_count_for_how_long_its_token_takes() -> None:
+    budget = VerifyBudget()
+    for num_rows in range(1, 33):
+        budget.cost.note(num_rows, seconds_of(num_rows))
+    others = [slot(ONE, [0.3] * 9) for _ in range(3)]
+    assert budget.choose([slot(ONE, [0.9, 0.8], max_tpot_ms=14.5), *others], MOST, MOST, ())[0] == (2, False)

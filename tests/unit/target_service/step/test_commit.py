@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import TokenKind
 from outrider.wire.requests.params import SamplingParams
 from target_service.leases.jobs import Finish
 from target_service.step.commit import commit_tokens, kinds_of
-from target_service.step.decide import until_grammar_fails
-from target_service.step.step_rows import Decided
 
 DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)
 RUN = (*DRAFTS, NEXT)
 ALL_KEPT = (*[TokenKind.ACCEPTED] * 4, TokenKind.BONUS)
-
-
 Commit = tuple[list[int], list[TokenKind], Finish | None]
 """Token ids, their kinds, and why they are the last."""
 
@@ -96,16 +89,3 @@ def test_stops_before_min_tokens_do_not_count(min_tokens: int) -> None:
 def test_what_comes_after_a_rejection_is_not_looked_at() -> None:
     expected = cut((11, NEXT), (TokenKind.ACCEPTED, TokenKind.RECOVERED))
     assert commit(kept=1, stop_token_ids=(13,)) == expected
-
-
-def test_what_was_accepted_before_its_grammar_fails_is_sound() -> None:
-    """Up to the token that leads there, which takes the place of the target's own; behind it nothing is masked."""
-    proposal: Any = SimpleNamespace(tree=DraftTree.of([5, 6, 7], [ROOT, 0, 1]))
-    decided = Decided((0, 1, 2), 9)
-    for fails_behind, path, next_id in ((2, (0,), 6), (3, (0, 1), 7), (4, (0, 1, 2), 9)):
-        state: Any = SimpleNamespace(
-            params=SamplingParams(grammar="{}"), failure=lambda ids, n=fails_behind: "full" if len(ids) >= n else None
-        )
-        assert until_grammar_fails(proposal, state, decided) == Decided(path, next_id)
-    state = SimpleNamespace(params=SamplingParams(grammar="{}"), failure=lambda ids: "full")
-    assert until_grammar_fails(proposal, state, decided) is None

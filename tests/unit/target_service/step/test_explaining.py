@@ -28,8 +28,8 @@ from target_service.step.explaining import NUM_BEST, ExplainRequest, explain
 from target_service.step.step_rows import Decided
 from tests.proposals import PlainSlot, chain_proposal, tree_draws
 from tests.unit.target_service.step.test_decide import KINDS, make_step
-from tests.unit.target_service.step.test_tree_decision import KINDS as TREE_KINDS
-from tests.unit.target_service.step.test_tree_decision import make, parents_of
+from tests.unit.target_service.step.test_decide_on_device import KINDS as TREE_KINDS
+from tests.unit.target_service.step.test_decide_on_device import make, parents_of
 
 
 def requested(proposal: Proposal, state: SamplingState, decided: Decided, start: int = 0) -> ExplainRequest:

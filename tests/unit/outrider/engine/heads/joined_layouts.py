@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,44 @@ def _more(target: str, tensors: dict[str, Tensor], **config: Any) -> str:
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, Path(target) / "model.safetensors")
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     return target
+
+
+Made = tuple[Joined, str, str]
+"""A head, its folder, and its target's."""
+
+
+def eagle1(folder: Path, leaves_out: tuple[str, ...] = ("lm_head.weight",), **more: Any) -> Made:
+    head = Joined(normed=False, **more)
+    target = head.target(folder / "target")
+    return head, head.write_eagle1(folder / "head", leaves_out), target
+
+
+def in_target(folder: Path, family: str, num_layers: int = 1, **more: Any) -> Made:
+    head = Joined(family=family, **more)
+    target = head.target(folder)
+    return head, head.write_in_target(target, num_layers=num_layers), target
+
+
+def as_qwen(folder: Path) -> Made:
+    head = Joined(family="qwen3_next", carry_normed=True)
+    target = head.target(folder)
+    return head, head.write_as_qwen(target), target
+
+
+def as_speculators(folder: Path, family: str) -> Made:
+    head = Joined(family=family, carry_normed=True)
+    target = head.target(folder / "target")
+    return head, head.write_as_speculators(folder / "head"), target
+
+
+CASES: dict[str, Callable[[Path], Made]] = {
+    "EAGLE-1": lambda folder: eagle1(folder, bias=True),
+    "EAGLE-1, all of the target's": lambda folder: eagle1(folder, ("lm_head.weight", "embed_tokens.weight")),
+    "EAGLE-1, biases of queries": lambda folder: eagle1(folder, bias=True, qkv_bias=True),
+    "MTP of DeepSeek": lambda folder: in_target(folder, "deepseek_v3"),
+    "MTP of GLM, two layers": lambda folder: in_target(folder, "glm4_moe", 2, carry_normed=True),
+    "MTP of Llama's layers": lambda folder: in_target(folder, "llama"),
+    "MTP of speculators": lambda folder: as_speculators(folder, "qwen3"),
+    "MTP of speculators, experts": lambda folder: as_speculators(folder, "glm4_moe"),
+    "MTP of Qwen": as_qwen,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -11,11 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.engine.heads import families
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import read_eagle3
+from outrider.engine.heads.families import family_of
+from outrider.wire.errors import ConfigError
 from tests.stack import DEMO_TARGET
 from tests.tiny_models import tiny_llama
 from tests.unit.outrider.engine.files.folders import refusal, with_fields
+from tests.unit.outrider.engine.heads.folders import files
 
 DEMO_HEAD = Path(DEMO_TARGET).parent / "eagle3"
 Change = Callable[[Path], object]
@@ -73,3 +78,40 @@ def test_a_compressed_pickle_is_refused(tmp_path: Path) -> None:
             archive.writestr(name, data)
     files = Checkpoint(str(head), allow_pickle=True)
     assert "is compressed" in refusal(lambda: files.names)
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "num_hidden_layers": 1}
+MODEL = ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.q_proj.weight")
+
+
+def test_an_ordinary_pickled_model_is_not_opened(tmp_path: Path) -> None:
+    """Its own loader says what it wants; a head's is asked for, since its config cannot tell the kind."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 4}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    assert family_of(Checkpoint(str(tmp_path))) is families.MODEL
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(ConfigError, match="a pickle"):
+        family_of(Checkpoint(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", "{", r"config\.json is not JSON"),
+        ("config.json", "[]", r"config\.json is no JSON object"),
+        ("model.safetensors", "nothing", r"cannot read .*model\.safetensors"),
+        ("model.safetensors.index.json", "{}", "is not an index of weights"),
+        ("model.safetensors.index.json", '{"weight_map": {"fc.weight": "a.safetensors"}}', r"has no a\.safetensors"),
+    ],
+)
+def test_damaged_files_are_named(name: str, text: str, message: str, tmp_path: Path) -> None:
+    files(tmp_path, LLAMA)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        family_of(Checkpoint(str(tmp_path)))
+
+
+def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(ConfigError, match="has no weights"):
+        family_of(Checkpoint(str(tmp_path)))

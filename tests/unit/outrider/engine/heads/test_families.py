@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from draft_service.drafters.loading import load_draft
 from outrider.engine.heads import families
-from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import Family, family_of, is_same, pard_block
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings.config import DraftConfig
+from tests.unit.outrider.engine.heads.folders import files
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "num_hidden_layers": 1}
 MODEL = ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.q_proj.weight")
 EAGLE1 = ("fc.weight", "embed_tokens.weight", "layers.0.self_attn.q_proj.weight")
 EAGLE3 = ("fc.weight", "lm_head.weight", "midlayer.hidden_norm.weight")
-
-
-def files(folder: Path, config: dict[str, Any], names: tuple[str, ...] = MODEL) -> Checkpoint:
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: torch.zeros(1) for name in names}, folder / "model.safetensors")
-    return Checkpoint(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -123,45 +112,3 @@ def test_a_masked_position_must_be_an_id(token: object, tmp_path: Path) -> None:
     assert pard_block(files(tmp_path, {**LLAMA, "pard_token": 96})).mask_id == 96
     with pytest.raises(ConfigError, match=r"^pard_token of .* must be a whole number from 0 to 96"):
         pard_block(files(tmp_path, {**LLAMA, "pard_token": token}))
-
-
-def test_an_ordinary_pickled_model_is_not_opened(tmp_path: Path) -> None:
-    """Its own loader says what it wants; a head's is asked for, since its config cannot tell the kind."""
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 4}))
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    assert family_of(Checkpoint(str(tmp_path))) is families.MODEL
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    with pytest.raises(ConfigError, match="a pickle"):
-        family_of(Checkpoint(str(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("config.json", "{", r"config\.json is not JSON"),
-        ("config.json", "[]", r"config\.json is no JSON object"),
-        ("model.safetensors", "nothing", r"cannot read .*model\.safetensors"),
-        ("model.safetensors.index.json", "{}", "is not an index of weights"),
-        ("model.safetensors.index.json", '{"weight_map": {"fc.weight": "a.safetensors"}}', r"has no a\.safetensors"),
-    ],
-)
-def test_damaged_files_are_named(name: str, text: str, message: str, tmp_path: Path) -> None:
-    files(tmp_path, LLAMA)
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        family_of(Checkpoint(str(tmp_path)))
-
-
-def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    with pytest.raises(ConfigError, match="has no weights"):
-        family_of(Checkpoint(str(tmp_path)))
-
-
-@pytest.mark.parametrize(("config", "names"), [({**LLAMA, "pard_token": 90}, MODEL), (LLAMA, EAGLE3)])
-def test_what_reads_more_than_ids_is_not_drafted_for(
-    config: dict[str, Any], names: tuple[str, ...], tmp_path: Path
-) -> None:
-    files(tmp_path, config, names)
-    with pytest.raises(ConfigError, match=r"drafted_by is 'lookup', and .* leave drafted_by out"):
-        load_draft(DraftConfig(model=str(tmp_path), drafted_by="lookup"), 1, lambda error: None)

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draft_service.drafters.loading import HeadState, load_draft
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import EAGLE1, MTP, family_of
@@ -22,14 +21,12 @@ from outrider.engine.heads.joined import JoinedHead, read_eagle1, read_mtp
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.wiring import Seen, score_head, text_logits
-from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
-from tests.unit.outrider.engine.heads.joined_layouts import Joined
-from tests.unit.outrider.engine.heads.layouts import LAYERS, WIDTH, hidden_states
+from tests.unit.outrider.engine.heads.joined_layouts import CASES, Joined, as_qwen, as_speculators, eagle1, in_target
+from tests.unit.outrider.engine.heads.layouts import LAYERS, WIDTH
 from tests.unit.outrider.engine.heads.test_eagle3 import (
     CLEAR,
-    PROMPT,
     TOLERANCE,
     Fault,
     Served,
@@ -41,43 +38,6 @@ from tests.unit.outrider.engine.heads.test_wiring import NUM_TOKENS, seen_with
 
 Made = tuple[Joined, str, str]
 """A head, its folder, and its target's."""
-
-
-def eagle1(folder: Path, leaves_out: tuple[str, ...] = ("lm_head.weight",), **more: Any) -> Made:
-    head = Joined(normed=False, **more)
-    target = head.target(folder / "target")
-    return head, head.write_eagle1(folder / "head", leaves_out), target
-
-
-def in_target(folder: Path, family: str, num_layers: int = 1, **more: Any) -> Made:
-    head = Joined(family=family, **more)
-    target = head.target(folder)
-    return head, head.write_in_target(target, num_layers=num_layers), target
-
-
-def as_qwen(folder: Path) -> Made:
-    head = Joined(family="qwen3_next", carry_normed=True)
-    target = head.target(folder)
-    return head, head.write_as_qwen(target), target
-
-
-def as_speculators(folder: Path, family: str) -> Made:
-    head = Joined(family=family, carry_normed=True)
-    target = head.target(folder / "target")
-    return head, head.write_as_speculators(folder / "head"), target
-
-
-CASES: dict[str, Callable[[Path], Made]] = {
-    "EAGLE-1": lambda folder: eagle1(folder, bias=True),
-    "EAGLE-1, all of the target's": lambda folder: eagle1(folder, ("lm_head.weight", "embed_tokens.weight")),
-    "EAGLE-1, biases of queries": lambda folder: eagle1(folder, bias=True, qkv_bias=True),
-    "MTP of DeepSeek": lambda folder: in_target(folder, "deepseek_v3"),
-    "MTP of GLM, two layers": lambda folder: in_target(folder, "glm4_moe", 2, carry_normed=True),
-    "MTP of Llama's layers": lambda folder: in_target(folder, "llama"),
-    "MTP of speculators": lambda folder: as_speculators(folder, "qwen3"),
-    "MTP of speculators, experts": lambda folder: as_speculators(folder, "glm4_moe"),
-    "MTP of Qwen": as_qwen,
-}
 
 
 def read(head: str, target: str) -> HeadFiles:
@@ -231,32 +191,6 @@ def settings(folder: str, **more: Any) -> DraftConfig:
     return DraftConfig(model=folder, device="cpu", max_slots=2, kv_cache_tokens=512, **more)
 
 
-def test_a_head_of_a_target_that_cannot_be_rolled_back_is_refused(tmp_path: Path) -> None:
-    _, folder, target = as_qwen(tmp_path)
-    with pytest.raises(ConfigError, match=r"running state that is not served yet \(linear_attention layers\)"):
-        load_draft(settings(folder, target_model=target), 1, lambda error: None)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 8e-2)])
-@pytest.mark.parametrize("name", ["EAGLE-1", "MTP of DeepSeek", "MTP of GLM, two layers"])
-def test_a_loaded_head_is_ready_to_run(name: str, dtype: str, tolerance: float, tmp_path: Path) -> None:
-    """A target that drafts for itself is its MTP head."""
-    head, folder, target = CASES[name](tmp_path)
-    state = load_draft(settings(folder, target_model=target, dtype=dtype), 1, lambda error: None)
-    assert isinstance(state, HeadState)
-    loaded, runner = state.head, state.runner
-    numbers = 24 + 8 if "DeepSeek" in name else 2 * 2 * 16
-    assert loaded.path.name == "paged" and runner.supports_trees
-    assert runner.kv_bytes_per_token == numbers * (4 if dtype == "float32" else 2)
-    assert state.head.opening.spec.taps == (NORMED,) and state.head.opening.fc is None
-    rows = head.rows(hidden_states(len(PROMPT))).to(torch.bfloat16)
-    row = Row(runner.pool.new_table(), PROMPT, 0, 3, PROMPT, features=rows)
-    logits = runner.forward([row])
-    if dtype == "bfloat16":
-        head.tensors = {n: t.to(torch.bfloat16) if "correction" not in n else t for n, t in head.tensors.items()}
-    assert difference(logits, head.forward(rows.double(), PROMPT)[0][-3:]) < tolerance
-
-
 def test_a_target_lends_its_own_embedding_beside_its_mtp_heads(tmp_path: Path) -> None:
     head, folder, _ = in_target(tmp_path, "llama")
     assert torch.equal(TargetFiles(folder).embedding(), head.whole["model.embed_tokens.weight"])
@@ -266,9 +200,6 @@ def test_the_path_fused_is_not_of_these_heads(tmp_path: Path) -> None:
     _, folder, target = eagle1(tmp_path)
     with pytest.raises(ConfigError, match="cannot be served: fused: is not made for EAGLE-1 and 2"):
         load_head(settings(folder, attention_path="fused"), target, EAGLE1)
-
-
-# The test of the wiring: the target says what the head as it is meant to be says.
 
 
 def blank() -> Seen:

@@ -9,53 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.sampling.acceptance import (
-    Accepted,
-    Noise,
-    accept_block,
-    accept_block_one,
-)
+from outrider.engine.sampling.acceptance import Accepted, Noise, accept_block, accept_block_one
 from outrider.engine.sampling.coupled import coupled_place, device_keys
 from outrider.engine.sampling.row_law import Ids, RowLaw, Weights
-from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.wire.requests.params import SamplingParams
-from target_service.step.step_rows import walk
 from tests.proposals import accept_token, accept_token_one
 from tests.unit.outrider.engine.sampling.drawing import draw
 
 INF = math.inf
 
 
-def log(rows: object) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64).log().float()
-
-
-def u(rows: object) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
 def pairs(outcome: Accepted) -> list[tuple[int, int]]:
     return list(zip(outcome.num_accepted.tolist(), outcome.next_ids.tolist(), strict=True))
-
-
-class TestGreedy:
-    TARGET = (3, 4, 5, 6)
-
-    @pytest.mark.parametrize(
-        ("draft", "expected"),
-        [
-            ([3, 4, 5], ((0, 1, 2), 6)),  # all accepted: bonus
-            ([9, 4, 5], ((), 3)),  # first wrong
-            ([3, 9, 5], ((0,), 4)),  # a match after a mismatch does not count
-            ([3, 4, 9], ((0, 1), 5)),
-            ([3, 4], ((0, 1), 5)),
-            ([], ((), 3)),  # plain
-        ],
-    )
-    def test_walk(self, draft: list[int], expected: tuple[tuple[int, ...], int]) -> None:
-        tree = DraftTree.of(draft, range(-1, len(draft) - 1))
-        decided = walk(tree, lambda node: self.TARGET[1 + node])
-        assert (decided.path, decided.next_id) == expected
 
 
 def random_batch(num_rows: int, k: int, vocab_size: int, seed: int) -> dict[str, Tensor]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,13 +24,12 @@ from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.followers import TableDrafter
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.papers.tables import Bigram, Unigram
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
-from target_service.drafting.own_drafts import OwnDrafts
+from tests.unit.outrider.engine.sampling.counted import DRAFTERS, PARAMS, opened, state_of
 from tests.unit.outrider.engine.sampling.test_acceptance_law import (
     TOLERANCE,
     HostBlockRound,
@@ -45,28 +42,6 @@ from tests.unit.outrider.engine.sampling.test_acceptance_law import (
 
 VOCAB, K = 3, 2
 SEQUENCE = [0, 1, 2, 0, 1, 1, 2, 1, 2, 0, 1]
-DRAFTERS: dict[str, Callable[[], SequenceDrafter]] = {
-    "ngram": Ngram,
-    "ngram, trigrams alone": lambda: Ngram(orders=(3,)),
-    "lookup": lambda: Lookup(1, 4),
-    "unigram": lambda: Unigram(SEQUENCE),
-    "bigram": lambda: Bigram([0, 1, 1, 0, 2, 0, 1, 2]),
-}
-PARAMS = {
-    "plain": SamplingParams(),
-    "cold": SamplingParams(temperature=0.4),
-    "cut": SamplingParams(top_k=2, top_p=0.9, min_p=0.05),
-    "penalties": SamplingParams(
-        repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7, logit_bias={1: 0.8, 2: -0.5}
-    ),
-    "bans": SamplingParams(bad_words=((2,), (0, 1)), min_tokens=4, max_tokens=9, stop_token_ids=(0,)),
-}
-
-
-def state_of(params: SamplingParams) -> SamplingState:
-    state = SamplingState(params, SEQUENCE[:6], ())
-    state.set_output(SEQUENCE[6:])
-    return state
 
 
 def law_at(follower: Follower, state: SamplingState, prefix: tuple[int, ...]) -> RowLaw | None:
@@ -123,36 +98,12 @@ def test_the_output_has_the_targets_law(name: str, how: str, rounds: type[Stoppi
     assert float((law - joint(target, VOCAB, K + 1)).abs().max()) < TOLERANCE
 
 
-def opened(drafter: SequenceDrafter, params: SamplingParams, source: tuple[int, ...] = ()) -> tuple[OwnDrafts, Any]:
-    """What follows a slot that has this sequence."""
-    own = OwnDrafts({Drafter.NGRAM: TableDrafter(drafter, VOCAB)})
-    slot: Any = SimpleNamespace(key=(1, 1), committed=SEQUENCE, num_prompt=6, params=params, max_len=99)
-    slot.num_source_tokens = len(source)
-    job: Any = SimpleNamespace(own_drafters=(Drafter.NGRAM,), corpus_id=b"", source_ids=source)
-    own.open(job, slot)
-    return own, slot
-
-
 def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> CandidateTree:
     """The chain that the target grows in a slot that has this sequence."""
     own, slot = opened(drafter, params)
     chain = own.candidates(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), most)
     assert chain.tree.is_chain and chain.max_len == most
     return chain
-
-
-def test_a_slot_that_waits_is_drafted_for_once() -> None:
-    """Other callers' steps go on meanwhile: what it costs to draft for those that wait would be taken from them."""
-    drafter = DRAFTERS["ngram"]()
-    own, slot = opened(drafter, PARAMS["penalties"])
-    state, shares = state_of(PARAMS["penalties"]), SlotShares(RankShares())
-    first = own.candidates(slot, Drafter.NGRAM, state, shares, K)
-    assert own.candidates(slot, Drafter.NGRAM, state, shares, K) is first
-    assert len(own.candidates(slot, Drafter.NGRAM, state, shares, 1).tree) == 1 < len(first.tree)
-    slot.committed = [*slot.committed, first.tree.ids[0]]
-    own.append(slot, slot.committed[-1:])
-    after = own.candidates(slot, Drafter.NGRAM, state_of(PARAMS["penalties"]), shares, K)
-    assert after.tree.ids != first.tree.ids
 
 
 def ids_of(chain: CandidateTree) -> tuple[int, ...]:

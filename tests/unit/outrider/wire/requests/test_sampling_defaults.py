@@ -16,7 +16,7 @@ from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.sampling_defaults import stated_defaults, usable_defaults
 from tests.checkers import inline_checker
 from tests.service.scripted_generator import config
-from tests.unit.gateway.admission.test_requests import reader
+from tests.unit.gateway.admission.test_prompts import reader
 
 FILE = {"temperature": 0.6, "top_k": 1, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.5, "max_new_tokens": 40}
 STATED = {"temperature": 0.6, "top_k": 1, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.5, "max_tokens": 40}

@@ -1,4 +1,4 @@
-"""What a target keeps of a tree: in words, against chains, and with what is reported."""
+"""What a target keeps of a tree, on the host and on a device: in words, against chains, and with what is reported."""
 
 from __future__ import annotations
 

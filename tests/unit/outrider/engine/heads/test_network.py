@@ -20,11 +20,12 @@ from outrider.engine.heads.network import HeadNetwork
 from tests.tiny_models import random_model, save
 from tests.unit.outrider.engine.heads import test_dflash, test_dspark, test_peagle
 from tests.unit.outrider.engine.heads.block_layouts import BlockHead
+from tests.unit.outrider.engine.heads.joined_layouts import eagle1, in_target
 from tests.unit.outrider.engine.heads.layouts import LAYERS, SHAPE, VOCAB, WIDTH, Eagle3
 from tests.unit.outrider.engine.heads.test_dflash import CLEAR, TOLERANCE, Served, difference
 from tests.unit.outrider.engine.heads.test_dflash import expected as expected_of_blocks
 from tests.unit.outrider.engine.heads.test_eagle3 import SPECFORGE
-from tests.unit.outrider.engine.heads.test_joined import eagle1, in_target, logits_of, read
+from tests.unit.outrider.engine.heads.test_joined import logits_of, read
 
 LEFT_OUT = ("embed_tokens.weight",)
 
