@@ -45,7 +45,7 @@ def refusal(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_http_names_the_field_and_the_value(stack: Stack, stream: bool) -> None:
-    """The same before a stream: a status, no event. Every field of every body: service/test_http_front.py."""
+    """The same before a stream: a status, no event. Every field of every body: service/test_routes.py."""
     error = refusal(post(stack, json={"prompt": [5] * 2100, "max_tokens": 100, "stream": stream}))
     assert (error["type"], error["param"]) == ("invalid_request_error", "prompt")
     assert all(number in error["message"] for number in ("2100", "2048")), error["message"]

@@ -15,8 +15,8 @@ from gateway.tools.reader import Content
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from tests.service.scripted_generator import CONTEXT_LIMIT, ScriptedGenerator
-from tests.service.test_http_front import in_process
 from tests.service.test_http_tools import CALLS, FOUND, TOOL, generator_of
+from tests.service.test_routes import in_process
 
 PATH = "/v1/messages"
 FUNCTION: Any = {"name": "Weather", "input_schema": TOOL["function"]["parameters"], "cache_control": {"type": "x"}}

@@ -16,7 +16,7 @@ from gateway.api.routes import best_of
 from gateway.generation import OutputLogprobs, OutputToken, TokenKind
 from gateway.tokenizer import Tokenizer
 from tests.service.scripted_generator import CONTEXT_LIMIT, DEMO, ScriptedGenerator, demo_tokenizer, rounds
-from tests.service.test_http_front import in_process
+from tests.service.test_routes import in_process
 
 TOKENIZER = demo_tokenizer()
 CHAT: Any = [{"role": "user", "content": "hello there"}]
