@@ -12,23 +12,11 @@ from outrider.wire.settings.pools import Pool
 from tests.kubernetes.chart import (
     CHART,
     HelmError,
-    Manifest,
-    example,
     rendered,
 )
 from tests.kubernetes.check import (
-    pods,
     problem,
 )
-
-
-def of_kind(name: str, kind: str) -> dict[str, Manifest]:
-    return {one["metadata"]["name"]: one for one in example(name) if one["kind"] == kind}
-
-
-def containers(name: str) -> list[tuple[dict[str, str], dict[str, Any]]]:
-    return [(labels, container) for labels, spec in pods(example(name)) for container in spec["containers"]]
-
 
 TARGET = {"name": "t", "model": "m", "replicas": 2, "cpu": 1, "memory": "1Gi"}
 POOL = TARGET | {"name": "d", "serves": ["demo"]}

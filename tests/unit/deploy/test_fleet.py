@@ -30,10 +30,6 @@ def chat(count: int = 2, **size: Any) -> Pool:
     return Pool(name="chat", role="target", worker=TargetConfig(model="t"), count=count, **size)
 
 
-HUNG = {"busy_us": 1, "longest_step_us": 1_000_000, "num_slots_in_use": 1}
-"""With a step of more than 8 s."""
-
-
 def draft_refuses(stage: Stage) -> None:
     stage.workers["draft-small-0"].next = Refused("model.safetensors ends early")
 

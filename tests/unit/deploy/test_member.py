@@ -72,10 +72,6 @@ def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place(cap
     assert lost.levelname == "WARNING" and back.getMessage() == "target-chat-0 at node:70 is back"
 
 
-HUNG = {"busy_us": 1, "longest_step_us": 1_000_000, "num_slots_in_use": 1}
-"""With a step of more than 8 s."""
-
-
 def test_at_first_a_refusal_is_the_end_and_later_another_is_tried_after_a_pause() -> None:
     stage = Stage(chat(1))
     stage.workers["target-chat-0"].next = Refused("no such model")

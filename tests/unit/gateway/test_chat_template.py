@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from outrider.wire.errors import InvalidRequest, OutriderError
 from tests.rendering import InlineRenderers, inline_template
 from tests.unit.gateway.templates import files
 
-DEMO = Path(__file__).parents[3] / "models/demo/target"
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be <brief> & clear."},
     {"role": "user", "content": "Grüße, “world”"},

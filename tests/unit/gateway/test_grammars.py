@@ -7,16 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from gateway.grammars import grammar_of, of_choice, of_lark, of_regex, of_schema, schema_text
 from gateway.output_format import OutputFormat, one_output
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.requests.grammar_limits import parser_limits
-from tests.unit.gateway.following import Bytes, follows
-
-TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
-LIMITS = LLParserLimits(**parser_limits())
+from tests.unit.gateway.following import follows
 
 
 def schema(value: Any, strict: bool = False) -> str:

@@ -15,7 +15,6 @@ from tests.forked import REPO
 from tests.watching.dashboards import FILES, panel_queries, with_all_chosen
 from tests.watching.series import OF_PROMETHEUS, existing, recorded, rules, series_in
 
-DASHBOARDS = REPO / "deploy/grafana/dashboards"
 PROMETHEUS = REPO / "deploy/prometheus"
 HISTOGRAM = re.compile(r"_(bucket|sum|count)$")
 SERIES = re.compile(r"\b(?:vllm:|spec_|outrider_|process_|pair:|target:|member:|outrider:)[\w:]+")

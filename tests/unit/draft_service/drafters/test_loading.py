@@ -14,15 +14,12 @@ from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 from tests.unit.outrider.engine.heads.folders import files
-from tests.unit.outrider.engine.heads.joined_layouts import CASES, Joined, as_qwen
+from tests.unit.outrider.engine.heads.joined_layouts import CASES, as_qwen
 from tests.unit.outrider.engine.heads.layouts import hidden_states
 from tests.unit.outrider.engine.heads.test_eagle3 import (
     PROMPT,
     difference,
 )
-
-Made = tuple[Joined, str, str]
-"""A head, its folder, and its target's."""
 
 
 def settings(folder: str, **more: Any) -> DraftConfig:

@@ -9,13 +9,11 @@ import pytest
 
 from draft_service.targets import deliveries
 from draft_service.targets.deliveries import Deliverer
-from draft_service.targets.registration import HeadOffer
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Unavailable
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.unit.draft_service.targets.offered import Peer
 
-OFFER = HeadOffer(bytes(range(10)), b"d" * 32, 4)
 WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from gateway.admission.prompts import (
     PromptReader,
-    TextThreads,
 )
 from gateway.admission.requests import Demand, FieldNames, build_requests, check_demand, find_model
 from gateway.api.schemas.openai import CompletionBody, parse_body
@@ -30,7 +29,6 @@ from tests.unit.gateway.scripted_pool import connection_of, link_of, served_mode
 
 TOKENIZER = demo_tokenizer()
 FACTS = ScriptedGenerator(TOKENIZER).models()[0]
-THREADS = TextThreads()
 
 
 def reader() -> PromptReader:

@@ -7,20 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from gateway.api.forms.messages_schemas import MessagesBody
-from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import ChatBody, parse_body
 from gateway.tools.offer import Tool
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template
-from tests.service.scripted_generator import demo_tokenizer
 from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
 from tests.unit.gateway.tools.offers import SCHEMA
 from tests.unit.gateway.tools.test_families import TEMPLATES
 
-TOKENIZER = demo_tokenizer()
 STRICT = (
     '{% for m in messages %}{% if m.role == "system" and not loop.first %}'
     '{{ raise_exception("System message must be at the beginning.") }}{% endif %}'
@@ -34,7 +29,6 @@ ALTERNATING = (
     "[{{ m.role }}]{{ m.content }}{% endfor %}"
 )
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + ALTERNATING
-BODIES: dict[str, type[BaseModel]] = {"chat": ChatBody, "responses": ResponsesBody, "messages": MessagesBody}
 USER = {"role": "user", "content": "a"}
 
 

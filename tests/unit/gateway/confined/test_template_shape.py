@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoTokenizer
 
 from outrider.wire.errors import InvalidRequest
-from tests.service.scripted_generator import DEMO, demo_tokenizer
 from tests.unit.gateway.confined.kinds import TOOL, expected, loop, rendered
 
-TOKENIZER = demo_tokenizer()
-THEIRS = AutoTokenizer.from_pretrained(str(DEMO))
 USER = {"role": "user", "content": "Weather in Rome?"}
 
 

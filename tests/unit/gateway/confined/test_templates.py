@@ -16,11 +16,9 @@ from gateway.tokenizer import read_tokenizer
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import InlineRenderers
-from tests.service.scripted_generator import DEMO, demo_tokenizer
+from tests.service.scripted_generator import DEMO
 from tests.unit.gateway.confined.kinds import TOOL, expected, loop, rendered
 
-TOKENIZER = demo_tokenizer()
-THEIRS = AutoTokenizer.from_pretrained(str(DEMO))
 USER = {"role": "user", "content": "Weather in Rome?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 CALL = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}

@@ -17,8 +17,6 @@ from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.service.scripted_generator import TIMINGS, demo_tokenizer
 from tests.unit.gateway.rounds.verdicts import session_of
 
-PROMPT = (5, 6, 7)
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gateway.tools.families import Family
@@ -13,7 +11,6 @@ from tests.unit.gateway.tools.answers import written
 from tests.unit.gateway.tools.offers import SCHEMA, SOURCES, planned, takes
 from tests.unit.gateway.tools.test_families import FAMILIES
 
-DEMO = Path(__file__).parents[4] / "models/demo/target"
 WEATHER = Tool("weather", "The weather.", SCHEMA, strict=True)
 ADD = Tool("add-2", parameters={"type": "object", "properties": {"a": {"type": "number"}}})
 ROME, ADDED = ("weather", '{"city": "Rome", "days": 3}'), ("add-2", '{"a": 2.5}')

@@ -15,7 +15,6 @@ from gateway.tools.reader import Content, Reasoning
 from tests.unit.gateway.tools.answers import arguments, read, told, written
 
 NAMES = frozenset({"weather", "add-2"})
-MARKS = ("<think>", "</think>")
 Call = tuple[str, str]
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
-from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.drafting.budget import VerifyBudget, VerifyChoice
 from target_service.drafting.choice import Candidates, Drafting
 from target_service.drafting.proposal import Proposal
@@ -28,9 +27,6 @@ __all__ = ["every_draw"]
 PROMPT = [7, 8, 9]
 VOCAB = 3
 UNION = Drafter.NGRAM_AND_MODEL
-METRICS = WorkerMetrics("target")
-USUAL = (0.6, 0.5)
-"""Acceptance probability of what a draft proposes first, and of the chain's."""
 DRAWN = SamplingParams(temperature=1.0)
 Ends = Callable[[Prefix], bool]
 Token = tuple[int, Any]

@@ -18,8 +18,6 @@ from target_service.leases.hold import PendingDraft, hold_until
 from target_service.leases.lease import DeliveredDrafts, Lease
 from tests.unit.target_service.drafting.steps import budget, lease
 
-FREE_UNTIL = 12
-
 
 def pending(lease: Any, prob: float) -> PendingDraft:
     return PendingDraft(lease, lease.first, prob)

@@ -35,8 +35,6 @@ PROMPT = [7, 8, 9]
 VOCAB = 3
 UNION = Drafter.NGRAM_AND_MODEL
 METRICS = WorkerMetrics("target")
-USUAL = (0.6, 0.5)
-"""Acceptance probability of what a draft proposes first, and of the chain's."""
 GREEDY = SamplingParams(temperature=0.0)
 COUPLED = SamplingParams(temperature=1.0, acceptance=AcceptanceRule.COUPLED)
 DRAWN = SamplingParams(temperature=1.0)

@@ -9,8 +9,6 @@ import pytest
 from target_service.leases.hold import PendingDraft, expected_arrival
 from tests.unit.target_service.drafting.steps import budget, lease
 
-FREE_UNTIL = 12
-
 
 def pending(lease: Any, prob: float) -> PendingDraft:
     return PendingDraft(lease, lease.first, prob)

@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from gateway.api.forms.messages_schemas import CountBody, MessagesBody
-from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import parse_body
 from gateway.api.schemas.vllm import TokenizeBody
 from outrider.wire.errors import NoThreads
-from tests.service.scripted_generator import demo_tokenizer
 from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
 
-TOKENIZER = demo_tokenizer()
-BODIES: dict[str, type[BaseModel]] = {"chat": ChatBody, "responses": ResponsesBody, "messages": MessagesBody}
 USER = {"role": "user", "content": "a"}
 HEADER = "x-anthropic-billing-header: cc_version=2.1.0; cch=11111;"
 

@@ -12,10 +12,8 @@ from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import ChatBody, parse_body
 from gateway.generation import ServedFacts
 from outrider.wire.errors import InvalidRequest
-from tests.service.scripted_generator import demo_tokenizer
 from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
 
-TOKENIZER = demo_tokenizer()
 BODIES: dict[str, type[BaseModel]] = {"chat": ChatBody, "responses": ResponsesBody, "messages": MessagesBody}
 USER = {"role": "user", "content": "a"}
 

@@ -7,17 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from gateway.api.forms.messages_schemas import MessagesBody
-from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.schemas.openai import ChatBody
 from outrider.wire.errors import InvalidRequest
-from tests.service.scripted_generator import demo_tokenizer
 from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
 
-TOKENIZER = demo_tokenizer()
-BODIES: dict[str, type[BaseModel]] = {"chat": ChatBody, "responses": ResponsesBody, "messages": MessagesBody}
 USER = {"role": "user", "content": "a"}
 SCHEMA = {"type": "object", "properties": {}}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,11 @@ from outrider.engine.architectures.context import context_limit_of
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from tests.rounds import some_ids
-from tests.tiny_models import random_model, save, tiny_llama
+from tests.tiny_models import random_model, save
 from tests.unit.outrider.engine.files.folders import load
 
 TOLERANCE = 1e-4
 VOCAB = 300
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_llama(tmp_path_factory.mktemp("llama"), vocab_size=300)
-
-
-@pytest.fixture
-def folder(llama: str, tmp_path: Path) -> Path:
-    """A copy of the Llama that a test may change."""
-    return Path(shutil.copytree(llama, tmp_path / "model"))
 
 
 def scaled(kind: str, factor: float | None = 4.0, length: int = 64, **more: Any) -> LlamaConfig:

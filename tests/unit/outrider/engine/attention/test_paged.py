@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
@@ -18,7 +17,6 @@ from tests.zoo import SHAPE
 
 VOCAB_SIZE = 97
 TOLERANCE = 1e-4
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("path", ["paged", "dense"])

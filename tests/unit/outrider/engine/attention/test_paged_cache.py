@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from outrider.engine.attention.paged_cache import ATTENTION_NAME
@@ -12,7 +11,6 @@ from outrider.wire.errors import InvalidRequest
 from tests.unit.outrider.engine.attention.tables import paged
 
 VOCAB_SIZE = 97
-CPU = torch.device("cpu")
 
 
 def test_the_self_test_s_truth_and_other_users_keep_transformers_attention(llama: PreTrainedModel) -> None:

@@ -16,9 +16,7 @@ from outrider.engine.step_plan import Row
 from tests.unit.outrider.engine.cuda.cuda_tape import TapeMaker
 from tests.unit.outrider.engine.cuda.graphed import make
 
-CONTEXT = 128
 MAX_ROWS = 3
-WIDTHS = (6, 1)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "phi3", "olmo2"])

@@ -18,10 +18,6 @@ from outrider.engine.step_plan import Row
 from tests.unit.outrider.engine.cuda.cuda_tape import TapeMaker
 from tests.unit.outrider.engine.cuda.graphed import make
 
-CONTEXT = 128
-MAX_ROWS = 3
-WIDTHS = (6, 1)
-
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_steps_by_graph_equal_a_forward_without_cache(name: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from tests.unit.outrider.engine.files.folders import refusal, with_fields
 from tests.unit.outrider.engine.heads.folders import files
 
 DEMO_HEAD = Path(DEMO_TARGET).parent / "eagle3"
-Change = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")

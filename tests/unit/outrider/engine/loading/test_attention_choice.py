@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from outrider.engine.attention.paged import PagedPath, PathUnavailable
 from outrider.engine.loading.attention_choice import choose_path
@@ -13,7 +12,6 @@ from tests.shrunk import shrunk
 from tests.tiny_models import random_model
 
 VOCAB_SIZE = 97
-CPU = torch.device("cpu")
 
 
 def test_a_model_that_changes_its_keys_after_they_are_cached_is_refused() -> None:

@@ -16,7 +16,6 @@ from tests.unit.outrider.engine.sampling.parameters import TOGETHER, params_of, 
 INF = math.inf
 EOS = (7, 11)
 PROMPT = (1, 2, 3, 2, 40)
-OUTPUT = (5, 5, 2, 9)
 
 
 def random_logits(num_rows: int, vocab_size: int = 64, seed: int = 0) -> Tensor:

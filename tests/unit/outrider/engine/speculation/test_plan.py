@@ -13,10 +13,6 @@ from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.speculation import Speculation
 from tests.unit.outrider.engine.speculation.growing import Draft
 
-VOCAB_SIZE = 24
-PROMPT = [1, 2, 3]
-MAX_TOKENS = 200
-AUTO = Speculation(max_draft_tokens=16)
 REJECTION: dict[str, Any] = {"temperature": 1.0}
 COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUPLED}
 RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy", "coupled", "rejection"])

@@ -7,7 +7,6 @@ from outrider.wire.requests.drafters import Drafter
 from tests.unit.outrider.engine.sampling.counted import DRAFTERS, PARAMS, opened, state_of
 
 VOCAB, K = 3, 2
-SEQUENCE = [0, 1, 2, 0, 1, 1, 2, 1, 2, 0, 1]
 
 
 def test_a_slot_that_waits_is_drafted_for_once() -> None:
