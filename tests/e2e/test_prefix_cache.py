@@ -108,20 +108,6 @@ async def test_speculation_over_cached_prompts_gives_the_same_text_and_salts_kee
     assert all(timed.usage.num_draft_tokens for timed in (cold, warm))
 
 
-async def test_answers_to_one_prompt_share_it(wide_stack: Stack) -> None:
-    """Even side by side: prompts are fed first come first served, and a later one adopts what an earlier one left."""
-    prompt, count = some_ids(1000, 700), 4
-    before = hits(wide_stack, "target")
-    async with AsyncClient(wide_stack.grpc) as client:
-        wishes = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, "speculation": False}
-        cold = await client.generate(prompt_ids=prompt, n=count, **wishes)
-        assert hits(wide_stack, "target") - before >= (count - 2) * 992
-        warm = await client.generate(prompt_ids=prompt, n=count, **wishes)
-    assert cold.usage.num_cached_prompt_tokens == 0 and warm.usage.num_cached_prompt_tokens == 992
-    texts = {tuple(token.id for token in choice.tokens) for choice in (*cold.choices, *warm.choices)}
-    assert len(texts) == 1
-
-
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny_llama(tmp_path_factory.mktemp("narrow"), VOCAB_SIZE, sharpness=3.0)

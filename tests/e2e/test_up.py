@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import tempfile
-import time
 from pathlib import Path
 
 import httpx
@@ -228,22 +227,6 @@ def test_a_draft_of_a_file_that_does_not_load_is_said_and_the_target_serves(
             assert left.now() == {}
         finally:
             command.end()
-
-
-def test_a_port_in_use_is_one_line_before_anything_starts() -> None:
-    with socket.socket() as taken, tree() as left:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        started = time.monotonic()
-        command = up("--port", str(port))
-        assert command.wait() == 1
-        assert time.monotonic() - started < 20
-        assert command.err == [
-            f"error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --port"
-        ]
-        assert left.now() == {}
-        command.end()
 
 
 @pytest.mark.parametrize(

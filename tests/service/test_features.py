@@ -22,9 +22,8 @@ from draft_service.targets.registration import HeadOffer
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.errors import IncompatiblePair
 from outrider.wire.requests.speculation import Speculation
-from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.service.conftest import HOLD, HOLD_S, worker
 from tests.service.control_client import (
@@ -162,36 +161,6 @@ async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
         )
 
 
-async def test_rows_of_a_tree_are_those_of_the_path_that_is_kept(
-    target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
-) -> None:
-    async with draft_of(target, target_worker) as draft:
-        await draft.pair()
-        ticket, prompt = new_ticket(), PROMPT[:7]
-        right = reference.greedy(prompt, 3)
-        wrong = [(token_id + 1) % VOCAB for token_id in right]
-        shape = Speculation(max_draft_tokens=6, tree=TreeShape(widths=(2, 2)))
-        await target.opened(1, prompt, speculation=shape)
-        replies = target.follow(verify(1, len(prompt), ticket=ticket))
-        await target.taken()
-        # Nodes: wrong, right; under the second wrong, right.
-        tree = delivery(
-            target,
-            ticket,
-            len(prompt),
-            [wrong[0], right[0], wrong[1], right[1], 5, 6],
-            parents=[-1, -1, 1, 1, 0, 0],
-            ranks=[0, 1, 0, 1, 0, 1],
-            ends=[-1, 0, 1],
-        )
-        await deliver(target, tree)
-        draft.request(ticket)
-        (verdict,) = await replies.verdicts(1)
-        assert (verdict.num_drafted, verdict.num_accepted, list(verdict.token_ids)) == (6, 2, right)
-        committed = [*prompt, *right]
-        check_close(await draft.came(ticket, 0, len(committed) - 1), draft.expected(model, committed)[:-1])
-
-
 async def test_rows_after_a_slot_lost_its_memory_and_of_a_draft_that_comes_later(
     target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
 ) -> None:
@@ -251,20 +220,6 @@ async def test_a_head_of_another_target_makes_no_pair(
             await draft.pair()
 
 
-async def test_another_life_of_the_target_makes_no_pair(target: ControlClient, target_worker: Process) -> None:
-    async with draft_of(target, target_worker) as draft:
-        with pytest.raises(IncompatiblePair) as caught:
-            await draft.deliverer.register(draft.address, target.epoch ^ 1)
-        assert caught.value.message == f"it is for target epoch {target.epoch ^ 1}, this is {target.epoch}"
-        await draft.pair()  # the same stream serves the life that is
-
-
-async def test_a_target_that_is_not_there_makes_no_pair(target: ControlClient, target_worker: Process) -> None:
-    async with draft_of(target, target_worker) as draft:
-        with pytest.raises(Unavailable, match="did not take the head: the stream to the target ended: UNAVAILABLE"):
-            await draft.deliverer.register("127.0.0.1:1", 7)
-
-
 async def test_a_probe_says_what_the_target_says(
     target: ControlClient, target_worker: Process, model: UncachedModel
 ) -> None:
@@ -281,19 +236,3 @@ async def test_a_probe_says_what_the_target_says(
         probe.taps[0] = 9
         with pytest.raises(grpc.aio.AioRpcError, match=r"taps \[9, 0, 2\], 3 in all; the target has 2 layers"):
             await stub.Probe(probe, timeout=TIMEOUT_S)
-
-
-async def test_the_target_says_that_it_gives_features(target: ControlClient) -> None:
-    info = await target.info()
-    assert (info.gives_features, info.features_refusal, info.hidden_size, info.num_layers) == (True, "", HIDDEN, LAYERS)
-
-
-async def test_deliveries_are_counted_beside_what_is_asked_for(target: ControlClient) -> None:
-    call = target.stub.Deliver()
-    spec = tpb.HeadSpec(target_epoch=target.epoch, digest=b"short", num_bytes=1 << 40)
-    item = delivery(target, new_ticket(), 3, [1, 2])
-    await call.write(tpb.DeliveryBatch(items=[item], asks=[tpb.FeatureAsk(head=spec)]))
-    await call.done_writing()
-    batches = [batch async for batch in call]
-    assert batches[-1].summary.num_deliveries == 1
-    assert [reply.state for batch in batches for reply in batch.heads] == [tpb.HEAD_STATE_REFUSED]

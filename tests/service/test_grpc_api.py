@@ -17,13 +17,11 @@ from prometheus_client import CollectorRegistry
 from gateway.admission.admission import Admission
 from gateway.api import operations
 from gateway.api.grpc_api import SERVICE, GenerationServicer
-from gateway.grammars import of_choice, of_json_object, of_lark, of_regex, of_schema
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.errors import Overloaded, WorkerLost
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.transport.serving import start_server
 from tests.service.scripted_generator import (
-    CONTEXT_LIMIT,
     NUM_DRAFTED,
     Panic,
     ScriptedGenerator,
@@ -167,30 +165,6 @@ async def test_chats_ids_defaults_and_speculation_arrive(generator: ScriptedGene
     assert rules == [AcceptanceRule.COUPLED, AcceptanceRule.REJECTION]
 
 
-@pytest.mark.parametrize(
-    ("outputs", "grammar"),
-    [
-        (gateway_pb2.StructuredOutputs(json='{"type": "null"}'), of_schema({"type": "null"}, "p", strict=False)),
-        (gateway_pb2.StructuredOutputs(json_object=True), of_json_object("p")),
-        (gateway_pb2.StructuredOutputs(regex="a|b"), of_regex("a|b", "p")),
-        (gateway_pb2.StructuredOutputs(choice=gateway_pb2.Choices(texts=["a", "b"])), of_choice(["a", "b"], "p")),
-        (gateway_pb2.StructuredOutputs(grammar='start: "a"'), of_lark('start: "a"', "p")),
-    ],
-)
-async def test_structured_outputs_become_a_grammar(
-    generator: ScriptedGenerator, outputs: gateway_pb2.StructuredOutputs, grammar: str
-) -> None:
-    async with stub_of(generator) as stub:
-        await collect(stub.Generate(asking(structured_outputs=outputs, num_choices=2)))
-    assert [request.params.grammar for request in generator.requests] == [grammar] * 2
-
-
-async def test_models(generator: ScriptedGenerator) -> None:
-    async with stub_of(generator) as stub:
-        (model,) = (await stub.GetModels(gateway_pb2.GetModelsRequest())).models
-    assert (model.id, model.context_limit, model.vocab_size, model.draft_id) == (MODEL, CONTEXT_LIMIT, 4096, "draft")
-
-
 CHAT_OF_NOBODY = gateway_pb2.ChatInput(messages=[gateway_pb2.ChatMessage(role="nobody", content="x")])
 REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
     (gateway_pb2.GenerateRequest, "input"),
@@ -276,26 +250,6 @@ async def test_a_client_that_cancels_frees_its_place_at_once(generator: Scripted
         assert generator.num_open == 1
         call.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        await asyncio.wait_for(generator.all_left.wait(), 10)
-    assert generator.num_open == 0
-
-
-async def test_a_deadline_frees_the_place_and_is_told(generator: ScriptedGenerator) -> None:
-    generator.pause_at = 1
-    async with stub_of(generator) as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(stub.Generate(asking(), timeout=0.3))
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await asyncio.wait_for(generator.all_left.wait(), 10)
-    assert generator.num_open == 0
-
-
-async def test_a_slow_reader_that_leaves_frees_its_place(generator: ScriptedGenerator) -> None:
-    generator.text = "word " * 2000  # more than flow control lets through unread
-    async with stub_of(generator) as stub:
-        call = stub.Generate(asking(params={"max_tokens": 2000, "num_logprobs": 20}, num_choices=8))
-        await call.read()
-        call.cancel()
         await asyncio.wait_for(generator.all_left.wait(), 10)
     assert generator.num_open == 0
 

@@ -14,7 +14,7 @@ from gateway.generation import FinishReason, OutputTimings, RoundOutput
 from gateway.tools.reader import Content
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
-from tests.service.scripted_generator import CONTEXT_LIMIT, ScriptedGenerator
+from tests.service.scripted_generator import ScriptedGenerator
 from tests.service.test_http_tools import CALLS, FOUND, TOOL, generator_of
 from tests.service.test_routes import in_process
 
@@ -125,50 +125,6 @@ async def test_what_a_client_sends_back_is_one_chat() -> None:
     texts = ("Weather?", "Let me see.", '"Rome"', '"Paris"', "sunny 0", "sunny 1", "Thanks.")
     places = [prompt.index(text) for text in texts]
     assert places == sorted(places) and prompt.count("assistant") == 2
-
-
-async def test_more_tokens_than_the_context_leaves_are_those_that_it_leaves() -> None:
-    generator = generator_of("the quick brown fox " * 600)
-    answer = await posted(generator, max_tokens=100_000)
-    assert answer["stop_reason"] == "model_context_window_exceeded"
-    (request,) = generator.requests
-    assert len(request.prompt_ids) + request.params.max_tokens == CONTEXT_LIMIT
-
-
-async def test_what_cannot_be_written_as_a_chat_is_the_callers_fault() -> None:
-    deep: Any = {}
-    for _ in range(400):
-        deep = {"a": deep}
-    call = {"type": "tool_use", "id": "a", "name": "b", "input": deep}
-    async with in_process(generator_of("x")) as http:
-        for content in ([call], [call | {"input": {}}] * 5000):
-            messages = [{"role": "assistant", "content": content}, *ASKED["messages"]]
-            answer = await http.post(PATH, json=ASKED | {"messages": messages})
-            assert answer.status_code == 400, answer.text
-
-
-@pytest.mark.parametrize(
-    ("choice", "is_bound", "is_told"),
-    [
-        ({"type": "auto"}, False, True),
-        ({"type": "auto", "disable_parallel_tool_use": True}, False, True),
-        ({"type": "any"}, True, True),
-        ({"type": "tool", "name": "Weather"}, True, True),
-        ({"type": "none"}, False, False),
-    ],
-)
-async def test_what_must_be_called_is_bound_by_a_grammar(choice: Any, is_bound: bool, is_told: bool) -> None:
-    generator = generator_of("x")
-    await posted(generator, tools=[FUNCTION], tool_choice=choice)
-    assert bool(generator.requests[0].params.grammar) is is_bound
-    assert ("<tools>" in prompt_of(generator)) is is_told
-
-
-async def test_a_format_binds_and_thinking_is_told_to_the_template() -> None:
-    generator = generator_of("{}", "reasoning")
-    schema = {"type": "json_schema", "schema": {"type": "object"}}
-    await posted(generator, output_config={"format": schema, "effort": "low"}, thinking={"type": "disabled"})
-    assert generator.requests[0].params.grammar and "Effort: low" in prompt_of(generator)
 
 
 async def test_tokens_are_counted_as_a_message_would() -> None:

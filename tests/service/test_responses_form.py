@@ -92,20 +92,6 @@ async def test_the_events_come_in_openais_order_and_add_up() -> None:
     assert final.output_text == whole.output_text
 
 
-async def test_a_call_that_is_none_is_closed_and_left_out() -> None:
-    text = '<tool_call>\n{"name": "Weather", "arguments": {"city": Rome}}\n</tool_call> sorry'
-    async with client_of(generator_of(text)) as client:
-        lenient = FUNCTION | {"strict": False}
-        whole = await client.responses.create(**ASKED, tools=[lenient])
-        events = [event async for event in await client.responses.create(**ASKED, tools=[lenient], stream=True)]
-    assert [item.type for item in whole.output] == ["message"] and "Rome" in whole.output_text
-    dones = [event for event in events if event.type == "response.output_item.done"]
-    assert [(each.output_index, each.item.type) for each in dones] == [(0, "function_call"), (1, "message")]
-    assert isinstance(dones[0].item, ResponseFunctionToolCall) and dones[0].item.status == "incomplete"
-    assert events[-1].type == "response.completed"
-    assert [item.type for item in events[-1].response.output] == ["message"]
-
-
 async def test_an_answer_at_its_limit_is_incomplete() -> None:
     async with client_of(generator_of("the quick brown fox jumps")) as client:
         answer = await client.responses.create(**ASKED, max_output_tokens=3)
@@ -162,28 +148,6 @@ async def test_a_format_binds_and_log_probs_are_told() -> None:
     assert "".join(each.token for each in deltas) == generator.text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_tools_that_are_as_deep_as_can_be_told_are_told(stream: bool) -> None:
-    answers = []
-    async with in_process(generator_of("x")) as http:
-        for depth in range(240, 260):
-            parameters = json.loads('{"a":' * depth + "1" + "}" * depth)
-            body = ASKED | {"tools": [FUNCTION | {"parameters": parameters, "strict": False}], "stream": stream}
-            answers.append(await http.post(PATH, json=body))
-    assert [each.status_code for each in answers] == sorted(each.status_code for each in answers)
-    assert {each.status_code for each in answers} == {200, 400}
-    assert all("response.failed" not in each.text for each in answers)
-
-
-async def test_a_format_without_a_name_is_told_with_an_empty_one() -> None:
-    """OpenAI's own types read no other."""
-    asked = ASKED | {"text": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
-    async with in_process(generator_of("{}")) as http:
-        answer = Response.model_validate((await http.post(PATH, json=asked)).json())
-    assert answer.text is not None and answer.text.format is not None and answer.text.format.type == "json_schema"
-    assert answer.text.format.name == ""
-
-
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
@@ -213,17 +177,6 @@ async def test_what_is_not_offered_is_refused_by_name(changes: Any, param: str) 
     error = answer.json()["error"]
     assert answer.status_code == 400, answer.text
     assert error["param"] == param and param.partition("[")[0] in error["message"]
-
-
-async def test_tokens_are_counted_as_a_response_would() -> None:
-    generator = generator_of("x")
-    asked = {"input": "hello", "instructions": "Be brief.", "text": {"verbosity": "low"}}
-    async with client_of(generator) as client:
-        counted = await client.responses.input_tokens.count(model=MODEL, **asked)
-        assert not generator.requests
-        await client.responses.create(model=MODEL, **asked)
-    assert counted.object == "response.input_tokens"
-    assert counted.input_tokens == len(generator.requests[0].prompt_ids)
 
 
 async def test_text_behind_a_call_has_its_own_log_probs() -> None:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter
@@ -21,7 +20,6 @@ from gateway.api.app import create_app
 from gateway.api.schemas.openai import TODAY
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
-from outrider.wire.kinds import AcceptanceRule
 from tests.service.scripted_generator import (
     CONTEXT_LIMIT,
     DEMO,
@@ -124,27 +122,6 @@ async def test_a_completion_has_openai_form_and_what_speculation_did(generator: 
     assert generator.num_open == 0
 
 
-async def test_a_batch_times_n_is_indexed_by_prompt_then_choice(generator: ScriptedGenerator) -> None:
-    generator.numbered = True
-    async with in_process(generator) as http:
-        body = {"prompt": ["one", "two"], "n": 3, "seed": 7, "max_tokens": 50}
-        answer = (await http.post(COMPLETIONS, json=body)).json()
-    assert [choice["text"] for choice in answer["choices"]] == [f"{TEXT}{i}" for i in (0, 1, 2, 0, 1, 2)]
-    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
-    prompts = [tuple(TOKENIZER.encode(each)) for each in ("one", "one", "one", "two", "two", "two")]
-    assert [each.prompt_ids for each in generator.requests] == prompts
-    assert [(each.params.seed, each.params.choice) for each in generator.requests] == [(7, i % 3) for i in range(6)]
-    assert answer["usage"]["prompt_tokens"] == num_tokens("one") + num_tokens("two")
-    assert answer["usage"]["completion_tokens"] == sum(num_tokens(f"{TEXT}{i}") for i in (0, 1, 2)) * 2
-
-
-@pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
-async def test_token_id_prompts_go_through_as_they_are(generator: ScriptedGenerator, prompt: list[Any]) -> None:
-    async with in_process(generator) as http:
-        assert (await http.post(COMPLETIONS, json={"prompt": prompt})).status_code == 200
-    assert generator.requests[0].prompt_ids == (5, 6, 7)
-
-
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT])
 async def test_with_kinds_each_round_sends_its_tokens_though_its_text_is_held_back(
     generator: ScriptedGenerator, endpoint: str
@@ -162,60 +139,6 @@ async def test_with_kinds_each_round_sends_its_tokens_though_its_text_is_held_ba
     assert whole["choices"][0]["speculation"] == {"tokens": expected}
     rounds = [event["choices"][0]["speculation"]["tokens"] for event in events]
     assert rounds == [expected[start : start + 3] for start in range(0, len(ids), 3)] and len(rounds) > 1
-
-
-@pytest.mark.parametrize("default", ["rejection", "coupled"])
-async def test_a_request_names_the_rule_or_gets_the_servers(generator: ScriptedGenerator, default: str) -> None:
-    async with in_process(generator, acceptance=default) as http:
-        for wish in ({}, {"acceptance": "coupled"}, {"acceptance": "rejection"}):
-            assert (await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})).status_code == 200
-        refused = await http.post(COMPLETIONS, json={"prompt": "a", "speculation": {"acceptance": "typical"}})
-    assert [each.params.acceptance.name.lower() for each in generator.requests] == [default, "coupled", "rejection"]
-    assert refused.status_code == 400 and "acceptance" in refused.json()["error"]["message"]
-
-
-async def test_a_lenient_answer_says_so(generator: ScriptedGenerator) -> None:
-    async with in_process(generator) as http:
-        for wish in ({}, {"lenience": 0.9}, {"lenience": 1}, {"acceptance": "coupled"}):
-            assert (await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})).status_code == 200
-        for wish in ({"lenience": 0}, {"lenience": 1.1}, {"lenience": 0.5, "acceptance": "coupled"}):
-            refused = await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})
-            assert refused.status_code == 400 and "lenience" in refused.json()["error"]["message"]
-            assert refused.json()["error"]["param"] == "speculation.lenience"
-    assert [each.params.lenience for each in generator.requests] == [1.0, 0.9, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("wish", [{"num_draft_tokens": 0, "lenience": 0.5}, {"enabled": False, "lenience": 0.5}])
-async def test_where_nothing_is_drafted_nothing_is_lenient(generator: ScriptedGenerator, wish: dict[str, Any]) -> None:
-    async with in_process(generator) as http:
-        assert (await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})).status_code == 200
-    assert generator.requests[0].params.lenience == 1.0
-
-
-async def test_who_asks_for_lenience_asks_for_the_rule_that_has_it(generator: ScriptedGenerator) -> None:
-    async with in_process(generator, acceptance="coupled") as http:
-        body = {"prompt": "a", "speculation": {"lenience": 0.5}}
-        assert (await http.post(COMPLETIONS, json=body)).status_code == 200
-    params = generator.requests[0].params
-    assert (params.lenience, params.acceptance) == (0.5, AcceptanceRule.REJECTION)
-
-
-async def test_a_tree_arrives_and_is_exact(generator: ScriptedGenerator) -> None:
-    async with in_process(generator) as http:
-        for tree in ("4x2x1", "best:12x4", None):
-            body = {"prompt": "a", "speculation": {"tree": tree}}
-            assert (await http.post(COMPLETIONS, json=body)).status_code == 200
-        refused = await http.post(COMPLETIONS, json={"prompt": "a", "speculation": {"tree": "2x"}})
-    assert [str(each.speculation.tree) for each in generator.requests] == ["4x2x1", "best:12x4", "None"]
-    assert [each.params.lenience for each in generator.requests] == [1.0, 1.0, 1.0]
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "speculation.tree"
-
-
-async def test_seed_0_is_a_seed(generator: ScriptedGenerator) -> None:
-    async with in_process(generator) as http:
-        answer = (await http.post(COMPLETIONS, json={"prompt": ["a", "b"], "seed": 0})).json()
-    assert [each.params.seed for each in generator.requests] == [0, 0]
-    assert (answer["usage"]["speculation"]["seed"], answer["usage"]["speculation"]["seeds"]) == (0, [0, 0])
 
 
 async def test_without_a_seed_each_prompt_draws_its_own(generator: ScriptedGenerator) -> None:
@@ -286,14 +209,6 @@ async def test_a_chat_goes_through_the_template_and_takes_what_the_context_leave
     assert request.params.max_tokens == 2048 - len(request.prompt_ids)
 
 
-async def test_echo_puts_the_prompt_in_front(generator: ScriptedGenerator) -> None:
-    async with in_process(generator) as http:
-        whole = await http.post(COMPLETIONS, json={"prompt": "Once ", "echo": True})
-        stream = await http.post(COMPLETIONS, json={"prompt": "Once ", "echo": True, "stream": True})
-    assert whole.json()["choices"][0]["text"] == f"Once {TEXT}"
-    assert "".join(each["choices"][0]["text"] for each in events_of(stream.text)) == f"Once {TEXT}"
-
-
 async def test_stop_and_length_are_told(generator: ScriptedGenerator) -> None:
     async with in_process(generator) as http:
         stopped = (await http.post(COMPLETIONS, json={"prompt": "x", "stop": " brown"})).json()["choices"][0]
@@ -322,15 +237,6 @@ async def test_completion_logprobs_are_four_parallel_lists(generator: ScriptedGe
     assert chosen == [[token] for token in logprobs["tokens"]]
 
 
-async def test_chat_logprobs_carry_bytes(generator: ScriptedGenerator) -> None:
-    generator.text = "a 😀"
-    body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 3}
-    async with in_process(generator) as http:
-        content = (await http.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]
-    assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "a 😀"
-    assert all(len(entry["top_logprobs"]) == 3 for entry in content)
-
-
 # --- streams -----------------------------------------------------------------------------------------------------
 
 
@@ -354,18 +260,6 @@ async def test_a_stream_is_one_event_a_round_then_usage_then_done(generator: Scr
     ]
     assert seeds[0] != seeds[1]
     assert last["usage"] == whole["usage"]
-
-
-async def test_a_chat_stream_names_the_role_once_per_choice(generator: ScriptedGenerator) -> None:
-    generator.numbered = True
-    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "n": 2}
-    async with in_process(generator) as http:
-        events = events_of((await http.post(CHAT, json=body)).text)
-    for index in (0, 1):
-        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
-        assert [choice["delta"].get("role") for choice in mine] == ["assistant"] + [None] * (len(mine) - 1)
-        assert "".join(choice["delta"]["content"] for choice in mine) == f"{TEXT}{index}"
-    assert all("usage" not in event for event in events)
 
 
 async def test_an_error_before_the_first_event_is_a_status_and_later_an_event(generator: ScriptedGenerator) -> None:
@@ -539,21 +433,6 @@ async def test_a_name_of_another_server_is_answered_with_that_of_this_one(genera
     assert "GET /openapi.json" in unknown.json()["error"]["message"]
 
 
-async def test_bounds_are_told_as_whole_numbers(generator: ScriptedGenerator) -> None:
-    async with in_process(generator) as http:
-        response = await http.post(COMPLETIONS, json={"prompt": "x", "top_k": -2})
-    assert "must be from 0 to 2147483647" in response.json()["error"]["message"]
-
-
-async def test_numbers_are_told_when_the_context_is_too_short(generator: ScriptedGenerator) -> None:
-    async with in_process(generator, max_tokens_beyond_context="refuse") as http:
-        response = await http.post(COMPLETIONS, json={"prompt": [1] * 2000, "max_tokens": 100})
-        messages = await http.post("/v1/messages", json={"messages": HELLO, "max_tokens": 2048})
-    assert messages.status_code == 400
-    message = response.json()["error"]["message"]
-    assert all(number in message for number in ("2000", "100", "2100", "2048", "48"))
-
-
 @pytest.mark.parametrize(
     ("path", "body", "name"),
     [
@@ -600,17 +479,6 @@ async def test_unknown_models_routes_and_methods(generator: ScriptedGenerator) -
         assert method.headers["x-request-id"].startswith("req-")
 
 
-async def test_of_several_models_one_must_be_named(generator: ScriptedGenerator) -> None:
-    generator.model_ids = ("a", "b")
-    async with in_process(generator) as http:
-        for model in ({}, {"model": ""}):
-            response = await http.post(COMPLETIONS, json={"prompt": "x", **model})
-            assert response.status_code == 400 and response.json()["error"]["param"] == "model"
-            assert "'a', 'b'" in response.json()["error"]["message"]
-        named = await http.post(COMPLETIONS, json={"prompt": "x", "model": "b"})
-    assert (named.status_code, named.json()["model"]) == (200, "b")
-
-
 async def test_overload_is_429_with_retry_after(generator: ScriptedGenerator) -> None:
     generator.refusal = Overloaded("320 answers are running or waiting; try again later", retry_after_s=1.4)
     async with in_process(generator) as http:
@@ -646,50 +514,6 @@ async def test_models_health_readiness_and_metrics(generator: ScriptedGenerator)
         metrics = await http.get("/metrics")
     assert "spec_rounds_total 3.0" in metrics.text
     assert metrics.headers["content-type"].startswith("text/plain; version=")
-
-
-async def test_the_official_client(generator: ScriptedGenerator) -> None:
-    generator.numbered = True
-    async with served(generator) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
-        assert [model.id async for model in ai.models.list()] == [MODEL]
-        assert (await ai.models.retrieve(MODEL)).owned_by == "outrider"
-        whole = await ai.completions.create(model=MODEL, prompt="x", n=2, seed=1, logprobs=2, stop=["zzz"], user="me")
-        assert [choice.text for choice in whole.choices] == [f"{TEXT}0", f"{TEXT}1"]
-        assert whole.choices[0].logprobs and len(whole.choices[0].logprobs.top_logprobs or []) == num_tokens(f"{TEXT}0")
-        assert whole.usage and whole.usage.completion_tokens_details
-        assert whole.usage.completion_tokens_details.accepted_prediction_tokens == 0
-        chat = await ai.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2, store=True
-        )
-        assert chat.choices[0].message.content == f"{TEXT}0"
-        again = await ai.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "x"}, chat.choices[0].message.model_dump()]
-        )
-        assert again.choices[0].finish_reason == "stop"
-        stream = await ai.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "x"}],
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"speculation": {"num_draft_tokens": 4}},
-        )
-        chunks = [chunk async for chunk in stream]
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == f"{TEXT}0"
-        assert chunks[-1].usage and chunks[-1].usage.model_extra["speculation"]["num_rounds"]
-        assert generator.requests[-1].speculation.num_draft_tokens == 4
-        with pytest.raises(openai.BadRequestError) as bad:
-            await ai.completions.create(model=MODEL, prompt="x", temperature=-1)
-        assert bad.value.param == "temperature"
-        with pytest.raises(openai.NotFoundError):
-            await ai.completions.create(model="gpt-9", prompt="x")
-        generator.refusal = Overloaded("full", retry_after_s=1)
-        with pytest.raises(openai.RateLimitError) as full:
-            await ai.completions.create(model=MODEL, prompt="x")
-        assert full.value.response.headers["retry-after"] == "1"
-        generator.refusal, generator.fail_at = None, (1, WorkerLost("the target is gone"))
-        broken = await ai.completions.create(model=MODEL, prompt="x", stream=True)
-        with pytest.raises(openai.APIError, match="the target is gone"):
-            _ = [chunk async for chunk in broken]
 
 
 @pytest.mark.parametrize("stream", [False, True])

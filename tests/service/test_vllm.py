@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-import outrider
 from gateway.admission import requests as admission_requests
 from gateway.api import routes
 from gateway.api.routes import best_of
 from gateway.generation import OutputLogprobs, OutputToken, TokenKind
-from gateway.tokenizer import Tokenizer
-from tests.service.scripted_generator import CONTEXT_LIMIT, DEMO, ScriptedGenerator, demo_tokenizer, rounds
+from tests.service.scripted_generator import CONTEXT_LIMIT, ScriptedGenerator, demo_tokenizer, rounds
 from tests.service.test_routes import in_process
 
 TOKENIZER = demo_tokenizer()
@@ -84,15 +82,6 @@ async def test_what_cannot_be_is_refused_by_name(path: str, body: Any, param: st
     assert unknown.status_code in (400, 404)
 
 
-async def test_the_version_and_what_is_not_offered() -> None:
-    async with in_process(ScriptedGenerator(TOKENIZER)) as http:
-        assert (await http.get("/version")).json() == {"version": outrider.__version__}
-        for path in ("embeddings", "images/generations", "batches", "audio/speech", "files"):
-            answer = await http.post(f"/v1/{path}", json={})
-            assert answer.status_code == 404
-            assert answer.json()["error"]["message"].startswith(f"{path.split('/')[0]} are not offered")
-
-
 PROMPT = "Once upon a time"
 IDS = TOKENIZER.encode(PROMPT)
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -126,15 +115,6 @@ async def test_echo_with_logprobs_tells_those_of_the_prompt_in_front() -> None:
         assert whole["text"][offset : offset + len(text)] == text
     chunks = [event["choices"][0]["logprobs"] for event in await events(generator, echo=True, logprobs=2)]
     assert {name: [each for chunk in chunks for each in chunk[name]] for name in told} == told
-
-
-async def test_max_tokens_0_scores_the_prompt_alone() -> None:
-    generator = ScriptedGenerator(TOKENIZER, " lived")
-    answer = await asked(generator, echo=True, logprobs=1, max_tokens=0)
-    (choice,) = answer["choices"]
-    assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
-    assert len(choice["logprobs"]["tokens"]) == len(IDS) and answer["usage"]["completion_tokens"] == 0
-    assert generator.requests[0].is_empty and generator.requests[0].params.max_tokens == 1
 
 
 async def test_prompt_logprobs_have_vllms_form() -> None:
@@ -193,27 +173,6 @@ async def test_the_best_of_several_are_told() -> None:
         for at, output in enumerate(outputs[:4])
     ]
     assert best_of(scored, 4, 2) == [2, 1]
-
-
-async def test_a_suffix_is_written_in_the_tokens_for_it() -> None:
-    described = json.loads((DEMO / "tokenizer.json").read_bytes())
-    added = dict(described["added_tokens"][0])
-    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-    described["added_tokens"] += [added | {"id": 4096 + at, "content": name} for at, name in enumerate(names)]
-    tokenizer = Tokenizer(json.dumps(described), {}, None)
-    generator = ScriptedGenerator(tokenizer, "b")
-    await asked(generator, prompt="a", suffix="c")
-    ids = (4096, *tokenizer.encode("a"), 4097, *tokenizer.encode("c"), 4098)
-    assert generator.requests[0].prompt_ids == ids
-
-
-@pytest.mark.parametrize("n", [1, 2])
-async def test_choices_of_a_prompt_share_its_scores(n: int) -> None:
-    generator = ScriptedGenerator(TOKENIZER, " lived")
-    answer = await asked(generator, prompt=[PROMPT, "hello there"], prompt_logprobs=1, n=n, best_of=2)
-    assert [each.num_prompt_logprobs for each in generator.requests] == [1, None, 1, None]
-    lengths = [len(each["prompt_logprobs"]) for each in answer["choices"]]
-    assert lengths == [len(IDS)] * n + [2] * n
 
 
 async def test_scores_of_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import grpc
@@ -44,22 +42,6 @@ def slow_worker(request: pytest.FixtureRequest, slow_folder: str) -> Iterator[tu
     """Feeds a prompt in one forward."""
     with worker(f"{request.param}_service", slow_folder, "--max-prefill-tokens", str(LONG_PROMPT)) as process:
         yield request.param, process
-
-
-async def test_info(slow_worker: tuple[Kind, Process], slow_folder: str) -> None:
-    kind, process = slow_worker
-    async with ControlClient(process.address, kind) as client:
-        info = await client.info()
-        files = await client.stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=10)
-    assert (info.model_id, info.vocab_size, info.context_limit) == (slow_folder, 320, LONG_PROMPT + 64)
-    assert (info.dtype, info.device, info.kv_block_size) == ("float32", "cpu", 16)
-    assert info.pid == process.pid and info.epoch == process.ready["epoch"] != 0
-    assert list(info.cpu_cores) == [max(os.sched_getaffinity(0))]
-    assert list(info.eos_token_ids) == [0]
-    assert len(info.tokenizer_fingerprint) == 64 and info.num_parameters > 1_000_000
-    assert info.metrics_address == process.ready["metrics_address"]
-    assert info.trees
-    assert files.tokenizer_json == (Path(slow_folder) / "tokenizer.json").read_bytes()
 
 
 async def test_every_handler_answers_while_a_forward_runs(slow_worker: tuple[Kind, Process]) -> None:
@@ -104,14 +86,6 @@ async def test_a_new_slot_and_a_close_pass_a_forward(slow_worker: tuple[Kind, Pr
 # start
 
 
-@pytest.fixture(scope="module")
-def folder_without_tokenizer(target_folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("bare") / "model"
-    shutil.copytree(target_folder, path)
-    (path / "tokenizer.json").unlink()
-    return str(path)
-
-
 @pytest.fixture
 def taken_port() -> Iterator[int]:
     with socket.socket() as taken:
@@ -136,24 +110,11 @@ def _one_line(stderr: str, kind: str) -> str:
 QUIET = ("--log-level", "error")
 
 
-async def test_missing_tokenizer(folder_without_tokenizer: str) -> None:
-    code, stderr = await _start("draft", "--model", folder_without_tokenizer, *QUIET)
-    assert code == 1
-    assert "tokenizer.json" in _one_line(stderr, "draft")
-
-
 async def test_taken_port(target_folder: str, taken_port: int) -> None:
     code, stderr = await _start("draft", "--model", target_folder, "--port", str(taken_port), *QUIET)
     assert code == 1
     assert f"127.0.0.1:{taken_port}" in stderr.splitlines()[-1]
     assert "Traceback" not in stderr
-
-
-async def test_taken_metrics_port(target_folder: str, taken_port: int) -> None:
-    code, stderr = await _start("target", "--model", target_folder, "--metrics-port", str(taken_port), *QUIET)
-    assert code == 1
-    line = _one_line(stderr, "target")
-    assert f"127.0.0.1:{taken_port}" in line and "--metrics-port" in line
 
 
 @pytest.mark.parametrize(
@@ -168,12 +129,6 @@ async def test_bad_settings(args: tuple[str, ...], env: dict[str, str], named: s
     code, stderr = await _start("target", "--model", target_folder, *args, **env)
     assert code == 1
     assert named in _one_line(stderr, "target")
-
-
-async def test_unknown_flag(target_folder: str) -> None:
-    code, stderr = await _start("draft", "--model", target_folder, "--max-sltos", "3")
-    assert code == 2
-    assert "--max-sltos" in stderr and "Traceback" not in stderr
 
 
 # end
