@@ -269,3 +269,13 @@ async def test_a_client_that_reads_nothing_is_left_with_a_clear_status(
                 pass
     assert left.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "read nothing" in (left.value.details() or "")
+
+
+async def test_a_deadline_frees_the_place_and_is_told(generator: ScriptedGenerator) -> None:
+    generator.pause_at = 1
+    async with stub_of(generator) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(stub.Generate(asking(), timeout=0.3))
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await asyncio.wait_for(generator.all_left.wait(), 10)
+    assert generator.num_open == 0

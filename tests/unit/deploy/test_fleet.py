@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.settings.pools import Pool
-from outrider.wire.settings.system import START_TIMEOUT_S
 from tests.unit.deploy.played import Stage, small
 
 DRAIN_LIMIT_S = 20.0
@@ -69,15 +67,6 @@ def test_a_start_needs_no_draft_unless_it_was_named_by_hand(
     stage.tick(30.0)
     stage.serve("draft-small-0")
     assert set(stage.states().values()) == {SERVING}
-
-
-def test_a_draft_that_loads_is_waited_for_but_not_for_ever() -> None:
-    stage = Stage(chat(1), small())
-    stage.serve("target-chat-0")
-    stage.tick(START_TIMEOUT_S - 10.0)
-    assert not stage.fleet.is_ready()
-    stage.tick(10.0)
-    assert stage.fleet.is_ready()
 
 
 def test_scaling_up_starts_one_and_scaling_down_lets_what_runs_finish() -> None:
@@ -146,19 +135,6 @@ def test_one_that_is_lost_is_drained_for_gateways_that_still_see_it() -> None:
     assert stage.workers["target-chat-1"].is_killed
 
 
-def test_one_that_is_lost_and_gone_is_ended_at_once() -> None:
-    stage = Stage(chat(2))
-    stage.serve()
-    for _ in range(2):
-        stage.answers("target-chat-1", epoch=0)
-    stage.tick()
-    stage.workers["target-chat-1"].next = Lost("killed", is_final=False)
-    stage.tick()
-    stage.scale("chat", 1)
-    stage.tick()
-    assert stage.workers["target-chat-1"].is_killed
-
-
 def test_what_another_launcher_left_too_many_is_drained_once_it_is_found() -> None:
     stage = Stage(chat(1), left_behind={"target-chat-0": "chat", "target-chat-1": "chat"})
     stage.tick(5.0)
@@ -193,42 +169,6 @@ def test_load_that_rises_while_one_drains_takes_it_back_before_another_is_starte
     assert list(stage.states()) == ["target-chat-0", "target-chat-1", "target-chat-2"]
 
 
-def test_one_that_was_told_to_stop_does_not_come_back() -> None:
-    stage = Stage(chat(2))
-    stage.serve()
-    stage.workers["target-chat-1"].stops_at_once = False
-    stage.scale("chat", 1)
-    stage.now_s += 2.0
-    stage.answers("target-chat-1")
-    stage.tick()
-    assert stage.workers["target-chat-1"].is_stopping
-    stage.scale("chat", 2)
-    assert list(stage.workers) == ["target-chat-0", "target-chat-1", "target-chat-2"]
-
-
-def test_one_that_is_taken_back_unseen_is_not_told_to_serve() -> None:
-    stage = Stage(chat(2))
-    stage.serve()
-    stage.scale("chat", 1)
-    for _ in range(4):
-        stage.silent("target-chat-1")
-        stage.tick(2.0)
-    stage.scale("chat", 2)
-    assert stage.states()["target-chat-1"] == STARTING
-    stage.serve("target-chat-1")
-    assert stage.states()["target-chat-1"] == SERVING
-
-
-def test_one_that_is_not_needed_before_it_serves_is_ended_at_once() -> None:
-    stage = Stage(chat(1))
-    stage.serve()
-    stage.scale("chat", 2)
-    stage.scale("chat", 1)
-    stage.tick()
-    assert stage.states() == {"target-chat-0": SERVING}
-    assert stage.workers["target-chat-1"].is_killed
-
-
 def test_a_worker_that_does_not_stop_is_killed_after_a_while() -> None:
     stage = Stage(chat(2))
     stage.serve()
@@ -242,36 +182,6 @@ def test_a_worker_that_does_not_stop_is_killed_after_a_while() -> None:
     assert not stage.workers["target-chat-1"].is_killed
     stage.tick(10)
     assert stage.workers["target-chat-1"].is_killed
-
-
-@pytest.mark.parametrize(
-    ("pool", "count", "message"),
-    [
-        ("nobody", 1, "there is no pool 'nobody'; there are chat, small"),
-        ("chat", 5, "chat cannot have 5 workers: from 1 to 4, its min and max"),
-        ("small", 1001, "from 0 to 1000"),
-    ],
-)
-def test_what_cannot_be_is_refused(pool: str, count: int, message: str) -> None:
-    stage = Stage(chat(1, min=1, max=4), small())
-    with pytest.raises(ConfigError, match=message):
-        stage.scale(pool, count)
-
-
-def test_who_asks_for_a_size_and_leaves_changes_nothing() -> None:
-    stage = Stage(chat(1, min=1, max=4))
-    stage.serve()
-    assert stage.fleet.scale("chat", 2).cancel()
-    stage.tick()
-    assert list(stage.workers) == ["target-chat-0"]
-
-
-def test_where_there_is_no_room_no_worker_is_asked_for() -> None:
-    stage = Stage(chat(1), room="the workers cannot be placed")
-    stage.serve()
-    with pytest.raises(OutriderError, match="the workers cannot be placed"):
-        stage.scale("chat", 2)
-    assert list(stage.workers) == ["target-chat-0"]
 
 
 def test_a_queue_at_the_gateways_grows_a_pool_to_its_max_one_by_one() -> None:
@@ -355,23 +265,6 @@ def test_the_end_trusts_nothing_that_was_seen_before_gateways_knew_of_it() -> No
     assert stage.fleet.is_idle()
 
 
-def test_the_end_does_not_wait_for_one_that_is_gone_or_hangs() -> None:
-    stage = Stage(chat(2))
-    stage.serve()
-    for name in stage.workers:
-        stage.answers(name, num_slots_in_use=1)
-    stage.tick()
-    stage.fleet.drain_all()
-    for _ in range(2):
-        stage.answers("target-chat-0", epoch=0)
-    stage.silent("target-chat-1")
-    assert not stage.fleet.is_idle()
-    stage.workers["target-chat-0"].next = Lost("killed", is_final=False)
-    assert not stage.fleet.is_idle()
-    stage.now_s += 30.0
-    assert stage.fleet.is_idle()
-
-
 def test_a_start_that_fails_ends_only_what_it_started() -> None:
     stage = Stage(chat(2), left_behind={"target-chat-0": "chat"})
     stage.workers["target-chat-1"].next = Refused("no such model")
@@ -397,12 +290,3 @@ def test_a_ray_that_takes_no_actor_is_asked_again_later() -> None:
     stage = Stage(chat(1), is_refusing=True, starts=False)
     with pytest.raises(Unavailable, match="no actor"):
         stage.fleet.start()
-
-
-def test_a_reply_tells_all_pools_by_state() -> None:
-    stage = Stage(chat(2), small())
-    stage.serve("target-chat-0")
-    done: concurrent.futures.Future[registry_pb2.ScaleReply] = stage.fleet.scale("", None)
-    stage.tick()
-    found = {size.pool: (size.num_wanted, size.num_starting, size.num_serving) for size in done.result(0).pools}
-    assert found == {"chat": (2, 1, 1), "small": (1, 1, 0)}

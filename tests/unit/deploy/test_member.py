@@ -9,7 +9,7 @@ import pytest
 from deploy.actors import Refused
 from deploy.member import SERVING, STARTING
 from deploy.ray_workers import Lost
-from outrider.wire.errors import ConfigError, Unavailable
+from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.pools import Pool
 from tests.unit.deploy.played import Stage, small
@@ -126,48 +126,3 @@ def test_one_that_does_not_start_again_says_why_and_is_tried_after_growing_pause
     stage.serve("target-chat-0", "draft-small-0")
     assert {member.why for member in stage.membership.members} == {""}
     assert tries(8) == [1, 4], "it has served since"
-
-
-def draft_refuses(stage: Stage) -> None:
-    stage.workers["draft-small-0"].next = Refused("model.safetensors ends early")
-
-
-def test_a_draft_that_cannot_start_at_first_says_why_and_is_tried_after_growing_pauses() -> None:
-    stage = Stage(chat(1), small())
-    stage.serve("target-chat-0")
-    draft = stage.workers["draft-small-0"]
-    draft_refuses(stage)
-    stage.tick(0.0)
-    found: list[int] = []
-    for second in range(20):
-        stage.tick(1.0)
-        if draft.num_ended_by_us > len(found):
-            found.append(second)
-            draft_refuses(stage)
-    assert found == [0, 3, 8, 17]
-    assert {member.name: member.why for member in stage.membership.members} == {
-        "target-chat-0": "",
-        "draft-small-0": "model.safetensors ends early",
-    }
-
-
-def test_a_process_that_ends_again_and_again_at_first_is_the_end() -> None:
-    """The question for its outcome waits meanwhile: Ray alone knows how many lives there were."""
-    stage = Stage(chat(1))
-    for num_ends in range(3):
-        stage.workers["target-chat-0"].num_ends = num_ends
-        stage.tick()
-    stage.workers["target-chat-0"].num_ends = 3
-    with pytest.raises(Unavailable, match="the process of target-chat-0 ended 3 times while it started"):
-        stage.tick()
-
-
-def test_one_that_was_ended_for_good_by_somebody_is_replaced() -> None:
-    stage = Stage(chat(2))
-    stage.serve()
-    killed = stage.workers["target-chat-1"]
-    killed.next = Lost("killed by ray kill", is_final=True)
-    stage.tick()
-    stage.tick()
-    assert stage.states() == {"target-chat-0": SERVING, "target-chat-1": STARTING}
-    assert stage.workers["target-chat-1"] is not killed

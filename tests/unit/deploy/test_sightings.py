@@ -34,18 +34,6 @@ def test_another_life_at_the_same_place_is_another_worker() -> None:
     assert stage.workers["target-chat-0"].num_asked == 2
 
 
-def test_one_answer_that_did_not_come_is_nothing() -> None:
-    stage = Stage(chat(1))
-    stage.serve()
-    stage.answers("target-chat-0", epoch=0)
-    stage.answers("target-chat-0")
-    stage.answers("target-chat-0", epoch=0)
-    stage.silent("target-chat-0")
-    stage.answers("target-chat-0")
-    stage.tick()
-    assert stage.states() == {"target-chat-0": SERVING}
-
-
 def test_a_worker_that_hangs_is_lost_and_then_ended_so_that_ray_starts_another() -> None:
     """Of a stopped process the first question runs out of time; by the second the connection is given up as dead."""
     stage = Stage(chat(1))
@@ -178,15 +166,3 @@ def test_a_gateway_that_hears_it_does_not_save_an_engine_that_is_seen_to_hang() 
     stage.reports = hears("target-chat-0", "target-chat-1")
     stage.look(45, target_chat_0="answers", target_chat_1="hangs")
     assert stage.ended() == {"target-chat-1": 1}
-
-
-def test_one_that_drains_unseen_is_not_ended_while_the_launcher_sees_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.fleet.DRAIN_LIMIT_S", 60.0)
-    stage = Stage(chat(2))
-    stage.serve()
-    stage.look(2, target_chat_0="answers", target_chat_1="answers")
-    stage.scale("chat", 1)
-    stage.look(50, target_chat_0="silent", target_chat_1="silent")
-    assert not stage.workers["target-chat-1"].is_stopping
-    stage.tick(20.0)
-    assert stage.workers["target-chat-1"].is_stopping, "the drain has its own limit"

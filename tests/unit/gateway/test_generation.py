@@ -159,43 +159,6 @@ async def test_stops_wait_for_the_end_of_the_reasoning(
     ) == expected
 
 
-SPACED = ("<think>", "Hm.", "</think>\n", "\n", "One", " two", "\n\n", "three")
-
-
-@pytest.mark.parametrize(
-    ("fields", "content", "stop"),
-    [
-        ({"stop": ["\n"]}, "One two", "\n"),
-        ({"stop": ["\n\n"]}, "One two", "\n\n"),
-        ({"stop": ["\nOne"]}, "One two\n\nthree", None),
-        ({"stop_token_ids": [6]}, "One two\n\nthree", None),
-        ({"stop_token_ids": [6, 8]}, "One", 8),
-        ({"stop_token_ids": [7]}, "", 7),
-    ],
-)
-async def test_white_space_behind_the_reasoning_is_no_stop(
-    fields: dict[str, Any], content: str, stop: str | int | None
-) -> None:
-    choice = await told(SPACED, **fields)
-    assert (choice["message"]["content"], choice["stop_reason"]) == (content, stop)
-
-
-async def test_an_id_whose_text_begins_with_white_space_stops_right_behind_the_reasoning() -> None:
-    choice = await told(("<think>", "Hm.", "</think>", " two"), stop_token_ids=[6])
-    assert (choice["message"]["content"], choice["stop_reason"]) == ("", 6)
-
-
-async def test_an_id_stops_where_its_token_decides_that_there_is_no_reasoning() -> None:
-    choice = await told(("\n", "42", "on"), stop_token_ids=[4])
-    assert (choice["message"]["content"], choice["stop_reason"]) == ("\n", 4)
-
-
-async def test_the_id_of_a_special_token_ends_an_answer_anywhere() -> None:
-    words = (*THOUGHT[:3], "<|mark|>", *THOUGHT[3:])
-    choice = await told(THOUGHT, words, stop_token_ids=[MARK, 5])
-    assert (choice["message"]["content"], choice["stop_reason"], choice["tokens"]) == ("", MARK, 4)
-
-
 @pytest.mark.parametrize("stop", [["\n\n"], ["42"], ["<th"], ["never"]])
 async def test_where_there_is_no_reasoning_a_stop_counts_from_the_first_character(stop: list[str]) -> None:
     script = ("\n\n", "<th", "42")
@@ -209,14 +172,6 @@ async def test_where_there_is_no_reasoning_a_stop_counts_from_the_first_characte
     assert (behind["message"]["content"], behind["message"]["reasoning_content"]) == ("a", "hm")
     first = await told(("42", "43"), stop_token_ids=[3])
     assert (first["message"]["content"], first["stop_reason"], first["tokens"]) == ("", 3, 1)
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6, None])
-@pytest.mark.parametrize("stop", [[], ["4"], ["no"]])
-async def test_reasoning_is_a_part_of_the_completion(max_tokens: int | None, stop: list[str]) -> None:
-    choice = await told(THOUGHT, max_tokens=max_tokens, stop=stop)
-    assert choice["reasoning"] <= choice["tokens"] <= (max_tokens or 7)
-    assert choice["reasoning"] == min(5, choice["tokens"])
 
 
 CALL = '{"name": "f", "arguments": {"a": "stop here"}}'

@@ -11,7 +11,6 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.requests import bad_word_ids
 from gateway.tokenizer import Tokenizer, read_tokenizer
 from outrider.drafting.token_bytes import read_spelling
 from outrider.v1.common_pb2 import TokenizerFiles
@@ -36,11 +35,6 @@ def test_token_bytes_joined_are_the_text() -> None:
     ids = BYTE_LEVEL.encode(text)
     assert b"".join(BYTE_LEVEL.token_bytes(token_id) or b"" for token_id in ids) == text.encode()
     assert any("\ufffd" in BYTE_LEVEL.token_text(token_id) for token_id in ids), "the text has characters that are cut"
-
-
-def test_bad_words_are_tokenised_with_and_without_a_space() -> None:
-    expected = (tuple(BYTE_LEVEL.encode("return")), tuple(BYTE_LEVEL.encode(" return")))
-    assert bad_word_ids(["return", " return "], BYTE_LEVEL) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,12 +78,6 @@ def test_what_the_library_reads_is_served_as_it_reads_it(parts: dict[str, Any]) 
     expected = tokenizers.Tokenizer.from_str(data).encode(" two  words").ids
     assert Tokenizer.from_files(TokenizerFiles(tokenizer_json=data.encode())).encode(" two  words") == expected
     assert read_spelling(data.encode()).num_texts, "workers read it as well"
-
-
-def test_an_error_of_any_kind_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.tokenizer.TextBounds.of", lambda data: data["no such key"])
-    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be used: KeyError: 'no such key'"):
-        Tokenizer.from_files(files())
 
 
 def test_truncation_and_padding_of_the_file_are_off() -> None:

@@ -133,15 +133,6 @@ class TestMedusa:
         assert draft.chain()[0] == before[2]
         assert draft.chain()[1:] == heads(row).argmax(-1).tolist()[1:]
 
-    def test_after_a_miss_all_is_of_the_new_row(self, draft: Draft, heads: MedusaHeads) -> None:
-        draft.tell()
-        self.send(draft, 3, 5)
-        draft.run()
-        row = self.send(draft, 8, 1)
-        draft.tell([29], is_missed=True)
-        draft.run()
-        assert draft.chain() == heads(row).argmax(-1).tolist()
-
     def test_a_late_row_of_before_is_of_no_use(self, draft: Draft, heads: MedusaHeads) -> None:
         row = None
         draft.tell()
@@ -191,14 +182,6 @@ class TestPard:
         draft.tell([*before[:num_hit], 299], is_missed=True)
         draft.run()
         assert draft.chain() == self.expected(truth, draft.committed)
-
-    def test_goes_on_below_a_hit(self, draft: Draft, truth: UncachedModel) -> None:
-        draft.tell()
-        draft.run()
-        before = draft.chain()
-        draft.tell(before[:3])
-        draft.run()
-        assert draft.chain() == [before[3], *self.expected(truth, draft.committed)[1:]]
 
     def test_at_the_end_of_an_answer_that_fills_the_cache(
         self, model: tuple[ModelRunner, UncachedModel], truth: UncachedModel

@@ -152,13 +152,6 @@ def test_at_the_end_of_an_answer_that_fills_the_cache(head: DFlashHead) -> None:
     assert draft.chain() == expected(head, draft.committed)[:1], "the target adds one of its own"
 
 
-def test_without_a_row_of_what_is_committed_it_says_nothing(head: DFlashHead) -> None:
-    draft = Drafting(head, PROMPT)
-    draft.tell()
-    draft.send(20, 30)
-    assert draft.run() == 0 and not draft.chain()
-
-
 @pytest.mark.parametrize("num_hit", [0, 1, 3])
 def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHead, num_hit: int) -> None:
     draft = Drafting(head, PROMPT)
@@ -212,47 +205,6 @@ def test_a_tree_has_the_best_after_each_node(head: DFlashHead) -> None:
             assert ids == best.tolist()
             num_siblings += len(ids) > 1
     assert num_siblings > 2
-
-
-def test_begins_behind_a_gap(head: DFlashHead) -> None:
-    """The target had the beginning in its prefix cache: there are rows from the 33rd on."""
-    draft = Drafting(head, LONG)
-    draft.tell()
-    draft.send(32, 74)
-    draft.run()
-    assert draft.slot.first == 32
-    assert draft.chain() == expected(head, draft.committed, first=32)
-
-
-def test_another_slot_of_the_same_beginning_left_what_is_missing() -> None:
-    draft = Drafting(HEADS["DFlash"], LONG)
-    draft.tell()
-    draft.send(0, 74)
-    draft.run()
-    first = draft.chain()
-    other = draft.table.open(1, 2, LONG, len(LONG), draft.slot.params)
-    assert isinstance(other, HeadSlot)
-    other.take_features(64, ROWS[64:74].view(torch.int16).numpy().view(np.uint16), 1)
-    assert (other.first, other.cached) == (0, LONG[:64])
-    assert first == expected(HEADS["DFlash"], LONG)
-
-
-def test_memory_taken_away_is_asked_for_again(head: DFlashHead) -> None:
-    draft = Drafting(head, LONG)
-    draft.runner.pool.prefix.enabled = False
-    draft.tell()
-    draft.send(0, 74)
-    draft.run()
-    draft.slot.give_up()
-    draft.tell([6, 5], is_missed=True)  # which no head proposes: nothing of the tree stays
-    assert draft.requests[-1] == 0
-    draft.run()
-    draft.send(20, 76)  # the target remembers no more
-    draft.run()
-    assert draft.slot.first == 20
-    assert draft.chain() == expected(head, draft.committed, first=20)
-    draft.table.close(1, 1)
-    assert draft.runner.pool.num_in_use == 0
 
 
 def test_a_block_ends_with_the_context() -> None:

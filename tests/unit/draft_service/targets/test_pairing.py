@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,7 @@ from draft_service.targets.pairing import WiringTest
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, Seen
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.errors import IncompatiblePair
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.telemetry.metrics import WorkerMetrics
 
@@ -34,10 +32,6 @@ class AtOnce:
 
     def answer(self, send: Callable[[], None]) -> None:
         send()
-
-
-class Reply:
-    """A target's reply to a probe."""
 
 
 def state_of(taps: tuple[int, ...], num_layers: int, score: Callable[[Any], float]) -> Any:
@@ -95,51 +89,6 @@ async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monke
         assert [await found(test, address, epoch), await found(test, address, epoch)] == [why, why]
     assert asked == [("a:1", 7), ("b:1", 7), ("b:1", 7), ("a:1", 8)]
     assert len(test._tests) == 2, "one of each target, whatever its life"
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_the_replies_of_a_test_are_not_kept(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are megabytes, and so it is where a test ends in an error, whose traceback has frames."""
-    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
-    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
-    monkeypatch.setattr(module, "judge", lambda *_, **__: "it reads a layer too low")
-    monkeypatch.setattr(module.log, "exception", lambda message: None)  # pytest keeps what is logged
-    replies = list[weakref.ref[Reply]]()
-
-    async def probe(address: str, request: tpb.ProbeRequest) -> Any:
-        reply = Reply()
-        replies.append(weakref.ref(reply))
-        return reply
-
-    def score(seen: Any) -> float:
-        if fails:
-            raise RuntimeError("it cannot be scored")
-        return 0.5
-
-    test = wiring_test(state_of((1,), 2, score), probe)
-    assert await found(test, "a:1", 7) is not None
-    gc.collect()
-    assert [reply() for reply in replies] == [None]
-
-
-async def test_a_probe_whose_connection_is_closed_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
-    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
-    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
-    num_probes = 0
-
-    async def probe(address: str, request: tpb.ProbeRequest) -> Any:
-        nonlocal num_probes
-        num_probes += 1
-        if num_probes == 1:
-            raise asyncio.CancelledError
-        return Reply()
-
-    test = wiring_test(state_of((1,), 2, lambda seen: 0.5), probe)
-    with pytest.raises(Unavailable, match="its connection was closed"):
-        await test("a:1", 7)
-    await test("a:1", 7)
-    assert num_probes == 2
 
 
 async def test_two_gateways_at_once_ask_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,24 +81,6 @@ async def test_one_that_is_refused_is_tried_again_only_when_asked_to() -> None:
     assert not peer.took(), "what was asked for while it was refused is lost"
 
 
-async def test_who_waits_hears_no_answer_to_another_offer() -> None:
-    peer = Peer()
-    waiting = await registering(peer)
-    peer.says(REFUSED, "no room")
-    again = asyncio.create_task(peer.registration.register(7))  # runs behind the one that was just answered
-    await settle()
-    assert await refusal(waiting) == "no room" and not again.done()
-    peer.says(REFUSED, "no room still")
-    assert await refusal(again) == "no room still"
-
-
-async def test_a_refusal_without_a_reason_says_so() -> None:
-    peer = Peer()
-    waiting = await registering(peer)
-    peer.says(REFUSED)
-    assert await refusal(waiting) == "the target gave no reason"
-
-
 async def test_another_life_of_the_target_is_registered_at_anew() -> None:
     peer = Peer()
     peer.registration.request(7, RowsRequest(1, 0, 1))
@@ -108,24 +90,6 @@ async def test_another_life_of_the_target_is_registered_at_anew() -> None:
     peer.says(READY, epoch=8)
     await waiting
     assert not peer.took(), "the rows were asked of a life that is over"
-
-
-async def test_who_waits_for_an_earlier_life_of_the_target_is_told_at_once() -> None:
-    peer = Peer()
-    earlier = await registering(peer)
-    await registering(peer, 8)
-    with pytest.raises(Unavailable, match="a:1 was started anew"):
-        await earlier
-
-
-async def test_a_head_that_is_refused_later_is_not_ready() -> None:
-    peer = Peer()
-    waiting = await registering(peer)
-    peer.says(READY)
-    peer.says(REFUSED, "it is not ready")
-    await waiting
-    peer.registration.request(7, RowsRequest(1, 0, 1))
-    assert peer.took() == [("head", 7, 10)]
 
 
 async def test_a_stream_that_ends_answers_those_who_wait() -> None:

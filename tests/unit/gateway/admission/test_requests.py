@@ -4,7 +4,6 @@ becomes of a prediction.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -63,13 +62,6 @@ async def test_a_prediction_is_tokens_of_every_answer(content: Any) -> None:
     assert [each.prediction_ids for each in requests] == [tuple(TOKENIZER.encode("the quick brown fox"))] * 4
 
 
-@pytest.mark.parametrize("drafter", ["no-such", "ngram"])
-def test_a_drafter_that_is_not_served_is_refused_also_where_nothing_is_drafted(drafter: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        check_demand(predicting("", speculation={"enabled": False, "drafter": drafter}), [FACTS])
-    assert caught.value.param == "speculation.drafter"
-
-
 @pytest.mark.parametrize(
     ("wish", "is_used"),
     [
@@ -90,14 +82,6 @@ async def test_a_prediction_is_used_where_something_is_drafted_and_no_other_draf
     assert bool(request.prediction_ids) is is_used
 
 
-async def test_an_empty_prediction_means_nothing() -> None:
-    (request,) = await build_requests(predicting(""), FACTS, reader(), config(), inline_checker())
-    assert request.prediction_ids == ()
-    facts = dataclasses.replace(FACTS, drafters=(Drafter.PREDICTION,))
-    with pytest.raises(InvalidRequest, match=r"drafter is prediction and prediction.content is empty"):
-        check_demand(predicting("", speculation={"drafter": "prediction"}), [facts])
-
-
 @pytest.mark.parametrize(
     ("content", "shown"),
     [
@@ -108,13 +92,6 @@ async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) 
     with pytest.raises(InvalidRequest, match=f"prediction.content {shown}") as caught:
         await build_requests(predicting(content), FACTS, reader(), config(), inline_checker())
     assert caught.value.param == "prediction.content"
-
-
-async def test_of_a_prediction_as_much_is_read_as_an_output_may_have() -> None:
-    for times in (1, 6, 40):
-        content = "a b " * times * FACTS.context_limit
-        (request,) = await build_requests(predicting(content), FACTS, reader(), config(), inline_checker())
-        assert list(request.prediction_ids) == TOKENIZER.encode(content, False)[: FACTS.context_limit]
 
 
 async def test_a_request_says_whom_it_is_for_and_how_it_stands_among_others() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,14 +19,14 @@ from gateway.workers.draft_use import TRIAL
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable, WorkerFault
+from outrider.wire.errors import DeadlineExceeded, Unavailable, WorkerFault
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.gateway.scripted_pool import INFO, link_of, served_model
-from tests.unit.gateway.scripted_workers import ScriptedDraft, ScriptedTarget, error
+from tests.unit.gateway.scripted_workers import ScriptedDraft, ScriptedTarget
 
 PROMPT = (5, 6, 7)
 K = 2
@@ -151,17 +150,6 @@ async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_t
         assert len(answer.draft.all_of("truncate")) == 1, "what the draft has may still be of use"
 
 
-async def test_several_drafts_of_a_position_count_as_one_there() -> None:
-    answer = Answer()
-    async with answer.begun() as first:
-        answer.target.says(3, [1, 8], "ar", num_drafted=6, depth=2, num_accepted=1, hit=True, drafter="model")
-        await first
-        assert answer.metric("spec_draft_tokens_total") == 6
-        for name, counts in (("drafted", [1, 1, 0]), ("accepted", [1, 0, 0])):
-            found = [answer.metric(f"spec_{name}_per_position_total", position=str(at)) for at in range(3)]
-            assert found == counts, name
-
-
 async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_each_has_its_share() -> None:
     wish = SpeculationOptions(num_draft_tokens=K, drafter=Drafter.MODEL_AND_MODEL)
     infos = [pb.WorkerInfo.FromString(INFO.SerializeToString()) for _ in range(2)]
@@ -265,18 +253,6 @@ async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_ove
         assert answer.target.names[-1] == answer.draft.names[-1] == "close"
 
 
-async def test_what_an_end_of_sequence_cuts_off_counts_as_overrun_too() -> None:
-    answer = Answer()
-    async with answer.begun() as first:
-        ids = [answer.model.reference.tokenizer.encode(char)[0] for char in "ab"]
-        ended = {"finish_reason": pb.FINISH_REASON_STOP, "num_drafted": 8, "num_accepted": 8}
-        answer.target.says(3, ids, "aa", **ended)
-        output = await first
-    assert output.finish_reason is FinishReason.STOP
-    assert answer.metric("spec_overrun_tokens_total") == 9 - 2
-    assert answer.metric("spec_accepted_length_sum") == 2
-
-
 @pytest.mark.parametrize(
     ("wish", "is_drafted"),
     [
@@ -335,30 +311,6 @@ async def test_a_verdict_that_cannot_be_of_this_lease_is_never_applied_and_the_s
         answer.target.says(3, [1], **{"kinds": "p", **facts})
         with pytest.raises(WorkerFault, match=why):
             await first
-
-
-async def test_an_answer_leaves_a_target_whose_verdict_cannot_be() -> None:
-    answer = Answer({"a": ScriptedTarget(), "b": ScriptedTarget()})
-    async with answer.begun() as first:
-        (bad,) = [each for each in answer.targets.values() if each.sent]
-        (other,) = [each for each in answer.targets.values() if each is not bad]
-        bad.says(3, [1], "p", drafter="nobody")
-        await settled()
-        assert bad.names[-1] == "close" and other.names == ["open", "verify"]
-        other.says(3, [2], "p")
-        assert [token.id for token in (await first).tokens] == [2]
-
-
-async def test_a_verdict_without_the_prompt_s_log_probs_is_never_applied_where_they_are_asked_for() -> None:
-    answer = Answer()
-    answer.session.request = replace(answer.session.request, num_prompt_logprobs=0)
-    answer.session._is_scored = False
-    async with answer.begun() as first:
-        answer.target.says(3, [1], "p")
-        await settled()
-        assert answer.target.names.count("open") == 2
-        answer.target.says(3, [1], "p", prompt_logprobs=[pb.TokenLogprobs(logprob=-1.0, rank=1)] * 2)
-        assert len((await first).prompt_logprobs or ()) == 2
 
 
 @pytest.mark.parametrize(
@@ -426,42 +378,6 @@ async def test_a_request_whose_time_is_up_fails() -> None:
     assert answer.target.names[-1] == answer.draft.names[-1] == "close"
 
 
-async def test_a_request_that_the_target_cannot_take_is_refused() -> None:
-    reply = tpb.TargetReply(error=error(pb.WORKER_ERROR_CODE_INVALID))
-    answer = Answer({"a": ScriptedTarget(reply)})
-    async with answer.begun() as first:
-        with pytest.raises(InvalidRequest, match="scripted"):
-            await first
-
-
-async def test_a_request_that_the_target_cannot_go_on_with_ends_and_the_target_is_no_worse_for_it() -> None:
-    """As one whose grammar explodes."""
-    answer = Answer()
-    async with answer.begun() as first:
-        answer.target.fails(pb.WORKER_ERROR_CODE_GRAMMAR)
-        with pytest.raises(InvalidRequest, match="cannot go on: scripted") as refused:
-            await first
-    assert refused.value.param == "grammar"
-    assert answer.metric("outrider_retries_total") == 0
-
-
-async def test_a_message_that_the_target_refuses_is_our_fault() -> None:
-    answer = Answer()
-    async with answer.begun() as first:
-        answer.target.fails(pb.WORKER_ERROR_CODE_INVALID)
-        with pytest.raises(WorkerFault, match="scripted"):
-            await first
-
-
-async def test_what_a_grammar_forced_counts_under_its_name() -> None:
-    """Neither for the draft nor against it."""
-    answer = Answer()
-    async with answer.begun() as first:
-        answer.target.says(3, [1, 2], "ab", num_drafted=1, num_accepted=1, depth=1)
-        await first
-    assert answer.metric("spec_draft_tokens_total", draft="grammar") == 1
-
-
 async def test_targets_that_keep_losing_a_request_are_not_asked_for_ever() -> None:
     answer = Answer()
     async with answer.begun() as first:
@@ -470,15 +386,6 @@ async def test_targets_that_keep_losing_a_request_are_not_asked_for_ever() -> No
             await settled()
         with pytest.raises(Unavailable, match="keep losing"):
             await first
-
-
-async def test_steps_while_all_draft_workers_are_gone_are_not_steps_that_asked_for_none() -> None:
-    answer = Answer(drafts={})
-    answer.model.draft_pools = ("drafts",)
-    async with answer.begun() as first:
-        answer.target.says(3, [1], "p")
-        await first
-        assert answer.metric("spec_plain_steps_total", reason="no_draft") == 1
 
 
 async def test_without_a_draft_steps_are_plain_until_one_joins() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
-from gateway.rounds import drafting
 from gateway.rounds.drafting import DraftAssignment, Drafting
 from gateway.rounds.session import Session
 from gateway.workers.draft_use import TRIAL, TRIAL_PERIOD
@@ -74,16 +73,6 @@ def test_a_request_is_given_a_draft_of_the_kind_that_it_asks_for(drafter: Drafte
     assert given(model, drafter) == name
 
 
-def test_where_that_kind_is_gone_or_full_another_is_better_than_none() -> None:
-    model = mixed()
-    model.drafts["small"].num_requests = INFO.num_slots
-    assert given(model, Drafter.MODEL) == "guesses"
-    lost(model, "small", "guesses")
-    assert given(model, Drafter.NGRAM) == given(model, Drafter.MODEL) == "pairs"
-    lost(model, "pairs")
-    assert given(model, Drafter.MODEL) is None
-
-
 def test_a_request_goes_to_the_kind_that_it_asks_for_as_soon_as_it_may() -> None:
     model = mixed()
     target, small = model.targets["a"], model.drafts["small"]
@@ -113,15 +102,6 @@ def test_a_beam_search_is_given_a_draft_that_can_search_as_soon_as_there_is_one(
     assert seat.take(target) and seat.member is head
     small_link.connection = connection
     assert not seat.may_stay(target)
-
-
-def test_what_drafts_say_without_a_model_may_be_asked_for() -> None:
-    model = mixed()
-    assert model.facts().drafters == (Drafter.MODEL, Drafter.NGRAM, Drafter.BIGRAM)
-    assert model.facts().draft_id == "small"
-    lost(model, "small")
-    assert model.facts().draft_id == "ngram"
-    assert mixed(drafter="bigram").facts().draft_id == "bigram"
 
 
 def test_the_request_comes_before_the_gateways() -> None:
@@ -269,15 +249,6 @@ def test_a_slot_that_is_gone_is_opened_again(code: pb.WorkerErrorCode) -> None:
     assert side.drafts[0].num_dropped == (code == pb.WORKER_ERROR_CODE_STALE_EPOCH)
 
 
-def test_a_request_that_a_draft_cannot_take_is_drafted_for_by_nobody() -> None:
-    side = Side(num_drafts=2)
-    side.goes_on()
-    side.drafts[0].fails(pb.WORKER_ERROR_CODE_INVALID)
-    for _ in range(3):
-        side.goes_on(num_tokens=1)
-    assert side.name is None and side.drafts[0].names == ["open", "advance", "close"] and not side.drafts[1].sent
-
-
 def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said_how_it_is() -> None:
     side = Side()
     side.goes_on()
@@ -306,19 +277,6 @@ def test_the_only_draft_is_kept_until_it_has_failed_three_times(monkeypatch: pyt
         assert not side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED)
     assert side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED)
     assert side.name is None, f"it is left alone for {FIRST_PAUSE_S} s"
-
-
-def test_a_draft_of_which_nothing_arrives_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "MISSING_VERDICTS", 3)
-    side = Side(num_drafts=2)
-    side.goes_on()
-    names = []
-    for hit in (None, None, False, None, None, None):
-        assert not side.goes_on(num_tokens=1, **({} if hit is None else {"hit": hit}))
-        names.append(side.name)
-    assert names == ["draft-0"] * 5 + ["draft-1"]
-    assert side.drafts[0].names[-1] == "close" and side.drafts[1].names == ["open", "advance"]
-    assert not side.model.drafts["draft-0"].deliveries["a"].is_down, "one answer alone proves little"
 
 
 def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_begins_where_others_are() -> None:
@@ -360,53 +318,6 @@ def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
     assert known == [1, 0], "it remembers so many callers, the last ones"
 
 
-@pytest.mark.parametrize(
-    ("fallback", "is_unprofitable"),
-    [(tpb.FALLBACK_REASON_DOES_NOT_PAY, True), (tpb.FALLBACK_REASON_UNSPECIFIED, False)],
-    ids=["passed over", "late"],
-)
-def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, is_unprofitable: bool) -> None:
-    side = Side()
-    side.goes_on()
-    for _ in range(TRIAL):
-        side.goes_on(num_tokens=1, hit=False, fallback=fallback)
-    num_sent = len(side.drafts[0].sent)
-    for _ in range(4):
-        side.goes_on(num_tokens=1)
-        assert side.drafting.is_unprofitable is is_unprofitable and len(side.drafts[0].sent) == num_sent
-    other = Drafting(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
-    other.place(side.member)
-    assert other.is_unprofitable is is_unprofitable, "a new answer begins where others are"
-    for _ in range(TRIAL_PERIOD - TRIAL - 4):
-        side.drafting.note(verdict_of())
-    side.drafting.note(verdict_of())
-    assert not side.drafting.is_unprofitable, "a new trial begins"
-
-
-def test_a_draft_that_is_gone_is_no_reason_not_to_pay() -> None:
-    side = Side()
-    side.goes_on()
-    for _ in range(TRIAL):
-        side.goes_on(num_tokens=1, hit=True)
-    assert side.drafting.is_unprofitable
-    side.drafting.close()
-    assert not side.drafting.is_unprofitable
-
-
-@pytest.mark.parametrize(
-    "wish", [SpeculationOptions(num_draft_tokens=5), SpeculationOptions(tree=TreeShape.parse("2x1"))]
-)
-def test_a_draft_of_an_answer_that_names_how_much_is_drafted_never_pauses(wish: SpeculationOptions) -> None:
-    """The target waits for it in each step."""
-    side = Side(wish=wish)
-    for _ in range(TRIAL):
-        side.model.drafts["draft-0"].use_of((b"", True)).note(0, 1, is_ready=True)
-    side.goes_on()
-    for _ in range(TRIAL + 4):
-        side.goes_on(num_tokens=1)
-    assert side.drafts[0].names == ["open", "advance", *["advance"] * (TRIAL + 4)]
-
-
 def test_a_lost_draft_is_replaced_and_the_slot_opened_there() -> None:
     side = Side(num_drafts=2)
     side.goes_on()
@@ -415,13 +326,6 @@ def test_a_lost_draft_is_replaced_and_the_slot_opened_there() -> None:
     link.connection = None
     assert not side.goes_on(num_tokens=1)
     assert side.name == "draft-1" and len(side.drafts[1].all_of("open")[0].committed_ids) == 41
-
-
-def test_a_draft_is_not_told_once_no_room_is_left() -> None:
-    side = Side(max_tokens=3)
-    side.goes_on()
-    side.goes_on(num_tokens=2, hit=True)
-    assert side.drafts[0].names == ["open", "advance"], "one token is left, the target's own"
 
 
 def drafted_for(num_drafts: int) -> tuple[ServedModel, DraftAssignment]:

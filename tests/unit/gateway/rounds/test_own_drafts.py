@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import Any
 
 import pytest
 
 from gateway.admission.requests import Demand, FieldNames, check_demand
-from gateway.api.schemas.openai import SpeculationBody
 from gateway.generation import GenerationRequest, ServedFacts, SpeculationOptions
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
@@ -95,27 +93,6 @@ async def test_a_prediction_goes_before_who_else_drafts(
     assert all(not each.prediction_ids for each in draft.all_of("open"))
 
 
-async def test_of_two_that_draft_into_one_tree_the_target_is_told_both() -> None:
-    target, draft = await opened((*NGRAM, Drafter.NGRAM_AND_MODEL), "ngram&model")
-    assert target.all_of("open")[0].drafter == "ngram&model"
-    assert target.lease.tickets[0].is_drafted and "advance" in draft.names
-
-
-async def test_a_request_without_drafts_has_no_drafter() -> None:
-    target, draft = await opened(NGRAM, "ngram", enabled=False)
-    assert not target.all_of("open")[0].drafter and not draft.sent
-
-
-async def test_a_target_without_the_drafter_leaves_it_to_a_model_and_that_is_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        await opened(NGRAM, "bigram")
-    assert [record.message for record in caplog.records] == [
-        "the target model has no drafter bigram: its requests are drafted for by a model"
-    ]
-
-
 def demand(drafter: Drafter | None) -> Demand:
     wish = SpeculationOptions(drafter=drafter)
     names = FieldNames(prompt="prompt")
@@ -162,20 +139,3 @@ def test_what_may_be_asked_for_is_what_workers_say() -> None:
     assert Drafter.MODEL_AND_MODEL not in model.facts().drafters, "there is one pool of drafts"
     model.draft_pools = ("drafts", "others")
     assert Drafter.MODEL_AND_MODEL in model.facts().drafters
-
-
-def test_what_a_request_or_a_setting_may_say_is_what_there_is() -> None:
-    of_a_body = SpeculationBody.model_json_schema()["properties"]["drafter"]["enum"]
-    assert of_a_body == [*Drafter, None]
-    of_settings = GatewayConfig.model_json_schema()["properties"]["drafter"]["enum"]
-    assert of_settings == [drafter for drafter in Drafter if drafter not in ("prediction", "prediction+model")]
-    with pytest.raises(ValueError, match="drafts from what a request predicts; say one of auto, model, ngram"):
-        GatewayConfig(target="127.0.0.1:9", drafter=Drafter.PREDICTION)
-
-
-def test_a_bar_may_stand_for_the_plus() -> None:
-    body = SpeculationBody.model_validate({"drafter": "lookup|model"})
-    assert body.options().drafter is Drafter.LOOKUP_MODEL
-    assert (
-        GatewayConfig.model_validate({"target": "127.0.0.1:9", "drafter": "ngram|model"}).drafter is Drafter.NGRAM_MODEL
-    )

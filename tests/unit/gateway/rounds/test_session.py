@@ -117,25 +117,6 @@ def test_usage_adds_up_over_rounds(tokenizer: Tokenizer) -> None:
     assert (usage.num_draft_tokens, usage.num_accepted_tokens) == (9, 1)
 
 
-def test_usage_says_what_of_a_prediction_came_and_what_is_left(tokenizer: Tokenizer) -> None:
-    session, ids = session_of(tokenizer, prediction=(1, 2, 3, 4)), tokenizer.encode("the quick brown fox")
-    seen = list[tuple[int, int]]()
-    for token_id, num_foretold in ((ids[0], 0), (ids[1], 1), (ids[2], 1)):
-        apply(session, [token_id], num_foretold=num_foretold, num_drafted=5, num_accepted=0)
-        usage = session.usage
-        seen.append((usage.num_accepted_prediction_tokens, usage.num_rejected_prediction_tokens))
-    assert seen == [(0, 4), (1, 3), (2, 2)]
-    apply(session, ids[3:4] * 5, num_foretold=5)
-    assert (usage.num_accepted_prediction_tokens, usage.num_rejected_prediction_tokens) == (7, 0), "copied twice"
-
-
-def test_what_a_stop_string_cuts_off_is_not_of_the_prediction(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("the quick brown fox")
-    session = session_of(tokenizer, " brown", prediction=tuple(ids))
-    output = apply(session, ids, num_foretold=len(ids))
-    assert output.usage is not None and output.usage.num_accepted_prediction_tokens == len(output.tokens) < len(ids)
-
-
 @pytest.mark.parametrize(("first", "told"), [(3, 3), (0, 0), (99, 5)])
 def test_the_first_verdict_says_what_was_cached(first: int, told: int) -> None:
     """A slot that is opened again finds what this answer itself has left there. Never more than the prompt."""

@@ -8,11 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.generation import AnswerUsage, FinishReason
 from gateway.telemetry.vllm_names import FAILED, LEFT, AnswerTimes, EndedAnswers, ModelLoad, VllmNames
-from outrider.v1 import common_pb2 as pb
 from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.samples import total
 from tests.stack import parse_metrics
-from tests.unit.gateway.scripted_pool import INFO, connection_of, link_of, served_model
 
 LOAD = ModelLoad("chat", "big", 3, 2, 0.25, 16, 100)
 SERIES = {
@@ -130,17 +128,6 @@ def test_what_answers_took(metrics: GatewayMetrics, ended: EndedAnswers) -> None
     assert [total(samples, "vllm:request_success_total", finished_reason=each) for each in reasons] == [0, 1, 1, 0]
 
 
-def test_a_renamed_histogram_has_the_buckets_of_ours(metrics: GatewayMetrics, ended: EndedAnswers) -> None:
-    metrics.answers("chat").time_to_first_token.observe(0.003)
-    samples = parse_metrics(text_of(metrics))
-    own, theirs = (
-        [count for sample, count in samples.items() if sample.startswith(f"{name}time_to_first_token_seconds_bucket")]
-        for name in ("outrider_", "vllm:")
-    )
-    assert own == theirs and len(own) > 15
-    assert total(samples, "vllm:time_to_first_token_seconds_bucket", le="0.004") == 1
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -161,16 +148,3 @@ def test_an_endpoint_picker_finds_what_its_flags_ask_for_by_default(
     assert families[name].samples[-1].value == value
     labels = families["vllm:cache_config_info"].samples[-1].labels
     assert (int(labels["block_size"]), int(labels["num_gpu_blocks"])) == (16, 100)
-
-
-def test_the_kv_share_is_the_mean_of_the_targets_that_are_connected() -> None:
-    def link(num_blocks: int, in_use: int, connected: bool = True) -> object:
-        info = pb.WorkerInfo()
-        info.CopyFrom(INFO)
-        info.num_kv_blocks, info.num_kv_blocks_in_use = num_blocks, in_use
-        return link_of(connection_of() if connected else None, info)
-
-    model = served_model({"one": link(100, 50), "two": link(50, 0), "away": link(100, 100, connected=False)}, {})
-    load = model.load()
-    assert (load.kv_share, load.num_kv_blocks, load.name) == (0.25, 150, "model")
-    assert served_model({}, {}).load().kv_share == 0

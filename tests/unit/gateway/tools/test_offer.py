@@ -33,13 +33,6 @@ def test_under_auto_text_is_free_and_strict_calls_are_bound(family: Family, cont
     assert not takes(grammar, written(family, [ADDED, ADDED]), control)
 
 
-@pytest.mark.parametrize("source", [SOURCES["json"], SOURCES["hermes"]])
-def test_nothing_is_bound_under_auto_without_strict_tools(source: str) -> None:
-    for parallel in (True, False):
-        assert planned(offer_of([ADD], "auto", parallel), source)[1] == ""
-    assert planned(offer_of([WEATHER], "none", None), source) == (None, "")
-
-
 @pytest.mark.parametrize("family", ANSWERED, ids=lambda family: family.name)
 def test_a_schema_of_answers_leaves_calls_or_such_an_answer(family: Family) -> None:
     answer = of_schema(

@@ -86,26 +86,6 @@ def test_a_stream_whose_call_turns_out_to_be_none_tells_its_text() -> None:
     assert "".join(part.text for part in parts if isinstance(part, Content)) == text
 
 
-def test_a_call_in_another_order_or_with_its_arguments_in_a_string() -> None:
-    for text in ('{"arguments": {"a":1}, "name": "weather"}', r'{"name": "weather", "arguments": "{\"a\":1}"}'):
-        assert one(JSON, text) == (None, "", [("weather", '{"a":1}')])
-    assert one(LLAMA3, '<|python_tag|>{"type": "function", "name": "weather", "parameters": {}}')[2] == [
-        ("weather", "{}")
-    ]
-
-
-def test_one_call_alone_where_only_one_is_wanted() -> None:
-    text = written(HERMES, [("weather", "{}"), ("add-2", "{}")])
-    content, _, found = one(HERMES, text, max_calls=1)
-    assert (content, found) == (None, [("weather", "{}")])
-
-
-def test_a_marker_that_announces_nothing_holds_text_back_for_a_while() -> None:
-    reader = Reader(HERMES, NAMES, None, False, None)
-    assert reader.push("<tool_call>" + "x" * (MAX_GAP - 12)) == []
-    assert reader.push("y") != []
-
-
 @pytest.mark.parametrize(
     "text", ['{"answer"', '{"name": "other"', "{ no JSON", '[{"id"'], ids=["key", "name", "no key", "in a list"]
 )

@@ -63,12 +63,6 @@ def test_lists_that_cannot_be_meant_are_refused(settings: dict[str, str], messag
         from_config(GatewayConfig(**settings))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("draft", "is_told"), [("c:1,d:1", True), ("c:1;d:1", False)])
-def test_a_union_of_drafts_of_one_pool_is_told(caplog: pytest.LogCaptureFixture, draft: str, is_told: bool) -> None:
-    from_config(GatewayConfig(target="a:1", draft=draft, drafter="model&model"))
-    assert ("it takes two pools" in caplog.text) is is_told
-
-
 def test_a_registrys_message() -> None:
     message = rpb.Membership(
         pools=[

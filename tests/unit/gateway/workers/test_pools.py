@@ -12,7 +12,7 @@ from gateway.coordinator import Coordinator
 from gateway.workers.member import State
 from gateway.workers.membership import Membership, PoolSpec
 from gateway.workers.pools import Pools
-from outrider.wire.errors import ConfigError, IncompatiblePair, OutriderError, Unavailable
+from outrider.wire.errors import IncompatiblePair
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.unit.gateway.scripted_pool import connection_of
@@ -122,50 +122,6 @@ async def test_a_start_does_not_need_its_draft(
         is_told = "no draft at 127.0.0.1:9 within 0.05 s: is it running there? Serving without" in caplog.text
         assert is_told is (refused is None), "the link has logged why one is refused"
         assert pools.refusals() == ([] if refused is None else ["draft at 127.0.0.1:9: of another vocabulary"])
-    finally:
-        await pools.close()
-
-
-async def test_a_start_does_not_need_a_target_of_another_model_in_the_pool(pools: Pools) -> None:
-    """It may be refused a moment before the one that it was compared with is connected."""
-    pools.update(Membership((CHAT,), members("chat/a", "chat/b")))
-    pools.members["b"].link.refused = MISFIT
-    starting = asyncio.create_task(pools.wait_ready())
-    await asyncio.sleep(0)
-    assert not starting.done()
-    pools.members["a"].link._connection = cast(Any, connection_of())
-    pools._note_change()
-    await asyncio.wait_for(starting, 10)
-    assert Coordinator(pools).refusals() == ["target at 127.0.0.1:9: of another vocabulary"]
-
-
-async def test_a_start_does_not_need_the_other_pools(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that is refused is not waited for, one that is away for a while."""
-    pools.update(Membership((CHAT, CODE), members("chat/a", "code/b")))
-    pools.members["a"].link._connection = cast(Any, connection_of())
-    pools.members["b"].link.refused = ConfigError("tokenizer.json cannot be used: it is none")
-    await asyncio.wait_for(pools.wait_ready(), 10)
-    pools.members["b"].link.refused = None
-    monkeypatch.setattr("gateway.workers.pools.OTHERS_WAIT_S", 0.05)
-    await asyncio.wait_for(pools.wait_ready(), 10)
-
-
-@pytest.mark.parametrize("error", [ConfigError("tokenizer.json cannot be used: it is none"), MISFIT])
-async def test_a_start_ends_where_every_target_was_refused(pools: Pools, error: OutriderError) -> None:
-    pools.update(Membership((CHAT, SMALL), members("chat/a", "chat/b", "small/c")))
-    for name in "ab":
-        pools.members[name].link.refused = error
-    with pytest.raises(type(error), match=error.message):
-        await pools.wait_ready()
-
-
-async def test_a_start_with_given_addresses_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.workers.pools.START_TIMEOUT_S", 0.1)
-    pools = Pools(GatewayConfig(target="127.0.0.1:9"), GatewayMetrics())
-    try:
-        pools.update(Membership((CHAT,), members("chat/a")))
-        with pytest.raises(Unavailable, match=r"no target at .* within 0.1 s"):
-            await pools.wait_ready()
     finally:
         await pools.close()
 

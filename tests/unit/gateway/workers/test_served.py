@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gateway.workers.member import State
@@ -54,36 +52,6 @@ async def test_a_head_is_paired_with_each_target_on_its_own(pools: Pools) -> Non
     assert parts.served() == ["a", "b"]
     await parts.connect("a", 9)
     assert (parts.asked[2:], parts.served()) == ([("a:1", 9)], ["a", "b"]), "each life is asked of"
-
-
-async def test_a_refused_head_is_tried_again_when_a_worker_comes_or_goes(pools: Pools) -> None:
-    """Another's head may have had the memory that it lacked."""
-    parts = Parts(pools)
-    await parts.connect("a")
-    await parts.connect("c")
-    parts.says("a:1", "no room for its map")
-    await parts.settle()
-    assert (parts.served(), pools.members["c"].state) == ([], State.REFUSED)
-    parts.says("a:1", None)
-    await parts.settle()
-    assert parts.served() == [], "nothing has changed"
-    parts.says("b:1", None)
-    await parts.connect("b")
-    assert parts.served() == ["a", "b"]
-
-
-async def test_another_target_of_the_same_name_is_paired_with_while_the_one_before_is_still_asked(pools: Pools) -> None:
-    parts = Parts(pools)
-    await parts.connect("a")
-    await parts.connect("c")
-    specs = tuple(member.spec for member in pools.members.values())
-    moved = tuple(replace(spec, address="127.0.0.1:10") if spec.name == "a" else spec for spec in specs)
-    pools.update(Membership((CHAT, CODE, SMALL), moved))
-    await parts.connect("a", 8)
-    assert parts.asked == [("a:1", 7), ("a:1", 8)]
-    parts.says("a:1", None)
-    await parts.settle()
-    assert parts.served() == ["a"]
 
 
 def test_what_a_later_target_must_be() -> None:

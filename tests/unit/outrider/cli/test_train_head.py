@@ -10,8 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.cli.train_head import _split, stopped
-from outrider.wire.errors import ConfigError
 from tests.tiny_models import tiny_llama
 
 
@@ -52,18 +50,3 @@ def test_an_error_is_one_line(kind: str, more: list[str], message: str, folder: 
     made = command(folder, tmp_path / "out", kind, *more)
     assert made.exit_code == 1, made.output
     assert made.stderr.startswith("error: ") and message in made.stderr and made.stderr.count("\n") == 1
-
-
-def test_prompts_to_measure_on_are_some_of_mine_where_no_others_are_named() -> None:
-    texts = [f"text {i}" for i in range(20)]
-    trained_on, apart = _split(texts, None)
-    assert apart == ["text 0", "text 8", "text 16"] and sorted([*trained_on, *apart]) == sorted(texts)
-    with pytest.raises(ConfigError, match="--prompts has 1 prompts; two are the least"):
-        _split(texts[:1], None)
-
-
-def test_a_stop_promises_to_go_on_only_where_something_was_written(tmp_path: Path) -> None:
-    assert "before anything was written" in stopped(tmp_path)
-    (tmp_path / "text-1").mkdir()
-    (tmp_path / "text-1" / "00000.npz").touch()
-    assert "goes on from here" in stopped(tmp_path)

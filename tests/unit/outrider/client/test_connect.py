@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 import grpc
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
-from typer.testing import CliRunner
 
-from outrider.cli.main import app
-from outrider.client import AsyncClient, ConnectOptions, GrpcTransport
+from outrider.client import AsyncClient
 from outrider.client.address import read_address
 from outrider.client.connect import metadata_of
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
@@ -95,66 +92,12 @@ async def test_a_gateway_of_ones_own_ca(gateway: Gateway, tmp_path: Path) -> Non
             await models(named, tls_ca=trusted)
 
 
-async def test_a_gateway_that_asks_for_certificates(gateway: Gateway, tmp_path: Path) -> None:
-    ca, users = authority(), authority()
-    trusted = ca_file(tmp_path, ca)
-    user = public_folder(tmp_path / "user", users, "me")
-    pair = {"tls_cert": user / "cert.pem", "tls_key": user / "key.pem"}
-    async with serving(gateway, public_folder(tmp_path / "public", ca, "localhost", users=users)) as address:
-        assert await models(address, tls_ca=trusted, **pair) == ["pair"]
-        with pytest.raises(errors.Unavailable, match=r"ask for a certificate \(tls_cert, tls_key\)\?"):
-            await models(address, tls_ca=trusted)
-
-
-async def test_a_gateway_without_tls(gateway: Gateway) -> None:
-    async with serving(gateway, None) as address:
-        with pytest.raises(errors.Unavailable, match="it hung up: does it speak without TLS"):
-            await models(address, tls=True)
-
-
-async def test_a_url_of_the_grpc_port(gateway: Gateway, tmp_path: Path) -> None:
-    async with serving(gateway, None) as address:
-        assert await models(f"http://{address}") == ["pair"]
-    ca = authority()
-    async with serving(gateway, public_folder(tmp_path / "public", ca, "localhost")) as address:
-        assert await models(f"https://{address}", tls_ca=ca_file(tmp_path, ca)) == ["pair"]
-
-
 def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
     assert metadata_of({}) == ()
     monkeypatch.setenv("OUTRIDER_API_KEY", "or-of-environment")
     assert metadata_of({}) == metadata_of({"api_key": None}) == (("authorization", "Bearer or-of-environment"),)
     assert metadata_of({"api_key": "or-given"}) == (("authorization", "Bearer or-given"),)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"api_key": "or-secret\n"}, "the API key of 10 characters has blanks"),
-        ({"api_key": "or-sécret"}, "the API key of 9 characters has blanks or others"),
-        ({"tls_ca": "/nowhere/ca.pem"}, "tls_ca is '/nowhere/ca.pem', which cannot be read: No such file"),
-        ({"tls_ca": "pyproject.toml"}, "tls_ca is 'pyproject.toml', which holds no certificate in PEM form"),
-        ({"tls_cert": "cert.pem"}, "tls_key is missing: tls_cert needs it"),
-        ({"tls_key": "key.pem"}, "tls_cert is missing: tls_key needs it"),
-        ({"tls": grpc.ssl_channel_credentials(), "tls_ca": "ca.pem"}, "tls is credentials of your own"),
-    ],
-)
-def test_options_that_cannot_be_used(options: ConnectOptions, words: str) -> None:
-    with pytest.raises(errors.ConfigError, match=words) as refused:
-        GrpcTransport("localhost:1", **options)
-    assert "secret" not in refused.value.message and "sécret" not in refused.value.message
-
-
-async def test_the_command_line(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_API_KEY", "or-secret")
-    ca = authority()
-    trusted = str(ca_file(tmp_path, ca))
-    async with serving(gateway, public_folder(tmp_path / "public", ca, "localhost")) as address:
-        command = ["generate", "x", "--json", "--address", address, "--tls-ca", trusted]
-        result = await asyncio.to_thread(CliRunner().invoke, app, command)
-    assert result.exit_code == 0 and '"text": "hello"' in result.stdout
-    assert set(gateway.keys) == {"Bearer or-secret"}
 
 
 @pytest.mark.parametrize(

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 import pytest
 
 from outrider.client import (
     AsyncClient,
-    Drafter,
     FinishReason,
-    Model,
     RoundTimings,
     StructuredOutputs,
     TokenKind,
     TokenLogprobs,
-    Usage,
 )
-from outrider.client.types import PLAIN_ADVICE
 from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
-from outrider.wire.telemetry.metrics import PLAIN_REASONS
 from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, rounds
 
 
@@ -38,13 +32,6 @@ async def test_choices_are_kept_apart_and_usage_is_summed(gateway: ScriptedGatew
     assert completion.usage.num_cached_prompt_tokens == 3
     assert completion.usage.num_accepted_prediction_tokens == 6
     assert completion.usage.num_rejected_prediction_tokens == 3
-
-
-def test_rates_are_absent_when_nothing_was_drafted() -> None:
-    usage = Usage(4, 7, 0, 0, 0, 7, 0, 0)
-    assert usage.acceptance_rate is None
-    assert usage.mean_accepted_length is None
-    assert usage.tokens_per_target_pass == 1.0
 
 
 async def test_stream_gives_rounds_with_their_figures(gateway: ScriptedGateway) -> None:
@@ -79,15 +66,6 @@ async def test_logprobs_arrive(gateway: ScriptedGateway) -> None:
     assert gateway.requests[0].params.num_logprobs == 2
 
 
-async def test_models(gateway: ScriptedGateway) -> None:
-    async with AsyncClient(gateway.address) as client:
-        assert await client.models() == (
-            Model("pair", 512, 4096, "small", (Drafter.MODEL,)),
-            Model("guessed", 512, 4096, "ngram", (Drafter.NGRAM,)),
-            Model("alone", 256, 4096, None),
-        )
-
-
 @pytest.mark.parametrize(
     ("given", "sent"),
     [
@@ -109,12 +87,3 @@ async def test_structured_outputs(
     async with AsyncClient(gateway.address) as client:
         await client.generate("hello", structured_outputs=given)
     assert gateway.requests[0].structured_outputs == sent
-
-
-def test_an_answer_without_drafts_says_why_and_what_to_try() -> None:
-    usage = Usage(3, 8, 2, 10, 5, 0, 0, 7)
-    assert usage.describe() == "acceptance rate 0.50 (5/10), mean accepted length 3.50"
-    plain = replace(usage, num_rounds=0, num_draft_tokens=0, num_accepted_tokens=0, num_plain_steps=8)
-    assert plain.describe() == "nothing was drafted"
-    for reason in PLAIN_REASONS:
-        assert replace(plain, plain_reason=reason).describe() == f"nothing was drafted: {PLAIN_ADVICE[reason]}"

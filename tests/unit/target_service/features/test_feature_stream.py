@@ -102,26 +102,6 @@ async def test_rows_go_to_the_engine_and_come_back_as_messages() -> None:
     assert made.metrics.registry.get_sample_value(SERIES, made.labels("sent")) is None, "it ends with the link"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"), [({"epoch": 8}, "for target epoch 8, this is 7"), ({"digest": b"x" * 32}, "register it first")]
-)
-async def test_rows_of_another_life_or_head_are_refused(wrong: dict[str, Any], why: str) -> None:
-    async with streaming() as made:
-        made.want(**wrong)
-        await made.settle()
-        (reply,) = made.batches[0].heads
-        assert reply.state == tpb.HEAD_STATE_REFUSED and why in reply.why and not made.jobs
-
-
-async def test_a_registration_for_another_life_is_refused() -> None:
-    async with streaming() as made:
-        made.stream.ask(tpb.FeatureAsk(head=tpb.HeadSpec(target_epoch=8, digest=DIGEST, num_bytes=9)))
-        made.stream.ask(tpb.FeatureAsk())
-        await made.settle()
-        (reply,) = made.batches[0].heads
-        assert reply.state == tpb.HEAD_STATE_REFUSED and "epoch 8" in reply.why
-
-
 async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BACKLOG_BYTES", 10)
     async with streaming() as made:
@@ -164,31 +144,6 @@ async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytes
     await delivering
     assert num_taken == sum(len(batch.heads) for batch in written) == 40
     await made.stream.close()
-
-
-async def test_many_rows_leave_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART_BYTES", 8)
-    async with streaming() as made:
-        made.stream.send_features(made.wanted, 10, 5, bytes(range(20)))
-        await made.settle()
-        parts = [rows for batch in made.batches for rows in batch.rows]
-        assert [(rows.start, rows.num_rows) for rows in parts] == [(10, 2), (12, 2), (14, 1)]
-        assert b"".join(rows.data for rows in parts) == bytes(range(20))
-
-
-async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
-    async with streaming() as made:
-        made.may_write.clear()
-        made.stream.send_features(made.wanted, 0, 1, b"ab")
-        await made.settle()
-        finishing = asyncio.create_task(made.stream.finish(tpb.DeliverSummary(num_deliveries=4)))
-        await made.settle()
-        assert not finishing.done()
-        made.stream.send_features(made.wanted, 1, 1, b"cd")  # too late
-        made.may_write.set()
-        await finishing
-        assert made.batches[0].rows and made.batches[-1].summary.num_deliveries == 4
-        assert sum(len(batch.rows) for batch in made.batches) == 1
 
 
 async def test_probes_go_one_at_a_time() -> None:

@@ -14,14 +14,12 @@ import torch
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.jobs import CloseJob, JobError, OwnerGone
-from outrider.wire.errors import InvalidRequest, Unavailable
-from outrider.wire.requests.speculation import Speculation
+from outrider.wire.errors import Unavailable
 from target_service.features import features as module
 from target_service.features.features import FeatureSubscription
 from target_service.leases.jobs import Verdict, VerifyJob
 from tests.tiny_models import tiny_llama
 from tests.unit.target_service.step.test_step import (
-    BLOCK_SIZE,
     LARGE,
     NUM_PROMPT,
     SMALL,
@@ -157,17 +155,6 @@ def test_a_request_begins_where_it_says_and_one_that_is_repeated_repeats(target:
     assert target.link.spans[-1][2] == before, "nothing that was asked for has come"
 
 
-def test_tickets_of_nobody_and_heads_that_are_not_here_are_harmless(target: Served) -> None:
-    target.open(0, prompt(0))
-    target.want(77)
-    target.want(0, digest=OTHER)
-    target.steps(4)
-    assert not target.link.spans
-    target.run()
-    target.want(0)  # its lease is over
-    assert not target.link.spans
-
-
 def test_what_is_asked_before_its_lease_is_bounded(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SUBSCRIPTIONS", 2)
     for slot in (0, 1, 2):
@@ -176,18 +163,6 @@ def test_what_is_asked_before_its_lease_is_bounded(target: Served, monkeypatch: 
         target.open(slot, prompt(slot))
     target.steps(4)
     assert {ticket for ticket, _, _ in target.link.spans} == {1, 2}
-
-
-def test_the_last_that_asks_gets_the_rows(target: Served) -> None:
-    """An answer's draft was changed for another."""
-    other = Link()
-    target.open(0, prompt(0))
-    target.want(0)
-    target.steps(4)
-    before = target.link.ends()
-    target.want(0, link=other)
-    target.steps(2)
-    assert target.link.ends() == before and other.ends() == target.fed_len()
 
 
 def test_two_drafts_of_one_answer_each_get_the_rows_under_tickets_of_their_own(target: Served) -> None:
@@ -203,18 +178,6 @@ def test_two_drafts_of_one_answer_each_get_the_rows_under_tickets_of_their_own(t
     before = first.ends(8)
     target.steps(2)
     assert first.ends(8) == before and second.ends(9) == target.fed_len() > before
-
-
-def test_a_link_that_is_gone_gets_nothing_more(target: Served) -> None:
-    target.open(0, prompt(0))
-    target.want(0)
-    target.want(5)
-    target.steps(4)
-    before = list(target.link.spans)
-    target.features.end_link(target.link)
-    target.open(5, prompt(5))
-    target.steps(4)
-    assert target.link.spans == before
 
 
 def test_rows_that_cannot_be_made_are_lost_and_no_step(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,18 +212,6 @@ def test_what_a_slow_draft_has_no_room_for_comes_later_and_in_order(target: Serv
     assert target.link.ends() == target.fed_len(), "with the next step"
 
 
-def test_what_is_no_longer_kept_is_lost_for_a_slow_draft(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 8 * ROW_BYTES)
-    target.open(0, prompt(0))
-    target.want(0)
-    target.link.has_room = False
-    target.steps(1)
-    target.link.has_room = True
-    target.steps(4)
-    assert target.link.spans[0][1] >= NUM_PROMPT - 1
-    assert target.features.num_kept_bytes <= 8 * ROW_BYTES
-
-
 def test_the_rows_of_all_slots_are_bounded_and_those_of_the_idle_go_first(
     target: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,15 +242,6 @@ def test_a_slot_that_lost_its_memory_is_fed_again_and_its_rows_come_again(
     target.features.drop_head(HEAD)
 
 
-def test_positions_found_in_the_prefix_cache_have_no_rows(target: Served) -> None:
-    target.open(0, prompt(0))
-    target.steps(4)
-    target.open(1, prompt(0))
-    target.want(1)
-    target.steps(3)
-    assert target.link.spans[0][1] == 2 * BLOCK_SIZE
-
-
 def test_rows_past_what_a_verify_sets_back_are_forgotten(target: Served) -> None:
     """Other tokens follow there, and a request must not get the old ones' rows. What is said again stays."""
     target.open(0, prompt(0))
@@ -317,14 +259,6 @@ def test_rows_past_what_a_verify_sets_back_are_forgotten(target: Served) -> None
     assert target.link.ends(9) == target.fed_len()
 
 
-def test_slots_that_nobody_may_draft_for_have_no_rows(target: Served) -> None:
-    target.speculation = Speculation()
-    target.open(0, prompt(0))
-    target.want(0)
-    target.steps(4)
-    assert not target.link.spans and not target.features._buffers
-
-
 def test_a_slot_that_is_closed_opened_again_or_gone_keeps_no_rows(target: Served) -> None:
     for slot in range(3):
         target.open(slot, prompt(slot))
@@ -335,61 +269,6 @@ def test_a_slot_that_is_closed_opened_again_or_gone_keeps_no_rows(target: Served
     assert {key[1] for key in target.features._buffers} == {2}
     target.verifier.handle(OwnerGone(1))
     assert not target.features._buffers
-
-
-def test_two_heads_have_rows_of_their_own_and_one_that_goes_leaves_the_other(target: Served) -> None:
-    other = Link()
-    target.add(OTHER, opening((-1, 1, 0), seed=1))
-    target.open(0, prompt(0))
-    target.open(1, prompt(1))
-    target.want(0)
-    target.want(1, link=other, digest=OTHER)
-    target.steps(4)
-    alone = Served(target.runner)  # with the first head alone; the same numbers
-    alone.open(0, prompt(0))
-    alone.want(0)
-    alone.steps(4)
-    assert alone.link.rows == target.link.rows
-    assert other.ends(1) > NUM_PROMPT and set(other.rows.values()).isdisjoint(target.link.rows.values())
-
-
-def test_a_head_that_goes_takes_its_rows_along_and_the_last_the_taps(target: Served) -> None:
-    target.add(OTHER, opening((1,)))
-    target.open(0, prompt(0))
-    target.steps(4)
-    assert target.runner.features.shape[1] == 3
-    target.features.drop_head(HEAD)
-    target.steps(1)
-    assert target.runner.features.shape[1] == 1 and set(target.features._buffers[1, 0]) == {OTHER}
-    target.features.drop_head(OTHER)
-    target.steps(1)
-    assert not target.runner.features.numel() and not target.features._buffers
-
-
-def test_nothing_is_done_where_no_head_is_registered(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target(runner, LARGE)
-
-    def asked(*args: object) -> None:
-        raise AssertionError("nobody reads features")
-
-    monkeypatch.setattr(module, "_as_bytes", asked)
-    monkeypatch.setattr(runner, "set_taps", asked)
-    target.open(0, prompt(0))
-    target.run()
-    assert not runner.features.numel()
-
-
-def test_a_head_that_the_runner_cannot_serve_is_refused_and_leaves_nothing(
-    target: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_memory(*args: object) -> Any:
-        raise RuntimeError("out of memory")
-
-    too_large = opening()
-    monkeypatch.setattr(too_large, "to", no_memory)
-    with pytest.raises(InvalidRequest, match="out of memory"):
-        target.add(OTHER, too_large)
-    assert set(target.features._heads) == {HEAD}
 
 
 def test_a_probe_runs_between_steps_and_changes_nothing(target: Served) -> None:
@@ -405,14 +284,3 @@ def test_a_probe_runs_between_steps_and_changes_nothing(target: Served) -> None:
     assert target.pool.num_in_use == in_use
     target.steps(3)
     assert target.link.ends() == target.fed_len(), "steps have the heads' taps again"
-
-
-def test_a_probe_for_which_there_is_no_memory_is_answered(runner: ModelRunner) -> None:
-    target = Served(runner, 2)
-    table = target.pool.new_table()
-    table.reserve(2 * BLOCK_SIZE)
-    with pytest.raises(Unavailable, match="blocks"):
-        target.features.probe((1, 2), (0,))
-    table.free()
-    assert target.features.probe((1, 2), (0,)).taps
-    target.features.drop_head(HEAD)

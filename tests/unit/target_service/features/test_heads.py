@@ -137,42 +137,6 @@ async def test_one_copy_serves_all_drafts_that_registered_it_and_goes_with_the_l
     assert target.register(3, data) is WANTED
 
 
-async def test_two_that_send_the_same_at_once_end_with_one_copy() -> None:
-    target, data = Target(), map_of()
-    assert target.register(1, data) is target.register(2, data) is WANTED
-    for stream in (1, 2):
-        target.piece(stream, data, 0, len(data))
-    await target.until(lambda: not target.heads._uploads)
-    await target.until(lambda: target.is_ready(1, digest_of(data)) and target.is_ready(2, digest_of(data)))
-    assert len(target.jobs) == 1
-    assert target.replies[1][-1] == target.replies[2][-1] == (READY, "")
-    target.gone(1)
-    target.gone(2)
-    assert target.jobs[1:] == [digest_of(data)]
-
-
-async def test_a_head_of_more_bytes_than_may_be_held_is_refused_before_it_is_sent() -> None:
-    target = Target()
-    assert target.register(1, map_of(), num_bytes=2**64 - 1) is REFUSED
-    assert "at most 16 of" in await target.refused()
-
-
-async def test_a_target_without_features_refuses_every_head() -> None:
-    target = Target("it has no taps")
-    assert target.register(1, map_of()) is REFUSED
-    assert await target.refused() == "the target gives no features: it has no taps"
-    with pytest.raises(InvalidRequest, match="the target gives no features: it has no taps"):
-        target.heads.check_probe(4, [0])
-
-
-async def test_a_stream_has_one_head() -> None:
-    target = Target()
-    await target.registered(1, map_of())
-    assert target.register(1, map_of(seed=1)) is REFUSED
-    assert "another head" in await target.refused()
-    assert target.is_ready(1, digest_of(map_of())), "the first is as it was"
-
-
 @pytest.mark.parametrize(
     ("pieces", "why"),
     [
@@ -192,12 +156,6 @@ async def test_weights_that_break_a_rule(pieces: list[tuple[int, int]], why: str
     assert "not asked for" in target.replies[1][-1][1]
     await target.registered(1, data)
     assert target.replies[1][-1] == (READY, ""), "it may be tried again"
-
-
-async def test_a_head_without_weights_is_refused_at_once() -> None:
-    target = Target()
-    assert target.register(1, map_of(), num_bytes=0) is REFUSED
-    assert "num_bytes 0, must have at least 1" in await target.refused()
 
 
 async def test_too_many_weights_and_too_large_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,15 +186,6 @@ async def test_maps_that_are_none_of_this_target(data: bytes, why: str) -> None:
     target.register(1, data)
     target.piece(1, data, 0, len(data))
     assert why in await target.refused()
-    assert not target.jobs
-
-
-async def test_weights_of_another_digest() -> None:
-    target, data = Target(), map_of()
-    other = digest_of(map_of(seed=1))
-    target.register(1, data, digest=other)
-    target.piece(1, data, 0, len(data), digest=other)
-    assert f"not {other.hex()}" in await target.refused()
     assert not target.jobs
 
 

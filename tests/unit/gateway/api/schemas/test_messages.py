@@ -104,16 +104,6 @@ def system(text: str, role: str = "system") -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
-@pytest.mark.parametrize("name", ["mcp__server__" + "a" * 115, "files.read:now"])
-async def test_names_of_tools_have_128_characters_on_every_endpoint(name: str) -> None:
-    named = {"name": name, "parameters": SCHEMA}
-    told = f"{name} [user]a"
-    assert await chat_of(USER, tools=[{"type": "function", "function": named}]) == told
-    assert await prompt_of("responses", {"input": "a", "tools": [{"type": "function", **named}]}) == told
-    tools = [{"name": name, "input_schema": SCHEMA}]
-    assert await prompt_of("messages", {"messages": [USER], "tools": tools}) == told
-
-
 async def test_the_number_and_size_of_tools_are_settings() -> None:
     def tools(count: int, text: str = "") -> list[Any]:
         return [{"type": "function", "function": {"name": f"f{at}", "description": text}} for at in range(count)]

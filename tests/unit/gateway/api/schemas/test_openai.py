@@ -11,7 +11,7 @@ from gateway.admission.requests import Demand
 from gateway.api.forms.messages_schemas import MessagesBody
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import NEUTRAL, ChatBody, CompletionBody, parse_body
-from gateway.generation import DraftLogprobs, SpeculationOptions
+from gateway.generation import SpeculationOptions
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import SamplingParams
@@ -35,22 +35,6 @@ def test_defaults_are_openais() -> None:
     assert chat().prompts == (Chat(({"role": "user", "content": "x"},)),)
 
 
-@pytest.mark.parametrize("given", [3, 0, "auto", None])
-def test_k_is_a_number_or_auto(given: Any) -> None:
-    assert completion(speculation={"num_draft_tokens": given}).speculation.num_draft_tokens == given
-
-
-@pytest.mark.parametrize("given", ["5", "Auto", 1.0, True, 65, -1])
-def test_and_nothing_else(given: Any) -> None:
-    with pytest.raises(InvalidRequest, match="num_draft_tokens"):
-        completion(speculation={"num_draft_tokens": given})
-
-
-@pytest.mark.parametrize(("given", "seed"), [(5, 5), (-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1)])
-def test_seeds_are_64_bits_of_twos_complement(given: int, seed: int) -> None:
-    assert completion(seed=given).seed == seed
-
-
 @pytest.mark.parametrize(
     ("given", "prompts"),
     [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3))), ([[]], ((),))],
@@ -59,41 +43,12 @@ def test_the_four_forms_of_a_prompt(given: Any, prompts: tuple[Any, ...]) -> Non
     assert completion(prompt=given).prompts == prompts
 
 
-@pytest.mark.parametrize("given", [None, 5, True, [True], ["a", 1], [["a"]], [[1], 2], {}])
-def test_no_other_form_of_a_prompt(given: Any) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        completion(prompt=given)
-    assert caught.value.param == "prompt"
-
-
 def test_layers_are_scheduled_as_chats_are() -> None:
     asked: Any = {"priority": -2, "max_tpot_ms": 5}
     message = {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     layers = [parse_body(ResponsesBody, {"input": "x", **asked}), parse_body(MessagesBody, message | asked)]
     for demand in (chat(**asked), *(layer.demand("id") for layer in layers)):
         assert (demand.priority, demand.max_tpot_ms) == (-2, 5.0)
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "topk"),
-    [("auto", "AUTO", None), ("full", "FULL", None), ("topk", "TOPK", None), ("topk:7", "TOPK", 7), (None, None, None)],
-)
-def test_forms_of_draft_logprobs(given: str | None, kind: str | None, topk: int | None) -> None:
-    options = completion(speculation={"draft_logprobs": given}).speculation
-    assert (options.draft_logprobs, options.draft_topk) == (DraftLogprobs[kind] if kind else None, topk)
-
-
-@pytest.mark.parametrize("given", ["", "topk:", "topk:x", "topk:-1", "full:3", "TOPK", "topk:7:7", "topk:٣"])
-def test_no_other_form_of_draft_logprobs(given: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        completion(speculation={"draft_logprobs": given})
-    assert caught.value.param == "speculation.draft_logprobs"
-
-
-def test_a_stop_is_one_string_or_several_and_top_k_minus_one_is_off() -> None:
-    assert completion(stop="ab", top_k=-1).stop == ("ab",)
-    assert completion(stop="ab", top_k=-1).params.top_k == 0
-    assert completion(best_of=3, n=3).num_choices == 3
 
 
 @pytest.mark.parametrize(
@@ -157,14 +112,6 @@ def test_no_other_form_of_a_prediction(given: Any, param: str) -> None:
         chat(prediction=given)
     assert caught.value.param == param
     assert chat(prediction=None) == chat()
-
-
-def test_rounds_are_explained_in_streams_alone() -> None:
-    explained = completion(stream=True, speculation={"explain": True})
-    assert explained.speculation.explain and not completion(speculation={"token_kinds": True}).speculation.explain
-    with pytest.raises(InvalidRequest, match="when stream is true") as caught:
-        completion(speculation={"explain": True})
-    assert caught.value.param == "speculation.explain"
 
 
 def test_wrong_types_are_not_converted_and_long_values_not_echoed() -> None:

@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.doctor import doctor
-from outrider.cli.doctor.machine import Finding
 from outrider.cli.main import app
 from outrider.engine import checkup
 from outrider.wire.errors import ConfigError
-from tests.stack import DEMO_DRAFT, DEMO_TARGET, REPO
+from tests.stack import DEMO_TARGET, REPO
 
 
 def in_process(module: str, task: dict[str, Any], *_: Any, env: dict[str, str], **__: Any) -> Iterator[dict[str, Any]]:
@@ -55,18 +53,6 @@ def test_the_command_prints_a_line_for_each_and_fails_where_there_is_a_problem(
         assert any(each.startswith(line) for each in made.stdout.splitlines()), made.stdout
 
 
-def test_without_torch_the_rest_is_still_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*args: Any, **named: Any) -> Iterator[dict[str, Any]]:
-        raise ConfigError("the check of the pair gave no result: No module named 'torch'")
-        yield
-
-    monkeypatch.setattr(doctor, "events_of", fails)
-    made = CliRunner().invoke(app, ["doctor", "--port", "0", "--grpc-port", "0"])
-    assert made.exit_code == 1 and "problem  torch: the check of the pair gave no result" in made.stdout
-    made = CliRunner().invoke(app, ["doctor", "--draft", DEMO_DRAFT])
-    assert made.exit_code == 1 and "there is no target; say --target MODEL" in made.stderr
-
-
 def test_without_the_demo_pair_the_machine_is_still_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where only the package is installed."""
 
@@ -77,15 +63,3 @@ def test_without_the_demo_pair_the_machine_is_still_checked(monkeypatch: pytest.
     made = CliRunner().invoke(app, ["doctor", "--port", "0", "--grpc-port", "0"])
     assert "cores:" in made.stdout and "warning  models: no demo target at /nowhere; say --target MODEL" in made.stdout
     assert made.stderr == ""
-
-
-def test_a_remedy_stands_below_what_is_wrong_alone() -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=100)
-    for state in ("ok", "warning"):
-        doctor.show(console, Finding(f"check {state}", state, "found", "do this"))  # type: ignore[arg-type]
-    assert out.getvalue().splitlines() == [
-        "ok       check ok: found",
-        "warning  check warning: found",
-        " " * 9 + "-> do this",
-    ]

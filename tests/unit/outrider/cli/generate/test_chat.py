@@ -10,9 +10,8 @@ import sys
 import time
 from contextlib import suppress
 
-from outrider.wire import errors
 from tests.unit.outrider.cli.generate.typed import outrider
-from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, failing, hanging
+from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, hanging
 
 RUN = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
 # Ctrl-C typed on a terminal becomes SIGINT only for the session that has taken it.
@@ -30,22 +29,6 @@ def test_chat_keeps_and_forgets_history(gateway: ScriptedGateway) -> None:
         [system, one, answer, ("user", "two")],
         [system, ("user", "three")],
     ]
-
-
-def test_a_failed_turn_is_not_in_the_history(gateway: ScriptedGateway) -> None:
-    gateway.scripts.append(failing(errors.InvalidRequest("prompt of 600 tokens is past the context of 512")))
-    result = outrider("chat", "--address", gateway.address, stdin="one\ntwo\n")
-    assert result.exit_code == 0
-    assert "error: prompt of 600 tokens is past the context of 512 (/reset starts again)" in result.stderr
-    assert _messages(gateway.requests[1]) == [("user", "two")]
-
-
-def test_chat_ends_with_1_when_the_last_message_was_not_answered(gateway: ScriptedGateway) -> None:
-    gateway.scripts.append(failing(errors.WorkerFault("broken")))
-    result = outrider("chat", "--address", gateway.address, stdin="one\n/nonsense\n")
-    assert result.exit_code == 1
-    assert "error: broken" in result.stderr
-    assert "/nonsense is no command" in result.stderr
 
 
 def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(gateway: ScriptedGateway) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider import __version__
-from outrider.v1 import common_pb2, gateway_pb2
+from outrider.v1 import common_pb2
 from outrider.wire import errors
 from outrider.wire.requests.speculation import num_draft_tokens_from_proto
 from tests.unit.outrider.cli.generate.typed import outrider
@@ -52,36 +50,6 @@ def test_options_reach_the_gateway(gateway: ScriptedGateway, command: str) -> No
     assert (speculation.tree.num_nodes, speculation.tree.max_depth) == (12, 4)
 
 
-@pytest.mark.parametrize(
-    ("args", "sent"),
-    [
-        (["--json-schema", "{file}"], {"json": '{"type": "null"}\n'}),
-        (["--regex", "a|b"], {"regex": "a|b"}),
-        (["--choice", "a", "--choice", "b c"], {"choice": {"texts": ["a", "b c"]}}),
-    ],
-)
-def test_what_the_answer_has_to_be(gateway: ScriptedGateway, tmp_path: Path, args: list[str], sent: dict) -> None:
-    file = tmp_path / "schema.json"
-    file.write_text('{"type": "null"}\n')
-    result = outrider("generate", "hello", "--address", gateway.address, *(arg.format(file=file) for arg in args))
-    assert result.exit_code == 0, result.output
-    assert gateway.requests[0].structured_outputs == gateway_pb2.StructuredOutputs(**sent)
-    both = outrider("generate", "hello", "--address", gateway.address, "--regex", "a", "--choice", "b")
-    assert both.exit_code == 1 and "structured_outputs has regex and choice" in both.stderr
-    assert outrider("generate", "hello", "--json-schema", str(tmp_path)).exit_code == 2
-
-
-def test_no_speculation(gateway: ScriptedGateway) -> None:
-    assert outrider("generate", "hello", "--address", gateway.address, "--no-speculation").exit_code == 0
-    assert not gateway.requests[0].speculation.enabled
-    assert not gateway.requests[0].has_seed
-
-
-def test_the_prompt_comes_from_stdin(gateway: ScriptedGateway) -> None:
-    assert outrider("generate", "-", "--address", gateway.address, stdin="two\nlines ü\n").exit_code == 0
-    assert gateway.requests[0].prompt == "two\nlines ü\n"
-
-
 def test_a_prediction_is_a_files_text(gateway: ScriptedGateway, tmp_path: Path) -> None:
     path = tmp_path / "before.py"
     path.write_text("größe = 1\n", encoding="utf-8")
@@ -90,15 +58,6 @@ def test_a_prediction_is_a_files_text(gateway: ScriptedGateway, tmp_path: Path) 
         assert done.exit_code == code
     assert [each.prediction for each in gateway.requests] == ["größe = 1\n"]
     assert "--prediction" in done.stderr and "cannot be read" in done.stderr
-
-
-def test_a_prompt_that_is_not_utf8_is_named(gateway: ScriptedGateway) -> None:
-    env = {**os.environ, "PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:strict"}
-    command = [*RUN, "generate", "-", "--address", gateway.address]
-    done = subprocess.run(command, input=b"\xff\xfe", capture_output=True, timeout=60, env=env)
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"error: the prompt on stdin is not UTF-8")
-    assert gateway.requests == []
 
 
 def test_json_is_one_object(gateway: ScriptedGateway) -> None:
@@ -113,34 +72,6 @@ def test_json_is_one_object(gateway: ScriptedGateway) -> None:
     assert choice["usage"]["acceptance_rate"] == 0.8
     assert choice["usage"]["mean_accepted_length"] == 3.0
     assert choice["usage"]["num_completion_tokens"] == 7
-
-
-def test_an_absent_server_is_one_line_with_the_remedy() -> None:
-    result = outrider("generate", "hello", "--address", "127.0.0.1:1")
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: no gateway answers at 127.0.0.1:1 ")
-    assert "`outrider up`" in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("args", "named"),
-    [
-        (["--temperature", "-1"], "temperature is -1,"),
-        (["--temperature", "nan"], "temperature is nan"),
-        (["-K", "-2"], "num_draft_tokens"),
-        (["-K", "many"], "num_draft_tokens is 'many', must be a whole number from 0 to 64, or auto"),
-        (["--tree", "4,2"], "speculation.tree is '4,2'"),
-        (["--timeout", "0"], "timeout_s is 0"),
-        (["--address", "ftp://127.0.0.1:8001"], "host:port"),
-    ],
-)
-def test_bad_options_are_one_line(args: list[str], named: str) -> None:
-    result = outrider("generate", "hello", "--address", "127.0.0.1:1", *args)
-    assert result.exit_code == 1
-    assert named in result.stderr
-    assert result.stderr.count("\n") == 1
 
 
 def test_an_error_in_the_middle_keeps_the_text(gateway: ScriptedGateway) -> None:
@@ -167,7 +98,3 @@ def test_ctrl_c_cancels_at_the_server(gateway: ScriptedGateway) -> None:
     assert (process.returncode, out) == (130, b"\n")
     assert err.endswith(f" at {gateway.address}\n".encode())
     assert gateway.cancelled.wait(5)
-
-
-def test_version() -> None:
-    assert outrider("--version").stdout == f"{__version__}\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,8 +13,7 @@ from rich.console import Console
 
 from outrider.cli.monitor.series import Scrape, Span
 from outrider.cli.monitor.top import Reader
-from outrider.cli.monitor.top_screen import View, duration, screen
-from outrider.wire.models.model_id import full_name, short_name
+from outrider.cli.monitor.top_screen import View, screen
 from outrider.wire.telemetry.metrics import GatewayMetrics, WorkerMetrics
 
 MEMBERS = """\
@@ -130,18 +128,3 @@ def test_what_is_said_is_checked_before_it_is_shown_or_asked(
 
     view = asyncio.run(read())
     assert view.away == away and list(view.workers) == workers and drawn(view)
-
-
-def test_names_and_times_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {
-        "/models/demo/target/": "target",
-        "~/target": "target",
-        "./x/../target": "target",
-        "hub/model": "hub/model",
-    }
-    assert {model: short_name(model) for model in names} == names
-    assert short_name(".") == Path.cwd().name
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "srv" / "target").mkdir(parents=True)
-    assert full_name("srv/target") == str(tmp_path / "srv" / "target") and full_name("hub/model") == "hub/model"
-    assert [duration(each) for each in (0, 59, 3600, 90061)] == ["0 s", "59 s", "1 h 0 min", "1 d 1 h"]

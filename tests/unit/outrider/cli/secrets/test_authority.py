@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import stat
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -72,54 +70,3 @@ def test_a_second_call_renews_with_the_same_ca_and_hosts(tmp_path: Path) -> None
     assert names(tmp_path / "public" / "cert.pem") == ["gw.example.com"]
     write_certificates(tmp_path, ["other.example.com"], now())
     assert names(tmp_path / "public" / "cert.pem") == ["other.example.com"]
-
-
-def test_this_machine_unless_told_otherwise(tmp_path: Path) -> None:
-    write_certificates(tmp_path, [], now())
-    assert names(tmp_path / "public" / "cert.pem") == ["localhost", "127.0.0.1", "::1"]
-
-
-def test_lives(tmp_path: Path) -> None:
-    write_certificates(tmp_path, [], now())
-    ca, own = (x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.pem", "draft/cert.pem"))
-    assert timedelta(days=3640) < ca.not_valid_after_utc - now() < timedelta(days=3660)
-    assert timedelta(days=364) < own.not_valid_after_utc - now() < timedelta(days=366)
-    late = ca.not_valid_after_utc - timedelta(days=30)
-    write_certificates(tmp_path, [], late)
-    own = x509.load_pem_x509_certificate((tmp_path / "draft/cert.pem").read_bytes())
-    assert own.not_valid_after_utc == ca.not_valid_after_utc, "none outlives its CA"
-    with pytest.raises(ConfigError, match=r"ca.pem has expired"):
-        write_certificates(tmp_path, [], ca.not_valid_after_utc)
-
-
-@pytest.mark.parametrize("host", ["https://gw", "gw:8000", "", "a b", "gw,other", "bücher.example"])
-def test_hosts_that_are_none(tmp_path: Path, host: str) -> None:
-    with pytest.raises(ConfigError, match="host is "):
-        write_certificates(tmp_path, [host], now())
-    assert not list(tmp_path.iterdir())
-
-
-def test_half_a_ca_is_refused(tmp_path: Path) -> None:
-    write_certificates(tmp_path, [], now())
-    (tmp_path / "ca-key.pem").rename(tmp_path / "gone")
-    with pytest.raises(ConfigError, match=r"cannot read .*ca-key.pem: No such file or directory; both of the CA's"):
-        write_certificates(tmp_path, [], now())
-    other = tmp_path / "other"
-    write_certificates(other, [], now())
-    (tmp_path / "ca-key.pem").write_bytes((other / "ca-key.pem").read_bytes())
-    with pytest.raises(ConfigError, match=r"ca-key.pem is not the key of .*ca.pem"):
-        write_certificates(tmp_path, [], now())
-
-
-def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any) -> Any:
-        if name == "outrider.cli.secrets.authority":
-            raise ModuleNotFoundError("No module named 'cryptography'")
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    result = RUNNER.invoke(app, ["certs", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "No module named 'cryptography': certificates are made with the extra: pip install" in result.output

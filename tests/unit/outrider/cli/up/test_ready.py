@@ -13,7 +13,7 @@ from rich.console import Console
 
 from outrider.cli.up.ready import show_ready
 from outrider.cli.up.supervisor import Endpoints, Gateway, StartedWorker, Supervisor, with_grpc_port
-from outrider.wire.errors import ConfigError, IncompatiblePair
+from outrider.wire.errors import IncompatiblePair
 from outrider.wire.processes.processes import StopFlag
 from outrider.wire.settings.system import merged
 from outrider.wire.telemetry.phases import phase_in
@@ -45,14 +45,6 @@ def said(gateway: dict[str, Any], endpoints: Endpoints = ENDPOINTS) -> str:
     return out.getvalue()
 
 
-def test_workers_that_are_not_used_are_named_with_the_reason_once() -> None:
-    refused = "draft at 127.0.0.1:4: the head [eagle3] reads a layer too low"
-    gateway = replace(ENDPOINTS.gateways[0], refused=[refused])
-    text = said({}, replace(ENDPOINTS, gateways=[gateway, gateway]))
-    assert text.count(f"  not used  the {refused}") == 1
-    assert "not used" not in said({})
-
-
 def test_a_draft_that_is_not_used_ends_the_start_of_a_pair_named_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = ["target at 127.0.0.1:3: another folder", "draft at 127.0.0.1:4: draft d does not fit target t"]
     gateway = replace(ENDPOINTS.gateways[0], refused=refused)
@@ -65,29 +57,6 @@ def test_a_draft_that_is_not_used_ends_the_start_of_a_pair_named_by_hand(monkeyp
         system.start(Quiet())
 
 
-def test_commands_name_the_ca_and_the_key_where_they_are_asked_for() -> None:
-    plain, secured = said({}), said({"api_keys": "keys.json", "public_tls_dir": "public"})
-    assert "--cacert" not in plain and "--tls-ca" not in plain and "OUTRIDER_API_KEY" not in plain
-    assert '--cacert CA.pem -H "Authorization: Bearer $OUTRIDER_API_KEY"' in secured
-    assert "--address 127.0.0.1:2 --tls-ca CA.pem" in secured
-
-
-def test_without_drafts_it_says_who_drafts_all_the_same() -> None:
-    assert "no draft: the target drafts for itself\n" in said({}) and " -K 5" in said({})
-    assert "no draft: plain decoding" in said({"drafter": "model"}) and " -K 5" not in said({"drafter": "model"})
-    own = said({"drafter": "ngram+model"})
-    assert "no draft: the target drafts for itself by ngram" in own and "generate 'import os' -K 5" in own
-
-
-@pytest.mark.parametrize("fixed", [{"num_draft_tokens": 3}, {"tree": "2x1"}])
-def test_a_k_that_was_set_is_not_said_to_adapt(fixed: dict[str, Any]) -> None:
-    draft = StartedWorker("draft", "draft", "127.0.0.1:4", None, "KV cache 64 tokens")
-    pair = replace(ENDPOINTS, workers=[*ENDPOINTS.workers, draft])
-    assert "without it K adapts" in said({"num_draft_tokens": "auto"}, pair)
-    text = said(fixed, pair)
-    assert "adapts" not in text and "generate 'import os' --address" in text
-
-
 def test_a_gguf_file_is_a_model_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
@@ -96,20 +65,6 @@ def test_a_gguf_file_is_a_model_to_start(monkeypatch: pytest.MonkeyPatch, tmp_pa
     flags = {**NO_FLAGS, "target": {"model": str(file)}}
     settings = merged({}, flags, no_draft=True, no_ray=True, certificates=None)
     assert Supervisor(settings, StopFlag()).start(Quiet()).gateways == ENDPOINTS.gateways
-
-
-def test_a_chat_template_that_is_not_there_is_said_before_the_models_load() -> None:
-    settings = merged(
-        {"gateway": {"chat_template": "/no.jinja"}}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None
-    )
-    with pytest.raises(ConfigError, match=r"chat_template is '/no\.jinja', which cannot be read: No such file"):
-        Supervisor(settings, StopFlag()).start(Quiet())
-
-
-def test_the_first_example_is_a_chat_where_the_model_has_a_template_of_turns() -> None:
-    assert "/v1/completions" in said({}) and "outrider chat" not in said({})
-    text = said({}, replace(ENDPOINTS, chats=True))
-    assert "/v1/chat/completions" in text and "  outrider chat -K 5 --address 127.0.0.1:2\n" in text
 
 
 def test_grpc_goes_to_the_next_free_port_where_that_of_http_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,15 +7,14 @@ import shlex
 from dataclasses import replace
 
 import pytest
-import typer.main
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.cli.up.vllm_flags import FLAGS, translated
+from outrider.cli.up.vllm_flags import translated
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.api_keys import digest_of, read_keys
 from outrider.wire.settings.system import SystemConfig
-from tests.stack import DEMO_DRAFT, DEMO_TARGET, REPO
+from tests.stack import DEMO_TARGET
 
 COMMANDS = [
     (  # a draft model
@@ -119,14 +118,6 @@ def test_a_flag_with_a_slip_in_it_names_the_one_that_is_meant_vllms_too(typed: s
     assert "Possible" not in CliRunner().invoke(app, ["serve", "T", "--nothing-like-it"]).output
 
 
-def test_what_stands_in_a_flags_place_is_an_option_of_ours() -> None:
-    group = typer.main.get_command(app)
-    up = group.commands["up"]  # type: ignore[attr-defined]
-    options = {name for each in up.params for name in (*each.opts, *each.secondary_opts)}
-    assert {flag for each in FLAGS.values() for flag in each.ours} <= options
-    assert {name for name, flag in FLAGS.items() if not flag.ours} & options == set()
-
-
 def settings_of(monkeypatch: pytest.MonkeyPatch, *args: str) -> SystemConfig:
     """Return what a command line would start."""
     caught: list[SystemConfig] = []
@@ -155,35 +146,3 @@ def test_a_command_line_of_vllms_reaches_the_settings(monkeypatch: pytest.Monkey
     assert (target.model_name, found.gpu_memory_utilization, found.gateway["max_running"]) == ("demo", 0.8, "4")
     assert [key.sha256 for key in found.gateway["keys"]] == [digest_of("a"), digest_of("b")]
     assert found.gateway["generation_config"] == "vllm"
-
-
-def test_each_setting_of_a_part_is_a_flag_of_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ("--no-page", "--max-queue", "7", "--target-prefix-caching", "--draft-quantization", "int8")
-    found = settings_of(monkeypatch, "up", *given, "--target-metrics-port", "9100")
-    target, draft = (pool.worker for pool in found.pools)
-    assert found.gateway["page"] is False and found.gateway["max_queue"] == "7"
-    assert target.prefix_caching and target.metrics_port == 9100 and draft.quantization == "int8"
-
-
-def test_a_model_named_first_is_served_alone_unless_a_draft_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not settings_of(monkeypatch, "up", DEMO_TARGET).drafts
-    assert not settings_of(monkeypatch, "up", DEMO_TARGET, "--drafter", "ngram").drafts
-    (draft,) = settings_of(monkeypatch, "up", DEMO_TARGET, "--draft", DEMO_DRAFT).drafts
-    assert draft.worker.model == DEMO_DRAFT
-    (draft,) = settings_of(monkeypatch, "serve", DEMO_TARGET, "--speculative-config.method", "mtp").drafts
-    assert draft.worker.model == DEMO_TARGET
-
-
-def test_the_commands_of_the_page_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (REPO / "docs/vllm.md").read_text()
-    theirs = [
-        f"outrider {command}" for command in re.findall(r"^\|[^|]*\| `vllm (serve M [^`|]+)`", page, re.MULTILINE)
-    ]
-    ours = re.findall(r"`(outrider (?:serve|up) [^`]*)`", page)
-    models = {"M": DEMO_TARGET, "D": DEMO_DRAFT, "H": DEMO_DRAFT}
-    for command in (*theirs, *ours):
-        if "FILE" in command or "--help" in command or "-dp" in command:
-            continue
-        words = shlex.split(re.sub(r'"([DH])"', lambda found: f'"{DEMO_DRAFT}"', command))
-        assert settings_of(monkeypatch, *(models.get(word, word) for word in words[1:])).pools, command
-    assert len(theirs) > 6 and len(ours) > 8

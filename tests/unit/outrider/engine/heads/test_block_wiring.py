@@ -10,13 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.attention.forward_path import BLOCK_SIZE, NORMED
+from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.families import DFLASH, DSPARK
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.wiring import Seen, score_head, text_logits
-from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelRunner
 from outrider.wire.settings.config import DraftConfig
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, BlockHead
 from tests.unit.outrider.engine.heads.layouts import LAYERS, target
@@ -78,16 +76,6 @@ def test_what_is_said_of_a_text_is_what_blocks_say(sound: Sound) -> None:
         assert (ours - block).abs().max() < 2e-2 * block.abs().max()  # of rows that were rounded
 
 
-def test_a_text_may_fill_the_context(sound: Sound) -> None:
-    """All ways say the same tokens."""
-    facts = replace(sound.loaded.facts, context_limit=NUM_TOKENS)
-    runner = ModelRunner(sound.loaded.path, facts, KVPool(16, BLOCK_SIZE), sound.loaded.runner.device)
-    for end in range(NUM_TOKENS - BLOCK, NUM_TOKENS + 1):
-        seen = replace(sound.seen, token_ids=sound.seen.token_ids[:end])
-        outcome = score_head(replace(sound.loaded, runner=runner), seen)
-        assert {len(way.scores) for way in (outcome.configured, *outcome.others)} == {end - 2}
-
-
 def test_a_sound_head_passes_and_leaves_nothing(sound: Sound) -> None:
     outcome = score_head(sound.loaded, sound.seen)
     assert outcome.fault is None and outcome.configured.agreement == 1.0
@@ -134,17 +122,3 @@ def test_a_norm_that_is_too_much_is_caught(sound: Sound) -> None:
     bare = replace(sound.loaded, opening=OpeningMap(spec, {"fc": tensors["fc"]}))
     found = score_head(normed, told(said(bare, sound.seen)))
     assert found.winner is not None and found.winner.label == "with the norm of the rows left out"
-
-
-def test_embeddings_that_were_trained_unscaled_are_caught(sound: Sound) -> None:
-    scaled = sound.other()
-    scaled.network.facts = replace(scaled.network.facts, embedding_scale=8.0)
-    found = score_head(scaled, sound.seen)
-    assert found.winner is not None and found.winner.label == "with unscaled embeddings"
-    assert found.winner.agreement == 1.0 and scaled.network.facts.embedding_scale == 8.0
-
-
-def test_a_head_of_another_target_is_caught(sound: Sound) -> None:
-    generator = torch.Generator().manual_seed(5)
-    best = torch.randint(0, 97, (NUM_TOKENS - 1,), generator=generator)
-    assert score_head(sound.loaded, seen_with(best)).fault is not None

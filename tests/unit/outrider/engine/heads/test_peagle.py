@@ -250,34 +250,3 @@ class TestDrafter:
         self.send(draft, 74, 75 + num_hit)
         draft.run()
         assert draft.chain() == self.expected(head, draft.committed)
-
-    def test_goes_on_below_a_hit(self, draft: Draft, head: Eagle3) -> None:
-        draft.tell()
-        self.send(draft, 0, 74)
-        draft.run()
-        before = draft.chain()
-        draft.tell(before[:2])
-        self.send(draft, 74, 76)
-        draft.run()
-        assert draft.chain() == [*before[2:], *self.expected(head, draft.committed)[NUM - 2 :]]
-
-    def test_begins_behind_a_gap(self, draft: Draft, head: Eagle3) -> None:
-        draft.tell()
-        self.send(draft, 32, 74)
-        draft.run()
-        assert self.slot().first == 33
-        assert draft.chain() == self.expected(head, draft.committed, first=33)
-
-    def test_memory_taken_away_is_asked_for_again(self, draft: Draft, head: Eagle3) -> None:
-        self.table.pool.prefix.enabled = False
-        draft.tell()
-        self.send(draft, 0, 74)
-        draft.run()
-        self.slot().give_up()
-        draft.tell([38], is_missed=True)
-        assert draft.requests[-1] == 0
-        self.send(draft, 0, 75, self.slot().request_id)
-        draft.run()
-        assert draft.chain() == self.expected(head, draft.committed)
-        self.table.close(1, 1)
-        assert self.table.pool.num_in_use == 0

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.drafting.translation import between
 from outrider.engine.sampling.row_law import RowLaw, one_hot
-from outrider.lab.alpha import drafter_of, names_of, show
+from outrider.lab.alpha import show
 from outrider.lab.models.alpha import (
     MODEL,
     DrafterSpec,
@@ -29,7 +29,6 @@ from outrider.lab.models.alpha import (
     measure,
     tokenizer_of,
 )
-from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
 from tests.stack import DEMO_TARGET, OTHER_DRAFT
@@ -43,18 +42,6 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
     assert Estimate.of(few).error == pytest.approx(Estimate.of(many).error)
     assert Estimate.of(few).error == pytest.approx(1.96 * math.sqrt(0.25 / 9))
     assert Estimate.of([[1.0, 0.0] * 50] * 10).error == 0.0
-
-
-@pytest.mark.parametrize("text", ["unigram", "bigram:", "model:", "ngram:file", "lookup:file"])
-def test_what_is_missing_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"--draft {text}"):
-        drafter_of(text)
-
-
-def test_rows_of_two_drafts_have_two_names() -> None:
-    of = {"model:a/draft": "model:a/draft", "model:/b/draft": "model:b/draft", "model:other": "model:other"}
-    of |= {"model:draft": "model:draft", "ngram": "ngram", "unigram:c/text": "unigram:text"}
-    assert names_of(of.keys()) == of
 
 
 @pytest.fixture(scope="module", params=["decoder", pytest.param("encoder-decoder", marks=pytest.mark.slow)])
@@ -183,16 +170,3 @@ def test_an_answer_ends_with_its_end_of_sequence(folder: Path, monkeypatch: pyte
     for all_ids, ids in zip(whole, cut, strict=True):
         assert ids == all_ids[: len(ids)] and not ends.intersection(ids[:-1])
         assert len(ids) == 30 or ids[-1] in ends
-
-
-def test_an_error_is_one_line(folder: Path) -> None:
-    made = measured(folder, "--draft", "ngrm")
-    assert made.exit_code == 1 and made.stderr.startswith("error: --draft ngrm") and made.stderr.count("\n") == 1
-
-
-def test_a_draft_without_an_encoder_is_not_measured_for_a_target_with_one(folder: Path, tmp_path: Path) -> None:
-    make = tiny_llama if (folder / "target" / "config.json").read_text().count('"t5"') else tiny_t5
-    drafter = DrafterSpec(MODEL, make(tmp_path))
-    events = measure(Task(str(folder / "target"), [drafter], ["the 1"], 4, [{"temperature": 0.0}]))
-    with pytest.raises(ConfigError, match="use two encoder-decoder models, or two decoder-only ones"):
-        list(events)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import random
 from collections.abc import Sequence
 
-import pytest
 from rich.console import Console
 
 from outrider.client import Drafter
@@ -16,7 +14,7 @@ from outrider.lab.tuning.choice import choose
 from outrider.lab.tuning.costs import Costs, costs_of
 from outrider.lab.tuning.expected import Acceptance, expected_speed
 from outrider.lab.tuning.latency import Latency
-from outrider.lab.tuning.report import reason, show, to_json
+from outrider.lab.tuning.report import show
 from outrider.lab.tuning.settings import (
     alternatives,
     chain_name,
@@ -83,24 +81,3 @@ def test_a_study_is_shown_in_80_columns() -> None:
     assert latency == [f"{1e3 * own.first_s:.1f}", f"{1e3 * own.token_s:.2f}", "2 tokens"]
     assert "K = 4, full is not offered: no such thing" in text
     assert "temperature 1: K = 4, coupled" in text and "the fastest measured" in text
-
-
-def test_where_drafts_do_not_pay_it_says_so_and_why() -> None:
-    study = studied(faster_alone=True)
-    said = reason(study)
-    assert said.startswith("do not speculate: the fastest setting with drafts, K = 4, coupled, has 0.")
-    assert "the draft's alpha 0.00, c 0.10" in said
-    found = to_json(study)["recommendation"]
-    assert found["speculate"] is False and found["gateway_settings"] == {"num_draft_tokens": "0"}
-
-
-def test_the_json_has_all_that_the_tables_have() -> None:
-    study = studied()
-    found = json.loads(json.dumps(to_json(study)))
-    assert [each["k"] for each in found["speeds"]] == list(range(13))
-    assert [each["k"] for each in found["costs"]] == list(range(13))
-    assert found["alpha"] == pytest.approx(study.acceptance.alpha) and len(found["alpha_by_position"]) == 12
-    assert [each["name"] for each in found["alternatives"]] == ["plain", "K = 4", "K = 4, coupled"]
-    settings = {"num_draft_tokens": "4", "drafter": "model", "acceptance": "coupled"}
-    assert found["recommendation"]["gateway_settings"] == settings
-    assert found["not_offered"] == {"K = 4, full": "no such thing"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import resource
@@ -70,20 +69,6 @@ def test_list_and_revoke(tmp_path: Path) -> None:
     assert code == 1 and "'me'" in told and "you" in told
 
 
-@pytest.mark.parametrize(
-    ("args", "told"),
-    [
-        (("new", "bad name"), "name is 'bad name'"),
-        (("new", "me", "--requests-per-minute", "0"), "requests_per_minute is 0"),
-        (("list",), "cannot read"),
-        (("revoke", "me"), "cannot read"),
-    ],
-)
-def test_the_commands_name_what_is_wrong(tmp_path: Path, args: tuple[str, ...], told: str) -> None:
-    code, _, notes = cli(*args, "--file", str(tmp_path / "keys.yaml"))
-    assert code == 1 and told in notes
-
-
 # --- the file ----------------------------------------------------------------------------------------------------
 
 HASH = "ab" * 32
@@ -115,33 +100,6 @@ def test_a_file_that_cannot_be_used_says_where(tmp_path: Path, text: str, told: 
         read_keys(file)
     assert told in refused.value.message and str(file) in refused.value.message
     assert "or-secret" not in refused.value.message
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("", 1),
-        ("# nobody\nkees: []\n", 2),
-        (f"keys:\n- name: me\n  sha256: {HASH}\n- name: you\n  sha256: short\n", 5),
-        (f"keys:\n- name: me\n  sha256: {HASH}\n- name: you\n", 4),
-        (f"keys:\n- name: me\n  sha256: {HASH}\n  max_running: 1\n", 4),
-        ("keys:\n- name: me\n  sha256: [\n", 3),
-        ('{"keys":\n [{"name": "me",\n "sha256": 7}]}', 3),
-    ],
-)
-def test_a_file_that_cannot_be_used_says_in_which_line(tmp_path: Path, text: str, line: int) -> None:
-    file = tmp_path / "keys.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=rf"keys.yaml.*, line {line}\b"):
-        read_keys(file)
-
-
-def test_json_and_dates_of_yaml_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "keys.json"
-    file.write_text(json.dumps({"keys": [{"name": "me", "sha256": HASH, "expires": "2030-01-01T00:00:00+01:00"}]}))
-    assert read_keys(file)[0].expires == datetime(2029, 12, 31, 23, tzinfo=UTC)
-    file.write_text(f"keys:\n- name: me\n  sha256: {HASH}\n  expires: 2030-01-01\n")
-    assert read_keys(file)[0].expires == datetime(2030, 1, 1, tzinfo=UTC)
 
 
 def test_a_link_stays_one_and_a_failed_write_changes_nothing(tmp_path: Path) -> None:
@@ -216,17 +174,6 @@ def test_only_known_keys_get_in(tmp_path: Path) -> None:
         assert secret not in refused.value.message
 
 
-def test_without_a_file_everybody_gets_in_and_nothing_is_limited() -> None:
-    access = Access(None, CollectorRegistry())
-    for header in (None, "Bearer anything"):
-        caller = access.caller(header)
-        caller.take_request()
-        with caller.answers(10**9, "n"):
-            caller.charge(10**9)
-            caller.settle(10**9, 1, 1)
-        assert caller.name is None
-
-
 def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,23 +213,6 @@ def test_a_file_that_others_may_read_or_change_is_warned_of(tmp_path: Path, capl
     file.chmod(0o604)
     KeyRing(str(file))
     assert f"{file} has mode 0604: other accounts may read or change it" in caplog.text
-
-
-def test_a_file_that_broke_is_seen_without_a_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file, clock, registry = tmp_path / "k", Clock(), CollectorRegistry()
-    write_keys(file, (entry("me", "or-1"),))
-    Access(KeyRing(str(file), clock), registry)
-    assert outdated(registry) == 0
-    file.write_text("keys: [{name: me")
-    clock.now += LOOK_S
-    with caplog.at_level(logging.ERROR):
-        assert outdated(registry) == 1
-    assert f"{file} is neither YAML nor JSON, line 1" in caplog.text
-    clock.now += LOOK_S
-    assert outdated(registry) == 1
-    write_keys(file, (entry("me", "or-1"),))
-    clock.now += LOOK_S
-    assert outdated(registry) == 0
 
 
 def test_a_file_that_could_not_be_read_is_tried_again_and_told_of_once(

@@ -9,8 +9,7 @@ import pytest
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings import config as settings_of
-from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, parse_cores
-from outrider.wire.settings.system import flags
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
 
 ALL = [DraftConfig, TargetConfig, GatewayConfig]
 NEEDED = {DraftConfig: {"model": "m"}, TargetConfig: {"model": "m"}, GatewayConfig: {"target": "h:1"}}
@@ -85,11 +84,6 @@ def test_a_slip_and_a_variable_of_kubernetes_are_met_with_what_to_do(name: str, 
     assert name in error.value.message and message in error.value.message
 
 
-def test_variables_of_no_part_that_are_like_none_are_left_alone() -> None:
-    others = {"OUTRIDER_API_KEY": "sk", "OUTRIDER_NIGHTLY_JOB": "1", "OUTRIDER_PORT": "tcp://10.96.12.3:8000"}
-    assert load(GatewayConfig, [], {**env(GatewayConfig), **others}).port == 8000
-
-
 @pytest.mark.parametrize("cls", ALL)
 def test_unknown_variable_of_ours_is_refused_with_what_is_known(cls: type) -> None:
     prefix = cls.model_config["env_prefix"]
@@ -159,56 +153,3 @@ def test_what_is_missing_is_named_with_both_ways_to_give_it(cls: type) -> None:
     assert (
         error.value.message == f"{name} is missing; give --{name} or set {cls.model_config['env_prefix']}{name.upper()}"
     )
-
-
-def test_a_gateway_needs_to_be_told_of_its_workers() -> None:
-    with pytest.raises(ConfigError) as error:
-        load(GatewayConfig, [], {})
-    assert error.value.message == "target and registry are missing: give --target HOST:PORT or --registry HOST:PORT"
-
-
-@pytest.mark.parametrize("argv", [["--no-such-flag", "1"], ["stray"]])
-def test_unknown_flags_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        load(DraftConfig, argv, env(DraftConfig))
-    assert stop.value.code == 2
-    assert argv[0] in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_help_shows_every_setting(cls: type, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        load(cls, ["--help"], {})
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    for name in cls.model_fields:
-        assert f"--{name.replace('_', '-')}" in text
-
-
-@pytest.mark.parametrize(
-    "text, cores", [("0", {0}), ("0,2-3", {0, 2, 3}), (" 1 , 1-2", {1, 2}), ("7-7", {7}), ("4095", {4095})]
-)
-def test_cores(text: str, cores: set[int]) -> None:
-    assert parse_cores(text) == cores
-
-
-@pytest.mark.parametrize("switch", [True, False])
-def test_a_workers_settings_survive_its_command_line(switch: bool) -> None:
-    config = TargetConfig(model="m", prefix_caching=switch, batch_invariant=not switch, max_slots=3, dtype="bfloat16")
-    assert load(TargetConfig, flags(config), {}) == config
-
-
-@pytest.mark.parametrize(("given", "read"), [("auto", "auto"), ("0", 0), ("32", 32)])
-def test_k_is_a_number_or_auto(given: str, read: object) -> None:
-    for config in (
-        load(GatewayConfig, ["--num-draft-tokens", given], env(GatewayConfig)),
-        load(GatewayConfig, [], env(GatewayConfig, num_draft_tokens=given)),
-    ):
-        assert config.num_draft_tokens == read
-        assert f"--num-draft-tokens {given}" in " ".join(flags(config))
-
-
-@pytest.mark.parametrize("given", ["Auto", "65", "-1", "1.5", ""])
-def test_and_nothing_else(given: str) -> None:
-    with pytest.raises(ConfigError, match=r"num_draft_tokens is .*: must be auto, or a number from 0 to 64"):
-        load(GatewayConfig, ["--num-draft-tokens", given], env(GatewayConfig))

@@ -138,23 +138,6 @@ def test_a_worker_alone_and_one_whose_settings_say_it_are_left_as_they_are(model
     assert supervisor.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {}
 
 
-def test_workers_that_ray_counts_parts_of_a_gpu_for_get_these_parts(models: dict[str, str]) -> None:
-    target = {"model": models["target"], "num_gpus": 0.6}
-    config = SystemConfig.read({"target": target, "draft": {"model": models["draft"], "count": 2}})
-    placed = place(config, [ClusterNode(16, 1)], None)
-    assert {name: (one.num_gpus, one.gpu_memory_utilization) for name, one in placed.items()} == {
-        "target": (0.6, 0.54),
-        "draft": (0.2, 0.18),
-    }
-
-
-def test_weights_that_leave_nothing_of_the_share_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 << 30, 80 << 30))
-    message = "gpu_memory_utilization is 0.1, 8.0 GiB of the 80.0 GiB of cuda:0, and .* takes 15.0 GiB: raise it"
-    with pytest.raises(ConfigError, match=message):
-        memory.shared_memory_bytes(torch.device("cuda:0"), 0.1, 15 << 30)
-
-
 def test_the_size_of_a_model_is_that_of_all_its_files_or_not_known(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).write_bytes(bytes(100))

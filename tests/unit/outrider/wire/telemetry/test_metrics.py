@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
-import re
-from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,7 +11,7 @@ from prometheus_client.core import Metric
 
 from gateway.telemetry.vllm_names import EndedAnswers, VllmNames
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.telemetry.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics, WorkerMetrics
+from outrider.wire.telemetry.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics
 
 
 class Clock:
@@ -76,37 +71,3 @@ def test_histograms_of_times_reach_the_longest_request() -> None:
     for family in times:
         bounds = [float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels]
         assert sorted(bounds)[-2] >= GatewayConfig(target="127.0.0.1:9").request_timeout_s, family.name
-
-
-def docstrings(cls: type) -> dict[str, str]:
-    """Attribute that the constructor sets to the string below it."""
-    (init,) = (n for n in ast.walk(ast.parse(inspect.getsource(cls))) if getattr(n, "name", None) == "__init__")
-    found = {}
-    for node, after in pairwise(init.body):  # type: ignore[attr-defined]
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if isinstance(target, ast.Attribute) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            found[target.attr] = after.value.value
-    return found
-
-
-@pytest.mark.parametrize("made", [GatewayMetrics(), WorkerMetrics("draft")])
-def test_docstrings_name_only_series_that_exist(made: GatewayMetrics | WorkerMetrics) -> None:
-    """The PromQL in them reads what is scraped."""
-    cls = type(made)
-    exists = {s for family in families(made.registry).values() for s in series_of(family)}  # type: ignore[attr-defined]
-    texts = docstrings(cls)
-    fields = {name for name in vars(made) if not name.startswith("_")} - {"registry"}
-    assert len(fields) > 10 and fields == texts.keys()
-    named = {name for text in texts.values() for name in re.findall(r"\b(?:spec|outrider)_\w+", text)}
-    assert named and named <= exists, named - exists
-
-
-def series_of(family: Metric) -> set[str]:
-    endings = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}[family.type]
-    return {family.name + ending for ending in endings}
-
-
-@pytest.mark.parametrize("made", [GatewayMetrics(), WorkerMetrics("target")])
-def test_every_series_says_what_it_is(made: object) -> None:
-    for family in families(made.registry).values():  # type: ignore[attr-defined]
-        assert family.documentation and family.documentation != family.name
