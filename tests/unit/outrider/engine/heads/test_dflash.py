@@ -5,7 +5,6 @@ Everything runs in float64 and ends in float32, hence the tolerance.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
-from outrider.engine.attention.paged_plan import PagedPlan
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import DFlashHead, read_dflash
 from outrider.engine.heads.families import DFLASH, family_of
@@ -30,10 +28,9 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
-from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, MASK, BlockHead, default_taps
-from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, LAYERS, SHAPE, VOCAB, WIDTH, hidden_states, target
+from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, LAYERS, SHAPE, VOCAB, WIDTH, hidden_states
 
 TOLERANCE = 1e-6
 """Largest difference, as a share of the largest logit."""
@@ -94,11 +91,6 @@ CASES = {
         {**ALL, "draft_vocab": DRAFT_VOCAB, "windows": (4, None)}, wrapped(WINDOW, sliding_window_non_causal=True)
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return target(tmp_path_factory.mktemp("heads") / "target")
 
 
 def made(case: Case, target_folder: str) -> BlockHead:
@@ -234,87 +226,6 @@ def test_features_that_a_layer_norms_show(target_folder: str, tmp_path: Path, mo
     assert difference(served.rounds(), expected(made(CASES["z-lab"], target_folder))) > CLEAR
 
 
-Spoil = Callable[[dict[str, Any], dict[str, Tensor]], None]
-
-
-def set_config(**values: Any) -> Spoil:
-    return lambda config, tensors: config.update(values)
-
-
-def set_block(**values: Any) -> Spoil:
-    return lambda config, tensors: config.update(dflash_config={**config["dflash_config"], **values})
-
-
-def set_tensor(name: str, value: Tensor) -> Spoil:
-    return lambda config, tensors: tensors.update({name: value})
-
-
-REFUSALS: dict[str, tuple[Spoil, str]] = {
-    "other taps than fc reads": (
-        set_block(target_layer_ids=[1, 3, 5]),
-        r"fc\.weight of .* \[64, 128\], .* must be \[64, 192\]",
-    ),
-    "a tap that is not there": (set_block(target_layer_ids=[1, 8]), r"\[2, 9\] .* 8 layers"),
-    "two keys that disagree": (
-        set_config(aux_hidden_state_layer_ids=[1, 5]),
-        r"aux_hidden_state_layer_ids means the hidden states \[1, 5\] and target_layer_ids means .* \[2, 6\]",
-    ),
-    "ids that are no numbers": (set_block(target_layer_ids="15"), "must be a list of whole numbers"),
-    "no block size": (set_config(block_size=None), "block_size of .* is None, must be a whole number from 2 to 65"),
-    "a block past all drafts": (set_config(block_size=66), "block_size of .* is 66"),
-    "a target of other layers": (
-        set_config(num_target_layers=99),
-        "num_target_layers of .* is 99, and .* has 8 layers",
-    ),
-    "a block of one": (set_config(block_size=1), "block_size of .* is 1"),
-    "two block sizes": (set_block(block_size=7), "block_size of .* is both 5 and 7"),
-    "no mask": (
-        set_block(mask_token_id=None),
-        "mask_token_id or dspark_noise_token_id of .* is None, must be a whole number from 0 to 96",
-    ),
-    "a mask past the vocabulary": (set_block(mask_token_id=VOCAB), "mask_token_id .* is 97"),
-    "a smaller vocabulary": (set_config(vocab_size=90), "90 ids .* 97"),
-    "no hidden norm": (lambda c, t: t.__delitem__("hidden_norm.weight"), r"hidden_norm\.weight of .* missing"),
-    "no map": (lambda c, t: t.__delitem__("fc.weight"), r"fc\.weight of .* is missing, .* must be \[64, 128\]"),
-    "a tensor nobody reads": (
-        set_tensor("layers.0.self_attn.g_proj.weight", torch.zeros(4, 64)),
-        r"Unexpected key.*layers\.0\.self_attn\.g_proj",
-    ),
-    "norms of each tap": (set_tensor("aux_hidden_norms.0.weight", torch.ones(64)), r"aux_hidden_norms\.0"),
-    "a missing tensor": (
-        lambda c, t: t.__delitem__("layers.1.self_attn.k_norm.weight"),
-        r"Missing key.*layers\.1\.self_attn\.k_norm\.weight",
-    ),
-    "another width": (set_config(intermediate_size=80), r"gate_proj\.weight: .*\[96, 64\].*\[80, 64\]"),
-    "not a number": (set_tensor("norm.weight", torch.full((64,), torch.nan)), r"norm\.weight of .* not finite"),
-    "sinks": (set_block(attention_sink_bias=True), "attention_sink_bias of .* attention sinks"),
-    "unnamed windows": (set_block(use_swa=True, swa_window_size=8), "use_swa of .* layer_types do not name"),
-    "scaled logits": (set_block(output_multiplier=2.0), "output_multiplier of .* is 2.0, .* scaled logits"),
-    "a flag that is none": (set_block(causal="yes"), "causal of .* is 'yes', must be true or false"),
-    "rows of which no map says the ids": (set_config(draft_vocab_size=31), "31 rows .* neither d2t nor t2d"),
-    "chunks": (set_config(model_type="llama4_text"), "cannot read config.json|chunk|sliding window"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_files_that_do_not_fit_are_refused_by_name(name: str, target_folder: str, tmp_path: Path) -> None:
-    spoil, message = REFUSALS[name]
-    folder = Path(BlockHead().write(tmp_path, ZLAB))
-    config, tensors = dict(ZLAB), load_file(folder / "model.safetensors")
-    spoil(config, tensors)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match=message):
-        read_dflash(Checkpoint(str(folder)), TargetFiles(target_folder), is_dspark=False)
-
-
-def test_an_embedding_of_the_mask_in_a_file_of_its_own_is_refused(target_folder: str, tmp_path: Path) -> None:
-    folder = BlockHead().write(tmp_path, ZLAB)
-    (tmp_path / "mask_embedding.pt").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"mask_embedding\.pt"):
-        read_dflash(Checkpoint(folder), TargetFiles(target_folder), is_dspark=False)
-
-
 @pytest.mark.parametrize(
     ("keys", "last"),
     [
@@ -363,26 +274,3 @@ def test_a_loaded_head_is_ready_to_run(
     assert isinstance(loaded.path, HeadPath) and loaded.path.hidden.shape == (BLOCK - 1, WIDTH)
     row.table.free()
     assert pool.num_in_use == 0
-
-
-def test_a_head_that_the_cache_would_change_is_refused(
-    target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outputs = HeadPath.outputs
-
-    def misplaced(self: HeadPath, plan: PagedPlan, **more: Any) -> Any:
-        return outputs(self, replace(plan, position_ids=plan.position_ids // 2), **more)
-
-    monkeypatch.setattr(HeadPath, "outputs", misplaced)
-    folder = BlockHead().write(tmp_path, ZLAB)
-    with pytest.raises(ConfigError, match=r"cannot be served: paged: computes other logits with this cache"):
-        load_head(settings(folder), target_folder, DFLASH)
-
-
-def test_rows_of_features_that_do_not_fit_are_refused(target_folder: str, tmp_path: Path) -> None:
-    served = Served(read(CASES["z-lab"], target_folder, tmp_path))
-    table = served.runner.pool.new_table()
-    for features in (torch.zeros(3, WIDTH), torch.zeros(2, WIDTH + 1)):
-        with pytest.raises(AssertionError, match="features of"):
-            served.runner.forward([Row(table, [3, 4], 0, 0, [], features=features)])
-    assert table.num_tokens == 0

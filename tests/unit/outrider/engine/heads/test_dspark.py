@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
@@ -19,10 +18,10 @@ from outrider.engine.heads.families import DSPARK, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.step_plan import Row
-from outrider.wire.errors import ConfigError
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, MASK, RANK, BlockHead
-from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, VOCAB, WIDTH, hidden_states, target
+from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, VOCAB, WIDTH, hidden_states
 from tests.unit.outrider.engine.heads.test_dflash import BASE, CLEAR, NUM, TOLERANCE, Case, Served, difference
+from tests.unit.outrider.engine.heads.test_eagle3 import with_tensors
 
 ANCHOR, PATH = 7, [32, 38, 46, 26]
 OWN: dict[str, Any] = {"leaves_out": (), "from_anchor": True}
@@ -85,11 +84,6 @@ CONFIDENCE = {
 }
 
 
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return target(tmp_path_factory.mktemp("heads") / "target")
-
-
 def made(case: Case, target_folder: str) -> BlockHead:
     head = BlockHead(**case.head)
     head.adopt(load_file(Path(target_folder) / "model.safetensors"))
@@ -134,15 +128,6 @@ def test_a_head_computes_what_its_layout_says(
 Fault = Callable[[HeadFiles], HeadFiles]
 
 
-def with_tensors(change: Callable[[dict[str, Tensor]], None]) -> Fault:
-    def plant(files: HeadFiles) -> HeadFiles:
-        tensors = dict(files.tensors)
-        change(tensors)
-        return replace(files, tensors=tensors)
-
-    return plant
-
-
 def no_bias(files: HeadFiles) -> HeadFiles:
     tensors = {name: t for name, t in files.tensors.items() if not name.startswith("markov_head.")}
     return replace(files, tensors=tensors, facts=replace(files.facts, markov_rank=0))
@@ -178,40 +163,3 @@ def test_a_state_that_does_not_go_along_shows(
     case = CASES["SpecForge, rnn"]
     files = read(case, target_folder, tmp_path)
     assert difference([said(files, PATH)], [expected(made(case, target_folder), PATH)]) > CLEAR
-
-
-Spoil = Callable[[dict[str, Any], dict[str, Tensor]], None]
-
-
-def set_spark(**values: Any) -> Spoil:
-    return lambda config, tensors: config.update(dflash_config={**config["dflash_config"], **values})
-
-
-REFUSALS: dict[str, tuple[Spoil, str]] = {
-    "an unknown kind": (set_spark(markov_head_type="lstm"), "markov_head_type of .* is 'lstm', must be one of vanilla"),
-    "another rank": (set_spark(markov_rank=4), r"markov_w1\.weight: .*\[97, 6\].*\[97, 4\]"),
-    "a rank that is none": (set_spark(markov_rank=-1), "markov_rank of .* is -1"),
-    "a rank that no memory holds": (set_spark(markov_rank=1 << 30), "markov_rank of .* from 0 to 65536"),
-    "another kind than the file has": (
-        set_spark(markov_head_type="gated"),
-        r"Missing key.*markov_head\.gate_proj\.bias",
-    ),
-    "a head that the config leaves out": (set_spark(markov_rank=0), r"Unexpected key.*markov_head\.markov_w1\.weight"),
-    "two ranks": (
-        lambda c, t: c.update(dspark_config={"markov_rank": 5}),
-        "markov_rank or dspark_markov_rank of .* both 6 and 5",
-    ),
-    "not a number": (lambda c, t: t["markov_head.markov_w2.weight"].fill_(torch.nan), "markov_w2.weight .* not finite"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_files_that_do_not_fit_are_refused_by_name(name: str, target_folder: str, tmp_path: Path) -> None:
-    spoil, message = REFUSALS[name]
-    folder = Path(BlockHead(from_anchor=True, markov="vanilla").write(tmp_path, SPECFORGE))
-    config, tensors = dict(SPECFORGE), load_file(folder / "model.safetensors")
-    spoil(config, tensors)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match=message):
-        read_dflash(Checkpoint(str(folder)), TargetFiles(target_folder), is_dspark=True)

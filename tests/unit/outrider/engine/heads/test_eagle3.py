@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine.attention.paged_plan import PagedPlan
 from outrider.engine.errors import PathUnavailable
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
@@ -108,11 +107,6 @@ CASES = {
         midlayer=False,
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return target(tmp_path_factory.mktemp("heads") / "target")
 
 
 def made(case: Case, target_folder: str) -> Eagle3:
@@ -297,112 +291,6 @@ def test_decide_changes_what_a_file_leaves_open(target_folder: str, tmp_path: Pa
     assert difference(served.all_logits(), expected(head)) < TOLERANCE
 
 
-Spoil = Callable[[dict[str, Any], dict[str, Tensor]], None]
-
-
-def drop(name: str) -> Spoil:
-    return lambda config, tensors: tensors.__delitem__(name)
-
-
-def set_config(**values: Any) -> Spoil:
-    return lambda config, tensors: config.update(values)
-
-
-def set_tensor(name: str, value: Callable[[dict[str, Tensor]], Tensor]) -> Spoil:
-    return lambda config, tensors: tensors.update({name: value(tensors)})
-
-
-def nan_in(name: str) -> Spoil:
-    def plant(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        tensors[name][3, 5] = float("nan")
-
-    return plant
-
-
-KEY = "eagle_aux_hidden_state_layer_ids"
-REFUSALS: dict[str, tuple[Spoil, str]] = {
-    "other taps than fc reads": (
-        set_config(**{KEY: [2, 5]}),
-        r"fc\.weight of .* \[64, 192\], .* must be \[64, 128\]; give the target",
-    ),
-    "target of another width": (
-        set_tensor("fc.weight", lambda t: torch.zeros(64, 128)),
-        r"fc\.weight of .* \[64, 128\], .* must be \[64, 192\]",
-    ),
-    "a tap that is not there": (set_config(**{KEY: [2, 5, 9]}), r"\[2, 5, 9\] .* 8 layers"),
-    "two keys that disagree": (
-        set_config(**{KEY: [2, 4, 5], "eagle_config": {KEY: [2, 4, 5]}}),
-        rf"{KEY} means the hidden states \[2, 4, 5\] and eagle_config\.{KEY} means .* \[3, 5, 6\]",
-    ),
-    "ids that are no numbers": (set_config(**{KEY: ["2", 4, 5]}), r"layer ids of .* must be a list of whole numbers"),
-    "no taps": (set_config(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
-    "a smaller vocabulary": (set_config(vocab_size=90), "90 ids .* 97"),
-    "rows beside the config": (
-        set_config(draft_vocab_size=30),
-        r"lm_head\.weight of .* has 31 rows, and draft_vocab_size is 30; correct its config\.json",
-    ),
-    "a vocabulary in words": (set_config(draft_vocab_size="many"), "draft_vocab_size of .* is 'many'"),
-    "an lm_head that is no matrix": (
-        set_tensor("lm_head.weight", lambda t: torch.ones(DRAFT_VOCAB)),
-        r"lm_head\.weight: .*\[31\].*\[31, 64\]",
-    ),
-    "a map that is no list": (set_tensor("d2t", lambda t: t["d2t"].expand(2, -1).clone()), "d2t of .* keeps 62 ids"),
-    "a mask that is no list": (set_tensor("t2d", lambda t: torch.tensor(True)), "t2d of .* keeps 1 ids"),
-    "d2t with ids in place of offsets": (
-        set_tensor("d2t", lambda t: t["t2d"].nonzero().flatten()),
-        "d2t of .* leads to the id",
-    ),
-    "d2t and t2d of two heads": (set_tensor("t2d", lambda t: t["t2d"].roll(1)), "has a t2d that disagrees with d2t"),
-    "t2d that keeps too few": (
-        lambda c, t: t.pop("d2t") is None or t.update(t2d=t["t2d"] & (torch.arange(VOCAB) > 9)),
-        "t2d of .* keeps .* 31 rows of its lm_head; correct draft_vocab_size",
-    ),
-    "no maps": (lambda c, t: t.pop("d2t") is None or t.pop("t2d") is None, "neither d2t nor t2d"),
-    "an id twice": (set_tensor("d2t", lambda t: torch.cat([t["d2t"][:-1], t["d2t"][-2:-1] - 1])), "an id twice"),
-    "a tensor nobody reads": (
-        set_tensor("mask_embedding", lambda t: torch.zeros(1)),
-        "Unexpected key.*mask_embedding",
-    ),
-    "a missing tensor": (drop("midlayer.mlp.up_proj.weight"), r"Missing key.*layers\.0\.mlp\.up_proj\.weight"),
-    "a bias of the map": (set_tensor("fc.bias", lambda t: torch.zeros(WIDTH)), r"fc\.bias"),
-    "norms that the config knows and the file lacks": (set_config(fc_norm=True), "fc_norm of .* is True .* missing"),
-    "both norms": (
-        lambda c, t: t.update(
-            {**{f"fc_norm.{i}.weight": torch.ones(64) for i in range(3)}, "input_norm.weight": torch.ones(192)}
-        ),
-        "Unexpected key.*input_norm",
-    ),
-    "one norm too few": (
-        lambda c, t: t.update({f"fc_norm.{i}.weight": torch.ones(64) for i in range(2)}),
-        r"fc_norm\.2\.weight of .* missing",
-    ),
-    "not a number": (nan_in("lm_head.weight"), r"lm_head\.weight of .* not finite"),
-    "quantised": (set_tensor("fc.weight", lambda t: t["fc.weight"].to(torch.int8)), r"fc\.weight of .* is torch\.int8"),
-    "another width": (set_config(intermediate_size=80), r"gate_proj\.weight: .*\[96, 64\].*\[80, 64\]"),
-    "a width that no memory holds": (set_config(intermediate_size=1 << 60), "does not fit its config.json"),
-    "another activation": (set_config(hidden_act="gelu"), "hidden_act is 'gelu'"),
-    "heads that do not divide": (
-        set_config(num_key_value_heads=3),
-        "cannot read config.json .* num_key_value_heads, 3",
-    ),
-    "a window": (set_config(model_type="mistral", sliding_window=16), "sliding window"),
-    "part of a head rotated": (set_config(partial_rotary_factor=0.5), "rotary positions"),
-    "a model type nobody knows": (set_config(model_type="lama"), "cannot read config.json"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_files_that_do_not_fit_are_refused_by_name(name: str, target_folder: str, tmp_path: Path) -> None:
-    spoil, message = REFUSALS[name]
-    folder = Path(Eagle3().write(tmp_path, ORIGINAL))
-    config, tensors = dict(ORIGINAL), load_file(folder / "model.safetensors")
-    spoil(config, tensors)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match=message):
-        read_eagle3(Checkpoint(str(folder)), TargetFiles(target_folder))
-
-
 @pytest.mark.parametrize("name", ["original, pickled", "speculators"])
 def test_the_norms_of_a_served_head_are_torchs(name: str, target_folder: str, tmp_path: Path) -> None:
     """Which compute in one operation what transformers' do in six."""
@@ -554,21 +442,6 @@ def test_a_loaded_head_is_ready_to_run(
     assert pool.num_in_use == 0
 
 
-def test_a_head_that_the_cache_would_change_is_refused(
-    target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The self-test must see through the columns without a row, whose logit hides every difference."""
-    outputs = HeadPath.outputs
-
-    def misplaced(self: HeadPath, plan: PagedPlan, **more: Any) -> Any:
-        return outputs(self, replace(plan, position_ids=plan.position_ids // 2), **more)
-
-    monkeypatch.setattr(HeadPath, "outputs", misplaced)
-    folder = Eagle3().write(tmp_path, ORIGINAL)
-    with pytest.raises(ConfigError, match=r"cannot be served: paged: computes other logits with this cache"):
-        load_head(settings(folder, attention_path="paged"), target_folder, EAGLE3)
-
-
 def test_a_head_that_the_fused_path_gets_wrong_runs_on_its_own_modules(
     target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -581,12 +454,3 @@ def test_a_head_that_the_fused_path_gets_wrong_runs_on_its_own_modules(
     assert "takes the path paged; not fused: computes other logits with this cache" in caplog.text
     with pytest.raises(ConfigError, match="cannot be served: fused: computes other logits"):
         load_head(settings(folder, attention_path="fused"), target_folder, EAGLE3)
-
-
-def test_rows_without_features_of_the_heads_width_are_refused(target_folder: str, tmp_path: Path) -> None:
-    served = Served(read(CASES["original, pickled"], target_folder, tmp_path))
-    table = served.runner.pool.new_table()
-    for features in (None, torch.zeros(1, WIDTH), torch.zeros(2, WIDTH + 1)):
-        with pytest.raises(AssertionError, match="features of"):
-            served.runner.forward([Row(table, [3, 4], 0, 1, [3, 4], features=features)])
-    assert table.num_tokens == 0

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
@@ -23,7 +20,7 @@ from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.wiring import Seen, score_head, text_logits
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
-from tests.unit.outrider.engine.heads.joined_layouts import CASES, Joined, as_qwen, as_speculators, eagle1, in_target
+from tests.unit.outrider.engine.heads.joined_layouts import CASES, Joined, as_qwen, eagle1, in_target
 from tests.unit.outrider.engine.heads.layouts import LAYERS, WIDTH
 from tests.unit.outrider.engine.heads.test_eagle3 import (
     CLEAR,
@@ -97,94 +94,6 @@ def test_a_fault_of_the_reader_shows(fault: str, tmp_path: Path) -> None:
         made += [in_target(tmp_path / "glm", "glm4_moe", carry_normed=True), as_qwen(tmp_path / "qwen")]
     for head, folder, target in made:
         assert difference(logits_of(FAULTS[fault](read(folder, target))), expected(head)) > CLEAR
-
-
-Spoil = Callable[[dict[str, Any], dict[str, Tensor]], object]
-
-
-def spoiled(folder: str, spoil: Spoil) -> None:
-    path, weights = Path(folder, "config.json"), Path(folder, "model.safetensors")
-    config, tensors = json.loads(path.read_text()), load_file(weights)
-    spoil(config, tensors)
-    path.write_text(json.dumps(config))
-    save_file(tensors, weights)
-
-
-EAGLE1_REFUSALS: dict[str, tuple[Spoil, str]] = {
-    "a bias that is not there": (lambda c, t: t.pop("fc.bias"), r"bias of .* is True, and fc\.bias is missing"),
-    "a bias that is not said": (lambda c, t: c.update(bias=False), r"bias of .* is False, and fc\.bias is there"),
-    "another width": (lambda c, t: c.update(hidden_size=32, head_dim=8), "is 32 wide and .* 64"),
-    "a smaller vocabulary": (lambda c, t: c.update(vocab_size=90), "90 ids .* 97"),
-    "a norm nobody reads": (
-        lambda c, t: t.update({"embedding_layernorm.weight": torch.ones(WIDTH)}),
-        r"Unexpected key.*embedding_layernorm\.weight",
-    ),
-    "a missing tensor": (
-        lambda c, t: t.pop("layers.0.mlp.up_proj.weight"),
-        r"Missing key.*model\.layers\.0\.mlp\.up_proj",
-    ),
-    "not a number": (lambda c, t: t["fc.weight"].fill_(float("nan")), r"fc\.weight of .* not finite"),
-    "another shape": (lambda c, t: c.update(intermediate_size=80), r"gate_proj\.weight: .*\[96, 64\].*\[80, 64\]"),
-    "a window": (lambda c, t: c.update(model_type="mistral", sliding_window=16), "sliding window"),
-}
-
-
-@pytest.mark.parametrize("name", EAGLE1_REFUSALS)
-def test_files_of_eagle1_that_do_not_fit_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    spoil, message = EAGLE1_REFUSALS[name]
-    _, folder, target = eagle1(tmp_path, bias=True)
-    spoiled(folder, spoil)
-    with pytest.raises(ConfigError, match=message):
-        read_eagle1(Checkpoint(folder), TargetFiles(target))
-
-
-AT = f"model.layers.{LAYERS}."
-MTP_REFUSALS: dict[str, tuple[Spoil, str]] = {
-    "a layer elsewhere": (
-        lambda c, t: c.update(num_hidden_layers=LAYERS - 1),
-        rf"the MTP head of .* is at model\.layers\.{LAYERS}\.eh_proj\.weight, must be behind the target's 7 layers",
-    ),
-    "a norm that is missing": (lambda c, t: t.pop(AT + "hnorm.weight"), r"Missing key.*hnorm\.weight"),
-    "a tensor nobody reads": (
-        lambda c, t: t.update({AT + "gnorm.weight": torch.ones(WIDTH)}),
-        r"tensors that its layer does not have: layers\.0\.gnorm\.weight",
-    ),
-    "an expert that is missing": (
-        lambda c, t: t.pop(AT + "mlp.experts.2.up_proj.weight"),
-        r"not all tensors: experts\.2\.up_proj\.weight",
-    ),
-    "another shape": (
-        lambda c, t: t.update({AT + "self_attn.o_proj.weight": torch.zeros(WIDTH, 7)}),
-        r"another shape than by its config\.json: .*o_proj\.weight",
-    ),
-    "another projection": (
-        lambda c, t: t.update({AT + "eh_proj.weight": torch.zeros(WIDTH, WIDTH)}),
-        r"eh_proj\.weight: .*\[64, 64\].*\[64, 128\]",
-    ),
-    "quantised": (
-        lambda c, t: t.update({AT + "eh_proj.weight": t[AT + "eh_proj.weight"].to(torch.float8_e4m3fn)}),
-        r"eh_proj\.weight of .* is torch\.float8_e4m3fn",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MTP_REFUSALS)
-def test_files_of_mtp_heads_that_do_not_fit_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    spoil, message = MTP_REFUSALS[name]
-    _, folder, target = in_target(tmp_path, "glm4_moe")
-    spoiled(folder, spoil)
-    with pytest.raises(ConfigError, match=message):
-        read_mtp(Checkpoint(folder), TargetFiles(target))
-
-
-@pytest.mark.parametrize(("made", "name"), [(as_qwen, "mtp.gnorm.weight"), (as_speculators, "gnorm.weight")])
-def test_a_tensor_beside_an_mtp_head_is_refused_by_name(made: Callable[..., Made], name: str, tmp_path: Path) -> None:
-    _, folder, target = made(tmp_path) if made is as_qwen else made(tmp_path, "qwen3")
-    spoiled(folder, lambda config, tensors: tensors.update({name: torch.ones(WIDTH)}))
-    with pytest.raises(
-        ConfigError, match=r"the MTP head of .* has tensors that its layer does not have: gnorm\.weight"
-    ):
-        read_mtp(Checkpoint(folder), TargetFiles(target))
 
 
 def settings(folder: str, **more: Any) -> DraftConfig:

@@ -23,7 +23,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from target_service.features.own_heads import load_own_heads
 from tests.unit.outrider.engine.cuda.fake_cuda import fake_cuda
-from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, VOCAB, WIDTH, target
+from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, VOCAB, WIDTH
 
 TOLERANCE = 1e-6
 """Largest difference, as a share of the largest logit: the heads run in float64, and their logits are float32."""
@@ -31,11 +31,6 @@ NUM_HEADS, NUM_LAYERS = 3, 2
 LEGACY = {"medusa_num_heads": 2, "medusa_num_layers": 1}
 """As published: both counts are wrong."""
 VLLM = {"model_type": "medusa", "num_heads": NUM_HEADS, "num_hidden_layers": NUM_LAYERS, "hidden_size": WIDTH}
-
-
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return target(tmp_path_factory.mktemp("heads") / "target")
 
 
 def random_tensors(rows: int = VOCAB) -> dict[str, Tensor]:
@@ -150,44 +145,6 @@ def test_a_token_map_leaves_the_other_ids_without_a_row(whole: bool, target_fold
     assert (logits[..., kept] - truth).abs().max() < TOLERANCE * truth.abs().max()
     others = torch.ones(VOCAB, dtype=torch.bool).index_fill_(0, kept, False)
     assert (logits[..., others] == UNMAPPED).all()
-
-
-Spoil = Callable[[dict[str, Tensor]], Any]
-REFUSALS: dict[str, tuple[Spoil, str]] = {
-    "a head in between": (lambda t: [t.pop(name) for name in list(t) if ".1." in name[:10]], "Missing key"),
-    "a missing projection": (lambda t: t.pop("lm_heads.2.weight"), r"Missing key.*lm_heads\.2\.weight"),
-    "a tensor nobody reads": (lambda t: t.update(gate=torch.ones(2)), "Unexpected key.*gate"),
-    "another target's width": (
-        lambda t: t.update({"blocks.0.layers.0.weight": torch.ones(WIDTH, 2 * WIDTH)}),
-        r"blocks\.0\.layers\.0\.weight: .*\[64, 128\].*\[64, 64\]",
-    ),
-    "another target's vocabulary": (
-        lambda t: t.update({"lm_heads.0.weight": torch.ones(40, WIDTH)}),
-        r"lm_heads\.0\.weight: .*\[40, .*\[97, .* give the target",
-    ),
-    "a map out of the vocabulary": (lambda t: t.update(token_map=torch.arange(70, 70 + VOCAB)), "leads to the id 97"),
-    "a short map out of the vocabulary": (lambda t: t.update(token_map=torch.arange(90, 120)), "leads to the id 97"),
-    "a name without a number": (lambda t: t.update({"blocks.x.weight": torch.ones(2)}), "Unexpected key.*blocks.x"),
-    "a projection of no dimension": (
-        lambda t: t.update({"lm_heads.0.weight": torch.tensor(1.0)}),
-        r"lm_heads\.0\.weight: .*\[1\]",
-    ),
-    "not a number": (
-        lambda t: t["blocks.0.layers.1.bias"].fill_(float("inf")),
-        r"blocks\.0\.layers\.1\.bias .* finite",
-    ),
-    "no heads": (lambda t: t.clear() or t.update(other=torch.ones(1)), "no tensors of Medusa heads"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_files_that_do_not_fit_are_refused_by_name(name: str, target_folder: str, tmp_path: Path) -> None:
-    spoil, message = REFUSALS[name]
-    tensors = random_tensors()
-    spoil(tensors)
-    folder = write(tmp_path, VLLM, tensors)
-    with pytest.raises(ConfigError, match=message):
-        read_medusa(Checkpoint(folder), TargetFiles(target_folder))
 
 
 def test_loaded_heads_are_ready_to_run(target_folder: str, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draft_service.drafters.block_drafter import MaskDrafter
@@ -33,7 +30,6 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable
-from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.unit.draft_service.drafters.test_block_drafter import Draft
@@ -45,7 +41,6 @@ from tests.unit.outrider.engine.heads.layouts import (
     WIDTH,
     Eagle3,
     hidden_states,
-    target,
 )
 from tests.unit.outrider.engine.heads.test_eagle3 import CLEAR, PROMPT, TOLERANCE, difference
 from tests.unit.outrider.engine.heads.test_wiring import NUM_TOKENS, seen_with
@@ -65,11 +60,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "speculators": (SPECULATORS, {"residual_normed": True}),
     "norms of the taps": ({**VLLM, "fc_norm": True}, {"opening_norm": "each"}),
 }
-
-
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return target(tmp_path_factory.mktemp("peagle") / "target")
 
 
 def made(**more: Any) -> Eagle3:
@@ -119,35 +109,6 @@ def test_a_head_fills_masks_as_it_was_trained(name: str, fault: str | None, targ
     truth = torch.cat([expected(head, head.rows(hidden_states(len(PROMPT)))[:end], PROMPT[:end]) for end in (5, 8)])
     found = difference(torch.cat(logits), truth)
     assert found < TOLERANCE if fault is None else found > CLEAR
-
-
-Spoil = Callable[[dict[str, Any], dict[str, Tensor]], object]
-REFUSALS: dict[str, tuple[Spoil, str]] = {
-    "no stand-in": (lambda c, t: t.pop("mask_hidden"), "has no mask_hidden"),
-    "a stand-in of another width": (
-        lambda c, t: t.update(mask_hidden=torch.zeros(1, 1, WIDTH)),
-        r"mask_hidden of .* is \[64\], .* must be \[192\]",
-    ),
-    "no masked id": (
-        lambda c, t: c.pop("pard_token"),
-        "mask_token_id or pard_token or ptd_token_id of .* is None, must be a whole number",
-    ),
-    "a masked id past the vocabulary": (lambda c, t: c.update(pard_token=VOCAB), f"pard_token .* is {VOCAB}"),
-    "not a number": (lambda c, t: t["mask_hidden"].fill_(float("nan")), "mask_hidden of .* not finite"),
-    "a tensor nobody reads": (lambda c, t: t.update(more=torch.ones(1)), "Unexpected key.*more"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_files_that_do_not_fit_are_refused_by_name(name: str, target_folder: str, tmp_path: Path) -> None:
-    spoil, message = REFUSALS[name]
-    folder = Path(made().write(tmp_path, VLLM))
-    config, tensors = dict(VLLM), load_file(folder / "model.safetensors")
-    spoil(config, tensors)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match=message):
-        read_peagle(Checkpoint(str(folder)), TargetFiles(target_folder))
 
 
 def settings(folder: str, **more: Any) -> DraftConfig:
