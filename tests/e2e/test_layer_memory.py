@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from outrider.client import AcceptanceRule, AsyncClient, Round, Speculation
+from outrider.client import AsyncClient, Round, Speculation
 from tests.e2e.reference import Answer, assert_target_alone, compare, judge
 from tests.e2e.streams import Seen, plain, speculative
 from tests.e2e.test_draft_failure import restart
@@ -88,16 +88,6 @@ async def test_greedy_text_is_that_of_generate(
         metrics = read_metrics(f"http://{pair.target_info().metrics_address}/metrics")
         for name in ("preemptions_total", "prefix_hit_tokens_total"):
             assert metrics[f'outrider_worker_{name}{{worker="target"}}'] > 0, name
-
-
-async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncClient) -> None:
-    options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.8, "seed": 5, "n": 3}
-    rule = AcceptanceRule.COUPLED
-    texts = []
-    for wish in (Speculation(enabled=False, acceptance=rule), Speculation(acceptance=rule, num_draft_tokens=4)):
-        answer = await client.generate(PROMPTS[0], speculation=wish, **options)
-        texts.append([[token.id for token in choice.tokens] for choice in answer.choices])
-    assert texts[0] == texts[1] and answer.usage.num_accepted_tokens
 
 
 async def test_workers_killed_half_way_change_no_token(pair: Stack, client: AsyncClient, target: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.up.supervisor import DELAYS_S
 from tests.e2e.process_tree import tree
 from tests.e2e.test_up import PLAIN, complete, http_of, up
 from tests.forked import REPO
@@ -65,25 +64,6 @@ def test_a_pair_named_by_hand_that_does_not_fit_ends_with_the_difference() -> No
         assert "draft draft does not fit target target: " in command.err[-1]
         assert left.now() == {}
         command.end()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_only_gateway_is_given_up_when_it_ends_again_and_again() -> None:
-    with tree() as left:
-        command = up(*PLAIN)
-        try:
-            http_of(command)
-            for _ in DELAYS_S:
-                os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
-                command.wait_for("it serves again")
-            os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
-            assert command.wait() == 1
-            given_up = f"given up, for it ended {len(DELAYS_S) + 1} times soon after its start"
-            assert f"gateway was ended by signal 9; {given_up}" in command.log()
-            assert left.now() == {}
-        finally:
-            command.end()
 
 
 @pytest.mark.parametrize("log_format", [pytest.param("text", marks=pytest.mark.slow), "json"])

@@ -51,25 +51,6 @@ def test_a_whole_answer_from_the_blocking_client(patient: str, expected: Answer)
     assert usage.acceptance_rate == usage.num_accepted_tokens / usage.num_draft_tokens
 
 
-async def test_a_streamed_answer_comes_round_by_round(patient: str, expected: Answer) -> None:
-    async with AsyncClient(patient) as client, client.stream(PROMPT, max_tokens=64, temperature=0.0) as stream:
-        rounds = [each async for each in stream]
-    assert [token.id for each in rounds for token in each.tokens] == expected.ids
-    assert len({each.request_id for each in rounds}) == 1
-    for each in rounds[:-1]:
-        assert each.finish_reason is None
-        assert each.usage is None
-        assert len(each.tokens) == each.num_accepted + 1
-        assert each.timings.total_s > 0
-        last = each.tokens[-1].kind
-        if each.num_drafted:
-            assert last is (TokenKind.BONUS if each.num_accepted == each.num_drafted else TokenKind.RECOVERED)
-        else:
-            assert last is TokenKind.PLAIN
-    assert rounds[-1].usage is not None
-    assert rounds[-1].usage.num_draft_tokens == sum(each.num_drafted for each in rounds)
-
-
 async def test_leaving_a_stream_frees_both_workers_at_once(stack: Stack, patient: str) -> None:
     async with AsyncClient(patient) as client, client.stream(PROMPT, max_tokens=1900, ignore_eos=True) as rounds:
         await anext(rounds)

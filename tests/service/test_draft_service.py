@@ -23,10 +23,8 @@ from tests.service.control_client import (
     advance,
     eventually,
     idle,
-    new_ticket,
     open_slot,
     sampling,
-    verify,
 )
 from tests.service.recorder import Grown, Recorder, started
 from tests.service.reference_model import ReferenceModel, draw, uniform
@@ -140,42 +138,6 @@ async def test_under_one_ticket_it_goes_on_with_what_it_has(
 
 
 # truncation
-
-
-async def test_a_stop_ends_growth_and_frees_what_a_truncate_else_leaves(
-    draft: ControlClient, recorder: Recorder, reference: ReferenceModel
-) -> None:
-    prompt = list(range(20, 34))
-    before = await draft.metrics()
-    await grown(draft, recorder, 1, prompt, chain_of(8))  # 14 and 7 entries: two blocks
-    assert (await draft.info()).num_kv_blocks_in_use == 2
-    draft.tell(pb.Truncate(slot=1, committed_len=15, reason=pb.TRUNCATE_REASON_WASTED))
-    await draft.taken()
-    assert (await draft.info()).num_kv_blocks_in_use == 2, "guesses under what is committed stay"
-    for _ in range(2):
-        draft.tell(pb.Truncate(slot=1, committed_len=15, reason=pb.TRUNCATE_REASON_STOP))
-    await draft.taken()
-    assert (await draft.info()).num_kv_blocks_in_use == 1
-    message = advance(1, 14, [9])
-    draft.tell(message)
-    assert await recorder.chain(message.ticket, 4) == reference.greedy([*prompt, 9], 4)
-    after = await draft.metrics()
-    name = 'outrider_worker_truncates_total{{reason="{}",worker="draft"}}'
-    gained = {reason: after[name.format(reason)] - before.get(name.format(reason), 0) for reason in ("wasted", "stop")}
-    assert gained == {"wasted": 1, "stop": 2}
-
-
-async def test_truncates_while_it_drafts_change_nothing(
-    draft: ControlClient, recorder: Recorder, reference: ReferenceModel
-) -> None:
-    prompt = list(range(100, 140))
-    await draft.opened(1, prompt, deliver_to=recorder.address, max_tokens=100, speculation=chain_of(48))
-    message = advance(1, 40)
-    draft.tell(message)
-    for committed_len in (1, 40, 20, 41, 3) * 4:
-        draft.tell(pb.Truncate(slot=1, committed_len=committed_len))
-        await asyncio.sleep(0.005)
-    assert await recorder.chain(message.ticket, 48) == reference.greedy(prompt, 48)
 
 
 # the law it drew from
@@ -325,21 +287,3 @@ async def test_a_target_that_comes_back_gets_deliveries_again(draft: ControlClie
                 await asyncio.sleep(0.1)
     finally:
         await server.stop(None)
-
-
-async def test_draft_and_target_together(draft: ControlClient, target: ControlClient, target_worker: Process) -> None:
-    """Both services and the wire between them: same model and temperature 0, so that all is accepted."""
-    for client in (draft, target):
-        route = {"deliver_to": target_worker.address, "target_epoch": target.epoch} if client is draft else {}
-        await client.opened(1, PROMPT, max_tokens=64, k=4, **route)
-    message, ids = verify(1, 0, PROMPT, new_ticket(), num_steps=25), list(PROMPT)
-    replies = target.follow(message)
-    await target.taken()
-    draft.tell(advance(1, 0, ids, message.tickets[0].ticket))
-    for _ in range(5):
-        (verdict,) = await replies.verdicts(1)
-        assert (verdict.num_drafted, verdict.num_accepted) == (4, 4)
-        base_len = len(ids)
-        ids += verdict.token_ids
-        draft.tell(advance(1, base_len, ids[base_len:], message.tickets[0].ticket))
-    assert replies.empty

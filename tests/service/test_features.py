@@ -5,7 +5,6 @@ hidden states, whatever steps and pieces of prompts they were made in.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -23,7 +22,6 @@ from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair
-from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.service.conftest import HOLD, HOLD_S, worker
 from tests.service.control_client import (
@@ -126,10 +124,6 @@ def check_close(found: Tensor, expected: Tensor) -> None:
     assert others.min() > 0.2
 
 
-async def head_bytes(client: ControlClient) -> float:
-    return (await client.metrics()).get('outrider_worker_head_bytes{worker="target"}', 0.0)
-
-
 async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
     target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
 ) -> None:
@@ -159,52 +153,6 @@ async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
         check_close(
             await draft.came(ticket, 0, len(committed) - 1), draft.expected(model, committed)[: len(committed) - 1]
         )
-
-
-async def test_rows_after_a_slot_lost_its_memory_and_of_a_draft_that_comes_later(
-    target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
-) -> None:
-    """Two long answers do not fit the cache beside each other: the younger is fed anew."""
-    before = (await target.metrics())['outrider_worker_preemptions_total{worker="target"}']
-    prompts = {1: PROMPT[::-1], 2: PROMPT[3:] + PROMPT[:3]}  # neither is in the prefix cache
-    async with draft_of(target, target_worker) as draft:
-        await draft.pair()
-        tickets, replies = {slot: new_ticket() for slot in prompts}, {}
-        for slot, prompt in prompts.items():
-            draft.request(tickets[slot])
-            await target.opened(slot, prompt, max_tokens=50, speculation=Speculation(max_draft_tokens=4))
-            replies[slot] = target.follow(verify(slot, len(prompt), ticket=tickets[slot], num_steps=45))
-        texts = {slot: list(prompt) for slot, prompt in prompts.items()}
-        for slot in prompts:
-            while len(texts[slot]) < len(prompts[slot]) + 45:
-                texts[slot] += (await replies[slot].verdicts(1))[0].token_ids
-        after = (await target.metrics())['outrider_worker_preemptions_total{worker="target"}']
-        assert after > before
-        for slot, ids in texts.items():
-            check_close(await draft.came(tickets[slot], 0, len(ids) - 1), draft.expected(model, ids)[:-1])
-        async with draft_of(target, target_worker) as later:
-            await later.pair()
-            later.request(tickets[2], start=10)
-            found = await later.came(tickets[2], len(texts[2]) - 9, len(texts[2]) - 1)
-            check_close(found, later.expected(model, texts[2])[-9:-1])
-            assert min(position for _, position in later.rows) >= 10
-
-
-async def test_a_head_is_here_once_and_goes_with_its_last_draft(target: ControlClient, target_worker: Process) -> None:
-    assert await head_bytes(target) == 0
-    async with draft_of(target, target_worker) as first:
-        await first.pair()
-        await first.pair()
-        async with draft_of(target, target_worker) as second:
-            await second.pair()
-            assert await head_bytes(target) == opening().num_bytes
-        async with draft_of(target, target_worker, opening(seed=1)) as another:
-            await another.pair()
-            assert await head_bytes(target) == 2 * opening().num_bytes
-    deadline = time.monotonic() + TIMEOUT_S
-    while await head_bytes(target):
-        assert time.monotonic() < deadline
-    assert not [name for name in await target.metrics() if name.startswith("outrider_worker_feature_rows_total{")]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,6 @@ async def test_what_cannot_be_is_refused_by_name(path: str, body: Any, param: st
 PROMPT = "Once upon a time"
 IDS = TOKENIZER.encode(PROMPT)
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-EOT = sorted(TOKENIZER.special_ids)[0]
 
 
 async def asked(generator: ScriptedGenerator, path: str = COMPLETIONS, **body: Any) -> Any:
@@ -140,25 +139,6 @@ async def test_token_ids_are_told_where_they_are_asked_for(path: str) -> None:
     first = chunks[0]["choices"][0] if path == COMPLETIONS else chunks[0]
     assert first["prompt_token_ids"] == prompt_ids and "prompt_token_ids" not in json.dumps(chunks[1:])
     assert [token_id for chunk in chunks for token_id in chunk["choices"][0]["token_ids"]] == ids
-
-
-async def test_what_ends_a_text_and_special_tokens_may_be_a_part_of_it() -> None:
-    generator = ScriptedGenerator(TOKENIZER, "the quick brown fox")
-    for keeps, text in ((False, "the quick "), (True, "the quick brown")):
-        answer = await asked(generator, stop="brown", include_stop_str_in_output=keeps)
-        assert answer["choices"][0]["text"] == text and answer["choices"][0]["stop_reason"] == "brown"
-    answer = await asked(generator, prompt=[EOT, *IDS], echo=True, skip_special_tokens=False)
-    assert answer["choices"][0]["text"].startswith(TOKENIZER.token_text(EOT) + PROMPT)
-    assert generator.requests[-1].shows_special
-
-
-@pytest.mark.parametrize(("most", "kept"), [(2, IDS[-2:]), (100, IDS), (-1, IDS)])
-async def test_of_a_prompt_its_end_is_taken(most: int, kept: list[int]) -> None:
-    generator = ScriptedGenerator(TOKENIZER)
-    await asked(generator, truncate_prompt_tokens=most)
-    await asked(generator, prompt=[5] * 5000, max_tokens=8, truncate_prompt_tokens=-1)
-    assert list(generator.requests[0].prompt_ids) == kept
-    assert len(generator.requests[1].prompt_ids) == CONTEXT_LIMIT - 8
 
 
 async def test_the_best_of_several_are_told() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Literal
@@ -161,26 +160,3 @@ async def test_a_signal_ends_it_with_streams_open(kind: Kind, number: int, targe
             assert "stopping" in await client.stream.details()
             if deliver is not None:
                 deliver.cancel()
-
-
-async def test_health_turns_before_it_ends(target_folder: str) -> None:
-    """A watcher is told NOT_SERVING, or finds the connection gone."""
-    with worker("target_service", target_folder) as process, grpc.insecure_channel(process.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        seen: list[int] = []
-        first = threading.Event()
-
-        def watch() -> None:
-            try:
-                for reply in stub.Watch(health_pb2.HealthCheckRequest()):
-                    seen.append(reply.status)
-                    first.set()
-            except grpc.RpcError:
-                pass
-
-        watching = threading.Thread(target=watch, daemon=True)
-        watching.start()
-        assert await asyncio.to_thread(first.wait, 30)
-        assert await asyncio.to_thread(process.stop) == 0
-        await asyncio.to_thread(watching.join, 10)
-        assert seen == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]

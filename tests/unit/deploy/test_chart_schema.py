@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -13,9 +12,6 @@ from tests.kubernetes.chart import (
     CHART,
     HelmError,
     rendered,
-)
-from tests.kubernetes.check import (
-    problem,
 )
 
 TARGET = {"name": "t", "model": "m", "replicas": 2, "cpu": 1, "memory": "1Gi"}
@@ -101,17 +97,3 @@ def test_settings_are_those_of_the_processes_but_for_what_other_values_say() -> 
     for cls, chosen in SET_BY_CHART.items():
         assert chosen <= cls.model_fields.keys()
         assert own.isdisjoint(cls.model_fields.keys() - chosen)
-
-
-@pytest.mark.parametrize("kuberay", [False, True])
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"drafts": [POOL | {"settings": {"drafter": "unigram"}}]}, "drafter is 'unigram' and drafter_text is missing"),
-        ({"drafts": [], "targets": [TARGET | {"settings": {"lookahead": "5"}}]}, "lookahead is '5'"),
-        ({"gateway": {"settings": {"tree": "4x"}}}, "tree is '4x'"),
-    ],
-)
-def test_settings_at_which_no_pod_would_start_are_refused(values: dict[str, Any], words: str, kuberay: bool) -> None:
-    (said,) = {found for one in rendered(values | {"kuberay": kuberay}) if (found := problem(one)) is not None}
-    assert re.search(words, said.lower())

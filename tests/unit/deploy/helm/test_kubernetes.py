@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from deploy import node_drain
 from deploy.docker import health
@@ -14,23 +13,19 @@ from gateway.workers.membership import DNS, from_config
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.settings.system import SystemConfig
 from outrider.wire.transport import tls
-from tests.forked import REPO
 from tests.kubernetes.chart import (
     CHART,
     EXAMPLES,
     FULLNAME,
-    NAMESPACE,
     RELEASE,
     Manifest,
     complaints,
     example,
-    rendered,
     values_of,
 )
 from tests.kubernetes.check import (
     Settings,
     launcher_settings,
-    pod_templates,
     pods,
     problem,
     selects,
@@ -66,10 +61,6 @@ def test_every_manifest_fits_its_schema(name: str) -> None:
 @pytest.mark.parametrize("name", [*WITH_ALL, "monitored"])
 def test_the_linter_has_no_complaint(name: str) -> None:
     assert complaints(VALUES[name]) == []
-
-
-TARGET = {"name": "t", "model": "m", "replicas": 2, "cpu": 1, "memory": "1Gi"}
-POOL = TARGET | {"name": "d", "serves": ["demo"]}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -265,31 +256,6 @@ def _secrets(pod: dict[str, Any]) -> dict[str | None, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", WITH_ALL)
-def test_scraped_as_alerts_and_dashboards_ask(name: str) -> None:
-    """Jobs by name; workers by the list that a gateway gives, so that a member is called the same in all series."""
-    ours = yaml.safe_load((REPO / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
-    (monitor,) = of_kind(name, "ServiceMonitor").values()
-    (endpoint,) = monitor["spec"]["endpoints"]
-    jobs = {one["replacement"] for one in endpoint["relabelings"] if one["targetLabel"] == "job"}
-    (workers,) = of_kind(name, "ScrapeConfig").values()
-    assert jobs | {workers["spec"]["jobName"]} == {one["job_name"] for one in ours}
-    services = {
-        key: {port["name"]: port["port"] for port in one["spec"]["ports"]}
-        for key, one in of_kind(name, "Service").items()
-        if selects(monitor["spec"]["selector"], _labels(one))
-    }
-    scraped = {key: ports[endpoint["port"]] for key, ports in services.items() if endpoint["port"] in ports}
-    assert {f"{key}-metrics" for key, ports in services.items() if "http" in ports} == scraped.keys()
-    urls = {one["url"] for one in workers["spec"]["httpSDConfigs"]}
-    assert urls == {f"http://{key}.{NAMESPACE}.svc:{port}/sd" for key, port in scraped.items()}
-
-
-def _labels(manifest: Manifest) -> dict[str, str]:
-    labels: dict[str, str] = manifest["metadata"]["labels"]
-    return labels
-
-
 def test_keda_sizes_pools_that_no_release_sizes() -> None:
     """What its queries return is asked of a real Prometheus, by tests/e2e/test_keda_queries.py."""
     scaled = of_kind("plain", "ScaledObject")
@@ -302,52 +268,6 @@ def test_keda_sizes_pools_that_no_release_sizes() -> None:
     assert {name: one["spec"]["scaleTargetRef"]["name"] for name, one in scaled.items()} == {
         name: name for name in scaled
     }
-
-
-@pytest.mark.parametrize("kuberay", [False, True])
-def test_every_pod_has_the_values_of_all_pods_under_those_of_its_part(kuberay: bool) -> None:
-    everywhere = {
-        "podLabels": {"team": "search"},
-        "podAnnotations": {"a": "all", "b": "all"},
-        "nodeSelector": {"zone": "all"},
-        "tolerations": [{"key": "all", "operator": "Exists"}],
-        "affinity": {"nodeAffinity": {}},
-        "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
-        "priorityClassName": "all",
-        "runtimeClassName": "all",
-        "extraEnv": [{"name": "ALL", "value": "1"}],
-        "volumes": [{"name": "all", "emptyDir": {}}],
-        "volumeMounts": [{"name": "all", "mountPath": "/all"}],
-        "imagePullSecrets": [{"name": "all"}],
-        "image": {"tag": "all"},
-    }
-    own = {
-        "podAnnotations": {"b": "own"},
-        "priorityClassName": "own",
-        "nodeSelector": {"gpu": "own"},
-        "tolerations": [],
-    }
-    values = everywhere | {"kuberay": kuberay, "drafts": [POOL | own | {"serves": ["t"]}], "targets": [TARGET | own]}
-    manifests = rendered(values | {"gateway": own, "launcher": own, "head": own})
-    assert [problem(one) for one in manifests if problem(one)] == []
-    found = list(pods(manifests))
-    assert len(found) == (5 if kuberay else 3)
-    for template in (template for one in manifests for template in pod_templates(one)):
-        assert template["metadata"]["labels"]["team"] == "search"
-        assert template["metadata"]["annotations"].items() >= {"a": "all", "b": "own"}.items()
-    for labels, spec in found:
-        (container,) = spec["containers"]
-        assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("own", "all")
-        assert spec["nodeSelector"] == {"zone": "all", "gpu": "own"}
-        assert "tolerations" not in spec
-        assert spec["imagePullSecrets"] == everywhere["imagePullSecrets"]
-        assert spec["affinity"] == everywhere["affinity"]
-        (spread,) = spec["topologySpreadConstraints"]
-        assert spread["maxSkew"] == 2 and selects(spread["labelSelector"], labels)
-        assert container["image"].endswith(":all")
-        assert {"name": "ALL", "value": "1"} in container["env"]
-        assert {"name": "all", "mountPath": "/all"} in container["volumeMounts"]
-        assert {"name": "all", "emptyDir": {}} in spec["volumes"]
 
 
 def test_the_metrics_of_gateways_are_for_prometheus_alone() -> None:

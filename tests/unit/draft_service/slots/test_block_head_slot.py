@@ -141,17 +141,6 @@ def test_guesses_what_the_head_says(head: DFlashHead, prompt: list[int]) -> None
     assert len(draft.slot.cached) == len(prompt) - 1, "blocks leave nothing"
 
 
-def test_at_the_end_of_an_answer_that_fills_the_cache(head: DFlashHead) -> None:
-    """Places past the end of the answer would find no memory, and the step would fail."""
-    draft = Drafting(head, PROMPT[:4], num_blocks=4)  # 4 and 60 to come are all of it
-    draft.tell(LONG[:54])
-    for token_id in (7, 8, 9, 10):
-        draft.tell([token_id], is_missed=True)
-        draft.send(0, len(draft.committed) - 1)
-        draft.run()
-    assert draft.chain() == expected(head, draft.committed)[:1], "the target adds one of its own"
-
-
 @pytest.mark.parametrize("num_hit", [0, 1, 3])
 def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHead, num_hit: int) -> None:
     draft = Drafting(head, PROMPT)
@@ -205,12 +194,3 @@ def test_a_tree_has_the_best_after_each_node(head: DFlashHead) -> None:
             assert ids == best.tolist()
             num_siblings += len(ids) > 1
     assert num_siblings > 2
-
-
-def test_a_block_ends_with_the_context() -> None:
-    head = HEADS["DFlash"]
-    draft = Drafting(head, [3 + (7 * i) % 30 for i in range(LIMIT - 60)])
-    draft.tell([5] * 57)
-    draft.send(0, len(draft.committed) - 1)
-    draft.run()
-    assert len(draft.chain()) == 2, "the target says the last by itself"

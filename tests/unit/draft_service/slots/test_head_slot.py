@@ -195,16 +195,6 @@ def test_guesses_what_the_head_says(head: CarryHead, prompt: list[int]) -> None:
     assert draft.chain() == expected(head, draft.committed, 4)
 
 
-def test_a_prompt_of_one_token_has_no_row(head: CarryHead) -> None:
-    draft = Draft(head, PROMPT[:1])
-    draft.tell()
-    assert draft.run() == 0 and not draft.requests
-    draft.send(0, 1)
-    draft.tell([5])
-    draft.run()
-    assert draft.chain() == expected(head, draft.committed, 4)
-
-
 def test_rows_in_any_cut_late_repeated_and_for_others(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.tell()
@@ -263,13 +253,6 @@ def test_begins_behind_a_gap(head: CarryHead) -> None:
     assert draft.chain() == expected(head, draft.committed, 4, first=33)
 
 
-def test_rows_past_the_end_of_an_answer_are_not_taken(head: CarryHead) -> None:
-    draft = Draft(head, LONG)
-    draft.tell()
-    draft.send(200, 300)  # it has 135 tokens at most
-    assert (draft.slot.first, draft.slot.features.end) == (1, 0)
-
-
 def test_begins_anew_with_the_newest_rows_where_too_many_wait(head: CarryHead, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_slot, "MAX_FEATURE_BYTES", 50 * ROWS[0].nbytes)
     draft = Draft(head, LONG)
@@ -281,21 +264,6 @@ def test_begins_anew_with_the_newest_rows_where_too_many_wait(head: CarryHead, m
     draft.run()
     assert draft.slot.first == 41
     assert draft.chain() == expected(head, draft.committed, 4, first=41)
-
-
-def test_another_slot_of_the_same_beginning_left_what_is_missing(head: CarryHead) -> None:
-    draft = Draft(head, LONG)
-    draft.tell()
-    draft.send(0, 74)
-    draft.run()
-    first = draft.chain()
-    draft.buffer = DraftBuffer()
-    draft.open()
-    draft.tell()
-    draft.send(48, 74)
-    draft.run()
-    assert draft.slot.first == 1, "nothing is missing"
-    assert draft.chain() == first
 
 
 def test_memory_taken_away_is_asked_for_again(head: CarryHead) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -89,31 +88,6 @@ async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monke
         assert [await found(test, address, epoch), await found(test, address, epoch)] == [why, why]
     assert asked == [("a:1", 7), ("b:1", 7), ("b:1", 7), ("a:1", 8)]
     assert len(test._tests) == 2, "one of each target, whatever its life"
-
-
-async def test_two_gateways_at_once_ask_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
-    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
-    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
-    asked, answers = list[str](), asyncio.Event()
-
-    async def probe(address: str, request: tpb.ProbeRequest) -> Any:
-        asked.append(address)
-        await answers.wait()
-
-    test = wiring_test(state_of((1,), 2, lambda seen: 0.5), probe)
-    both = asyncio.gather(test("a:1", 7), test("a:1", 7))
-    await asyncio.sleep(0)
-    answers.set()
-    await both
-    assert asked == ["a:1"]
-    answers.clear()
-    with pytest.raises(TimeoutError):  # as a gateway's call has a deadline
-        async with asyncio.timeout(0.01):
-            await test("a:1", 8)
-    answers.set()
-    await test("a:1", 8)
-    assert asked == ["a:1", "a:1"], "the test went on"
 
 
 async def test_more_hidden_states_than_a_target_gives_at_once_are_asked_for_in_parts(

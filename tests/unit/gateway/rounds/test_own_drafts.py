@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.requests import Demand, FieldNames, check_demand
-from gateway.generation import GenerationRequest, ServedFacts, SpeculationOptions
+from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
@@ -91,34 +89,6 @@ async def test_a_prediction_goes_before_who_else_drafts(
     assert (list(message.prediction_ids), message.drafter) == ([3, 4, 5], own)
     assert target.lease.tickets[0].is_drafted is ("advance" in draft.names) is asks_draft
     assert all(not each.prediction_ids for each in draft.all_of("open"))
-
-
-def demand(drafter: Drafter | None) -> Demand:
-    wish = SpeculationOptions(drafter=drafter)
-    names = FieldNames(prompt="prompt")
-    return Demand(
-        request_id="r",
-        model="",
-        prompts=("x",),
-        names=names,
-        params=SamplingParams(),
-        max_tokens=4,
-        seed=1,
-        speculation=wish,
-    )
-
-
-def test_a_drafter_that_nobody_has_is_refused_with_those_there_are() -> None:
-    facts = ServedFacts("m", 512, 128, 0, 320, None, (Drafter.NGRAM, Drafter.UNIGRAM))
-    for drafter in (None, Drafter.NGRAM, Drafter.UNIGRAM):
-        assert check_demand(demand(drafter), [facts]) is facts
-    refusal = r"drafter is bigram, .* offered: ngram, unigram; bigram takes .*--target-drafter-text FILE"
-    with pytest.raises(InvalidRequest, match=refusal):
-        check_demand(demand(Drafter.BIGRAM), [facts])
-    for drafter in (Drafter.MODEL, Drafter.NGRAM_MODEL):
-        with pytest.raises(InvalidRequest, match="offered: ngram, unigram") as error:
-            check_demand(demand(drafter), [facts])
-        assert error.value.param == "speculation.drafter"
 
 
 def test_what_may_be_asked_for_is_what_workers_say() -> None:

@@ -80,28 +80,6 @@ def test_every_series_is_there_from_the_start_with_vllms_type_and_labels(
             assert sample.labels.keys() - {"model_name", "engine", "le"} == MORE_LABELS.get(name, set()), name
 
 
-def test_counts_of_rounds_are_summed_over_drafts(metrics: GatewayMetrics, ended: EndedAnswers) -> None:
-    for draft, rounds, drafted, accepted in (("small", 2, 8, 5), ("ngram", 1, 3, 0)):
-        pair = metrics.pair("big", draft)
-        pair.rounds.inc(rounds)
-        pair.draft_tokens.inc(drafted)
-        pair.accepted_tokens.inc(accepted)
-        pair.emitted_tokens.labels(kind="bonus").inc(rounds)
-        for position in range(3):
-            pair.drafted_per_position.labels(position=str(position)).inc(rounds)
-        pair.accepted_per_position.labels(position="0").inc(accepted)
-    metrics.pair("gone", "").emitted_tokens.labels(kind="plain").inc(9)
-    samples = parse_metrics(text_of(metrics))
-
-    def spec(name: str, **labels: str) -> float:
-        return total(samples, f"vllm:spec_decode_num_{name}_total", model_name="chat", **labels)
-
-    assert (spec("drafts"), spec("draft_tokens"), spec("accepted_tokens")) == (3, 11, 5)
-    assert [spec("accepted_tokens_per_pos", position=str(position)) for position in range(3)] == [5, 0, 0]
-    assert total(samples, "vllm:generation_tokens_total", model_name="chat") == 3
-    assert total(samples, "vllm:generation_tokens_total", model_name="gone") == 9, "a counter stays under the id it has"
-
-
 def test_what_answers_took(metrics: GatewayMetrics, ended: EndedAnswers) -> None:
     usage = AnswerUsage(num_prompt_tokens=7, num_completion_tokens=5)
     ended.note("chat", FinishReason.LENGTH, usage, AnswerTimes(10.0, 10.5, 12.5, 16.5, 5))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -13,9 +12,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from outrider.engine.memory import Spare
-from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import InvalidRequest, Unavailable
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.streams import ControlStreams
 from target_service.features import feature_stream as module
@@ -144,41 +141,3 @@ async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytes
     await delivering
     assert num_taken == sum(len(batch.heads) for batch in written) == 40
     await made.stream.close()
-
-
-async def test_probes_go_one_at_a_time() -> None:
-    waiting, found = list[FeatureJob](), {1: tpb.ProbeReply(taps=b"taps", best_ids=[3, 4])}
-
-    class Probed:
-        def probe(self, token_ids: Any, taps: Any) -> tpb.ProbeReply:
-            if token_ids[0] not in found:
-                raise Unavailable("no blocks")
-            return found[token_ids[0]]
-
-    async with streaming() as made:
-        engine: Any = SimpleNamespace(submit=waiting.append)
-        engine.call = partial(EngineThread.call, engine)
-        service: Any = SimpleNamespace(engine=engine, epoch=EPOCH, streams=ControlStreams())
-        servicer = TargetServicer(service, 9, lambda nodes: True, made.heads, made.metrics)
-
-        def probe(first_id: int) -> asyncio.Task[tpb.ProbeReply]:
-            request = tpb.ProbeRequest(target_epoch=EPOCH, token_ids=[first_id, 2], taps=[0])
-            return asyncio.create_task(servicer.Probe(request, None))
-
-        first, second, third = probe(1), probe(1), probe(5)
-        await made.settle()
-        assert len(waiting) == 1
-        waiting[0].run(Probed())  # type: ignore[arg-type]
-        assert (await first).taps == b"taps"
-        await made.settle()
-        second.cancel()  # its draft has gone
-        await made.settle()
-        for job in waiting[1:]:
-            job.run(Probed())  # type: ignore[arg-type]
-        with pytest.raises(Unavailable, match="no blocks"):
-            await third
-        with pytest.raises(InvalidRequest, match="0 tokens"):
-            await servicer.Probe(tpb.ProbeRequest(target_epoch=EPOCH, taps=[0]), None)
-        with pytest.raises(Unavailable, match="another life"):
-            await servicer.Probe(tpb.ProbeRequest(target_epoch=8), None)
-        assert len(waiting) == 3

@@ -242,23 +242,6 @@ def test_a_slot_that_lost_its_memory_is_fed_again_and_its_rows_come_again(
     target.features.drop_head(HEAD)
 
 
-def test_rows_past_what_a_verify_sets_back_are_forgotten(target: Served) -> None:
-    """Other tokens follow there, and a request must not get the old ones' rows. What is said again stays."""
-    target.open(0, prompt(0))
-    target.steps(6)
-    assert target.fed_len() > NUM_PROMPT
-    back = NUM_PROMPT - 3
-    ids = tuple(target.ids[0])
-
-    target.ids[0][:] = [*ids[:NUM_PROMPT], 5]
-    newer = VerifyJob(1, 0, back, (*ids[back:NUM_PROMPT], 5), [(9, False)], 10**6, 0.0, lambda result: None)
-    target.verifier.handle(newer)
-    target.want(9)
-    assert target.link.spans == [(9, 0, NUM_PROMPT)]
-    target.steps(2)
-    assert target.link.ends(9) == target.fed_len()
-
-
 def test_a_slot_that_is_closed_opened_again_or_gone_keeps_no_rows(target: Served) -> None:
     for slot in range(3):
         target.open(slot, prompt(slot))

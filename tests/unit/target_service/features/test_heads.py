@@ -215,29 +215,6 @@ async def test_heads_are_bounded_in_number_and_memory_those_on_their_way_counted
     assert target.register(5, map_of(seed=3)) is REFUSED and "bytes are taken" in target.replies[5][-1][1]
 
 
-async def test_maps_and_what_is_tapped_for_them_take_no_more_than_is_spare() -> None:
-    """Which hidden states a map reads is known once it has come."""
-    first, second = map_of(), map_of(seed=1, taps=(1, 2))
-    num_bytes = OpeningMap.from_bytes(first, HIDDEN, LAYERS).num_bytes
-    tap_bytes = len(first)
-    room = 2 * num_bytes + 3 * tap_bytes
-    target = Target(spare=Spare(room, tap_bytes))
-    for stream, data in ((1, first), (2, second)):
-        target.register(stream, data)
-        target.piece(stream, data, 0, len(data))
-        await target.until(lambda: not target.heads._uploads)
-    assert target.register(3, map_of(seed=2)) is REFUSED
-    why = target.replies[3][-1][1]
-    assert f"holds 2 heads of {2 * num_bytes} bytes" in why and f"{room} are free" in why and "kv_cache_tokens" in why
-    less = Target(spare=Spare(room - 1, tap_bytes))
-    await less.registered(1, first)
-    assert less.register(2, second) is WANTED
-    less.piece(2, second, 0, len(second))
-    assert f"{3 * tap_bytes} of them for 3 hidden states" in await less.refused(2)
-    less.gone(1)
-    await less.registered(2, second)
-
-
 async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     facts, opening = SimpleNamespace(num_parameters=50, dtype="bfloat16"), SimpleNamespace(num_bytes=0)
     monkeypatch.setattr(own_heads, "load_head", lambda *_: SimpleNamespace(facts=facts, opening=opening))

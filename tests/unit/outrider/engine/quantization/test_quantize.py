@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from transformers import AutoTokenizer, GPT2Config, LlamaConfig
@@ -16,9 +15,8 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.quantization.quantize import NARROW, Int8Linear, is_int8, quantize_int8
 from outrider.engine.step_plan import Row
 from outrider.wire.settings.config import TargetConfig
-from tests.samples import total
 from tests.shrunk import shrunk
-from tests.stack import DEMO_TARGET, running
+from tests.stack import DEMO_TARGET
 from tests.tiny_models import random_model, save
 
 LOGIT_ERROR = 0.06
@@ -124,23 +122,3 @@ def test_layers_stored_the_other_way_round_and_with_a_bias() -> None:
     quantize_int8(model)
     assert is_int8(model) and not any(isinstance(module, Conv1D) for module in model.modules())
     assert float((model(ids).logits - whole).abs().max()) <= LOGIT_ERROR * float(whole.abs().max())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_speculation_changes_no_token_of_a_rounded_pair(dev_prompts: list[str]) -> None:
-    """Through the real services, against the same target without its draft; both models rounded."""
-    int8 = ("--quantization", "int8")
-    with running(target_args=int8, draft_args=int8) as stack:
-        assert (stack.target_info().quantization, stack.draft_info().quantization) == ("int8", "int8")
-        for prompt in dev_prompts[:3]:
-            texts = [_complete(stack.http, prompt, k) for k in (0, 4)]
-            assert texts[0] == texts[1]
-        assert total(stack.metrics(), "spec_accepted_tokens_total") > 0
-
-
-def _complete(url: str, prompt: str, num_draft_tokens: int) -> str:
-    body = {"prompt": prompt, "max_tokens": 48, "temperature": 0, "speculation": {"num_draft_tokens": num_draft_tokens}}
-    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
-    assert reply.status_code == 200, reply.text
-    return str(reply.json()["choices"][0]["text"])

@@ -15,7 +15,6 @@ from deploy.placement import ClusterNode, place
 from deploy.ray_workers import RayWorkers
 from outrider.cli.up import supervisor
 from outrider.engine import memory
-from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import INDEX
 from outrider.wire.settings.gpu_shares import gpu_shares, num_weight_bytes
 from outrider.wire.settings.system import SystemConfig, flags
@@ -151,23 +150,3 @@ def test_the_size_of_a_model_is_that_of_all_its_files_or_not_known(tmp_path: Pat
     assert "--gpu-memory-utilization" in flags(
         config.targets[0].worker.model_copy(update={"gpu_memory_utilization": 1})
     )
-
-
-def test_what_all_workers_of_a_gpu_may_take_together_is_a_setting_of_the_system(
-    models: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def by_pool(config: SystemConfig, num_gpus: int) -> dict[str, float | None]:
-        placements = place(config, [ClusterNode(num_cpus=16, num_gpus=num_gpus)], None)
-        return {name: one.gpu_memory_utilization for name, one in placements.items()}
-
-    pair = system(models, gpu_memory_utilization=0.5)
-    shared = by_pool(pair, 1)
-    assert 0.49 < sum(share or 0.0 for share in shared.values()) <= 0.5
-    assert by_pool(pair, 2) == {"target": 0.5, "draft": 0.5}
-    assert by_pool(system({"target": models["target"]}, gpu_memory_utilization="0.8"), 1) == {"target": 0.8}
-    monkeypatch.setattr(supervisor, "GPU_DEVICE", Path("/dev/null"))
-    plain = supervisor.own_gpu_memory(system(models, ray=None).pools, 0.5)
-    assert plain == shared
-    for wrong in (0, 1.5, "much"):
-        with pytest.raises(ConfigError, match=f"gpu_memory_utilization is {wrong!r}, must be above 0 and at most 1"):
-            system(models, gpu_memory_utilization=wrong)
