@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,9 @@ import pytest
 
 from outrider.client import AcceptanceRule, AsyncClient, Round, Speculation
 from outrider.wire.errors import InvalidRequest
-from tests.e2e.reference import Answer, beams, compare, judge
+from tests.e2e.reference import Answer, compare, judge
 from tests.e2e.streams import Seen, plain, speculative
-from tests.e2e.test_beams import differences
-from tests.e2e.test_incompatible_pair import refusal
 from tests.stack import Process, Stack, running, wait_until_nothing_is_held
-from tests.tiny_models import tiny_llama
 
 MAX_TOKENS = 48
 LONG = 240
@@ -73,18 +69,6 @@ async def test_greedy_text_is_that_of_generate(client: AsyncClient, translated: 
         assert_equal(wanted, [token.id for token in answer.choices[0].tokens])
         assert answer.usage.num_prompt_tokens == len(wanted.prompt_ids)
     assert bool(k) == any(answer.usage.num_accepted_tokens for answer in answers)
-
-
-@pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.slow), 4])
-async def test_beams_are_those_of_generate(client: AsyncClient, width: int) -> None:
-    """Of more texts, and of demo prompts: make bench-beams."""
-    sources = TO_TRANSLATE[:6]
-    wanted = await asyncio.to_thread(beams, TARGET, sources, width, MAX_TOKENS, 1.0, False)
-    options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "n": width, "speculation": Speculation(num_draft_tokens=3)}
-    answers = await asyncio.gather(*(client.generate(text, use_beam_search=True, **options) for text in sources))
-    for answer, own in zip(answers, wanted, strict=True):
-        assert not differences(answer.choices, own)
-    assert any(answer.choices[0].usage.num_accepted_tokens for answer in answers)
 
 
 @pytest.mark.slow
@@ -177,12 +161,3 @@ def alone(target: str, source: str, num_tokens: int) -> list[int]:
     model = AutoModelForSeq2SeqLM.from_pretrained(target, dtype=torch.float32).eval()
     made = model.generate(**ids, do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1)
     return [int(token_id) for token_id in made[0, 1:]]
-
-
-def test_a_decoder_only_draft_is_refused_by_name(t5: Stack, tmp_path: Path) -> None:
-    folder = tiny_llama(tmp_path, 2048)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(TARGET) / name, folder)
-    line = refusal(t5.target, folder)
-    assert f"draft {Path(folder).name} does not fit target" in line
-    assert "the target has an encoder and the other has none; use two encoder-decoder models" in line

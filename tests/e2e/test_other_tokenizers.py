@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM
 
 from outrider.client import AsyncClient, Completion, Speculation
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT
-from tests.e2e.test_incompatible_pair import refusal
 from tests.stack import DEMO_TARGET, OTHER_DRAFT, Process, Stack, gateway_beside, running, wait_until_nothing_is_held
 from tests.tiny_models import perturbed_copy, tiny_llama
 
@@ -121,21 +119,3 @@ def _widened(source: str, path: Path, size: int) -> str:
 def _copy_tokenizer(source: Path, path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (path / name).write_bytes((source / name).read_bytes())
-
-
-def test_a_vocabulary_that_has_nothing_in_common_is_refused(tmp_path: Path) -> None:
-    """The first difference, and what to do."""
-    target = Process("target_service", ["--model", tiny_llama(tmp_path / "target", 320)])
-    tiny_llama(tmp_path / "draft", 320, seed=1)
-    vocab = {"</s>": 0, **{chr(0xE000 + i): i for i in range(1, 320)}}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
-    tokenizer.save(str(tmp_path / "draft" / "tokenizer.json"))
-    try:
-        line = refusal(target, tmp_path / "draft")
-    finally:
-        target.stop()
-    assert ": draft draft does not fit target target: id 1 is " in line
-    assert "none of the 318 tokens of the smaller vocabulary is one token in both" in line
-    assert line.endswith("use two models of one tokenizer, or of two that have something in common")

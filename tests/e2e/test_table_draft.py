@@ -67,22 +67,6 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("how", [pytest.param(GREEDY, marks=pytest.mark.slow), COUPLED], ids=["greedy", "coupled"])
-async def test_it_changes_no_token(stack: Stack, prompts: list[str], how: dict[str, Any]) -> None:
-    alone = await answers(stack, prompts, how, enabled=False)
-    for k in (1, 8):
-        drafted = await answers(stack, prompts, how, num_draft_tokens=k)
-        assert texts(drafted) == texts(alone)
-        assert num_accepted(drafted) > 0
-    info = stack.draft_info()
-    assert (info.model_id, info.num_kv_blocks, info.num_parameters) == ("ngram", 0, 0)
-    counted = stack.metrics()
-    of_pair = 'draft="ngram",target="target"'
-    assert counted[f"spec_accepted_tokens_total{{{of_pair}}}"] > 0
-    assert counted['spec_plain_steps_total{draft="ngram",reason="nothing",target="target"}'] > 0
-    assert counted["spec_proposals_refused_total"] == 0
-
-
 async def test_it_may_die_and_come_back(stack: Stack, prompts: list[str]) -> None:
     alone = texts(await answers(stack, prompts, COUPLED, enabled=False))
     running = asyncio.create_task(answers(stack, prompts, COUPLED, num_draft_tokens=8))

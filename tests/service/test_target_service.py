@@ -18,7 +18,6 @@ from outrider.wire.protocol import PROTOCOL
 from outrider.wire.requests.params import BeamParams
 from outrider.wire.requests.speculation import AUTO, Speculation
 from outrider.wire.requests.tree_shape import TreeShape
-from tests.service.conftest import HOLD_S
 from tests.service.control_client import (
     ControlClient,
     deliver,
@@ -28,7 +27,6 @@ from tests.service.control_client import (
     idle,
     new_ticket,
     open_slot,
-    parked,
     sampling,
     verify,
 )
@@ -206,17 +204,6 @@ async def test_an_explanation_changes_nothing_and_comes_to_those_who_ask(
     assert num_refused > 0 and num_explained == 6
 
 
-async def test_sampled_plain_steps_use_the_target_noise(target: ControlClient, reference: ReferenceModel) -> None:
-    options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.3, "seed": 2**63 + 9}
-    params = sampling(**options)
-    await target.opened(1, PROMPT, **options)
-    ids = list(PROMPT)
-    for _ in range(6):
-        verdict = await target.ask(verify(1, 0, ids))
-        assert list(verdict.token_ids) == [reference.next_id(ids, len(PROMPT), params)]
-        ids += verdict.token_ids
-
-
 # stops
 
 
@@ -314,20 +301,6 @@ async def test_a_verify_repeated_after_its_verdict(target: ControlClient, refere
     assert list(third.token_ids) == reference.greedy([*PROMPT, *expected], 1)
 
 
-async def test_a_verify_repeated_while_it_waits_begins_anew(target: ControlClient, reference: ReferenceModel) -> None:
-    """What had come for the first is gone with it; what comes under their ticket then is the second's."""
-    expected = reference.greedy(PROMPT, 4)
-    await target.opened(1, PROMPT, k=3)
-    ticket = new_ticket()
-    first = target.start(verify(1, len(PROMPT), ticket=ticket))
-    await target.taken()
-    await deliver(target, delivery(target, ticket, len(PROMPT), expected[:1]))
-    second = target.start(verify(1, len(PROMPT), ticket=ticket))
-    assert (await first).code == pb.WORKER_ERROR_CODE_CANCELLED
-    await deliver(target, delivery(target, ticket, len(PROMPT), expected[:3]))
-    assert list((await asyncio.wait_for(second, 30)).token_ids) == expected
-
-
 async def test_older_base_len_and_rewritten_history(target: ControlClient, reference: ReferenceModel) -> None:
     """The message says what is committed; the slot follows it, back, forward and sideways."""
     await target.opened(1, PROMPT)
@@ -343,26 +316,6 @@ async def test_older_base_len_and_rewritten_history(target: ControlClient, refer
         verdict = await target.ask(verify(1, base_len, new))
         assert verdict.committed_len == len(committed)
         assert list(verdict.token_ids) == reference.greedy(committed, 1)
-
-
-async def test_behind_then_sent_again(target: ControlClient, reference: ReferenceModel) -> None:
-    await target.opened(1, PROMPT, k=2)
-    new, before = reference.greedy(PROMPT, 4), await target.metrics()
-    ticket = new_ticket()
-    behind = await target.ask(verify(1, len(PROMPT) + 2, new[2:3], ticket))
-    assert (behind.code, behind.known_len) == (pb.WORKER_ERROR_CODE_BEHIND, len(PROMPT))
-    again = await target.ask(verify(1, behind.known_len, new[:3]))
-    assert list(again.token_ids) == new[3:]
-    late = await deliver(target, delivery(target, ticket, len(PROMPT) + 3, [1, 2]))
-    assert (late.num_deliveries, late.num_refused) == (1, 0)
-    await target.taken()
-    assert parked(await target.metrics(), "expired") - parked(before, "expired") == 2
-
-
-@pytest.mark.parametrize("item", [verify(77, 3), verify(77, 0, PROMPT, 10**9)], ids=["plain", "drafted"])
-async def test_unknown_slot(target: ControlClient, item: tpb.Verify) -> None:
-    error = await target.ask_at_once(item)
-    assert error.code == pb.WORKER_ERROR_CODE_UNKNOWN_SLOT and "77" in error.message
 
 
 async def test_a_slot_belongs_to_its_stream(target: ControlClient, target_worker: Process) -> None:
@@ -525,20 +478,6 @@ async def test_a_lease_steps_by_itself_until_its_length(target: ControlClient, r
     assert ids == expected and replies.empty
 
 
-async def test_a_newer_verify_ends_an_older_lease(target: ControlClient, reference: ReferenceModel) -> None:
-    """Whether that had steps left or none."""
-    await target.opened(1, PROMPT, k=2)
-    older = target.follow(verify(1, len(PROMPT)))
-    await older.verdicts(1)
-    newer = target.follow(verify(1, len(PROMPT), ticket=new_ticket()))  # waits for its drafts
-    last = await target.ask_at_once(verify(1, len(PROMPT)))
-    assert list(last.token_ids) == reference.greedy(PROMPT, 1)
-    for replies in (older, newer):
-        error = await replies.next()
-        assert error.code == pb.WORKER_ERROR_CODE_CANCELLED and "newer verify" in error.message
-    assert (await target.info()).num_tickets == 1
-
-
 async def test_drafts_that_lie_ready_serve_the_steps_to_come(target: ControlClient, reference: ReferenceModel) -> None:
     """A chain that goes past a step's own drafts and past what the target adds to them."""
     expected = reference.greedy(PROMPT, 9)
@@ -584,21 +523,6 @@ async def test_a_stream_that_ends_frees_everything(
 
 
 # the hold
-
-
-async def test_a_chain_may_end_before_its_k(target: ControlClient, reference: ReferenceModel) -> None:
-    expected = reference.greedy(PROMPT, 3)
-    await target.opened(1, PROMPT, k=4)
-    await target.ask(verify(1, len(PROMPT)))
-    ticket = new_ticket()
-    parts = [
-        delivery(target, ticket, len(PROMPT), expected[:1]),
-        delivery(target, ticket, len(PROMPT), expected[1:2], path=expected[:1], ends=[0]),
-    ]
-    verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), *parts)
-    assert isinstance(verdict, tpb.Verdict) and list(verdict.token_ids) == expected
-    assert (verdict.num_drafted, verdict.num_accepted) == (2, 2)
-    assert verdict.wait_us < 0.9 * HOLD_S * 1e6
 
 
 # prompts' log-probs

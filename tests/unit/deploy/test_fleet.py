@@ -12,7 +12,7 @@ from deploy.member import DRAINING, SERVING, STARTING
 from deploy.ray_workers import Lost
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.settings.config import DraftConfig, TargetConfig
+from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.pools import Pool
 from tests.unit.deploy.played import Stage, small
 
@@ -135,21 +135,6 @@ def test_one_that_is_lost_is_drained_for_gateways_that_still_see_it() -> None:
     assert stage.workers["target-chat-1"].is_killed
 
 
-def test_what_another_launcher_left_too_many_is_drained_once_it_is_found() -> None:
-    stage = Stage(chat(1), left_behind={"target-chat-0": "chat", "target-chat-1": "chat"})
-    stage.tick(5.0)
-    assert not stage.workers["target-chat-1"].is_stopping, "gateways may use it"
-    stage.serve("target-chat-0")
-    stage.started("target-chat-1")
-    assert stage.states() == {"target-chat-0": SERVING, "target-chat-1": DRAINING}
-    stage.answers("target-chat-1", num_slots_in_use=1)
-    stage.tick()
-    assert not stage.workers["target-chat-1"].is_stopping
-    stage.answers("target-chat-1")
-    stage.tick()
-    assert stage.workers["target-chat-1"].is_killed
-
-
 def test_load_that_rises_while_one_drains_takes_it_back_before_another_is_started() -> None:
     stage = Stage(chat(2, min=1, max=3))
     stage.serve()
@@ -182,51 +167,6 @@ def test_a_worker_that_does_not_stop_is_killed_after_a_while() -> None:
     assert not stage.workers["target-chat-1"].is_killed
     stage.tick(10)
     assert stage.workers["target-chat-1"].is_killed
-
-
-def test_a_queue_at_the_gateways_grows_a_pool_to_its_max_one_by_one() -> None:
-    stage = Stage(chat(1, min=1, max=3))
-    stage.serve()
-    load = registry_pb2.PoolLoad(pool="chat", num_queued=50)
-    stage.reports = [registry_pb2.GatewayReport(gateway="g", pools=[load])]
-    for _ in range(30):
-        stage.tick()
-    assert stage.states() == {"target-chat-0": SERVING, "target-chat-1": STARTING}
-    stage.serve("target-chat-1")
-    for _ in range(30):
-        stage.tick()
-    stage.serve("target-chat-2")
-    for _ in range(30):
-        stage.tick()
-    assert len(stage.states()) == 3
-
-
-def test_drafts_go_when_nothing_runs_and_come_back_when_something_does() -> None:
-    stage = Stage(
-        chat(1),
-        Pool(name="small", role="draft", worker=DraftConfig(model="d"), count=1, min=0, max=1, serves=("chat",)),
-    )
-    stage.serve()
-
-    def run(num_running: int, seconds: int) -> None:
-        load = registry_pb2.PoolLoad(pool="chat", num_running=num_running)
-        stage.reports = [registry_pb2.GatewayReport(gateway="g", pools=[load])]
-        for _ in range(seconds):
-            for name in stage.watched:
-                stage.answers(name, busy_us=1)
-            stage.tick()
-
-    run(1, 200)
-    assert len(stage.states()) == 2
-    run(0, 80)
-    assert list(stage.states()) == ["target-chat-0"]
-    run(0, 80)
-    assert list(stage.states()) == ["target-chat-0"]
-    run(1, 8)
-    assert stage.states() == {"target-chat-0": SERVING, "draft-small-0": STARTING}
-    stage.serve("draft-small-0")
-    run(1, 200)
-    assert stage.states() == {"target-chat-0": SERVING, "draft-small-0": SERVING}
 
 
 def test_at_the_end_all_are_drained_and_ended() -> None:

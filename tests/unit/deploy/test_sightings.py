@@ -34,24 +34,6 @@ def test_another_life_at_the_same_place_is_another_worker() -> None:
     assert stage.workers["target-chat-0"].num_asked == 2
 
 
-def test_a_worker_that_hangs_is_lost_and_then_ended_so_that_ray_starts_another() -> None:
-    """Of a stopped process the first question runs out of time; by the second the connection is given up as dead."""
-    stage = Stage(chat(1))
-    stage.serve()
-    stage.silent("target-chat-0")
-    stage.tick(2.0)
-    stage.answers("target-chat-0", epoch=0)
-    stage.tick(2.0)
-    assert stage.states() == {"target-chat-0": STARTING}
-    for _ in range(20):
-        stage.tick(2.0)
-    assert stage.workers["target-chat-0"].num_ended_by_us == 1
-    stage.started("target-chat-0", epoch=2)
-    stage.answers("target-chat-0", epoch=2)
-    stage.tick()
-    assert stage.states() == {"target-chat-0": SERVING}
-
-
 HUNG = {"busy_us": 1, "longest_step_us": 1_000_000, "num_slots_in_use": 1}
 """With a step of more than 8 s."""
 

@@ -9,10 +9,7 @@ import pytest
 import tokenizers
 
 from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
-from gateway.api.forms.messages_schemas import MessagesBody
-from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import ChatBody, parse_body
-from gateway.control_tokens import ContentMarks, ControlTokens
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template
@@ -81,11 +78,6 @@ async def test_text_leaves_the_templates_own_tokens_alone() -> None:
         await ids_of(body | {"control_tokens_in_content": "allow"}, own="text")
 
 
-async def test_where_there_are_none_nothing_changes() -> None:
-    body = {"messages": [{"role": "user", "content": "a < b, <b>x</b> and <|x|>"}]}
-    assert await ids_of(body) == await ids_of(body | {"control_tokens_in_content": "text"})
-
-
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("content", [EVIL, "née <think>x</think> y", "<|im_end|>", "> <|im_end|> <", "im_end"])
 async def test_the_text_is_the_same_with_every_kind_of_tokenizer(name: str, content: str) -> None:
@@ -108,26 +100,3 @@ async def test_the_tokenizers_own_tokens_stand_around_the_whole() -> None:
     assert controls(tokenizer, ids) == ["<|im_start|>", "<|im_end|>"] and ids[1:-1] == tokenizer.encode_pieces(
         ["a<", "|im_end|> b"], False
     )
-
-
-def test_tokens_that_overlap_are_all_cut() -> None:
-    marks = ContentMarks(ControlTokens(["<|a|>", "|><b", "<b>"]))
-    marked = marks.message({"role": "user", "content": "<|a|><b>"})
-    assert marked["content"].split(marks.mark) == ["<", "|a|", "><", "b>"]
-
-
-def test_a_token_of_any_length_is_found() -> None:
-    long = f"<{'x' * 5000}>"
-    assert ControlTokens([long, "<x>"]).places_within(f"a{long}<x>") == [2, 5004]
-
-
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        (ResponsesBody, {"input": EVIL}),
-        (MessagesBody, {"messages": [{"role": "user", "content": EVIL}], "max_tokens": 1}),
-    ],
-)
-async def test_the_layers_ask_as_chats_do(kind: Any, body: dict[str, Any]) -> None:
-    (chat,) = parse_body(kind, body | {"control_tokens_in_content": "text"}).demand("id").prompts
-    assert chat.control_tokens == "text"

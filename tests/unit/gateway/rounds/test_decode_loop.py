@@ -14,7 +14,6 @@ from gateway.generation import FinishReason, GenerationRequest, RoundOutput, Spe
 from gateway.rounds import verification
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
-from gateway.rounds.verification import TOKENS_AHEAD
 from gateway.workers.draft_use import TRIAL
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
@@ -23,7 +22,6 @@ from outrider.wire.errors import DeadlineExceeded, Unavailable, WorkerFault
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
-from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.gateway.scripted_pool import INFO, link_of, served_model
 from tests.unit.gateway.scripted_workers import ScriptedDraft, ScriptedTarget
@@ -206,34 +204,6 @@ async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_e
     assert all(draft.names[-1] == "close" for draft in drafts.values())
 
 
-async def test_a_tree_is_drafted_by_each_pool_where_the_gateway_says_so() -> None:
-    drafts = {"draft-0": ScriptedDraft(), "draft-1": ScriptedDraft()}
-    wish = SpeculationOptions(tree=TreeShape((2, 1)))
-    answer = Answer(drafts=drafts, wish=wish, draft_pools=2, drafter="model&model")
-    async with answer.begun():
-        assert [draft.names for draft in drafts.values()] == [["open", "advance"]] * 2
-
-
-async def test_a_draft_that_is_away_leaves_the_other_and_joins_it_when_it_is_back() -> None:
-    wish = SpeculationOptions(num_draft_tokens=K, drafter=Drafter.MODEL_AND_MODEL)
-    drafts = {"draft-0": ScriptedDraft(), "draft-1": ScriptedDraft()}
-    answer = Answer(drafts=drafts, wish=wish, draft_pools=2)
-    link = answer.model.drafts["draft-0"].link
-    back, link.connection = link.connection, None
-    async with answer.begun() as first:
-        lease = answer.target.lease
-        assert [each.is_drafted for each in lease.tickets] == [False, True] and not drafts["draft-0"].sent
-        link.connection = back
-        answer.target.says(3, [1], "p")
-        await first
-        next_one = answer.next()
-        await settled()
-        assert len(answer.target.all_of("verify")) == 1, "it joins under the ticket that waits for it"
-        answer.target.says(4, [1], "p")
-        await next_one
-        assert drafts["draft-0"].all_of("advance")[0].ticket == ticket_of(lease)
-
-
 async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_overrun() -> None:
     answer = Answer(stop=("b",))
     async with answer.begun() as first:
@@ -251,24 +221,6 @@ async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_ove
         with pytest.raises(StopAsyncIteration):
             await anext(answer.outputs)
         assert answer.target.names[-1] == answer.draft.names[-1] == "close"
-
-
-@pytest.mark.parametrize(
-    ("wish", "is_drafted"),
-    [
-        (SpeculationOptions(num_draft_tokens=4), True),
-        (SpeculationOptions(num_draft_tokens="auto"), True),
-        (SpeculationOptions(enabled=False), False),
-        (SpeculationOptions(num_draft_tokens=0), False),
-    ],
-)
-async def test_a_target_may_run_as_far_ahead_with_drafts_as_without(wish: SpeculationOptions, is_drafted: bool) -> None:
-    answer = Answer(wish=wish)
-    async with answer.begun():
-        assert answer.target.lease.until_len == 3 + TOKENS_AHEAD
-        opened = answer.target.all_of("open")[0]
-        assert opened.HasField("speculation") is (answer.draft.names == ["open", "advance"]) is is_drafted
-        assert not opened.speculation.sequential
 
 
 async def test_a_verdict_for_another_length_is_never_applied_and_the_target_is_set_back() -> None:
@@ -350,26 +302,6 @@ async def test_a_target_that_fails_again_is_the_end() -> None:
             await first
 
 
-async def test_a_lost_target_is_replaced_from_the_committed_tokens() -> None:
-    answer = Answer({"a": ScriptedTarget(), "b": ScriptedTarget()})
-    async with answer.begun() as first:
-        here, there = sorted(answer.targets.values(), key=lambda each: not each.names)
-        here.says(3, [1, 2], "ab", num_drafted=1, num_accepted=1)
-        await first
-        second = answer.next()
-        await settled()
-        name = next(name for name, each in answer.targets.items() if each is here)
-        answer.model.targets[name].link.connection = None  # type: ignore[misc]
-        here.lose()
-        await settled()
-        assert list(there.all_of("open")[0].committed_ids) == [5, 6, 7, 1, 2]
-        assert ticket_of(there.lease) != ticket_of(here.lease)
-        there.epoch = 8
-        there.says(5, [3], "p")
-        assert [token.id for token in (await second).tokens] == [3]
-        assert answer.metric("outrider_retries_total", reason="lost") == 1
-
-
 async def test_a_request_whose_time_is_up_fails() -> None:
     answer = Answer(limit_s=0.1)
     async with answer.begun() as first:
@@ -386,24 +318,3 @@ async def test_targets_that_keep_losing_a_request_are_not_asked_for_ever() -> No
             await settled()
         with pytest.raises(Unavailable, match="keep losing"):
             await first
-
-
-async def test_without_a_draft_steps_are_plain_until_one_joins() -> None:
-    answer = Answer(drafts={}, wish=SpeculationOptions(num_draft_tokens="auto"))
-    async with answer.begun() as first:
-        assert answer.target.all_of("open")[0].HasField("speculation"), "a draft may join later"
-        assert not answer.target.lease.tickets[0].is_drafted
-        answer.target.says(3, [1], "p")
-        await first
-        assert answer.metric("spec_plain_steps_total", reason="off") == 1
-        draft = ScriptedDraft()
-        joined = served_model({}, {"late": link_of(draft)}).drafts["late"]
-        answer.model.drafts["late"] = joined
-        second = answer.next()
-        await settled()
-        answer.target.says(4, [2], "p")
-        await second
-        assert draft.names == ["open", "advance"] and draft.all_of("advance")[0].ticket == ticket_of(
-            answer.target.lease
-        )
-        assert answer.target.names.count("verify") == 1

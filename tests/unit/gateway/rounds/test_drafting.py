@@ -73,20 +73,6 @@ def test_a_request_is_given_a_draft_of_the_kind_that_it_asks_for(drafter: Drafte
     assert given(model, drafter) == name
 
 
-def test_a_request_goes_to_the_kind_that_it_asks_for_as_soon_as_it_may() -> None:
-    model = mixed()
-    target, small = model.targets["a"], model.drafts["small"]
-    connection, small_link = small.connection, small.link
-    lost(model, "small")
-    seat = DraftAssignment(model, Drafter.MODEL)
-    assert seat.take(target) and seat.member is model.drafts["guesses"]
-    assert seat.may_stay(target), "the bigrams are no better"
-    small_link.connection = connection
-    assert not seat.may_stay(target)
-    seat.leave()
-    assert seat.take(target) and seat.member is small
-
-
 def test_a_beam_search_is_given_a_draft_that_can_search_as_soon_as_there_is_one() -> None:
     """A head cannot, and is asked as little as the model is."""
     model = mixed()
@@ -318,16 +304,6 @@ def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
     assert known == [1, 0], "it remembers so many callers, the last ones"
 
 
-def test_a_lost_draft_is_replaced_and_the_slot_opened_there() -> None:
-    side = Side(num_drafts=2)
-    side.goes_on()
-    side.drafts[0].alive = False
-    link: Any = side.model.drafts["draft-0"].link
-    link.connection = None
-    assert not side.goes_on(num_tokens=1)
-    assert side.name == "draft-1" and len(side.drafts[1].all_of("open")[0].committed_ids) == 41
-
-
 def drafted_for(num_drafts: int) -> tuple[ServedModel, DraftAssignment]:
     """A request that has the first of so many drafts."""
     drafts = {f"draft-{index}": link_of(connection_of()) for index in range(num_drafts)}
@@ -343,26 +319,6 @@ def moved(model: ServedModel, seat: DraftAssignment) -> bool:
         return False
     seat.leave()
     return True
-
-
-@pytest.mark.parametrize("what", ["lost", "draining", "silent", "refused", "undelivered"])
-async def test_a_draft_that_does_not_is_changed_for_another(what: str) -> None:
-    model, seat = drafted_for(2)
-    link: Any = model.drafts["draft-0"].link
-    if what == "lost":
-        link.connection = None
-    elif what == "draining":
-        link.info = pb.WorkerInfo(draining=True)
-    elif what == "silent":
-        link.silent_s = 2.0
-    elif what == "refused":
-        seat.refused()
-    else:
-        seat.undelivered()
-    assert moved(model, seat)
-    assert seat.take(model.targets["a"])
-    assert seat.member is model.drafts["draft-1"]
-    assert model.drafts["draft-0"].num_requests == 0
 
 
 async def test_a_draft_that_lies_to_several_is_left_alone_by_all() -> None:

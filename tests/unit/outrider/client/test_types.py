@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
 import pytest
 
 from outrider.client import (
@@ -12,26 +10,9 @@ from outrider.client import (
     RoundTimings,
     StructuredOutputs,
     TokenKind,
-    TokenLogprobs,
 )
-from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
-from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, rounds
-
-
-async def test_choices_are_kept_apart_and_usage_is_summed(gateway: ScriptedGateway) -> None:
-    async with AsyncClient(gateway.address) as client:
-        completion = await client.generate("hello", n=3)
-    assert [choice.index for choice in completion.choices] == [0, 1, 2]
-    assert [choice.text for choice in completion.choices] == [TEXT] * 3
-    assert completion.choices[1].finish_reason is FinishReason.LENGTH
-    assert completion.choices[1].stop_reason is None
-    assert completion.usage.num_completion_tokens == 21
-    assert completion.usage.num_draft_tokens == 15
-    assert completion.usage.num_prompt_tokens == 4  # once, as OpenAI counts it
-    assert completion.usage.num_cached_prompt_tokens == 3
-    assert completion.usage.num_accepted_prediction_tokens == 6
-    assert completion.usage.num_rejected_prediction_tokens == 3
+from tests.unit.outrider.client.scripted_gateway import ScriptedGateway
 
 
 async def test_stream_gives_rounds_with_their_figures(gateway: ScriptedGateway) -> None:
@@ -48,22 +29,6 @@ async def test_stream_gives_rounds_with_their_figures(gateway: ScriptedGateway) 
         verify_s=pytest.approx(0.00175),
         overhead_s=pytest.approx(0.00025),
     )
-
-
-async def test_logprobs_arrive(gateway: ScriptedGateway) -> None:
-    message = rounds()[-1]
-    message.tokens[0].logprobs.CopyFrom(
-        common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[7, 9], top_logprobs=[-0.5, -1.25])
-    )
-
-    async def script(request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
-        yield message
-
-    gateway.scripts.append(script)
-    async with AsyncClient(gateway.address) as client:
-        completion = await client.generate("hello", num_logprobs=2)
-    assert completion.choices[0].tokens[0].logprobs == TokenLogprobs(-0.5, ((7, -0.5), (9, -1.25)))
-    assert gateway.requests[0].params.num_logprobs == 2
 
 
 @pytest.mark.parametrize(

@@ -96,13 +96,6 @@ def test_a_lock_that_is_not_let_go_is_waited_for_with_a_limit_and_told_of(
     ]
 
 
-@pytest.mark.parametrize("limit", ["max", str(64 * GIB), None])
-def test_the_machine_gives_no_more_than_it_has(cgroup: Path, limit: str | None) -> None:
-    if limit is not None:
-        write(cgroup, max=limit, current=str(GIB))
-    assert memory.free_memory_bytes(CPU) == 8 * GIB
-
-
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny_llama(tmp_path_factory.mktemp("original"), vocab_size=300)
@@ -172,12 +165,3 @@ def cache_growth(folder: str, path: str) -> tuple[int, int]:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_a_cache_larger_than_the_free_memory_is_refused(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    block_bytes = 16 * 2 * 2 * 2 * 8 * 4
-    monkeypatch.setattr(memory, "free_memory_bytes", lambda _: 20 * block_bytes)
-    assert load(original, kv_cache_tokens=320).pool.num_blocks == 20
-    with pytest.raises(ConfigError, match=r"kv_cache_tokens is 321, .*; lower it to at most 320") as caught:
-        load(original, kv_cache_tokens=321)
-    assert caught.value.param == "kv_cache_tokens"

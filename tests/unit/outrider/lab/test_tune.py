@@ -6,10 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from outrider.cli.main import app
 from outrider.lab import tune
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -22,53 +19,6 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)
-
-
-def tuned(*args: str) -> Result:
-    return CliRunner().invoke(app, ["tune", *args])
-
-
-def refused(made: Result, *words: str) -> None:
-    assert made.exit_code == 1 and not made.stdout
-    assert made.stderr.strip().count("\n") == 0, made.stderr
-    for word in words:
-        assert word in made.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("--max-tokens", "25"), ("--max-tokens is 25", "26")),
-        (("--max-k", "0"), ("--max-k is 0", "at least 1")),
-        (("--max-k", "65", "--max-tokens", "200"), ("--max-k is 65", "at most 64")),
-        (("--repeats", "0"), ("--repeats is 0",)),
-        (("--num-prompts", "0"), ("--num-prompts is 0",)),
-        (("--target", "models/x"), ("--target models/x without --draft",)),
-        (("--draft", "models/x"), ("--draft models/x without --target",)),
-        (("--draft", "ngram"), ("--draft ngram is no model", "--draft FOLDER")),
-        (("--target", "models/x", "--draft", "bigram:a.txt"), ("--draft bigram:a.txt is no model",)),
-        (("--draft", "models/x", "--draft", "models/y"), ("--draft is there twice, as models/x and models/y",)),
-        (("--address", "127.0.0.1:1", "--target", "models/x"), ("--target and --address",)),
-        (("--address", "127.0.0.1:1", "--dtype", "float32"), ("--dtype and --address",)),
-        (("--address", "127.0.0.1:1", "--price", "target=2,draft=1"), ("--price and --address",)),
-        (("--price", "target=2"), ("--price is 'target=2'", "target=2.5,draft=0.4")),
-        (("--price", "target=1,target=2,draft=1"), ("--price is 'target=1,target=2,draft=1'",)),
-        (("--price", "target=2,draft=x"), ("--price has 'draft=x'",)),
-        (("--price", "target=2,draft=0"), ("--price is 'target=2,draft=0'",)),
-        (("--seconds", "3"), ("--concurrency and --seconds are of --price",)),
-        (("--price", "target=2,draft=1", "--concurrency", "0"), ("--concurrency is 0, must be at least 1",)),
-        (
-            ("--price", "target=2,draft=1", "--target-cores", "0", "--draft-cores", "0"),
-            ("the pair is to be on one device and on two, and both would be on 0",),
-        ),
-        (("--prompts", "/nowhere.jsonl"), ("cannot read prompts from /nowhere.jsonl",)),
-        (("--png", "curve.pdf"), ("curve.pdf", "must end in .png")),
-        (("--png", "/nowhere/curve.png"), ("no folder /nowhere",)),
-    ],
-    ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
-)
-def test_what_cannot_be_is_refused_at_once(args: tuple[str, ...], words: tuple[str, ...]) -> None:
-    refused(tuned(*args), *words)
 
 
 # ---- what to type

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import replace
 
@@ -58,54 +57,6 @@ COMMANDS = [
 @pytest.mark.parametrize(("theirs", "ours"), COMMANDS)
 def test_a_command_line_of_vllms_becomes_one_of_ours(theirs: str, ours: str) -> None:
     assert translated(shlex.split(theirs))[0] == shlex.split(ours)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "said"),
-    [
-        ("T --seed 42", "--seed 42 is vLLM's, and not taken here; instead: seed of each request"),
-        ("T --speculative-model D --num-speculative-tokens 5", "instead: --speculative-config '{"),
-        (
-            "T --swap-space 4 --seed 1",
-            "what does not fit waits. --seed 1 is vLLM's, and not taken here; instead: seed of",
-        ),
-        ("T --generation-config /folder", "instead: auto or vllm, with that folder's generation_config.json"),
-        ("T --max-model-len many", "--max-model-len is 'many', which it cannot be"),
-        (
-            "T --quantization fp8",
-            "instead: leave it out: a checkpoint that is quantised says so itself; or --quantization",
-        ),
-        ("T --max-model-len --port 8000", "--max-model-len has no value"),
-        ("T --max-model-len 1e400k", "--max-model-len is '1e400k', which it cannot be"),
-        ("T --no-enable-chunked-prefill", "leave it out: it is always so here"),
-        ("T -O3", "nothing is compiled by settings"),
-        ("--api-key KEY T", "--api-key has 2 values, and no model stands in front of them"),
-        ("T --served-model-name a b", "--served-model-name has 2 names, and a model has one here"),
-        ("T --speculative-config ngram", "--speculative-config is 'ngram', which is no JSON"),
-        ("T --speculative-config [1]", "--speculative-config is '[1]', which is no object"),
-        (
-            """T --speculative-config '{"methode": "ngram"}'""",
-            "'methode' is no key of --speculative-config here; did you mean method?",
-        ),
-        ("""T --speculative-config '{"method": "eagle3"}'""", "no model for method 'eagle3'"),
-        (
-            """T --speculative-config '{"method": "magic", "model": "D"}'""",
-            "method of --speculative-config is 'magic'; known: ngram",
-        ),
-        ("""T --speculative-config '{"method": "mlp_speculator", "model": "D"}'""", "instead: train a head"),
-        (
-            """T --speculative-config '{"model": "D", "num_speculative_tokens": 0}'""",
-            "num_speculative_tokens of --speculative-config is 0",
-        ),
-        (
-            """T --speculative-config '{"model": "D", "draft_tensor_parallel_size": 2}'""",
-            "draft_tensor_parallel_size of --speculative-config is 2",
-        ),
-    ],
-)
-def test_what_is_not_taken_says_what_to_type(theirs: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        translated(shlex.split(theirs))
 
 
 @pytest.mark.parametrize(

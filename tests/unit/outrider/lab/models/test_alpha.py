@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import math
@@ -15,21 +14,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.drafting.translation import between
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.lab.alpha import show
 from outrider.lab.models.alpha import (
     MODEL,
     DrafterSpec,
     Estimate,
-    LawModel,
     Tally,
     TargetToken,
     Task,
     measure,
-    tokenizer_of,
 )
-from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
 from tests.stack import DEMO_TARGET, OTHER_DRAFT
 from tests.tiny_models import tiny_llama, tiny_t5
@@ -114,28 +109,6 @@ def test_a_draft_of_another_tokenizer_is_compared_over_the_targets_tokens() -> N
     assert 0.2 < row["alpha"]["mean"] == row["greedy"]["mean"] < 0.9 and row["drafted"]["mean"] == 1.0
 
 
-def test_a_told_law_is_that_of_the_text_told_at_once() -> None:
-    """Whatever is cached of what was told before; within a character there is none."""
-    draft = LawModel(OTHER_DRAFT, Task("", [], [], 0, []), 400)
-    files = [Path(folder, "tokenizer.json").read_bytes() for folder in (DEMO_TARGET, OTHER_DRAFT)]
-    translation = draft.translation = between(*files, 4096, draft.runner.facts.vocab_size, (0,))
-    assert translation is not None
-    text = "class Naïve:\n    names = '日本語😀'  # straightforward"
-    ids, params = tokenizer_of(DEMO_TARGET).encode(text).ids, SamplingParams()
-    num_without = 0
-    for end, law in enumerate(draft.drafts(ids, 2), start=2):
-        found, retokenization = law(params), translation.retokenization()
-        retokenization.commit(ids[:end], 0)
-        num_without += found is None
-        assert (found is not None) == retokenization.is_whole
-        if found is not None:
-            (own,) = draft.laws([*retokenization.ids, 0], len(retokenization.ids))
-            told = translation.logits(own(params).scores)
-            expected = np.exp(told - told.max())
-            assert found.probs() == pytest.approx(expected / expected.sum(), abs=1e-5)
-    assert 0 < num_without < len(ids) / 2
-
-
 def test_lenience_keeps_what_the_paper_says() -> None:
     """A.5: above temperature 0 the sum of min(target / lenience, draft); at 0 what is nearly as likely as the best."""
     target, draft = law(0.5, 0.3, 0.2), law(0.2, 0.7, 0.1)
@@ -151,22 +124,3 @@ def test_lenience_keeps_what_the_paper_says() -> None:
 
 def law(*probs: float) -> RowLaw:
     return RowLaw(len(probs), np.log(np.array(probs, dtype=np.float32)))
-
-
-def test_an_answer_ends_with_its_end_of_sequence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a model says beyond its end is never served."""
-    model = LawModel(str(folder / "target"), Task("", [], [], 30, []), 200)
-    params = [SamplingParams(max_tokens=30, seed=seed, acceptance=AcceptanceRule.COUPLED) for seed in range(4)]
-    prompts = [[5, 6], [7], [8, 9, 10], [11]]
-    ends = set(range(0, model.runner.facts.vocab_size, 8))
-
-    def written(ends: set[int]) -> list[list[int]]:
-        facts = dataclasses.replace(model.runner.facts, eos_token_ids=tuple(ends))
-        monkeypatch.setattr(model.runner, "facts", facts)
-        return [ids[len(prompt) :] for prompt, ids in zip(prompts, model.write(prompts, 30, params), strict=True)]
-
-    whole, cut = written(set()), written(ends)
-    assert [len(ids) for ids in whole] == [30] * 4 and len({len(ids) for ids in cut}) > 1
-    for all_ids, ids in zip(whole, cut, strict=True):
-        assert ids == all_ids[: len(ids)] and not ends.intersection(ids[:-1])
-        assert len(ids) == 30 or ids[-1] in ends

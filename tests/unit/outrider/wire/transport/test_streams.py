@@ -98,20 +98,6 @@ async def test_a_writer_that_fails_holds_nothing(error: BaseException, caplog: p
     await outbox.close()
 
 
-async def test_close_while_a_write_hangs() -> None:
-    wire = Wire()
-    wire.gate.clear()
-    outbox: Outbox[int] = Outbox(wire.write, wire.end)
-    outbox.put(1)
-    await settle()
-    outbox.put(2)
-    await asyncio.wait_for(outbox.close(), 5)
-    await asyncio.wait_for(outbox.close(), 5)
-    outbox.put(3)
-    await settle()
-    assert wire.batches == [[1]] and not outbox._queue
-
-
 @dataclass
 class Reply:
     id: int
@@ -136,32 +122,6 @@ async def test_replies_find_their_callers_in_any_order() -> None:
     assert [(await future).text for _, future in calls] == ["a", "b", "c", "d"]
     await settle()
     assert len(pending) == 0
-
-
-async def test_all_replies_under_an_id_come_in_order_and_then_the_end_of_the_stream() -> None:
-    pending: PendingReplies[Reply] = PendingReplies()
-    (first, owed), (second, silent) = pending.subscribe(expects=True), pending.subscribe(expects=False)
-    assert first != second and len(pending) == 1, "of the other one nothing is owed"
-    await pending.read(batches([Reply(first, "a"), Reply(second, "x")], [Reply(first, "b"), Reply(first, "c")]))
-    assert [(await owed.next()).text for _ in range(2)] == ["a", "b"]
-    assert [reply.text for reply in silent.take()] == ["x"] and silent.take() == []
-    assert (await owed.next()).text == "c", "what had come before the end is not lost"
-    with pytest.raises(WorkerLost, match="the stream ended"):
-        await owed.next()
-    owed.close()
-    assert len(pending) == 0
-
-
-async def test_a_closed_subscription_takes_no_more() -> None:
-    pending: PendingReplies[Reply] = PendingReplies()
-    message_id, replies = pending.subscribe(expects=True)
-    waiting = asyncio.create_task(replies.next())
-    await pending.read(batches([Reply(message_id, "a")]))
-    assert (await waiting).text == "a"
-    replies.close()
-    replies.close()
-    await pending.read(batches([Reply(message_id, "b")]))
-    assert replies.take() == [] and len(pending) == 0
 
 
 @pytest.mark.parametrize("how", ["ends", "breaks"])
