@@ -57,9 +57,7 @@ async def client(paced: Stack) -> AsyncIterator[AsyncClient]:
         yield made
 
 
-async def test_a_draft_killed_in_the_middle_changes_no_token_and_its_successor_drafts_again(
-    paced: Stack, client: AsyncClient
-) -> None:
+async def test_a_killed_draft_changes_no_token_and_its_successor_drafts(paced: Stack, client: AsyncClient) -> None:
     seen = Seen()
     assert paced.draft is not None
     async with greedy(client, 1900) as stream:
@@ -135,9 +133,7 @@ async def test_a_target_killed_in_the_middle_neither_repeats_nor_loses_a_token(
 
 
 @pytest.mark.slow
-async def test_what_drafts_on_the_targets_own_steps_changes_no_token_though_both_workers_are_killed(
-    paced: Stack, client: AsyncClient
-) -> None:
+async def test_own_drafts_change_no_token_though_both_workers_are_killed(paced: Stack, client: AsyncClient) -> None:
     """Windows, n-grams and what look-ahead embeddings said go with the target, and are made anew."""
     drafters, wish = (Drafter.LOOKAHEAD, Drafter.PASS, Drafter.LOOKAHEAD_MODEL), AcceptanceRule.COUPLED
     streams = [greedy(client, COUPLED["max_tokens"], drafter) for drafter in drafters]
@@ -169,7 +165,7 @@ async def test_what_drafts_on_the_targets_own_steps_changes_no_token_though_both
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, ids) for ids in texts[:3]))
 
 
-async def test_of_two_drafts_of_one_tree_either_is_killed_and_comes_back_and_no_token_changes(paced: Stack) -> None:
+async def test_either_of_two_drafts_of_one_tree_may_be_killed(paced: Stack) -> None:
     """A model, and a head that reads the target's hidden states, of a pool of its own."""
     folder = str(Path(DEMO_TARGET).parent / "eagle3")
     assert paced.draft is not None

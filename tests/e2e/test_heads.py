@@ -138,7 +138,7 @@ async def test_a_draft_killed_in_mid_answer_reads_rows_again_and_its_head_goes_w
 
 
 @pytest.mark.slow
-async def test_an_answer_that_moves_to_another_target_is_drafted_for_there_and_at_the_first_ones_next_life(
+async def test_an_answer_that_moves_between_targets_is_drafted_for_at_each(
     pools: Pools, reference: ReferenceModel
 ) -> None:
     question, seen = Question.new(), Seen()

@@ -46,9 +46,7 @@ def left() -> Iterator[Tree]:
         yield found
 
 
-def test_the_example_runs_texts_are_the_services_and_nothing_is_left_after_an_exception(
-    stack: Stack, left: Tree
-) -> None:
+def test_the_example_runs_and_leaves_nothing(stack: Stack, left: Tree) -> None:
     command = Command("-c", EXAMPLE + AND_MORE)
     assert command.wait(120) == 1, command.log()
     assert left.now() == {}

@@ -16,7 +16,7 @@ from tests.tiny_models import tiny_llama
 
 
 @pytest.mark.timeout(240)
-def test_without_a_draft_it_serves_a_gateway_is_started_again_and_without_a_target_it_ends(tmp_path: Path) -> None:
+def test_it_serves_without_a_draft_and_ends_without_a_target(tmp_path: Path) -> None:
     file = tmp_path / "system.yaml"
     file.write_text("gateways: 2")
     with tree() as left:

@@ -161,9 +161,7 @@ def test_who_has_not_the_token_of_our_own_ray_is_refused(system: dict[str, Any],
     assert answer(port, method, token_of(system, processes)) is grpc.StatusCode.OK
 
 
-def test_the_token_of_our_own_ray_is_in_no_command_line_and_no_file_and_its_folder_is_closed(
-    system: dict[str, Any], processes: Tree
-) -> None:
+def test_the_token_of_our_own_ray_is_in_no_command_line_and_no_file(system: dict[str, Any], processes: Tree) -> None:
     token = token_of(system, processes)
     assert len(token) == 64
     assert [line for line in processes.now().values() if token in line] == []

@@ -106,7 +106,7 @@ def keys(tmp_path: Path) -> str:
         ({"allowed_origins": "*"}, "evil.example:8000", PAGE, "allowed_hosts"),
     ],
 )
-async def test_without_keys_pages_of_other_origins_and_other_names_are_refused_by_the_setting(
+async def test_without_keys_pages_of_other_origins_and_names_are_refused(
     settings: dict[str, object], host: str, origin: str | None, refused: str | None
 ) -> None:
     headers = {"host": host} if origin is None else {"host": host, "origin": origin}

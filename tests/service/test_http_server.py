@@ -317,7 +317,7 @@ async def test_a_kept_connection_is_idle_for_as_long_as_the_setting_says(generat
 GET_HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-async def test_a_server_that_drains_closes_idle_connections_and_the_others_after_their_answer(
+async def test_a_server_that_drains_closes_idle_connections_first(
     generator: ScriptedGenerator,
 ) -> None:
     generator.pause_at = 1

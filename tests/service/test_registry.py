@@ -266,7 +266,7 @@ sys.stdin.read()
 """
 
 
-def test_workers_of_a_machine_take_the_least_occupied_cores_and_leave_them_when_they_end(tmp_path: Path) -> None:
+def test_workers_take_the_least_occupied_cores(tmp_path: Path) -> None:
     with contextlib.ExitStack() as ending:
 
         def holder(count: int) -> tuple[subprocess.Popen[str], list[int]]:

@@ -197,7 +197,7 @@ async def test_text_behind_a_call_has_its_own_log_probs() -> None:
 
 
 @pytest.mark.parametrize("cut", [False, True])
-async def test_a_tool_that_takes_any_text_and_one_in_a_namespace_are_called_by_their_own_names(cut: bool) -> None:
+async def test_tools_are_called_by_their_own_names(cut: bool) -> None:
     calls = [("patch", {"input": 'a\n"b"'}), ("mcp__x__read", {"city": "Rome"})]
     written = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
     generator = generator_of("\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in written))
@@ -232,7 +232,7 @@ async def test_a_tool_that_takes_any_text_and_one_in_a_namespace_are_called_by_t
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/messages"])
-async def test_each_round_of_a_layer_tells_its_tokens_kinds_and_the_official_client_reads_on(path: str) -> None:
+async def test_each_round_of_a_layer_tells_its_tokens_kinds(path: str) -> None:
     generator = generator_of(REASONED, "reasoning")
     asked: Any = {"model": MODEL, "speculation": {"token_kinds": True}}
     if path == PATH:

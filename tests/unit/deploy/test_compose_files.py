@@ -103,7 +103,7 @@ def test_the_pools_are_those_that_the_containers_are_for(name: str, monkeypatch:
         assert service["environment"]["OUTRIDER_NODE_LABELS"] == labels
 
 
-def test_a_model_of_ones_own_is_served_under_its_folders_name_and_without_a_draft_unless_named(
+def test_a_model_of_ones_own_has_its_folders_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone, pair = (pools(name, monkeypatch) for name in POOLS[1:])

@@ -68,7 +68,7 @@ def test_the_last_draft_goes_only_when_nothing_comes_at_all() -> None:
     ]
 
 
-def test_a_draft_comes_back_when_something_runs_for_a_while_and_stays_as_long_as_it_does() -> None:
+def test_a_draft_comes_back_when_something_runs_for_a_while() -> None:
     none = scaler("draft", least=0)
     assert changes(none, lambda now: Sight(num_serving=0), 99) == []
     assert changes(none, lambda now: Sight(num_serving=0, num_asked=int(now % 5 != 4)), 99) == []
@@ -98,7 +98,7 @@ def test_a_busy_share_is_the_slope_of_the_workers_own_sum() -> None:
     assert loads.sight(CHAT, ["a", "b"], num_starting=0, num_draining=0).busy_share is None
 
 
-def test_queues_of_all_gateways_are_added_and_late_rounds_are_those_of_the_last_seconds() -> None:
+def test_queues_of_all_gateways_are_added() -> None:
     loads = Loads()
     loads.set_reports(
         [report("g", num_queued=3, num_running=2, num_rounds=1000, num_late=1000), report("h", num_queued=4)], 0

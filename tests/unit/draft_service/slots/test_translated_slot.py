@@ -219,7 +219,7 @@ def test_a_guess_that_went_on_is_fed_anew_where_what_follows_merges_with_it(
     assert draft.slot.cached[: len(draft.slot.ids)] == draft.slot.ids
 
 
-def test_where_little_is_shared_the_drafts_text_is_guessed_as_the_target_would_write_it(
+def test_where_little_is_shared_the_drafts_text_is_guessed(
     runner: ModelRunner, truth: UncachedModel, by_strings: Intersection
 ) -> None:
     """Through hits and misses, behind which it is written anew."""

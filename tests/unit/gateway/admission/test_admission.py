@@ -68,7 +68,7 @@ def test_a_burst_at_an_idle_model_waits_and_what_comes_after_it_is_refused() -> 
     assert (places.num_admitted, places.num_refused) == (50, 1)
 
 
-def test_under_overload_nobody_waits_until_nobody_has_found_all_places_taken_for_a_while() -> None:
+def test_under_overload_nobody_waits() -> None:
     coordinator, places, model_id, clock = coordinator_of(max_queue=64, max_queue_wait_s=5.0)
     admit(coordinator, model_id, 2)
     clock.now += BURST_S

@@ -66,7 +66,7 @@ def test_tokens_are_charged_before_and_settled_after() -> None:
     key.charge(350)
 
 
-def test_more_than_a_minute_allows_waits_for_a_full_bucket_and_its_debt_is_waited_for() -> None:
+def test_more_than_a_minute_allows_waits_for_a_full_bucket() -> None:
     clock = Clock()
     key = limits(clock, tokens_per_minute=600)
     key.charge(5000)

@@ -124,7 +124,7 @@ async def test_a_round_opens_leases_commits_and_lets_both_go_on(monkeypatch: pyt
         assert "truncate" not in [*target.names, *draft.names], "nothing was dropped"
 
 
-async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_tokens_are_truncated() -> None:
+async def test_waiting_verdicts_are_taken_one_by_one() -> None:
     answer = Answer()
     async with answer.begun() as first:
         answer.target.says(3, [1, 8], "ar", num_drafted=2, num_accepted=1, hit=True, drafter="model")
@@ -148,7 +148,7 @@ async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_t
         assert len(answer.draft.all_of("truncate")) == 1, "what the draft has may still be of use"
 
 
-async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_each_has_its_share() -> None:
+async def test_a_draft_of_each_of_two_pools_has_its_own_ticket() -> None:
     wish = SpeculationOptions(num_draft_tokens=K, drafter=Drafter.MODEL_AND_MODEL)
     infos = [pb.WorkerInfo.FromString(INFO.SerializeToString()) for _ in range(2)]
     for number, info in enumerate(infos):
@@ -251,9 +251,7 @@ async def test_a_verdict_for_another_length_is_never_applied_and_the_target_is_s
         ({"num_accepted": 10**9}, "num_accepted 1000000000"),
     ],
 )
-async def test_a_verdict_that_cannot_be_of_this_lease_is_never_applied_and_the_second_ends_the_request(
-    facts: dict[str, Any], why: str
-) -> None:
+async def test_a_verdict_of_no_lease_is_never_applied(facts: dict[str, Any], why: str) -> None:
     answer = Answer()
     async with answer.begun() as first:
         answer.target.says(3, [1], **{"kinds": "p", **facts})

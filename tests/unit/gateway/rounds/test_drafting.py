@@ -100,7 +100,7 @@ def test_the_request_comes_before_the_gateways() -> None:
     assert [model.drafter_for(request(each)) for each in (None, Drafter.NGRAM)] == [Drafter.BIGRAM, Drafter.NGRAM]
 
 
-def test_by_default_all_that_is_there_drafts_and_a_model_alone_where_a_number_is_named() -> None:
+def test_by_default_all_that_is_there_drafts() -> None:
     def asked(model: Any, **options: Any) -> Drafter:
         speculation = SpeculationOptions(**options)
         return model.drafter_for(
@@ -248,7 +248,7 @@ def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said_how_i
     assert side.name == "draft-0" and side.drafts[0].names[-2:] == ["open", "advance"]
 
 
-def test_a_draft_whose_deliveries_break_a_rule_is_left_for_another_under_another_ticket() -> None:
+def test_a_draft_whose_deliveries_break_a_rule_is_left_for_another() -> None:
     side = Side(num_drafts=2)
     side.goes_on()
     assert side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED), "it must not deliver any more"
@@ -265,7 +265,7 @@ def test_the_only_draft_is_kept_until_it_has_failed_three_times(monkeypatch: pyt
     assert side.name is None, f"it is left alone for {FIRST_PAUSE_S} s"
 
 
-def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_begins_where_others_are() -> None:
+def test_an_unused_draft_is_told_now_and_then() -> None:
     side, num_noted = Side(), TRIAL + 4
     side.goes_on()
     for _ in range(num_noted):

@@ -63,9 +63,7 @@ async def opened(
         ("bigram", "", True),
     ],
 )
-async def test_the_targets_own_drafter_follows_the_slot_and_a_draft_is_told_where_it_may_draft(
-    drafter: str, own: str, asks_draft: bool
-) -> None:
+async def test_the_targets_own_drafter_follows_the_slot(drafter: str, own: str, asks_draft: bool) -> None:
     target, draft = await opened(NGRAM, drafter)
     assert target.all_of("open")[0].drafter == own
     assert target.lease.tickets[0].is_drafted is ("advance" in draft.names) is asks_draft

@@ -49,9 +49,7 @@ def test_required_calls_are_what_the_family_writes(family: Family, control: bool
 
 @pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
 @pytest.mark.parametrize("family", [each for each in ANSWERED if each.bare], ids=lambda family: family.name)
-def test_under_auto_an_answer_that_begins_with_json_is_a_strict_call_where_calls_need_no_marker(
-    family: Family, control: bool
-) -> None:
+def test_under_auto_json_is_a_strict_call_without_markers(family: Family, control: bool) -> None:
     source = SOURCES[family.name]
     _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), source, control)
     one, two = written(family, [ROME]), written(family, [ROME, ADDED])

@@ -69,7 +69,7 @@ def test_reasoning_comes_before_what_is_bound(control: bool) -> None:
     assert takes(grammar, calls, control) and not takes(grammar, free + calls, control)
 
 
-def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place_and_else_any_object() -> None:
+def test_a_strict_tool_that_cannot_be_enforced_is_refused() -> None:
     odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}, "required": ["a"]}
     strict = Tool("f", parameters={**odd, "additionalProperties": False}, strict=True)
     with pytest.raises(InvalidRequest) as caught:

@@ -49,7 +49,7 @@ def test_a_key_is_of_the_beginning_and_the_salt() -> None:
     assert prefix_key([9, *ids], b"") != prefix_key(ids, b"")
 
 
-def test_affinity_yields_to_the_least_loaded_once_a_target_holds_clearly_more_than_its_share() -> None:
+def test_affinity_yields_to_the_least_loaded() -> None:
     loads = {load.name: 0 for load in idle(3)}
     for _ in range(60):
         placed = choose_target(KEYS[0], [WorkerLoad(name, count, 64) for name, count in loads.items()])

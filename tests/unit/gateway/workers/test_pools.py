@@ -68,7 +68,7 @@ async def test_what_does_not_start_again_is_said_with_the_reason(pools: Pools) -
     assert (coordinator.ready(), coordinator.refusals()) == (None, [f"draft c: {why}"])
 
 
-async def test_a_start_goes_on_without_a_head_that_is_refused_and_another_life_of_a_target_tests_it_again(
+async def test_a_start_goes_on_without_a_refused_head(
     pools: Pools,
 ) -> None:
     parts = Parts(pools)

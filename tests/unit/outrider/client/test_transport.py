@@ -126,7 +126,7 @@ def test_a_client_pings_no_more_often_than_grpcs_servers_allow_and_only_during_c
         Client(gateway.address, ping_interval_s=0.5)
 
 
-def test_a_client_made_before_a_fork_is_refused_behind_it_and_its_streams_are_left_alone() -> None:
+def test_a_client_made_before_a_fork_is_refused_behind_it() -> None:
     script = (
         "import os\n"
         "from outrider.client import Client, OutriderError\n"

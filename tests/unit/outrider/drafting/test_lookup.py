@@ -45,7 +45,7 @@ def test_only_outputs_are_remembered_and_only_of_sequences_that_ended() -> None:
     assert said(drafter.open([5, 6], 2, b"a")) is None
 
 
-def test_nobody_copies_what_came_under_another_id_and_nothing_is_remembered_without_one() -> None:
+def test_nobody_copies_what_came_under_another_id() -> None:
     drafter = Lookup()
     for corpus_id, output in ((b"", [1, 2, 3]), (b"one", [1, 2, 4]), (b"other", [1, 2, 5])):
         drafter.open(output, 0, corpus_id).close()

@@ -52,7 +52,7 @@ def test_a_drawn_id_follows_the_law_and_the_best_is_taken_at_0() -> None:
     assert set(draw(logits, [0.0] * 1000, uniforms)) == {0}
 
 
-def test_ids_that_float32_cannot_tell_apart_in_a_sum_are_drawn_as_often_as_they_should() -> None:
+def test_ids_that_float32_cannot_tell_apart_are_drawn_by_the_law() -> None:
     """All of them are less likely than half the distance of the float32 numbers around 1."""
     num, less = 4, 2.0**-26
     logits = torch.tensor([1.0, *[less] * num]).log()[None]

@@ -39,7 +39,7 @@ class TestChoice:
     def test_rows_go_to_whose_draft_tokens_are_likeliest(self) -> None:
         assert counts(budget(), [demand([0.02, 0.01]), demand([0.9, 0.8, 0.7])]) == [0, 3]
 
-    def test_what_is_named_is_verified_whatever_it_costs_while_a_step_has_room_the_shortest_first(self) -> None:
+    def test_what_is_named_is_verified_while_a_step_has_room(self) -> None:
         named = [demand([0.1] * 32, 32) for _ in range(48)]
         found = counts(budget(), [*named, demand([0.1] * 5, 5), demand([])])
         assert found[-2:] == [5, 0] and sorted(found[:-2]) == [0] * 41 + [32] * 7
@@ -64,7 +64,7 @@ def with_extra(num_drafts: int, num_rows: int, share: float, **values: Any) -> V
 class TestExtraRows:
     """At a cost of a step that is nearly the same up to 12 rows, and three times as much for 30."""
 
-    def test_they_are_fed_where_the_drafts_that_they_bring_pay_for_them_and_for_themselves(self) -> None:
+    def test_they_are_fed_where_their_drafts_pay(self) -> None:
         assert has_extra(budget(), [with_extra(0, 8, 0.5)]) == [True]
         assert has_extra(budget(), [with_extra(3, 8, 0.5)]) == [True]
         assert has_extra(budget(), [with_extra(20, 8, 0.5)]) == [False]
@@ -181,7 +181,7 @@ def test_what_was_drawn_decides_nothing() -> None:
     assert steps[0] == steps[1] == steps[2]
 
 
-def test_where_steps_are_bounded_one_waits_for_guesses_that_are_worth_it_to_whom_they_are_bounded_by() -> None:
+def test_a_bounded_step_waits_for_guesses_worth_it_to_who_bounds_it() -> None:
     lone, others = slot(ONE, [0.8, 0.6]), many(40)
     budget, _ = settled(lone, *others)
     waiting = [awaited(ONE), awaited(MANY)]

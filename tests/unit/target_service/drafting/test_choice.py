@@ -200,7 +200,7 @@ class TestChoice:
         found = drafting.candidates(lease)
         assert proposal_of(drafting, found, len(found.offers)).tree.ids == ids
 
-    def test_the_targets_own_draft_tokens_are_made_once_it_is_known_how_many_are_verified(self) -> None:
+    def test_own_draft_tokens_are_made_once_their_number_is_known(self) -> None:
         drafting, lease = made(DRAWN, [(0, EVEN), (1, EVEN), (2, EVEN)], (0.5, 0.6), Drafter.NGRAM)
         drafting.own.candidates = mock = Mock(side_effect=drafting.own.candidates)  # type: ignore[method-assign]
         found = drafting.candidates(lease)

@@ -19,7 +19,7 @@ def best(own: OwnHeads, slot: Any) -> int:
     return own._logits[slot.key].raw_best_id(0)
 
 
-def test_heads_run_once_for_all_slots_and_again_where_other_tokens_took_the_place_of_theirs() -> None:
+def test_heads_run_once_for_all_slots() -> None:
     rows = {1: torch.eye(WIDTH)[3], 2: torch.eye(WIDTH)[4]}
     fed: list[int] = []
 

@@ -74,9 +74,7 @@ class TestPlaces:
 
     @given(seed=st.integers(0, 10_000))
     @settings(max_examples=60)
-    def test_repeated_and_reordered_deliveries_make_the_same_tree_as_far_as_their_parents_are_there(
-        self, seed: int
-    ) -> None:
+    def test_repeated_and_reordered_deliveries_make_the_same_tree(self, seed: int) -> None:
         generator = random.Random(seed)
         ids = [generator.randrange(5) for _ in range(6)]
         parts = [chain(3, ids[:place], ids[place : place + 2]) for place in range(5)]
@@ -101,9 +99,7 @@ class TestPlaces:
         assert not buffer.is_ended
 
     @pytest.mark.parametrize("num_slots", [1, 64])
-    def test_a_slot_has_room_for_the_longest_proposal_with_whole_log_probs_and_not_much_more(
-        self, num_slots: int
-    ) -> None:
+    def test_a_slot_has_room_for_the_longest_proposal(self, num_slots: int) -> None:
         law_bytes = 4 * 1000
         most_bytes = buffer_bytes(num_slots, 1000, PLENTY << 20) // num_slots
         buffer = DraftBuffer()

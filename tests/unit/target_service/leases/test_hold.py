@@ -23,7 +23,7 @@ class TestHold:
         assert budget(tokens_per_s=2500).hold_until([pending(near, 0.6)], 0.001) is None  # others would wait, too
         assert budget().hold_until([pending(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
 
-    def test_drafts_that_should_arrive_are_told_from_those_that_are_overdue_or_were_never_seen(self) -> None:
+    def test_expected_drafts_are_told_from_overdue_ones(self) -> None:
         near = lease(now=0.0, eta_s=0.005)
         assert expected_arrival(near, near.first, 0.001)[:3] == (pytest.approx(0.01), 0.005, True)
         assert expected_arrival(near, near.first, 0.02) is None

@@ -88,7 +88,7 @@ def test_figures_are_those_of_the_span_and_every_line_fits_80_columns() -> None:
     assert "target-chat-0 chat target serving" in drawn(view, 160)
 
 
-def test_what_is_wrong_stands_above_the_tables_and_a_worker_without_metrics_is_listed() -> None:
+def test_what_is_wrong_stands_above_the_tables() -> None:
     text = drawn(system(0))
     assert "not ready" in text.splitlines()[0]
     for line in (

@@ -48,7 +48,7 @@ def test_two_workers_build_a_broken_file_again_and_a_third_needs_no_compiler(
 
 
 @pytest.mark.parametrize(("mode", "why"), [(0o755, "another account"), (0o775, "written by other")])
-def test_a_library_that_another_account_may_have_written_is_built_again_or_not_loaded(
+def test_a_library_that_another_account_may_have_written_is_not_loaded(
     cache: Path, monkeypatch: pytest.MonkeyPatch, mode: int, why: str
 ) -> None:
     monkeypatch.setattr(build, "compile_to", lambda path, _: (cache.mkdir(), path.write_bytes(b"another's code")))

@@ -177,9 +177,7 @@ def forked(module: str, *args: str) -> Iterator[Forked]:
 
 @CPU_ONLY
 @SPLITS_ANY_VOCABULARY
-def test_a_follower_that_is_killed_while_the_paths_are_tried_is_no_fault_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_follower_that_is_killed_is_no_fault_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every path then fails in a sum, and none is to blame."""
     keep_environment(monkeypatch)
     model, ranks, lost = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks", list[OutriderError]()

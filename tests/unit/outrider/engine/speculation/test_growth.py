@@ -32,9 +32,7 @@ RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy",
 
 @RULES
 @pytest.mark.parametrize("speculation", [AUTO, Speculation(3, 16)], ids=["auto", "K = 3"])
-def test_what_follows_a_token_that_a_block_did_not_begin_with_waits_for_the_next_block(
-    rule: dict[str, Any], speculation: Speculation
-) -> None:
+def test_what_a_block_did_not_begin_with_waits_for_the_next(rule: dict[str, Any], speculation: Speculation) -> None:
     draft = Draft(speculation=speculation, fills_blocks=True, **rule).grow()
     tree = draft.tree
     assert any(tree.children(node) for node in range(len(tree)))

@@ -65,7 +65,7 @@ def test_nobody_younger_overtakes_one_who_waits_for_memory() -> None:
     assert decisions == [Run((1, 1)), Wait((1, 2), Why.MEMORY), Wait((1, 3), Why.MEMORY)]
 
 
-def test_a_slot_begins_only_when_all_that_it_needs_is_there_beside_one_block_for_each_running() -> None:
+def test_a_slot_begins_when_all_that_it_needs_is_there() -> None:
     """9 + 4 tokens are 4 blocks; the running slot's own step takes 2, and 1 is left to it."""
     assert Admit((1, 2)) not in plan(demand(1), blank(2), num_free=6)
     assert Admit((1, 2)) in plan(demand(1), blank(2), num_free=7)

@@ -97,7 +97,7 @@ def test_a_folder_of_our_name_where_the_user_is_hides_none_of_our_modules(
 
 
 @pytest.mark.parametrize(("signals", "code"), [(2, 0), (3, -signal.SIGKILL)])
-def test_a_second_signal_while_a_child_is_waited_for_reaches_it_and_shortens_its_grace(signals: int, code: int) -> None:
+def test_a_second_signal_shortens_a_childs_grace(signals: int, code: int) -> None:
     flag = StopFlag()
     child = Child("one", [sys.executable, "-c", _STUBBORN, str(signals)])
     child.events.get(timeout=30)
@@ -132,7 +132,7 @@ def test_of_2000_signals_at_random_moments_none_leaves_a_process_waiting() -> No
             waiting.kill()
 
 
-def test_a_wait_ends_by_the_flag_by_another_thread_and_for_what_else_there_is_to_look_at() -> None:
+def test_what_ends_a_wait() -> None:
     stop = StopFlag()
     assert not stop.wait(0.01)
     threading.Timer(0.01, stop.notify).start()
