@@ -129,21 +129,6 @@ def test_logprobs_of_a_completion_are_the_targets_own(
     assert told.text_offset == offsets
 
 
-def test_logprobs_of_a_chat_are_the_targets_own(client: OpenAI, model: str, tokenizer: Any, scores: Any) -> None:
-    options: Any = {"max_completion_tokens": 24, "temperature": 0.7, "seed": 5}
-    answer = client.chat.completions.create(model=model, messages=CHAT, logprobs=True, top_logprobs=3, **options)
-    assert answer.choices[0].logprobs is not None
-    content = answer.choices[0].logprobs.content
-    assert content is not None
-    assert b"".join(bytes(entry.bytes or []) for entry in content).decode() == answer.choices[0].message.content
-    ids = [id_of(tokenizer, entry.token) for entry in content]
-    rows = scores(tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False), ids)
-    for entry, token_id, row in zip(content, ids, rows, strict=True):
-        assert entry.logprob == pytest.approx(float(row[token_id]), abs=1e-3)
-        values = [other.logprob for other in entry.top_logprobs]
-        assert values == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
-
-
 def id_of(tokenizer: Any, text: str) -> int:
     """Of a token by its text, which for these prompts is printable ASCII and unambiguous."""
     found = tokenizer.convert_tokens_to_ids("".join({" ": "Ġ", "\n": "Ċ", "\t": "ĉ"}.get(c, c) for c in text))

@@ -18,8 +18,6 @@ from tests.stack import Process
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OWN = ("ngram", "lookup", "unigram", "bigram", "lookahead", "pass")
-UNIONS = ("ngram&model", "lookup&model")
 PROMPT = (12, 7, 99, 4, 31, 12, 7, 99, 5, 12, 7)
 PLAIN, ACCEPTED = pb.TOKEN_KIND_PLAIN, pb.TOKEN_KIND_ACCEPTED
 
@@ -71,17 +69,6 @@ async def refused(target: ControlClient, message: pb.OpenSlot | tpb.Verify) -> s
     error = await target.ask(message)
     assert isinstance(error, pb.WorkerError) and error.code == pb.WORKER_ERROR_CODE_INVALID, error
     return error.message
-
-
-@pytest.mark.parametrize("drafter", OWN)
-async def test_greedy_text_is_the_targets_own(target: ControlClient, reference: ReferenceModel, drafter: str) -> None:
-    ids, verdicts = await answer(target, drafter)
-    assert ids == reference.greedy(PROMPT, len(ids))
-    assert sum(verdict.num_drafted for verdict in verdicts) > 0
-    for verdict in verdicts:
-        assert (verdict.num_drafted == 0) == (list(verdict.kinds) == [PLAIN])
-        assert verdict.num_accepted <= verdict.num_drafted <= 4
-        assert verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED and verdict.wait_us == 0
 
 
 @pytest.mark.parametrize("drafter", [None, "unigram"])
@@ -147,23 +134,3 @@ async def test_lookup_copies_what_an_ended_answer_said_under_the_same_corpus_id_
     message = open_with("lookup", 1, prompt)
     message.corpus_id = bytes(33)
     assert "bytes of corpus_id is 33, must be from 0 to 32" in await refused(target, message)
-
-
-async def test_what_a_window_brings_changes_no_text_with_noise(target: ControlClient) -> None:
-    options = {"temperature": 1.0, "seed": 11, "top_k": 6}
-    alone, _ = await answer(target, None, num=40, **options)
-    num_accepted = 0
-    for k in (3, 15):
-        ids, verdicts = await answer(target, "lookahead", num=40, k=k, **options)
-        assert ids[:40] == alone[:40]
-        num_accepted += sum(verdict.num_accepted for verdict in verdicts)
-    assert num_accepted > 0
-
-
-async def test_what_makes_no_sense_is_refused_by_name(target: ControlClient) -> None:
-    for kind in ("model", "ngram+model"):
-        why = await refused(target, open_with(kind, 1, PROMPT))
-        assert f"drafter is {kind}, this target has {', '.join(('auto', *OWN, *UNIONS))}; name one of them" in why
-    message = open_with(None, 1, PROMPT)
-    message.drafter = "nobody"
-    assert "drafter is 'nobody', must be one of auto, model, ngram" in await refused(target, message)

@@ -100,12 +100,6 @@ async def _start(kind: str, *args: str, **env: str) -> tuple[int, str]:
     return ended.returncode, ended.stderr
 
 
-def _one_line(stderr: str, kind: str) -> str:
-    """The message, which is the whole of what is said at log level error."""
-    assert stderr.count("\n") == 1 and stderr.startswith(f"{kind}: "), stderr
-    return stderr
-
-
 QUIET = ("--log-level", "error")
 
 
@@ -114,20 +108,6 @@ async def test_taken_port(target_folder: str, taken_port: int) -> None:
     assert code == 1
     assert f"127.0.0.1:{taken_port}" in stderr.splitlines()[-1]
     assert "Traceback" not in stderr
-
-
-@pytest.mark.parametrize(
-    "args, env, named",
-    [
-        (("--cpu-cores", "0,x"), {}, "0,x"),
-        ((), {"OUTRIDER_TARGET_MAX_SLTOS": "3"}, "OUTRIDER_TARGET_MAX_SLTOS"),
-    ],
-    ids=["cores", "unknown variable"],
-)
-async def test_bad_settings(args: tuple[str, ...], env: dict[str, str], named: str, target_folder: str) -> None:
-    code, stderr = await _start("target", "--model", target_folder, *args, **env)
-    assert code == 1
-    assert named in _one_line(stderr, "target")
 
 
 # end

@@ -88,27 +88,3 @@ def test_a_service_has_its_own_settings_and_no_others() -> None:
     assert with_file == {"check"}
     assert extended.pop("draft").startswith("draft$")
     assert extended == {name: name for name in given}
-
-
-@pytest.mark.parametrize("name", POOLS)
-def test_the_pools_are_those_that_the_containers_are_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their ports are the ones that the health checks ask, their labels those of the nodes."""
-    config = pools(name, monkeypatch)
-    assert config.ray is not None
-    assert (config.ray.address, config.ray.name) == ("auto", "outrider")
-    for pool in config.pools:
-        service = services()[pool.role]
-        assert service["healthcheck"]["test"][-1] == f"hostname:{pool.worker.port}"
-        labels = ",".join(f"{key}={value}" for key, value in pool.labels.items())
-        assert service["environment"]["OUTRIDER_NODE_LABELS"] == labels
-
-
-def test_a_model_of_ones_own_has_its_folders_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    alone, pair = (pools(name, monkeypatch) for name in POOLS[1:])
-    assert [pool.worker.model for pool in alone.pools] == [MODELS["OUTRIDER_TARGET_MODEL"]]
-    assert [pool.worker.model for pool in pair.pools] == list(MODELS.values())
-    assert {pool.model_name for pool in (*alone.pools, *pair.pools)} == {None}
-    variants = compose("deploy/docker/draft.yml")["services"]
-    assert variants == {"draft": {}, "draft-of-model": {"scale": 0}, "draft-of-model-named": {}}

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.admission.queue import BURST_S, CALM_S, AdmissionQueue
 from gateway.coordinator import Coordinator
-from outrider.wire.errors import Overloaded, Unavailable
+from outrider.wire.errors import Overloaded
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.gateway.scripted_pool import connection_of, link_of, served_model
 
@@ -103,23 +103,3 @@ def test_a_caller_within_its_share_is_admitted_whatever_another_has_waiting() ->
     places.change(-2, b"heavy", 2.0)
     assert places.num_admitted == 8
     admit(coordinator, model_id, 1, b"one")  # who has left takes no share
-
-
-def test_a_batch_that_would_rather_wait_fills_the_queue() -> None:
-    coordinator, places, model_id, clock = coordinator_of(max_queue=64, max_queue_wait_s=600.0)
-    for _ in range(66):
-        admit(coordinator, model_id)
-        clock.now += BURST_S
-    with pytest.raises(Overloaded, match="limit of 66"):
-        admit(coordinator, model_id)
-    places.change(-1)
-    admit(coordinator, model_id)
-
-
-def test_a_gateway_that_stops_and_a_model_without_a_target_are_unavailable() -> None:
-    coordinator, _, model_id, _ = coordinator_of()
-    with pytest.raises(Unavailable):
-        coordinator.admit("another", 1)
-    coordinator.draining = True
-    with pytest.raises(Unavailable, match="stopping"):
-        coordinator.admit(model_id, 1)

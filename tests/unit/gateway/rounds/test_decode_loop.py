@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import FinishReason, GenerationRequest, RoundOutput, SpeculationOptions
+from gateway.generation import GenerationRequest, RoundOutput, SpeculationOptions
 from gateway.rounds import verification
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
@@ -202,25 +202,6 @@ async def test_a_draft_of_each_of_two_pools_has_its_own_ticket() -> None:
         next_one.cancel()
         await asyncio.wait([next_one])
     assert all(draft.names[-1] == "close" for draft in drafts.values())
-
-
-async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_overrun() -> None:
-    answer = Answer(stop=("b",))
-    async with answer.begun() as first:
-        ids = [answer.model.reference.tokenizer.encode(char)[0] for char in "abc"]
-        answer.target.says(3, ids, "aab", num_drafted=2, num_accepted=2, hit=True)
-        answer.target.says(6, [1, 2], "ab", num_drafted=1, num_accepted=1, hit=True)
-        output = await first
-        assert (output.text_delta, output.finish_reason) == ("a", FinishReason.STOP)
-        for worker in (answer.target, answer.draft):
-            assert [(cut.committed_len, cut.reason) for cut in worker.all_of("truncate")] == [
-                (5, pb.TRUNCATE_REASON_STOP)
-            ]
-        assert "extend" not in answer.target.names
-        assert answer.metric("spec_overrun_tokens_total") == 3
-        with pytest.raises(StopAsyncIteration):
-            await anext(answer.outputs)
-        assert answer.target.names[-1] == answer.draft.names[-1] == "close"
 
 
 async def test_a_verdict_for_another_length_is_never_applied_and_the_target_is_set_back() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 
 import pytest
 
-from gateway.workers import named_workers
 from gateway.workers.membership import Membership, from_config
 from gateway.workers.named_workers import NamedWorkers
 from outrider.wire.settings.config import GatewayConfig
@@ -83,31 +81,3 @@ async def test_a_name_server_that_does_not_answer_says_nothing_of_the_workers(
         "targets cannot be looked up: [Errno -3] Temporary failure in name resolution; "
         "the workers that it had stay in force"
     ]
-
-
-async def test_a_name_that_times_out_and_an_error_hold_up_no_other(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(named_workers, "LOOK_S", 0.005)
-    dns = Dns("chat=dns:///targets:7200", "small=dns:///drafts:7100")
-    dns.addresses = {"targets": ["10.0.0.1"], "drafts": ["10.0.1.1"]}
-    failures, told = [RuntimeError("a bug"), RuntimeError("a bug")], asyncio.Event()
-
-    async def slow(host: str) -> list[str]:
-        if host == "drafts":
-            await asyncio.Event().wait()
-        return await dns._resolve(host)
-
-    def heard(membership: Membership) -> None:
-        if failures:
-            raise failures.pop()
-        dns.told.append(membership)
-        told.set()
-
-    await dns.workers.wait_first(1)
-    dns.workers._resolve, dns.workers._heard = slow, heard
-    dns.addresses["targets"] = ["10.0.0.2"]
-    await asyncio.wait_for(told.wait(), 10)
-    await dns.workers.close()
-    assert [name for name, *_ in dns.members()] == ["chat-10.0.0.2:7200", "small-10.0.1.1:7100"]
-    assert [record.message for record in caplog.records] == ["the workers of dns:///targets:7200 cannot be followed"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from outrider.client.llm import _asked, _chats, _most_choices, _options, _prompts
+from outrider.client.llm import _asked, _chats, _prompts
 from outrider.wire import errors
 
 
@@ -22,16 +20,3 @@ def test_an_llms_input_is_one_or_a_list_of_such() -> None:
     for wrong in (1.5, None, b"hello"):
         with pytest.raises(errors.InvalidRequest, match=r"prompts holds .*, must hold texts or lists"):
             _asked(wrong)
-
-
-def test_an_llms_sampling_is_one_or_one_of_each_prompt() -> None:
-    two = [{"n": 2}, {}]
-    assert _options(None, 2) == [{}, {}] and _options(two[0], 2) == [two[0]] * 2 and _options(two, 2) == two
-    for wrong in (5, "ab", b"ab", [None, None], [{}, 5]):
-        with pytest.raises(errors.InvalidRequest, match=r"sampling is .*, must be a dict"):
-            _options(wrong, 2)
-    with pytest.raises(errors.InvalidRequest, match="sampling has 2 entries for 3 prompts"):
-        _options(two, 3)
-    assert _most_choices([("a", {"n": 2}), ("b", {})]) == 2
-    odd: list[Any] = [("a", {"n": n}) for n in (None, "x", 0, -1, 1.5)]
-    assert _most_choices(odd) == _most_choices([]) == 1, "they are refused where they are sent"

@@ -16,27 +16,8 @@ from outrider.client import (
     GrpcTransport,
 )
 from outrider.wire import errors
-from outrider.wire.transport.serving import ServerThread
 from tests.unit.outrider.client.connected import FakeTransport
 from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, rounds
-
-
-async def test_an_absent_server_is_named_with_the_remedy() -> None:
-    async with AsyncClient("127.0.0.1:1", retries=0) as client:
-        with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 .*outrider up") as caught:
-            await client.generate("hello")
-    assert caught.value.__cause__ is None
-
-
-async def test_another_server_is_told_apart() -> None:
-    server = ServerThread()
-    address = server.start(lambda _: [], "127.0.0.1", 0, 1 << 20)
-    try:
-        async with AsyncClient(address) as client:
-            with pytest.raises(errors.OutriderError, match=r"does not offer outrider\.v1\.GenerationService"):
-                await client.models()
-    finally:
-        server.stop(0)
 
 
 async def test_an_injected_transport_replaces_the_network() -> None:

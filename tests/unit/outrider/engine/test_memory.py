@@ -73,14 +73,6 @@ def test_workers_size_their_caches_in_turn(tmp_path: Path, monkeypatch: pytest.M
     assert order == ["first", "other"]
 
 
-def test_without_a_place_for_the_lock_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("OUTRIDER_CACHE_DIR", "/dev/null/cache")
-    with memory.in_turn(), memory.in_turn():
-        pass
-
-
 def test_a_lock_that_is_not_let_go_is_waited_for_with_a_limit_and_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

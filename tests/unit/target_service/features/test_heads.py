@@ -276,20 +276,3 @@ async def test_a_stream_that_ends_before_the_engine_answers() -> None:
     await asyncio.sleep(0.01)
     assert target.replies[1][-1][0] == WANTED and not target.heads._heads
     assert target.jobs[1:] == [digest_of(data)]
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "taps", "why"),
-    [
-        (0, [0], "0 tokens"),
-        (129, [0], "129 tokens"),
-        (4, [], "0 in all"),
-        (4, [0] * 17, "17 taps"),
-        (4, [LAYERS + 1], r"taps \[3\]"),
-        (4, [-2], r"taps \[-2\]"),
-    ],
-)
-async def test_probes_that_are_not_run(num_tokens: int, taps: list[int], why: str) -> None:
-    with pytest.raises(InvalidRequest, match=why):
-        Target().heads.check_probe(num_tokens, taps)
-    Target().heads.check_probe(128, [-1, 0, LAYERS])

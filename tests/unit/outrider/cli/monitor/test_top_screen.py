@@ -88,19 +88,6 @@ def test_figures_are_those_of_the_span_and_every_line_fits_80_columns() -> None:
     assert "target-chat-0 chat target serving" in drawn(view, 160)
 
 
-def test_what_is_wrong_stands_above_the_tables() -> None:
-    text = drawn(system(0))
-    assert "not ready" in text.splitlines()[0]
-    for line in (
-        "! no request would be served: no target",
-        "! target-chat-0 ought to serve and does not",
-        "! pool chat: 1 lost",
-    ):
-        assert line in text.split("worker ")[0], text
-    assert "target-chat-0 lost  no metrics" in text and "3 here" in text
-    assert "!" not in drawn(system(1))
-
-
 @pytest.mark.parametrize(
     ("ready", "groups", "away", "workers"),
     [

@@ -19,7 +19,6 @@ from outrider.engine.files.model_files import gguf_path
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
 from outrider.engine.model_runner import UncachedModel
 from outrider.engine.step_plan import Row
-from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import full_name, local_path, short_name
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.gpu_shares import num_weight_bytes
@@ -80,19 +79,6 @@ def test_a_damaged_file_is_refused_in_one_sentence(message: str, file: str, tmp_
     path = tmp_path / "damaged.gguf"
     path.write_bytes(DAMAGE[message](Path(file).read_bytes()))
     assert re.search(message, refusal(str(path)))
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ("nowhere/x.gguf", "there is no such file; of a hub's repository say OWNER/NAME:FILE.gguf"),
-        ("owner/name:../x.gguf", "what follows the colon must be a .gguf file of the hub's repository"),
-        ("owner/name:x.bin", "what follows the colon must be a .gguf file"),
-    ],
-)
-def test_a_name_that_can_be_none_is_refused(model: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        local_path(model)
 
 
 def test_a_hub_id_may_name_a_file(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from transformers import Cache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from draft_service.drafters.block_drafter import MaskDrafter
-from outrider.engine.checkup import Task, check_draft, read_model
 from outrider.engine.heads import families
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import Family, family_of
@@ -164,10 +163,3 @@ def test_files_of_a_new_head_that_do_not_fit_are_refused_by_name(target: str, tm
     folder = write_head(target, tmp_path / "head", mask_token_id=VOCAB_SIZE)
     with pytest.raises(ConfigError, match=f"mask_token_id of .* is {VOCAB_SIZE}, must be a whole number from 0 to 23"):
         read_glance(Checkpoint(folder), TargetFiles(target))
-
-
-def test_doctor_knows_a_new_head(target: str, tmp_path: Path) -> None:
-    folder = write_head(target, tmp_path / "head")
-    task = Task(target, [folder], "cpu", "float32")
-    *_, (state, found, _) = check_draft(folder, read_model(target, task), task)
-    assert state == "ok" and found.startswith("a head (glance) that fits the target")

@@ -122,21 +122,6 @@ def test_two_workers_on_one_gpu_have_a_budget_each(
     assert sum(budgets.values()) + sum(SIZES.values()) <= 0.9 * CARD
 
 
-def test_a_worker_alone_and_one_whose_settings_say_it_are_left_as_they_are(models: dict[str, str]) -> None:
-    alone = place(system({"target": models["target"]}), [ClusterNode(16, 1)], None)
-    apart = place(system(models), [ClusterNode(16, 2)], None)
-    assert [one.gpu_memory_utilization for one in (*alone.values(), *apart.values())] == [None, None, None]
-    draft = {"model": models["draft"], "device": "cuda", "gpu_memory_utilization": 0.3}
-    target = {"model": models["target"], "device": "cuda:0"}
-    assert supervisor.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {
-        "target": 0.6
-    }
-    placed = place(system(models, target={**target, "device": "cuda"}, draft=draft), [ClusterNode(16, 1)], None)
-    assert {name: one.gpu_memory_utilization for name, one in placed.items()} == {"target": 0.6, "draft": None}
-    target["device"] = "cuda:1"
-    assert supervisor.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {}
-
-
 def test_the_size_of_a_model_is_that_of_all_its_files_or_not_known(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).write_bytes(bytes(100))
