@@ -8,8 +8,7 @@ import pytest
 
 from deploy.compose_check import check
 from outrider.wire.errors import ConfigError
-
-REPO = Path(__file__).resolve().parents[3]
+from tests.unit.deploy.compose_files import REPO
 
 
 def test_the_check_names_what_is_wrong_in_the_users_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,9 +11,8 @@ from deploy.compose_settings import compose_settings, variable_names
 from deploy.docker.requirements import requirements
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
 from outrider.wire.settings.system import SystemConfig
-from tests.unit.deploy.compose_files import compose, services
+from tests.unit.deploy.compose_files import REPO, compose, services
 
-REPO = Path(__file__).resolve().parents[3]
 BINDS = {
     "gateway": {"8000": "OUTRIDER_BIND", "8001": "OUTRIDER_BIND", "9000": "OUTRIDER_METRICS_BIND"},
     "prometheus": {"9090": "PROMETHEUS_BIND"},

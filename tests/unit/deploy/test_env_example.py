@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from deploy.env_example import env_example
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
-from tests.unit.deploy.compose_files import in_compose_files
+from tests.unit.deploy.compose_files import REPO, in_compose_files
 
-REPO = Path(__file__).resolve().parents[3]
 SETTINGS = {
     f"{cls.model_config['env_prefix']}{name}".upper()
     for cls in (GatewayConfig, DraftConfig, TargetConfig)

@@ -27,12 +27,9 @@ from gateway.api.schemas.openai import ChatBody, CompletionBody, parse_body
 from outrider.wire.errors import ContextExceeded, InvalidRequest
 from tests.checkers import inline_checker
 from tests.rendering import inline_template
-from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
-from tests.unit.gateway.admission.asked import predicting, reader_of
+from tests.service.scripted_generator import config
+from tests.unit.gateway.admission.asked import FACTS, THREADS, TOKENIZER, predicting, reader_of
 
-TOKENIZER = demo_tokenizer()
-FACTS = ScriptedGenerator(TOKENIZER).models()[0]
-THREADS = TextThreads()
 HELLO = {"role": "user", "content": "hello"}
 LONG = "ab " * INLINE_CHARS
 UNFIT = "ab " * 30_000

@@ -22,12 +22,9 @@ from outrider.wire.requests.params import BeamParams, SamplingParams
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.tree_shape import TreeShape
 from tests.checkers import InlinePool, inline_checker
-from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
-from tests.unit.gateway.admission.asked import demand, info, predicting, reader_of
+from tests.service.scripted_generator import config
+from tests.unit.gateway.admission.asked import FACTS, TOKENIZER, demand, info, predicting, reader_of
 from tests.unit.gateway.scripted_pool import connection_of, link_of, served_model
-
-TOKENIZER = demo_tokenizer()
-FACTS = ScriptedGenerator(TOKENIZER).models()[0]
 
 
 def reader() -> PromptReader:

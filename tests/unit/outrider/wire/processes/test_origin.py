@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
 
 from outrider.wire.processes.origin import read_host_names
-from tests.unit.deploy.compose_files import services
-
-REPO = Path(__file__).resolve().parents[3]
+from tests.unit.deploy.compose_files import REPO, services
 
 
 @pytest.mark.parametrize("said", ["", "llm.example", "*"])
