@@ -37,7 +37,8 @@ Ray waits for itself.
 
 
 def starts_ray(path: str) -> bool:
-    return path.rpartition("/")[2].startswith(STARTS_RAY)
+    folder, _, name = path.rpartition("/")
+    return folder.endswith("e2e") and name.startswith(STARTS_RAY)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -38,25 +38,3 @@ LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 12,
 }
-T5: dict[str, Any] = {
-    **COMMON,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
-    "num_heads": 4,
-    "decoder_start_token_id": 0,
-}
-BART: dict[str, Any] = {
-    **COMMON,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": 128,
-    "decoder_start_token_id": 0,
-}

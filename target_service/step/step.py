@@ -10,7 +10,8 @@
 Exactness: under `rejection` nothing that was sampled may decide what is verified. What is verified follows from the
 committed tokens, clocks, acceptance probabilities of ranks, and how many draft tokens might have come: `candidates`
 (`outrider.engine.speculation.candidates`) offers no sampled token for its value, the budget reads offers alone, and a
-draft of several that is late is absent as a whole (`Drafting`). `tests/unit/test_merging.py` enumerates the outcome.
+draft of several that is late is absent as a whole (`Drafting`).
+`tests/unit/outrider/papers/test_merging.py` enumerates the outcome.
 
 Runs on the engine thread.
 """

@@ -10,13 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-import grpc
 import httpx
 import pytest
 
-from outrider.v1 import common_pb2 as pb
-from outrider.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.samples import total
 from tests.stack import Stack, wait_until_nothing_is_held
 
 MAX_BODY = 4 << 20
@@ -45,7 +41,7 @@ def refusal(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_http_names_the_field_and_the_value(stack: Stack, stream: bool) -> None:
-    """The same before a stream: a status, no event. Every field of every body: service/test_http_front.py."""
+    """The same before a stream: a status, no event. Every field of every body: service/test_routes.py."""
     error = refusal(post(stack, json={"prompt": [5] * 2100, "max_tokens": 100, "stream": stream}))
     assert (error["type"], error["param"]) == ("invalid_request_error", "prompt")
     assert all(number in error["message"] for number in ("2100", "2048")), error["message"]
@@ -59,25 +55,3 @@ def test_a_body_over_the_limit_is_413_before_it_is_read(stack: Stack) -> None:
         head = b"host: localhost\r\ncontent-type: application/json\r\ncontent-length: 99999999999\r\n\r\n"
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\n" + head)
         assert b" 413 " in raw.recv(4096)
-
-
-@pytest.fixture(scope="module")
-def stub(stack: Stack) -> Iterator[Any]:
-    with grpc.insecure_channel(stack.grpc) as channel:
-        yield gateway_pb2_grpc.GenerationServiceStub(channel)
-
-
-def test_grpc_names_the_field_and_the_value(stub: Any) -> None:
-    with pytest.raises(grpc.RpcError) as refused:
-        list(stub.Generate(gateway_pb2.GenerateRequest(prompt_ids=pb.TokenSequence(ids=[5, 4096])), timeout=60))
-    error: Any = refused.value
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
-    assert "prompt_ids[1] is 4096, must be a token id from 0 to 4095" in error.details()
-    assert dict(error.trailing_metadata())["outrider-param"] == "prompt_ids"
-
-
-def test_an_error_in_one_of_a_batch_starts_none(stack: Stack) -> None:
-    before = total(stack.metrics(), "outrider_prompt_tokens_total")
-    error = refusal(post(stack, json={"prompt": [[5, 6], [5, 4096]], "max_tokens": 4}))
-    assert error["param"] == "prompt"
-    assert total(stack.metrics(), "outrider_prompt_tokens_total") == before

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from outrider.client import AsyncClient, Choice, Drafter, InvalidRequest, Speculation
+from outrider.client import AsyncClient, Choice, Speculation
 from tests.e2e.reference import Searched, beams
 from tests.e2e.streams import PROMPT
 from tests.e2e.test_parity import ENDINGS
@@ -26,7 +26,9 @@ SEARCHES = [
         for search in [(2, 1.0, False), (4, 0.0, "never"), (8, 2.0, False)]
     ),
 ]
-"""Width, length penalty and early stopping. `tests/engine/test_beams.py` has more of them, without services."""
+"""Width, length penalty and early stopping. `tests/unit/target_service/leases/test_beams.py` has more of them, without
+services.
+"""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -136,14 +138,6 @@ def test_what_does_not_go_together_is_refused_by_name(stack: Stack, wishes: dict
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert error["param"] == param and param.rpartition(".")[2] in error["message"]
-
-
-async def test_the_sdk_refuses_them_too(client: AsyncClient) -> None:
-    for wishes in ({"n": 1}, {"temperature": 0.5}, {"speculation": Speculation(drafter=Drafter.NGRAM)}):
-        with pytest.raises(InvalidRequest):
-            await client.generate("a", use_beam_search=True, **{"n": 2, **wishes})  # type: ignore[typeddict-item]
-    with pytest.raises(InvalidRequest, match="needs use_beam_search"):
-        await client.generate("a", length_penalty=0.5)
 
 
 @pytest.fixture(scope="module")

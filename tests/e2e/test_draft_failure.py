@@ -57,9 +57,7 @@ async def client(paced: Stack) -> AsyncIterator[AsyncClient]:
         yield made
 
 
-async def test_a_draft_killed_in_the_middle_changes_no_token_and_its_successor_drafts_again(
-    paced: Stack, client: AsyncClient
-) -> None:
+async def test_a_killed_draft_changes_no_token_and_its_successor_drafts(paced: Stack, client: AsyncClient) -> None:
     seen = Seen()
     assert paced.draft is not None
     async with greedy(client, 1900) as stream:
@@ -135,9 +133,7 @@ async def test_a_target_killed_in_the_middle_neither_repeats_nor_loses_a_token(
 
 
 @pytest.mark.slow
-async def test_what_drafts_on_the_targets_own_steps_changes_no_token_though_both_workers_are_killed(
-    paced: Stack, client: AsyncClient
-) -> None:
+async def test_own_drafts_change_no_token_though_both_workers_are_killed(paced: Stack, client: AsyncClient) -> None:
     """Windows, n-grams and what look-ahead embeddings said go with the target, and are made anew."""
     drafters, wish = (Drafter.LOOKAHEAD, Drafter.PASS, Drafter.LOOKAHEAD_MODEL), AcceptanceRule.COUPLED
     streams = [greedy(client, COUPLED["max_tokens"], drafter) for drafter in drafters]
@@ -169,44 +165,7 @@ async def test_what_drafts_on_the_targets_own_steps_changes_no_token_though_both
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, ids) for ids in texts[:3]))
 
 
-@pytest.mark.slow
-async def test_of_two_sources_of_one_tree_one_is_killed_and_comes_back_and_no_token_changes(
-    paced: Stack, client: AsyncClient
-) -> None:
-    """Meanwhile the target's own goes on alone."""
-    wish = Speculation(drafter=Drafter.LOOKUP_AND_MODEL, acceptance=AcceptanceRule.COUPLED)
-    streams = [
-        greedy(client, 180, Drafter.NGRAM_AND_MODEL),
-        client.stream(PROMPT, speculation=wish, **{**COUPLED, "max_tokens": 180}),
-    ]
-    seen = [Seen() for _ in streams]
-    assert paced.draft is not None
-
-    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
-        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
-
-    await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 4)
-    model = short_name(paced.draft_info().model_id)
-    paced.draft.kill()
-    num_before = [len(one.rounds) for one in seen]
-    await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 3)
-    restarting = asyncio.create_task(asyncio.to_thread(restart, paced, "draft"))
-    before = total(paced.metrics(), "spec_draft_tokens_total", draft=model)
-    await read_all(lambda rounds: False)
-    await restarting
-    after = total(paced.metrics(), "spec_draft_tokens_total", draft=model)
-    assert after > before, "the draft has its share again"
-    assert all(any(r.num_drafted for r in one.rounds[num:]) for one, num in zip(seen, num_before, strict=True))
-    alone = await client.generate(
-        PROMPT,
-        speculation=Speculation(enabled=False, acceptance=AcceptanceRule.COUPLED),
-        **{**COUPLED, "max_tokens": 180},
-    )
-    assert seen[1].ids == [token.id for token in alone.choices[0].tokens]
-    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen[0].ids))
-
-
-async def test_of_two_drafts_of_one_tree_either_is_killed_and_comes_back_and_no_token_changes(paced: Stack) -> None:
+async def test_either_of_two_drafts_of_one_tree_may_be_killed(paced: Stack) -> None:
     """A model, and a head that reads the target's hidden states, of a pool of its own."""
     folder = str(Path(DEMO_TARGET).parent / "eagle3")
     assert paced.draft is not None

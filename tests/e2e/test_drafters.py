@@ -14,7 +14,7 @@ from outrider.client import Client, Drafter, InvalidRequest, Speculation, Usage
 from outrider.wire.models.model_id import short_name
 from tests.e2e.streams import PROMPT
 from tests.samples import total
-from tests.stack import Process, Stack, gateway_beside, read_metrics
+from tests.stack import Process, Stack, gateway_beside
 
 REPETITIVE = "\n".join(f'{{"name": "item-{i}", "size": {i}, "tags": ["a", "b"]}}' for i in range(12)) + "\n"
 MAX_TOKENS = 48
@@ -94,22 +94,6 @@ def test_who_drafts_changes_back_and_forth(stack: Stack) -> None:
 
 def rounds_of(samples: dict[str, float], draft: str) -> float:
     return total(samples, "spec_rounds_total", draft=draft)
-
-
-def test_what_repeats_itself_takes_fewer_passes(stack: Stack) -> None:
-    """Copied records are accepted whole."""
-    for drafter in (Drafter.NGRAM, Drafter.LOOKUP):
-        _, usage = said(stack.grpc, REPETITIVE, Speculation(drafter=drafter, num_draft_tokens=8))
-        assert usage.tokens_per_target_pass is not None and usage.tokens_per_target_pass > 2.0, drafter
-
-
-def test_a_gateway_without_drafts_has_the_targets_own(alone: Process, expected: dict[str, list[int]]) -> None:
-    address, http = str(alone.ready["grpc"]), f"http://{alone.ready['http']}"
-    for prompt, ids in expected.items():
-        found, usage = said(address, prompt, True)
-        assert found == ids and usage.num_rounds > 0
-    samples = read_metrics(f"{http}/metrics")
-    assert total(samples, "spec_rounds_total", draft="ngram") == total(samples, "spec_rounds_total") > 0
 
 
 def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alone: Process) -> None:

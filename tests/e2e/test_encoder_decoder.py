@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from outrider.client import AcceptanceRule, AsyncClient, Round, Speculation
 from outrider.wire.errors import InvalidRequest
-from tests.e2e.reference import Answer, beams, compare, judge
+from tests.e2e.reference import Answer, compare, judge
 from tests.e2e.streams import Seen, plain, speculative
-from tests.e2e.test_beams import differences
-from tests.e2e.test_incompatible_pair import refusal
-from tests.stack import Process, Stack, gateway_beside, running, wait_until_nothing_is_held
-from tests.tiny_models import START_ID, perturbed_copy, tiny_bart, tiny_llama
+from tests.stack import Process, Stack, running, wait_until_nothing_is_held
 
 MAX_TOKENS = 48
 LONG = 240
@@ -74,42 +69,6 @@ async def test_greedy_text_is_that_of_generate(client: AsyncClient, translated: 
         assert_equal(wanted, [token.id for token in answer.choices[0].tokens])
         assert answer.usage.num_prompt_tokens == len(wanted.prompt_ids)
     assert bool(k) == any(answer.usage.num_accepted_tokens for answer in answers)
-
-
-@pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.slow), 4])
-async def test_beams_are_those_of_generate(client: AsyncClient, width: int) -> None:
-    """Of more texts, and of demo prompts: make bench-beams."""
-    sources = TO_TRANSLATE[:6]
-    wanted = await asyncio.to_thread(beams, TARGET, sources, width, MAX_TOKENS, 1.0, False)
-    options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "n": width, "speculation": Speculation(num_draft_tokens=3)}
-    answers = await asyncio.gather(*(client.generate(text, use_beam_search=True, **options) for text in sources))
-    for answer, own in zip(answers, wanted, strict=True):
-        assert not differences(answer.choices, own)
-    assert any(answer.choices[0].usage.num_accepted_tokens for answer in answers)
-
-
-async def test_other_drafters_lengths_and_shapes_change_no_token(client: AsyncClient, expected: list[Answer]) -> None:
-    wishes = [
-        *(Speculation(num_draft_tokens="auto"), Speculation(tree="3x2x1"), Speculation(tree="best:8x4")),
-        *(Speculation(drafter=name) for name in ("ngram+model", "lookup", "lookahead")),
-    ]
-    for wish in wishes:
-        answer = await client.generate(SOURCES[1], max_tokens=MAX_TOKENS, temperature=0.0, speculation=wish)
-        assert_equal(expected[1], [token.id for token in answer.choices[0].tokens])
-        assert answer.usage.num_draft_tokens or wish.num_draft_tokens == "auto" or wish.drafter == "lookup", wish
-
-
-async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncClient) -> None:
-    options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 1.0, "seed": 5, "n": 3}
-    coupled = AcceptanceRule.COUPLED
-    alone = await client.generate(SOURCES[1], speculation=Speculation(enabled=False, acceptance=coupled), **options)
-    for drafter in (None, "lookahead"):
-        wish = Speculation(acceptance=coupled, drafter=drafter)
-        drafted = await client.generate(SOURCES[1], speculation=wish, **options)
-        texts = [[token.id for token in choice.tokens] for choice in drafted.choices]
-        assert texts == [[token.id for token in choice.tokens] for choice in alone.choices]
-        assert len({tuple(ids) for ids in texts}) == 3 and drafted.usage.num_accepted_tokens
-    assert drafted.usage.num_cached_prompt_tokens  # answers to one source share what its encoder made
 
 
 @pytest.mark.slow
@@ -172,26 +131,6 @@ async def test_a_target_that_comes_back_reads_the_source_again(t5: Stack, client
     await asyncio.to_thread(wait_until_nothing_is_held, t5)
 
 
-async def test_a_bart_runs_trees_behind_the_token_that_its_generation_forces(tmp_path: Path) -> None:
-    folder = tiny_bart(tmp_path / "target")
-    wish, sources = Speculation(tree="2x2x1"), [text for text in SOURCES if len(text) < 100]
-    with running(folder, perturbed_copy(folder, tmp_path / "draft", 0.05)) as stack:
-        assert stack.target_info().decoder_start_ids == [START_ID, START_ID + 1] and stack.draft_info().trees
-        async with AsyncClient(stack.grpc) as client:
-            options: dict[str, Any] = {"max_tokens": MAX_TOKENS - 1, "temperature": 0.0, "speculation": wish}
-            answers = await asyncio.gather(*(client.generate(text, **options) for text in sources))
-            options |= {"speculation": Speculation(num_draft_tokens=3), "use_beam_search": True, "n": 3}
-            searched = await asyncio.gather(*(client.generate(text, **options, length_penalty=0) for text in sources))
-    wanted = await asyncio.to_thread(beams, folder, sources, 3, MAX_TOKENS, 0.0, False)
-    for answers_to, own in zip(searched, wanted, strict=True):
-        found = [[START_ID + 1, *(token.id for token in choice.tokens)] for choice in answers_to.choices]
-        assert found == [each.ids for each in own]
-    expected = judge(folder, generate=sources, max_tokens=MAX_TOKENS).answers
-    for answer, wanted in zip(answers, expected, strict=True):
-        assert_equal(wanted, [START_ID + 1, *(token.id for token in answer.choices[0].tokens)])
-    assert sum(answer.usage.num_accepted_tokens for answer in answers)
-
-
 async def test_what_has_no_room_for_its_source_waits_and_what_never_will_is_refused(expected: list[Answer]) -> None:
     """The longest takes 23 of 40 blocks: two of those are never there at once, and whoever is older goes on."""
     with running(TARGET, None, target_args=("--kv-cache-tokens", "640")) as stack:
@@ -222,49 +161,3 @@ def alone(target: str, source: str, num_tokens: int) -> list[int]:
     model = AutoModelForSeq2SeqLM.from_pretrained(target, dtype=torch.float32).eval()
     made = model.generate(**ids, do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1)
     return [int(token_id) for token_id in made[0, 1:]]
-
-
-async def test_over_http(t5: Stack, expected: list[Answer]) -> None:
-    """Prompts are sources: in usage, in what is echoed, and in errors of length. Cached ones are told."""
-    async with httpx.AsyncClient(base_url=t5.http, timeout=60) as client:
-        body = {"prompt": SOURCES[5], "max_tokens": 8, "temperature": 0, "echo": True}
-        first = (await client.post("/v1/completions", json=body)).json()
-        again = (await client.post("/v1/completions", json={**body, "prompt": expected[5].prompt_ids})).json()
-        too_long = await client.post("/v1/completions", json={**body, "prompt": [5] * 2049})
-        no_template = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
-    assert first["choices"][0]["text"].startswith(SOURCES[5])
-    assert first["choices"] == again["choices"]
-    usages = [answer["usage"] for answer in (first, again)]
-    assert {usage["prompt_tokens"] for usage in usages} == {len(expected[5].prompt_ids)}
-    assert usages[1]["prompt_tokens_details"]["cached_tokens"] == len(expected[5].prompt_ids)
-    assert {usage["completion_tokens"] for usage in usages} == {8}
-    assert too_long.status_code == 400
-    assert "prompt has 2049 tokens, the encoder reads at most 2048" in too_long.json()["error"]["message"]
-    assert no_template.status_code == 400 and "no chat template" in no_template.json()["error"]["message"]
-
-
-async def test_a_chat_template_writes_the_source(t5: Stack, tmp_path: Path, expected: list[Answer]) -> None:
-    template = tmp_path / "template.jinja"
-    template.write_text("{{ messages[-1]['content'] }}</s>")
-    with gateway_beside(t5, "--chat-template", str(template)) as gateway:
-        async with httpx.AsyncClient(base_url=f"http://{gateway.ready['http']}", timeout=60) as client:
-            messages = [{"role": "user", "content": SOURCES[1]}]
-            body = {"messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0, "logprobs": True}
-            reply = (await client.post("/v1/chat/completions", json=body)).json()
-    assert reply["usage"]["prompt_tokens"] == len(expected[1].prompt_ids)
-    assert reply["usage"]["completion_tokens"] == len(expected[1].ids)
-
-
-def test_what_workers_say_of_themselves(t5: Stack) -> None:
-    for info in (t5.target_info(), t5.draft_info()):
-        assert (info.decoder_start_ids, info.attention_path, info.trees) == ([0], "dense", True)
-    assert not t5.target_info().gives_features
-
-
-def test_a_decoder_only_draft_is_refused_by_name(t5: Stack, tmp_path: Path) -> None:
-    folder = tiny_llama(tmp_path, 2048)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(TARGET) / name, folder)
-    line = refusal(t5.target, folder)
-    assert f"draft {Path(folder).name} does not fit target" in line
-    assert "the target has an encoder and the other has none; use two encoder-decoder models" in line

@@ -9,21 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.schemas.answers import ChatChunk, ChatCompletion, Completion
-from outrider.client import AsyncClient, DraftTokenKind, Speculation, TokenKind
+from gateway.api.schemas.answers import ChatChunk
 from tests.stack import Stack
 
-PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n        self.maxsize = maxsize\n"
 CHAT = [{"role": "user", "content": "def add(a, b):"}]
-ACCEPTED = ("accepted", "forced", "predicted")
-
-
-async def whole(stack: Stack, endpoint: str, **body: Any) -> dict[str, Any]:
-    async with httpx.AsyncClient(base_url=stack.http, timeout=100) as http:
-        reply = await http.post(f"/v1/{endpoint}", json={"temperature": 0, **body})
-    assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()
-    return found
 
 
 async def streamed(stack: Stack, endpoint: str, **body: Any) -> list[dict[str, Any]]:
@@ -32,40 +21,6 @@ async def streamed(stack: Stack, endpoint: str, **body: Any) -> list[dict[str, A
     lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
     assert reply.status_code == 200 and lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
-
-
-def check_kinds(answer: dict[str, Any]) -> list[str]:
-    """Return them: as many as there are tokens, and as many of each as the rounds were."""
-    tokens, usage = answer["choices"][0]["speculation"]["tokens"], answer["usage"]
-    kinds = [token["kind"] for token in tokens]
-    assert len(kinds) == usage["completion_tokens"]
-    assert sum(kind in ACCEPTED for kind in kinds) <= usage["speculation"]["num_accepted_tokens"]
-    assert kinds.count("plain") == usage["speculation"]["num_plain_steps"]
-    return kinds
-
-
-async def test_tokens_that_a_grammar_forces_and_that_a_prediction_foretold_are_called_so(stack: Stack) -> None:
-    schema = {"type": "object", "properties": {"kind": {"const": "an_answer_of_one_kind"}}, "required": ["kind"]}
-    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": {**schema, "additionalProperties": False}}}
-    options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "speculation": {"token_kinds": True}}
-    forced = await whole(stack, "completions", response_format=wanted, **options)
-    Completion.model_validate(forced)
-    assert check_kinds(forced).count("forced") >= 5
-    assert "round" not in forced["choices"][0]["speculation"]
-    plain = await whole(stack, "chat/completions", messages=CHAT, max_tokens=40)
-    assert "speculation" not in plain["choices"][0]
-    text = plain["choices"][0]["message"]["content"]
-    predicted = await whole(
-        stack,
-        "chat/completions",
-        messages=CHAT,
-        max_tokens=40,
-        prediction={"type": "content", "content": text},
-        speculation={"token_kinds": True},
-    )
-    ChatCompletion.model_validate(predicted)
-    assert predicted["choices"][0]["message"]["content"] == text
-    assert check_kinds(predicted).count("predicted") >= 20
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -108,22 +63,3 @@ async def test_rounds_say_what_they_verified_to_who_asks_alone(stack: Stack, rul
     if rule == "greedy":
         joined = ["".join(e["choices"][0]["delta"].get("content", "") for e in each) for each in (events, others)]
         assert joined[0] == joined[1]
-
-
-async def test_the_sdk_reads_the_same(stack: Stack) -> None:
-    wish = Speculation(num_draft_tokens=4, explain=True)
-    async with AsyncClient(stack.grpc) as client:
-        async with client.stream(PROMPT, max_tokens=24, temperature=0.9, seed=5, speculation=wish) as stream:
-            rounds = [each async for each in stream]
-        async with client.stream(PROMPT, max_tokens=4) as stream:
-            assert [each.explanation async for each in stream if each.explanation is not None] == []
-    for each in rounds:
-        found = each.explanation
-        assert found is not None and len(found.draft) == each.num_drafted
-        assert found.drafter == ("model" if found.draft else None) and found.forward_s > 0
-        assert all(token.kind is DraftTokenKind.DRAWN for token in found.draft)
-        if each.tokens[-1].kind is TokenKind.RECOVERED and each.finish_reason is None:
-            assert found.rejection is not None and found.rejection.token.id == each.tokens[-1].id
-            assert found.rejection.token.text and found.rejection.token.logprob is None
-            assert all(token.logprob is not None for token in (*found.rejection.target, *found.rejection.draft_law))
-    assert any(each.explanation is not None and each.explanation.rejection is not None for each in rounds)

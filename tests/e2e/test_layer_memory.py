@@ -7,23 +7,19 @@ shared; drafts are rejected all the time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from outrider.client import AcceptanceRule, AsyncClient, Round, Speculation
-from tests.e2e.reference import Answer, assert_target_alone, compare, judge
-from tests.e2e.streams import Seen, plain, speculative
-from tests.e2e.test_draft_failure import restart
+from outrider.client import AsyncClient, Speculation
+from tests.e2e.reference import Answer, compare, judge
 from tests.memory_kinds import SHAPES, config_of
 from tests.stack import Stack, read_metrics, running, wait_until_nothing_is_held
 from tests.tiny_models import perturbed_copy, random_model, save
 
 VOCAB_SIZE = 320
 MAX_TOKENS = 60
-LONG = 150
-"""Tokens of a stream that outlives a worker."""
 KV_CACHE_TOKENS = 176
 """Of the six prompts that begin alike two or three with their output."""
 NOISE = 0.3
@@ -88,35 +84,3 @@ async def test_greedy_text_is_that_of_generate(
         metrics = read_metrics(f"http://{pair.target_info().metrics_address}/metrics")
         for name in ("preemptions_total", "prefix_hit_tokens_total"):
             assert metrics[f'outrider_worker_{name}{{worker="target"}}'] > 0, name
-
-
-async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncClient) -> None:
-    options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.8, "seed": 5, "n": 3}
-    rule = AcceptanceRule.COUPLED
-    texts = []
-    for wish in (Speculation(enabled=False, acceptance=rule), Speculation(acceptance=rule, num_draft_tokens=4)):
-        answer = await client.generate(PROMPTS[0], speculation=wish, **options)
-        texts.append([[token.id for token in choice.tokens] for choice in answer.choices])
-    assert texts[0] == texts[1] and answer.usage.num_accepted_tokens
-
-
-async def test_workers_killed_half_way_change_no_token(pair: Stack, client: AsyncClient, target: str) -> None:
-    """First the draft, whose successor drafts again, then the target."""
-    options: dict[str, Any] = {"max_tokens": LONG, "temperature": 0.0, "ignore_eos": True}
-    stream, seen = client.stream(PROMPTS[-1], **options), Seen()
-
-    async def read(enough: Callable[[list[Round]], bool]) -> None:
-        await seen.read(stream, enough)
-
-    await read(speculative(3))
-    assert pair.draft is not None
-    pair.draft.kill()
-    await read(plain(3))
-    await asyncio.to_thread(restart, pair, "draft")
-    await read(speculative(3))
-    pair.target.kill()
-    restarting = asyncio.create_task(asyncio.to_thread(restart, pair, "target"))
-    await read(lambda rounds: False)
-    await restarting
-    assert len(seen.ids) == LONG
-    await asyncio.to_thread(assert_target_alone, target, (PROMPTS[-1], seen.ids))

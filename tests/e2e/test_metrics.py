@@ -48,19 +48,6 @@ def test_before_anything_was_drafted_the_rate_is_nan(fresh: Process) -> None:
     assert "last 60 s" in about
 
 
-def test_prometheus_is_told_where_the_workers_metrics_are(fresh: Process, stack: Stack) -> None:
-    assert stack.draft is not None
-    groups = httpx.get(f"http://{fresh.ready['http']}/sd").raise_for_status().json()
-    found = {group["labels"]["role"]: group for group in groups}
-    for role, worker in (("target", stack.target), ("draft", stack.draft)):
-        assert found[role]["targets"] == [worker.ready["metrics_address"]]
-        assert set(found[role]["labels"]) == {"role", "pool", "member"}
-        samples = read_metrics(f"http://{found[role]['targets'][0]}/metrics")
-        assert total(samples, "outrider_worker_slots", worker=role) > 0
-        assert total(samples, "outrider_worker_info", worker=role, model=role) == 1, "a folder's name without its path"
-    assert len(groups) == 2
-
-
 async def run_mixed(gateway: Process, prompts: list[str]) -> list[Round]:
     """Every round of twelve answers: greedy and sampled, K from 1 to 8, without drafts, two answers, a stop string."""
     wishes = [
@@ -149,28 +136,3 @@ def by_position(name: str, counts: list[int]) -> dict[tuple[str, str, str], floa
         (f"spec_{name}_per_position_total", "position", str(position)): sum(count > position for count in counts)
         for position in range(max(counts))
     }
-
-
-async def test_the_phases_of_rounds_add_up_to_their_total(fresh: Process, dev_prompts: list[str]) -> None:
-    before = metrics_of(fresh)
-    rounds = await run_mixed(fresh, dev_prompts[12:])
-    after = metrics_of(fresh)
-
-    def seconds(phase: str) -> float:
-        return grown(before, after, "spec_round_seconds_sum", "phase", phase)
-
-    parts = sum(seconds(phase) for phase in ("deliver", "verify", "overhead"))
-    assert parts >= seconds("total") * (1 - 1e-6), "steps whose verdicts came together count as long as they took"
-    assert seconds("propose") == 0
-    told = sum(r.timings.total_s for r in rounds if r.num_drafted)
-    assert told == pytest.approx(seconds("total"), abs=1e-6 * len(rounds))
-    assert after["outrider_running"] == after["outrider_queue_depth"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-async def test_the_rate_forgets_what_is_older_than_a_minute(fresh: Process, dev_prompts: list[str]) -> None:
-    await run_mixed(fresh, dev_prompts)
-    assert not math.isnan(acceptance_rate(metrics_of(fresh)))
-    await asyncio.sleep(WINDOW_S + 1.0)
-    assert math.isnan(acceptance_rate(metrics_of(fresh)))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
 import torch
 from openai import OpenAI
@@ -78,44 +75,6 @@ def test_a_completion_and_what_speculation_did(client: OpenAI, model: str, expec
     assert what["mean_accepted_length"] == 1 + what["num_accepted_tokens"] / what["num_rounds"]
 
 
-def test_speculation_is_the_callers_to_set(client: OpenAI, model: str, expected: str) -> None:
-    off = completion(client, model, extra_body={"speculation": {"enabled": False}})
-    assert off.choices[0].text == expected
-    assert off.usage.speculation["num_draft_tokens"] == 0
-    assert off.usage.speculation["acceptance_rate"] is None
-    one = completion(client, model, extra_body={"speculation": {"num_draft_tokens": 1}})
-    assert one.choices[0].text == expected
-    assert one.usage.speculation["num_draft_tokens"] == one.usage.speculation["num_rounds"] > 0
-
-
-def test_a_streamed_completion_is_the_whole_one(client: OpenAI, model: str, expected: str) -> None:
-    chunks = list(completion(client, model, stream=True, stream_options={"include_usage": True}))
-    assert len(chunks) > 5
-    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == expected
-    assert chunks[-2].choices[0].finish_reason == "length"
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage.completion_tokens == 48
-    assert chunks[-1].usage.completion_tokens_details.accepted_prediction_tokens == 0
-    assert chunks[-1].usage.speculation["num_rounds"] > 0
-    assert all(chunk.usage is None for chunk in chunks[:-1])
-
-
-def test_a_prediction_leaves_the_text_and_says_what_came_of_it(
-    client: OpenAI, model: str, expected: str, tokenizer: Any
-) -> None:
-    """The answer itself with an edit is predicted; of useless text nothing comes."""
-    lines = expected.splitlines(keepends=True)
-    edited = "".join([*lines[:1], "    something = else_entirely(17)\n", *lines[1:]])
-    for content, least in ((edited, 20), ("Nothing of this 4711 will come; 0815.", 0)):
-        answer = completion(client, model, extra_body={"prediction": {"type": "content", "content": content}})
-        details, what = answer.usage.completion_tokens_details, answer.usage.speculation
-        assert answer.choices[0].text == expected
-        assert least <= details.accepted_prediction_tokens <= 48
-        num_predicted = len(tokenizer(content, add_special_tokens=False)["input_ids"])
-        assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == num_predicted
-        assert least == 0 or what["num_accepted_tokens"] >= 20
-
-
 def test_a_chat_whole_and_streamed(client: OpenAI, model: str, tokenizer: Any) -> None:
     options: Any = {"model": model, "messages": CHAT, "max_completion_tokens": 32, "temperature": 0}
     answer = client.chat.completions.create(**options)
@@ -130,37 +89,6 @@ def test_a_chat_whole_and_streamed(client: OpenAI, model: str, tokenizer: Any) -
         deltas = [chunk.choices[0].delta for chunk in stream]
     assert deltas[0].role == "assistant"
     assert "".join(delta.content or "" for delta in deltas) == choice.message.content
-
-
-def test_answers_differ_under_one_seed_and_come_back_with_it(client: OpenAI, model: str) -> None:
-    fixed = {"speculation": {"num_draft_tokens": 4}}
-    options: Any = {"temperature": 1.0, "seed": 7, "n": 4, "max_tokens": 32, "extra_body": fixed}
-    first = completion(client, model, **options)
-    texts = [choice.text for choice in first.choices]
-    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
-    assert len(set(texts)) == 4
-    assert [choice.text for choice in completion(client, model, **options).choices] == texts
-    assert [choice.text for choice in completion(client, model, **options | {"seed": 8}).choices] != texts
-    assert first.usage.completion_tokens <= 4 * 32
-    assert first.usage.speculation["num_accepted_tokens"] > 0
-    streamed = dict.fromkeys(range(4), "")
-    for chunk in completion(client, model, **options, stream=True):
-        for choice in chunk.choices:
-            streamed[choice.index] += choice.text
-    assert list(streamed.values()) == texts
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_across_token_boundaries(client: OpenAI, model: str, expected: str, stream: bool) -> None:
-    tokens = completion(client, model, logprobs=0).choices[0].logprobs.tokens
-    assert "".join(tokens) == expected
-    across = [i for i in range(8, 40) if len(tokens[i]) > 1 and len(tokens[i + 1]) > 1 and tokens[i].strip()]
-    stop = tokens[across[0]][1:] + tokens[across[0] + 1][:-1]
-    answer = completion(client, model, stop=[stop, "\x00never"], stream=stream)
-    parts = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
-    assert "".join(part.text for part in parts) == expected[: expected.index(stop)]
-    assert parts[-1].finish_reason == "stop"
-    assert parts[-1].stop_reason == stop
 
 
 @pytest.fixture(scope="module")
@@ -201,109 +129,11 @@ def test_logprobs_of_a_completion_are_the_targets_own(
     assert told.text_offset == offsets
 
 
-def test_logprobs_of_a_chat_are_the_targets_own(client: OpenAI, model: str, tokenizer: Any, scores: Any) -> None:
-    options: Any = {"max_completion_tokens": 24, "temperature": 0.7, "seed": 5}
-    answer = client.chat.completions.create(model=model, messages=CHAT, logprobs=True, top_logprobs=3, **options)
-    assert answer.choices[0].logprobs is not None
-    content = answer.choices[0].logprobs.content
-    assert content is not None
-    assert b"".join(bytes(entry.bytes or []) for entry in content).decode() == answer.choices[0].message.content
-    ids = [id_of(tokenizer, entry.token) for entry in content]
-    rows = scores(tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False), ids)
-    for entry, token_id, row in zip(content, ids, rows, strict=True):
-        assert entry.logprob == pytest.approx(float(row[token_id]), abs=1e-3)
-        values = [other.logprob for other in entry.top_logprobs]
-        assert values == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
-
-
 def id_of(tokenizer: Any, text: str) -> int:
     """Of a token by its text, which for these prompts is printable ASCII and unambiguous."""
     found = tokenizer.convert_tokens_to_ids("".join({" ": "Ġ", "\n": "Ċ", "\t": "ĉ"}.get(c, c) for c in text))
     assert isinstance(found, int), text
     return found
-
-
-@pytest.fixture(scope="module")
-def narrow(stack: Stack) -> Iterator[Process]:
-    """One answer at a time, one in the queue, and little patience."""
-    with gateway_beside(stack, "--max-running", "1", "--max-queue", "1", "--request-timeout-s", "15") as gateway:
-        yield gateway
-
-
-def test_overload_is_429_with_retry_after_and_the_admitted_go_on(narrow: Process, model: str) -> None:
-    def ask(index: int) -> Any:
-        with client_of(narrow) as client:
-            try:
-                return completion(client, model, max_tokens=200, seed=index, extra_body={"ignore_eos": True})
-            except openai.RateLimitError as refused:
-                return refused
-
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(ask, range(8)))
-    refused = [each for each in results if isinstance(each, openai.RateLimitError)]
-    served = [each for each in results if not isinstance(each, openai.RateLimitError)]
-    assert len(served) >= 2
-    assert len(refused) >= 1
-    assert all(each.usage.completion_tokens == 200 for each in served)
-    for error in refused:
-        assert error.code == "overloaded"
-        assert int(error.response.headers["retry-after"]) >= 1
-    with client_of(narrow) as client:
-        assert completion(client, model).usage.completion_tokens == 48  # there is room again
-
-
-TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "maximum": 99}},
-                "required": ["city", "days"],
-            },
-        },
-    }
-    for name in ("weather", "tickets")
-]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_tool_that_must_be_called_is_called(client: OpenAI, model: str, temperature: float) -> None:
-    """The demo pair knows nothing of tools: what it says is right by the grammar alone."""
-    options: Any = {"model": model, "messages": CHAT, "tools": TOOLS, "max_tokens": 300, "temperature": temperature}
-    named: Any = {"type": "function", "function": {"name": "tickets"}}
-    for choice, parallel in (("required", False), (named, True)):
-        options |= {"tool_choice": choice, "parallel_tool_calls": parallel, "seed": 5}
-        answer = client.chat.completions.create(**options).choices[0]
-        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
-        (call,) = answer.message.tool_calls or []
-        assert call.function.name in (("tickets",) if choice == named else ("weather", "tickets"))
-        arguments = json.loads(call.function.arguments)
-        assert arguments.keys() == {"city", "days"} and arguments["city"] in ("Paris", "Rome")
-        chunks = list(client.chat.completions.create(**options, stream=True))
-        pieces = [each for chunk in chunks for each in chunk.choices[0].delta.tool_calls or []]
-        assert pieces[0].function.name == call.function.name or temperature
-        assert json.loads("".join(piece.function.arguments for piece in pieces)).keys() == {"city", "days"}
-        assert chunks[-1].choices[0].finish_reason == "tool_calls"
-
-
-def test_a_tool_that_may_be_called_leaves_the_text_free(client: OpenAI, model: str) -> None:
-    messages = [*CHAT, {"role": "assistant", "content": None, "tool_calls": [CALLED]}, ANSWERED]
-    strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
-    strict[0]["function"]["parameters"] = strict[0]["function"]["parameters"] | {"additionalProperties": False}
-    texts = []
-    for tools in (TOOLS[:1], strict):
-        answer = client.chat.completions.create(
-            model=model, messages=messages, tools=tools, max_tokens=24, temperature=0
-        ).choices[0]
-        assert answer.finish_reason in ("stop", "length", "tool_calls")
-        texts.append(answer.message.content)
-    assert texts[0] == texts[1]
-
-
-CALLED: Any = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
-ANSWERED: Any = {"role": "tool", "tool_call_id": "call_1", "content": "It is sunny in Rome."}
 
 
 def test_the_prompts_log_probs_are_transformers_own(client: OpenAI, model: str, tokenizer: Any) -> None:

@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM
 
-from outrider.client import AcceptanceRule, AsyncClient, Completion, Speculation
+from outrider.client import AsyncClient, Completion, Speculation
 from tests.e2e.reference import assert_target_alone
-from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
-from tests.e2e.test_incompatible_pair import refusal
+from tests.e2e.streams import PROMPT
 from tests.stack import DEMO_TARGET, OTHER_DRAFT, Process, Stack, gateway_beside, running, wait_until_nothing_is_held
 from tests.tiny_models import perturbed_copy, tiny_llama
 
@@ -66,46 +63,6 @@ async def test_greedy_text_is_the_targets_own_and_drafts_are_kept(stack: Stack, 
         num_accepted = sum(answer.usage.num_accepted_tokens for answer in answers)
         assert num_accepted > 0.2 * sum(answer.usage.num_rounds for answer in answers), wish
     await asyncio.to_thread(wait_until_nothing_is_held, stack)
-
-
-async def test_guesses_of_the_drafts_own_text_change_no_token_either(stack: Stack, client: AsyncClient) -> None:
-    """As where few tokens are one in both."""
-    by_text = ("@outrider.drafting.translation.SMALL_OVERLAP=1.1", "--cpu-cores", "0")
-    draft = await asyncio.to_thread(Process, "draft_service", ["--model", OTHER_DRAFT, *by_text])
-    options: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0}
-    wish = Speculation(tree="3x2x1")
-    try:
-        with gateway_beside(Stack(stack.target, draft, stack.gateway)) as gateway:
-            async with AsyncClient(str(gateway.ready["grpc"])) as beside:
-                own, answer = await asyncio.gather(
-                    *(each.generate(PROMPT, speculation=wish, **options) for each in (client, beside))
-                )
-                assert answer.text == own.text
-                assert answer.usage.num_accepted_tokens and own.usage.num_accepted_tokens
-    finally:
-        draft.stop()
-
-
-async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncClient) -> None:
-    options: dict[str, Any] = {"max_tokens": 48, "temperature": 0.8, "seed": 5, "n": 2, "frequency_penalty": 0.3}
-    wish = Speculation(num_draft_tokens=4, acceptance=AcceptanceRule.COUPLED)
-    alone = await client.generate(HOSTILE[0], speculation=replace(wish, enabled=False), **options)
-    drafted = await client.generate(HOSTILE[0], speculation=wish, **options)
-    assert [each.text for each in drafted.choices] == [each.text for each in alone.choices]
-    assert drafted.usage.num_accepted_tokens
-
-
-async def test_a_draft_killed_in_the_middle_changes_no_token(stack: Stack, client: AsyncClient) -> None:
-    """Its successor learns the target's tokens anew, and drafts again."""
-    seen = Seen()
-    assert stack.draft is not None
-    async with greedy(client, 1900) as stream:
-        await seen.read(stream, speculative(5))
-        stack.draft.kill()
-        await seen.read(stream, plain(10))
-        stack.draft = await asyncio.to_thread(stack.draft.again)
-        await seen.read(stream, speculative(10))
-    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen.ids))
 
 
 async def test_one_draft_serves_targets_of_several_vocabularies(
@@ -162,21 +119,3 @@ def _widened(source: str, path: Path, size: int) -> str:
 def _copy_tokenizer(source: Path, path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (path / name).write_bytes((source / name).read_bytes())
-
-
-def test_a_vocabulary_that_has_nothing_in_common_is_refused(tmp_path: Path) -> None:
-    """The first difference, and what to do."""
-    target = Process("target_service", ["--model", tiny_llama(tmp_path / "target", 320)])
-    tiny_llama(tmp_path / "draft", 320, seed=1)
-    vocab = {"</s>": 0, **{chr(0xE000 + i): i for i in range(1, 320)}}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
-    tokenizer.save(str(tmp_path / "draft" / "tokenizer.json"))
-    try:
-        line = refusal(target, tmp_path / "draft")
-    finally:
-        target.stop()
-    assert ": draft draft does not fit target target: id 1 is " in line
-    assert "none of the 318 tokens of the smaller vocabulary is one token in both" in line
-    assert line.endswith("use two models of one tokenizer, or of two that have something in common")

@@ -56,23 +56,6 @@ def small_memory() -> Iterator[Stack]:
         yield stack
 
 
-async def test_the_targets_memory_is_given_in_the_order_of_arrival(small_memory: Stack) -> None:
-    before, ended = small_memory.metrics(), []
-
-    async def one(index: int) -> None:
-        await asyncio.sleep(0.1 * index)
-        response = await post(small_memory.http, prompt=LONG_PROMPT[:500], max_tokens=100)
-        assert response.status_code == 200, response.text
-        ended.append(index)
-
-    await asyncio.gather(*(one(index) for index in range(5)))
-    assert ended == [0, 1, 2, 3, 4]
-    after = small_memory.metrics()
-    drafted = total(after, "spec_draft_tokens_total") - total(before, "spec_draft_tokens_total")
-    wasted = total(after, "spec_wasted_tokens_total") - total(before, "spec_wasted_tokens_total")
-    assert wasted < drafted / 4  # the draft did not work for those who were waiting
-
-
 async def test_a_request_that_never_fits_is_refused_at_once(small_memory: Stack) -> None:
     started = time.monotonic()
     response = await post(small_memory.http, prompt=LONG_PROMPT[:1500], max_tokens=100)
@@ -81,17 +64,7 @@ async def test_a_request_that_never_fits_is_refused_at_once(small_memory: Stack)
     assert time.monotonic() - started < 5
 
 
-async def test_time_in_the_queue_counts(stack: Stack) -> None:
-    with gateway_beside(stack, "--max-running", "1", "--request-timeout-s", "2", draft=False) as gateway:
-        url, started = f"http://{gateway.ready['http']}", time.monotonic()
-        answers = await asyncio.gather(*(post(url, prompt="x", max_tokens=2000) for _ in range(3)))
-        assert time.monotonic() - started < 4
-        assert [answer.status_code for answer in answers] == [504] * 3
-        assert all("2 s" in answer.json()["error"]["message"] for answer in answers)
-        assert (await post(url, prompt="x", max_tokens=2)).status_code == 200
-
-
-async def test_a_stopping_gateway_sends_its_clients_away_and_ends_its_streams_with_an_error(stack: Stack) -> None:
+async def test_a_stopping_gateway_ends_its_streams_with_an_error(stack: Stack) -> None:
     body = {"prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True, "speculation": {"enabled": False}}
     request = gateway_pb2.GenerateRequest(prompt="x", params={"max_tokens": 2000, "ignore_eos": True})
     ready = grpc.ChannelConnectivity.READY

@@ -7,12 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
-from outrider.cli.main import app
-from outrider.cli.up.supervisor import DELAYS_S
-from outrider.wire.processes.processes import StopFlag
 from tests.e2e.process_tree import tree
 from tests.e2e.test_up import PLAIN, complete, http_of, up
 from tests.forked import REPO
@@ -21,7 +16,7 @@ from tests.tiny_models import tiny_llama
 
 
 @pytest.mark.timeout(240)
-def test_without_a_draft_it_serves_a_gateway_is_started_again_and_without_a_target_it_ends(tmp_path: Path) -> None:
+def test_it_serves_without_a_draft_and_ends_without_a_target(tmp_path: Path) -> None:
     file = tmp_path / "system.yaml"
     file.write_text("gateways: 2")
     with tree() as left:
@@ -71,25 +66,6 @@ def test_a_pair_named_by_hand_that_does_not_fit_ends_with_the_difference() -> No
         command.end()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_only_gateway_is_given_up_when_it_ends_again_and_again() -> None:
-    with tree() as left:
-        command = up(*PLAIN)
-        try:
-            http_of(command)
-            for _ in DELAYS_S:
-                os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
-                command.wait_for("it serves again")
-            os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
-            assert command.wait() == 1
-            given_up = f"given up, for it ended {len(DELAYS_S) + 1} times soon after its start"
-            assert f"gateway was ended by signal 9; {given_up}" in command.log()
-            assert left.now() == {}
-        finally:
-            command.end()
-
-
 @pytest.mark.parametrize("log_format", [pytest.param("text", marks=pytest.mark.slow), "json"])
 def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path, log_format: str) -> None:
     file = tmp_path / "system.yaml"
@@ -101,43 +77,3 @@ def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path, log
         assert str(tmp_path) in command.err[-1]
         assert left.now() == {}
         command.end()
-
-
-@pytest.mark.parametrize(
-    ("args", "yaml", "message"),
-    [
-        (("--target", "x"), "", "only one model of the pair is named; say --draft MODEL, "),
-        (("--draft", "x", "--no-draft"), "", "--no-draft and --draft contradict"),
-        (("--tree", "3x2", "--no-draft"), "", "--no-draft and --tree contradict"),
-        (("--dtype", "float8"), "", "target.dtype is 'float8'"),
-        (("--port", "70000"), "", "gateway.port is '70000'"),
-        (("--config", "{file}"), "target: {max_slotz: 3}", "target.max_slotz is no setting; did you mean max_slots?"),
-        (("--config", "{file}"), "pools: {}", "'pools' is no part of a system"),
-        (("--config", "{file}"), "drafts: {}", "drafts without targets: name the pools of both"),
-        (("--config", "{file}", "--draft", "x"), "targets: {a: {model: t}}", "--draft is for one target and one draft"),
-        (("--config", "{file}"), "gateway: {target: a:1}", "gateway.target is 'a:1': it follows from where"),
-        (("--config", "{file}"), "gateway:", "gateway is None, must be settings by name"),
-        (("--config", "{file}"), "target: [", "is not YAML"),
-        (("--config", "{file}"), "", "is empty; name a part"),
-        (("--config", "{file}"), "gateway: {port: 1, port: 2}", "line 1: 'port' is there twice; keep one"),
-        (("--config", "{file}"), "targets: {a: {model: x}, a: {model: y}}", "line 1: 'a' is there twice; keep one"),
-        (("--config", "{file}"), "- 1", "must be settings by name"),
-        (("--config", "/nowhere.yaml"), "", "cannot read /nowhere.yaml: No such file"),
-    ],
-)
-def test_bad_settings_are_one_line(
-    args: tuple[str, ...], yaml: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In this process, which keeps its own handlers of signals, and before anything would be started."""
-    monkeypatch.setattr(StopFlag, "install", lambda _: None)
-    monkeypatch.setattr("outrider.cli.up.up.Supervisor", None)
-    # Its own writes to the descriptor of this process's stderr.
-    monkeypatch.setattr(
-        "outrider.cli.up.up.serving_console", lambda: Console(stderr=True, soft_wrap=True, markup=False)
-    )
-    file = tmp_path / "system.yaml"
-    file.write_text(yaml)
-    ended = CliRunner().invoke(app, ["up", *(arg.format(file=file) for arg in args)])
-    assert ended.exit_code == 1
-    (line,) = ended.stderr.splitlines()
-    assert message in line

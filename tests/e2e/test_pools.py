@@ -110,27 +110,6 @@ async def test_drafts_go_on_with_the_other_draft(
     await until(lambda: connected(pools.http(), name))
 
 
-@pytest.mark.slow
-async def test_a_target_told_to_stop_finishes_what_runs_there(
-    pools: Pools, client: AsyncClient, expected: list[int]
-) -> None:
-    seen = Seen()
-    stream = greedy(client, NUM_TOKENS)
-    await seen.read(stream, speculative(2))
-    name, process = await asyncio.to_thread(member_of, pools, "target")
-    before = pools.metrics()
-    process.popen.terminate()
-    other = asyncio.create_task(client.generate(PROMPT, max_tokens=20, temperature=0.0, ignore_eos=True))
-    await seen.read(stream, lambda rounds: False)
-    assert seen.ids == expected
-    assert [token.id for token in (await other).choices[0].tokens] == expected[:20]
-    lost = [total(samples, "outrider_retries_total", reason="lost") for samples in (before, pools.metrics())]
-    assert lost[0] == lost[1], "no stream was cut"
-    await asyncio.to_thread(process.popen.wait, 10)
-    await asyncio.to_thread(pools.restart, process)
-    await until(lambda: connected(pools.http(), name))
-
-
 async def test_a_registry_adds_drains_and_removes_members(pools: Pools, expected: list[int]) -> None:
     """One stream, while all that serves it is replaced."""
     (target_0, target_1), (draft_0, draft_1) = pools.targets, pools.drafts

@@ -13,7 +13,6 @@ from outrider.client import (
     Client,
     FinishReason,
     TokenKind,
-    Unavailable,
 )
 from tests.e2e.reference import Answer, judge
 from tests.stack import DEMO_TARGET, Stack, gateway_beside
@@ -52,41 +51,6 @@ def test_a_whole_answer_from_the_blocking_client(patient: str, expected: Answer)
     assert usage.acceptance_rate == usage.num_accepted_tokens / usage.num_draft_tokens
 
 
-async def test_a_streamed_answer_comes_round_by_round(patient: str, expected: Answer) -> None:
-    async with AsyncClient(patient) as client, client.stream(PROMPT, max_tokens=64, temperature=0.0) as stream:
-        rounds = [each async for each in stream]
-    assert [token.id for each in rounds for token in each.tokens] == expected.ids
-    assert len({each.request_id for each in rounds}) == 1
-    for each in rounds[:-1]:
-        assert each.finish_reason is None
-        assert each.usage is None
-        assert len(each.tokens) == each.num_accepted + 1
-        assert each.timings.total_s > 0
-        last = each.tokens[-1].kind
-        if each.num_drafted:
-            assert last is (TokenKind.BONUS if each.num_accepted == each.num_drafted else TokenKind.RECOVERED)
-        else:
-            assert last is TokenKind.PLAIN
-    assert rounds[-1].usage is not None
-    assert rounds[-1].usage.num_draft_tokens == sum(each.num_drafted for each in rounds)
-
-
-def test_stops_by_string_by_id_and_by_end_of_sequence(patient: str, expected: Answer) -> None:
-    with Client(patient) as client:
-        whole = client.generate(PROMPT, max_tokens=64, temperature=0.0).text
-        stop = whole[20:27]
-        by_string = client.generate(PROMPT, max_tokens=64, temperature=0.0, stop=stop).choices[0]
-        stop_id = expected.ids[9]
-        by_id = client.generate(PROMPT, max_tokens=64, temperature=0.0, stop_token_ids=[stop_id]).choices[0]
-        ending = client.generate('if __name__ == "__main__":\n    unittest.main()\n', temperature=0.0).choices[0]
-    assert (by_string.text, by_string.stop_reason) == (whole[: whole.index(stop)], stop)
-    assert [token.id for token in by_id.tokens] == expected.ids[: expected.ids.index(stop_id) + 1]
-    assert by_id.stop_reason == str(stop_id)
-    assert [token.id for token in ending.tokens] == [0]
-    assert (ending.text, ending.stop_reason) == ("", None)
-    assert {by_string.finish_reason, by_id.finish_reason, ending.finish_reason} == {FinishReason.STOP}
-
-
 async def test_leaving_a_stream_frees_both_workers_at_once(stack: Stack, patient: str) -> None:
     async with AsyncClient(patient) as client, client.stream(PROMPT, max_tokens=1900, ignore_eos=True) as rounds:
         await anext(rounds)
@@ -97,13 +61,3 @@ async def test_leaving_a_stream_frees_both_workers_at_once(stack: Stack, patient
         assert time.monotonic() - left_s < 5.0
         await asyncio.sleep(0.02)
     assert stack.target_info().num_kv_blocks_in_use == stack.draft_info().num_kv_blocks_in_use == 0
-
-
-async def test_the_address_of_http_leads_to_grpc(stack: Stack) -> None:
-    host, _, port = stack.http.removeprefix("http://").rpartition(":")
-    for address in (f"{host}:{port}", f"http://{host}:{port}", f"http://{host}:{port}/v1"):
-        async with AsyncClient(address) as client:
-            assert len(await client.models()) == 1
-    async with AsyncClient(f"{host}:{port}", retries=0) as client:
-        with pytest.raises(Unavailable, match=rf"^{host}:{port} is the HTTP port; gRPC is at {stack.grpc}$"):
-            await client.models()

@@ -6,22 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import httpx
 import jsonschema
 import pytest
-from openai import OpenAI
-from pydantic import BaseModel, Field
 
 from tests.schemas import make_schema
 from tests.stack import Stack, running
-from tests.tiny_models import perturbed_copy, tiny_llama
 
 MAX_TOKENS = 120
 CONCURRENCY = 8
@@ -114,99 +109,3 @@ async def test_a_draft_that_is_killed_half_way_changes_nothing(rule: str, tmp_pa
         found = await running_on  # each that is complete was validated
         assert found.num_complete > 0
         assert rule == "rejection" or found.texts == plain.texts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ASKED)
-async def test_a_pair_that_knows_nothing_of_json_keeps_to_schemas(rule: str, tmp_path: Path) -> None:
-    """Random weights: the grammar alone makes what is valid."""
-    target = tiny_llama(tmp_path / "target", seed=3)
-    draft = perturbed_copy(target, tmp_path / "draft", noise=0.25)
-    with running(target, draft, target_args=("--batch-invariant",), log_folder=tmp_path) as stack:
-        drafted = await answers(stack, 60, ASKED[rule], is_drafted=True)
-        assert drafted.num_complete > 0 and drafted.num_accepted > 0
-        if rule != "rejection":
-            assert (await answers(stack, 60, ASKED[rule], is_drafted=False)).texts == drafted.texts
-
-
-@pytest.mark.parametrize("rule", ASKED)
-@pytest.mark.parametrize(
-    ("outputs", "expected"),
-    [
-        ({"regex": r"[A-Z][a-z]{2,5} \d{1,3}"}, r"[A-Z][a-z]{2,5} \d{1,3}"),
-        ({"choice": ["yes", "no", "not at all"]}, "yes|no|not at all"),
-        ({"grammar": 'root ::= "(" [0-9] ("," [0-9]){1,3} ")"'}, r"\(\d(,\d){1,3}\)"),
-        ({"grammar": "start: WORD\nWORD: /[a-c]{1,4}/"}, "[a-c]{1,4}"),
-        ({"json": {"enum": ["é😀", 2.5, None]}}, '"é😀"|2.5|null'),
-    ],
-    ids=["regex", "choice", "gbnf", "lark", "enum"],
-)
-async def test_other_forms(exact: Stack, rule: str, outputs: dict[str, Any], expected: str) -> None:
-    body = {"prompt": "x = ", "max_tokens": 64, "structured_outputs": outputs, **ASKED[rule]}
-    async with httpx.AsyncClient(base_url=exact.http, timeout=100) as http:
-        reply = await http.post("/v1/completions", json=body)
-    assert reply.status_code == 200, reply.text
-    for choice in reply.json()["choices"]:
-        assert choice["finish_reason"] == "stop"
-        assert re.fullmatch(expected, choice["text"]), choice["text"]
-
-
-async def test_a_streamed_chat_is_an_object(exact: Stack) -> None:
-    """Token by token, with what a grammar meets: it goes before min_tokens, bad_words and logit_bias."""
-    body = {
-        "messages": [{"role": "user", "content": "an object"}],
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "s", "strict": True, "schema": {"const": {"a": "b"}}},
-        },
-        "temperature": 0,
-        "stream": True,
-        "min_tokens": 40,
-        "bad_words": ["a", "{", '"'],
-    }
-    texts, reasons = [], []
-    async with (
-        httpx.AsyncClient(base_url=exact.http, timeout=100) as http,
-        http.stream("POST", "/v1/chat/completions", json=body) as reply,
-    ):
-        assert reply.status_code == 200
-        async for line in reply.aiter_lines():
-            if line.startswith("data: {"):
-                choice = json.loads(line.removeprefix("data: "))["choices"][0]
-                texts.append(choice["delta"].get("content") or "")
-                reasons.append(choice["finish_reason"])
-    assert json.loads("".join(texts)) == {"a": "b"}
-    assert reasons[-1] == "stop"
-
-
-class Part(BaseModel):
-    kind: Literal["part"]
-    size: Annotated[int, Field(ge=0, lt=100)]
-
-
-class Whole(BaseModel):
-    """As a client of OpenAI's makes it: references, a union, what may be absent, constraints."""
-
-    kind: Literal["whole"]
-    parts: Annotated[list[Part], Field(min_length=1, max_length=2)]
-    title: Annotated[str, Field(pattern="^[a-z]{1,5}$")] | None
-
-
-class Thing(BaseModel):
-    thing: Part | Whole
-
-
-def test_openais_client_parses_the_answer(exact: Stack) -> None:
-    client = OpenAI(base_url=f"{exact.http}/v1", api_key="any", max_retries=0, timeout=100)
-    made = client.chat.completions.parse(
-        model=exact.model, messages=[{"role": "user", "content": "x"}], response_format=Thing, temperature=1, n=4
-    )
-    assert all(isinstance(choice.message.parsed, Thing) for choice in made.choices)
-
-
-async def test_an_answer_that_is_cut_says_so(exact: Stack) -> None:
-    body = {"prompt": "x", "max_tokens": 3, "structured_outputs": {"regex": "a{40}"}, "temperature": 0}
-    async with httpx.AsyncClient(base_url=exact.http, timeout=100) as http:
-        choice = (await http.post("/v1/completions", json=body)).json()["choices"][0]
-    assert choice["finish_reason"] == "length"
-    assert re.fullmatch("a+", choice["text"])

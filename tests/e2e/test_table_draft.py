@@ -56,11 +56,6 @@ def texts(bodies: list[dict[str, Any]]) -> list[str]:
     return [body["choices"][0]["text"] for body in bodies]
 
 
-def test_a_model_is_not_offered_where_there_is_none(stack: Stack) -> None:
-    (facts,) = httpx.get(f"{stack.http}/v1/models").json()["data"]
-    assert facts["draft"] == "ngram" and "ngram" in facts["drafters"] and "model" not in facts["drafters"]
-
-
 def num_accepted(bodies: list[dict[str, Any]]) -> int:
     return sum(body["usage"]["speculation"]["num_accepted_tokens"] for body in bodies)
 
@@ -70,22 +65,6 @@ async def until(holds: Callable[[], bool]) -> None:
     while not await asyncio.to_thread(holds):
         assert time.monotonic() < give_up_s
         await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize("how", [pytest.param(GREEDY, marks=pytest.mark.slow), COUPLED], ids=["greedy", "coupled"])
-async def test_it_changes_no_token(stack: Stack, prompts: list[str], how: dict[str, Any]) -> None:
-    alone = await answers(stack, prompts, how, enabled=False)
-    for k in (1, 8):
-        drafted = await answers(stack, prompts, how, num_draft_tokens=k)
-        assert texts(drafted) == texts(alone)
-        assert num_accepted(drafted) > 0
-    info = stack.draft_info()
-    assert (info.model_id, info.num_kv_blocks, info.num_parameters) == ("ngram", 0, 0)
-    counted = stack.metrics()
-    of_pair = 'draft="ngram",target="target"'
-    assert counted[f"spec_accepted_tokens_total{{{of_pair}}}"] > 0
-    assert counted['spec_plain_steps_total{draft="ngram",reason="nothing",target="target"}'] > 0
-    assert counted["spec_proposals_refused_total"] == 0
 
 
 async def test_it_may_die_and_come_back(stack: Stack, prompts: list[str]) -> None:

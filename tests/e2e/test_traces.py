@@ -146,45 +146,6 @@ def test_a_request_is_one_trace_through_two_processes(watched: Watched) -> None:
     assert len(by_id) == len(spans)
 
 
-async def test_so_is_one_over_grpc(watched: Watched) -> None:
-    trace_id = "1" * 32
-    request = gateway_pb2.GenerateRequest(prompt=SECRET, bad_words=[SECRET], cache_salt=SECRET, user=SECRET)
-    async with grpc.aio.insecure_channel(watched.stack.grpc) as channel:
-        call = gateway_pb2_grpc.GenerationServiceStub(channel).Generate(
-            request,
-            metadata=(
-                ("traceparent", f"00-{trace_id}-{CALLER}-01"),
-                ("x-request-id", "my-request-2"),
-                ("authorization", BEARER),
-            ),
-        )
-        replies = [reply async for reply in call]
-    assert {reply.request_id for reply in replies} == {"gen-my-request-2"}
-    spans = await asyncio.to_thread(watched.collector.wait, whole(trace_id, len(replies)))
-    assert {span.service for span in of_trace(trace_id)(spans)} == {"outrider-gateway", "outrider-target"}
-    access = watched.access_line("my-request-2")
-    assert access["trace_id"] == trace_id
-    assert access["completion_tokens"] == sum(len(reply.tokens) for reply in replies)
-
-
-def test_what_the_caller_does_not_sample_has_no_spans(watched: Watched) -> None:
-    trace_id, later = "2" * 32, "3" * 32
-    assert watched.post(headers={"traceparent": f"00-{trace_id}-{CALLER}-00", "x-request-id": "quiet"}).is_success
-    assert watched.post(headers={"traceparent": f"00-{later}-{CALLER}-01"}).is_success
-    spans = watched.collector.wait(whole(later, 1))
-    assert not of_trace(trace_id)(spans)
-    assert watched.access_line("quiet")["trace_id"] == trace_id  # logs can be found all the same
-
-
-def test_a_refusal_has_its_error_and_no_model(watched: Watched) -> None:
-    trace_id = "4" * 32
-    assert watched.post(headers={"traceparent": f"00-{trace_id}-{CALLER}-01"}, temperature=-1).status_code == 400
-    spans = watched.collector.wait(lambda spans: bool(requests(of_trace(trace_id)(spans))))
-    (request,) = requests(of_trace(trace_id)(spans))
-    assert (request.name, request.is_error) == ("text_completion", True)
-    assert request.attributes["error.type"] == "InvalidRequest"
-
-
 def test_durations_go_to_the_collector_under_the_conventions_names(watched: Watched) -> None:
     known = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "outrider"}
     known |= {"gen_ai.request.model": watched.model, "gen_ai.response.model": watched.model}
@@ -219,21 +180,6 @@ def test_durations_go_to_the_collector_under_the_conventions_names(watched: Watc
     while not refused():
         assert time.monotonic() < until
         time.sleep(0.05)
-
-
-def test_refusals_and_clients_that_leave_are_told_too(watched: Watched) -> None:
-    assert watched.post(headers={"x-request-id": "bad"}, temperature=-1).status_code == 400
-    assert watched.access_line("bad")["outcome"] == "InvalidRequest"
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(
-            watched.url("completions"),
-            json={"model": watched.model, "prompt": SECRET, "max_tokens": 1500, "ignore_eos": True},
-            headers={"x-request-id": "left", "authorization": BEARER},
-            timeout=0.5,
-        )
-    line = watched.access_line("left")
-    assert (line["outcome"], line["level"]) == ("cancelled", "info")
-    assert line["completion_tokens"] < 1500
 
 
 async def test_a_load_with_errors_leaves_nothing_but_json_and_nothing_of_what_users_sent(watched: Watched) -> None:

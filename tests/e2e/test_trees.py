@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
 
-from outrider.client import AcceptanceRule, AsyncClient, Drafter, InvalidRequest, Speculation
+from outrider.client import AcceptanceRule, AsyncClient, Speculation
 from tests.stack import Stack, running
 from tests.tiny_models import perturbed_copy, tiny_llama
 
@@ -100,43 +99,3 @@ async def check_trees(stack: Stack, kind: str) -> None:
     trees = [text for index, text in enumerate(loaded) if TREES[index % len(TREES)] in ("4x2x1", "2x2x2x2")]
     assert all(text.num_drafted > 8 * text.num_rounds for text in trees)  # of many nodes, to the end
     assert stack.metrics()["spec_proposals_refused_total"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", ["paged", "dense"])
-async def test_the_text_is_the_same_on_other_paths(models: tuple[str, str], path: str) -> None:
-    """Their sums depend on the batch's shape, by millionths; the best two ids of these texts are 8e-5 apart or more."""
-    with trees_on(models, 4096, path) as started:
-        assert started.target_info().attention_path == started.draft_info().attention_path == path
-        for kind in KINDS:
-            await check_trees(started, kind)
-
-
-async def test_where_memory_is_short(models: tuple[str, str]) -> None:
-    """A tree lies in the cache wider than the text that it may become: sequences wait or make room for each other, and
-    one that is alone still goes on.
-    """
-    with trees_on(models, 160) as short:
-        plain = await generate_all(short, "greedy", speculate=False, at_once=1)
-        loaded = await generate_all(short, "greedy", speculate=True, at_once=NUM_PROMPTS)
-    assert [text.ids for text in loaded] == [text.ids for text in plain]
-    assert sum(text.num_accepted for text in loaded) > NUM_PROMPTS
-
-
-async def test_what_contradicts_a_tree_is_refused_by_name(stack: Stack) -> None:
-    wishes: list[tuple[dict[str, Any], str]] = [
-        ({"tree": "4x2x1", "num_draft_tokens": 4}, "num_draft_tokens 4"),
-        ({"tree": "4x2x1", "lenience": 0.5}, "lenience 0.5"),
-        ({"tree": "4x2x1", "drafter": Drafter.NGRAM}, "drafter ngram"),
-        ({"tree": "8x8"}, "72 nodes, at most 64"),
-        ({"tree": "4,2"}, "write children by depth"),
-    ]
-    async with AsyncClient(stack.grpc) as client, httpx.AsyncClient(base_url=stack.http) as http:
-        for wish, why in wishes:
-            with pytest.raises(InvalidRequest, match=why):
-                await client.generate("a", speculation=Speculation(**wish))
-            reply = await http.post("/v1/completions", json={"prompt": "a", "speculation": wish})
-            assert reply.status_code == 400
-            error = reply.json()["error"]
-            assert why in error["message"] and error["param"] == "speculation.tree"

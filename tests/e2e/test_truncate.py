@@ -83,34 +83,6 @@ async def test_rejections_are_truncated_on_both_workers(stack: Stack, gateway: P
         assert truncates.sent(worker, "stop") == 0
 
 
-async def test_rounds_without_a_rejection_send_none(stack: Stack, gateway: Process, prompt: str) -> None:
-    truncates = Truncates(stack, gateway)
-    await generate(gateway, prompt, speculation=False)
-    for worker in WORKERS:
-        for reason in ("rejected", "stop", "wasted"):
-            assert await truncates.all_have_arrived(worker, reason) == 0
-
-
-async def test_a_stop_string_inside_a_round_is_truncated_on_both_workers(
-    stack: Stack, gateway: Process, prompt: str
-) -> None:
-    """The string is cut out of accepted guesses: some rounds must therefore lose tokens that were committed."""
-    truncates = Truncates(stack, gateway)
-    async with AsyncClient(str(gateway.ready["grpc"])) as client:
-        rounds = [r async for r in client.stream(prompt, temperature=0.0, max_tokens=120, ignore_eos=True)]
-    long_round = next(r for r in rounds[3:] if len(r.tokens) >= 4 and r.tokens[0].text.strip())
-    before = "".join(r.text_delta for r in rounds[: rounds.index(long_round)])
-    stop = before[-12:] + long_round.tokens[0].text
-    assert stop not in before
-    cut = await generate(gateway, prompt, max_tokens=120, stop=[stop])
-    assert cut.choices[0].stop_reason == stop
-    assert cut.text == before[:-12]
-    for worker in WORKERS:
-        assert await truncates.all_have_arrived(worker, "stop") == 1
-        assert await truncates.all_have_arrived(worker, "rejected") > 0
-    assert stack.target_info().num_kv_blocks_in_use == stack.draft_info().num_kv_blocks_in_use == 0
-
-
 @asynccontextmanager
 async def relayed(stack: Stack, hold_s: float | None) -> AsyncIterator[tuple[Process, MessageRelay, MessageRelay]]:
     """A gateway that reaches both workers through relays which hold every Truncate back; None: for ever."""
@@ -131,37 +103,6 @@ async def relayed(stack: Stack, hold_s: float | None) -> AsyncIterator[tuple[Pro
             yield started, target, draft
         finally:
             await asyncio.to_thread(started.stop)
-
-
-async def test_a_truncate_leaves_with_what_the_round_sends_anyway(stack: Stack, prompt: str) -> None:
-    """Every Truncate to a draft is behind the Advance of its round, or before the Close that ends the answer. A target
-    has one message a round at most: an Extend, where half the lease is used, and a Truncate, where tokens were dropped.
-    """
-    async with relayed(stack, hold_s=0.0) as (gateway, target, draft):
-        answer = await generate(gateway, prompt)
-    to_target, to_draft = ([[kind_of(item) for item in batch] for batch in relay.batches] for relay in (target, draft))
-    for kinds in (to_target, to_draft):
-        assert sum("truncate" in batch for batch in kinds) > 10
-    for batch in to_draft:
-        for before, item, after in zip(["", *batch], batch, [*batch[1:], ""], strict=False):
-            assert item != "truncate" or before == "advance" or after == "close", batch
-    num_rounds = answer.usage.num_rounds + answer.usage.num_plain_steps
-    assert sum(batch.count("advance") for batch in to_draft) >= answer.usage.num_rounds - 1
-    num_extends = sum(batch.count("extend") for batch in to_target)
-    assert 1 <= num_extends < num_rounds
-    for kinds in (to_target, to_draft):
-        assert len(kinds) <= num_rounds + 3  # an open, the lease's begin and a close besides
-
-
-async def test_rounds_do_not_need_truncates(stack: Stack, prompt: str) -> None:
-    async with relayed(stack, hold_s=None) as (gateway, target, draft):
-        answer = await generate(gateway, prompt)
-        assert target.num_held > 10
-        assert draft.num_held > 10
-        again = await generate(gateway, prompt)
-    ids = [token.id for token in answer.choices[0].tokens]
-    assert [token.id for token in again.choices[0].tokens] == ids
-    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (prompt, ids))
 
 
 async def test_late_truncates_cost_work_but_never_an_error(stack: Stack, prompt: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.process_tree import Command, tree
+from tests.e2e.process_tree import Command
 from tests.stack import Stack
 
 SMALL = ("--num-prompts", "1", "--max-tokens", "12", "--max-k", "2", "--repeats", "1")
@@ -54,13 +53,3 @@ def test_a_running_pair_is_measured(stack: Stack, tmp_path: Path) -> None:
         assert f"OUTRIDER_GATEWAY_{name.upper()}={value}" in study["start_with"].split()
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert stack.target_info().num_slots_in_use == stack.draft_info().num_slots_in_use == 0
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_it_and_its_pair() -> None:
-    with tree() as left, tune("--repeats", "50") as command:
-        command.wait_for("costs: ")
-        command.signal(signal.SIGINT)
-        assert command.wait() == 0
-        assert command.out == []
-        assert left.wait_empty(20) == {}

@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import tempfile
-import time
 from pathlib import Path
 
 import httpx
@@ -115,24 +114,6 @@ def test_with_a_folder_of_certificates_all_parts_speak_tls(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_terminals_ctrl_c_reaches_all_and_still_leaves_nothing() -> None:
-    """A terminal signals every process of its group: ours are in sessions of their own, so the order is kept."""
-    with tree() as left:
-        command = up(*WITH_RAY)
-        try:
-            command.wait_for("target-0: loading")
-            groups = {os.getpgid(pid) for pid in left.now()}
-            assert os.getpgid(command.process.pid) in groups
-            below = [pid for pid in left.now() if pid != command.process.pid]
-            assert os.getpgid(command.process.pid) not in {os.getpgid(pid) for pid in below}
-            command.signal(signal.SIGINT)  # in the middle of the start
-            assert command.wait() == 0, command.log()
-            assert left.now() == {}
-        finally:
-            command.end()
-
-
-@pytest.mark.slow
 def test_a_killed_launcher_is_reported_and_takes_ray_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     folders = Path(tempfile.mkdtemp(prefix="t-"))  # short: Ray's sockets lie below it
     monkeypatch.setenv("TMPDIR", str(folders))
@@ -228,22 +209,6 @@ def test_a_draft_of_a_file_that_does_not_load_is_said_and_the_target_serves(
             assert left.now() == {}
         finally:
             command.end()
-
-
-def test_a_port_in_use_is_one_line_before_anything_starts() -> None:
-    with socket.socket() as taken, tree() as left:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        started = time.monotonic()
-        command = up("--port", str(port))
-        assert command.wait() == 1
-        assert time.monotonic() - started < 20
-        assert command.err == [
-            f"error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --port"
-        ]
-        assert left.now() == {}
-        command.end()
 
 
 @pytest.mark.parametrize(

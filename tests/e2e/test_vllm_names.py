@@ -13,17 +13,6 @@ import pytest
 from tests.samples import total
 from tests.stack import Process, Stack, gateway_beside, read_metrics
 
-SUMMARY = {
-    "mean_acceptance_length",
-    "draft_acceptance_rate",
-    "acceptance_histogram",
-    "acceptance_histogram_by_draft_length",
-    "num_spec_steps",
-    "num_accepted_draft_tokens",
-    "num_draft_tokens",
-    "num_spec_tokens",
-}
-DETAILS = {"per_step_accepted", "per_step_drafted"}
 CODE = "class Queue:\n    def __init__(self, maxsize=0):\n        self.maxsize = maxsize\n"
 
 
@@ -52,104 +41,6 @@ def stream(gateway: Process, path: str, **fields: Any) -> list[dict[str, Any]]:
 def acceptance(answer: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = answer["metrics"]["speculative_decoding"]
     return found
-
-
-def check(told: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Against usage, which counts the same."""
-    usage, steps = answer["usage"]["speculation"], told["num_spec_steps"]
-    assert (steps, told["num_draft_tokens"]) == (usage["num_rounds"], usage["num_draft_tokens"])
-    assert told["num_accepted_draft_tokens"] == usage["num_accepted_tokens"]
-    assert told["mean_acceptance_length"] == usage["mean_accepted_length"]
-    assert told["draft_acceptance_rate"] == usage["acceptance_rate"]
-    histogram = told["acceptance_histogram"]
-    assert len(histogram) == told["num_spec_tokens"] + 1
-    assert sum(histogram) == steps
-    assert sum(kept * count for kept, count in enumerate(histogram)) == told["num_accepted_draft_tokens"]
-    by_length = told["acceptance_histogram_by_draft_length"]
-    assert all(len(counts) == int(length) + 1 for length, counts in by_length.items())
-    assert sum(int(length) * sum(counts) for length, counts in by_length.items()) == told["num_draft_tokens"]
-    summed = Counter(dict.fromkeys(range(len(histogram)), 0))
-    for counts in by_length.values():
-        summed.update(dict(enumerate(counts)))
-    assert [summed[kept] for kept in range(len(histogram))] == histogram
-
-
-def test_an_answer_says_what_its_rounds_kept(gateway: Process) -> None:
-    answer = post(gateway, speculation={"num_draft_tokens": 4})
-    told = acceptance(answer)
-    assert told.keys() == SUMMARY
-    assert told["num_spec_tokens"] == 4 and told["num_accepted_draft_tokens"] > 0
-    check(told, answer)
-    adaptive = acceptance(post(gateway, speculation={"num_draft_tokens": "auto"}))
-    assert adaptive["num_spec_tokens"] == 32, "the most that the server lets it be"
-    tree = post(gateway, speculation={"tree": "4x2x1"})
-    assert acceptance(tree)["num_spec_tokens"] == 3, "a tree keeps as many as it is deep"
-    check(acceptance(tree), tree)
-
-
-def test_who_asks_gets_each_round(gateway: Process) -> None:
-    answer = post(gateway, speculation={"num_draft_tokens": 3, "metrics": "detailed"})
-    told = acceptance(answer)
-    assert told.keys() == SUMMARY | DETAILS
-    check(told, answer)
-    steps = list(zip(told["per_step_drafted"], told["per_step_accepted"], strict=True))
-    assert len(steps) == told["num_spec_steps"]
-    assert all(0 <= accepted <= drafted <= 3 for drafted, accepted in steps)
-    assert tuple(map(sum, zip(*steps, strict=True))) == (told["num_draft_tokens"], told["num_accepted_draft_tokens"])
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"n": 2},
-        {"prompt": [CODE, CODE[:20]]},
-        {"speculation": {"enabled": False}},
-        {"speculation": {"num_draft_tokens": 0}},
-        {"n": 2, "use_beam_search": True},
-    ],
-    ids=str,
-)
-def test_what_is_not_of_one_drafted_answer_says_nothing(gateway: Process, fields: dict[str, Any]) -> None:
-    assert post(gateway, **fields)["metrics"] == {"speculative_decoding": None}
-
-
-def test_an_answer_without_a_draft_says_so(gateway: Process) -> None:
-    """Its one token leaves no room for one."""
-    told = acceptance(post(gateway, max_tokens=1, speculation={"num_draft_tokens": 2}))
-    assert told == {
-        "mean_acceptance_length": 1.0,
-        "draft_acceptance_rate": 0.0,
-        "acceptance_histogram": [0, 0, 0],
-        "acceptance_histogram_by_draft_length": {},
-        "num_spec_steps": 0,
-        "num_accepted_draft_tokens": 0,
-        "num_draft_tokens": 0,
-        "num_spec_tokens": 2,
-    }
-
-
-@pytest.mark.parametrize(
-    ("path", "asked"),
-    [("completions", {"prompt": CODE}), ("chat/completions", {"messages": [{"role": "user", "content": CODE}]})],
-)
-def test_a_stream_says_it_in_its_usage_chunk(gateway: Process, path: str, asked: dict[str, Any]) -> None:
-    chunks = stream(gateway, path, **asked, stream_options={"include_usage": True})
-    assert not any("metrics" in chunk for chunk in chunks[:-1])
-    check(acceptance(chunks[-1]), chunks[-1])
-    assert acceptance(chunks[-1])["num_spec_steps"] > 0
-    assert not any("metrics" in chunk for chunk in stream(gateway, path, **asked))
-
-
-def test_usage_so_far_is_in_every_chunk_where_that_is_asked_for(gateway: Process) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    *chunks, last = stream(gateway, "completions", prompt=CODE, stream_options=options)
-    told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert told == sorted(told) and told[0] > 0 and len(told) > 3
-    assert told[-1] == last["usage"]["completion_tokens"]
-    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
-    assert all(chunk["usage"].keys() == {"prompt_tokens", "completion_tokens", "total_tokens"} for chunk in chunks)
-    alone = stream(gateway, "completions", prompt=CODE, stream_options={"continuous_usage_stats": True})
-    assert not any("usage" in chunk for chunk in alone)
 
 
 def test_the_series_are_the_sum_of_the_answers_and_agree_with_ours(gateway: Process) -> None:

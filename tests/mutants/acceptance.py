@@ -4,10 +4,19 @@ from tests.mutants import Mutant
 from tests.mutants.operators import always, argument, call, comparison, display, drop, operation
 
 RULES = "outrider.engine.sampling"
-LAW, TREE_LAW = ("tests/unit/test_acceptance_law.py",), ("tests/unit/test_tree_law.py",)
-OUTCOMES, DECIDED = ("tests/unit/test_acceptance.py",), ("tests/unit/test_decide.py",)
-TREES, COMMIT = ("tests/unit/test_tree_decision.py",), ("tests/unit/test_commit.py",)
-STEPS = ("tests/engine/test_turns.py",)
+LAW, TREE_LAW = (
+    ("tests/unit/outrider/engine/sampling/test_acceptance_law.py",),
+    ("tests/unit/outrider/engine/speculation/test_tree.py",),
+)
+OUTCOMES, DECIDED = (
+    ("tests/unit/outrider/engine/sampling/test_acceptance.py",),
+    ("tests/unit/target_service/step/test_decide.py",),
+)
+TREES, COMMIT = (
+    ("tests/unit/target_service/step/test_decide_on_device.py",),
+    ("tests/unit/target_service/step/test_commit.py",),
+)
+STEPS = ("tests/unit/target_service/step/test_step.py",)
 
 ACCEPTANCE = (
     Mutant(

@@ -14,8 +14,11 @@ from tests.mutants.operators import (
 )
 
 SEARCH, TARGET = "outrider.engine.speculation:BeamSearch", "target_service:Beams"
-LAWS, DRAFTED = ("tests/unit/test_beam.py",), ("tests/unit/test_growing_beams.py",)
-ENGINE = "tests/engine/test_beams.py"
+LAWS, DRAFTED = (
+    ("tests/unit/outrider/engine/speculation/test_beam.py",),
+    ("tests/unit/outrider/papers/test_beam_growth.py",),
+)
+ENGINE = "tests/unit/target_service/leases/test_beams.py"
 STEPS, LOST, MOVED = (
     (f"{ENGINE}::test_drafts_change_no_answer_and_right_ones_save_steps",),
     (f"{ENGINE}::test_what_was_lost_is_fed_again_in_pieces",),
@@ -94,6 +97,6 @@ BEAMS = (
         "gateway.rounds:BeamSession.resumed",
         read("levels", to="[]"),
         "a slot that is opened again begins the search anew",
-        ("tests/unit/test_beam_session.py",),
+        ("tests/unit/gateway/rounds/test_beam_session.py",),
     ),
 )

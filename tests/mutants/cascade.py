@@ -4,7 +4,7 @@ from tests.mutants import Mutant
 from tests.mutants.operators import always, argument, call, drop, never
 
 CASCADE, GROWER = "outrider.papers:Cascade", "draft_service:Grower"
-DRAFTED_FOR = ("tests/engine/test_cascade.py",)
+DRAFTED_FOR = ("tests/unit/outrider/papers/test_cascade.py",)
 
 CASCADES = (
     Mutant(

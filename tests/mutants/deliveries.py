@@ -19,14 +19,20 @@ TREE, BUFFER, DRAFTING = (
     "target_service:DraftBuffer",
     "target_service:Drafting",
 )
-GROWTH, BUFFERED = ("tests/unit/test_growing_tree.py",), ("tests/unit/test_draft_buffer.py",)
-BLIND = ("tests/unit/test_growing_tree.py::test_under_rejection_growth_knows_no_values",)
-TIMES, STEPS = ("tests/unit/test_lease.py",), ("tests/engine/test_turns.py",)
+GROWTH = tuple(f"tests/unit/outrider/engine/speculation/test_{name}.py" for name in ("growth", "draft_tree", "drawing"))
+BUFFERED = ("tests/unit/target_service/leases/test_draft_buffer.py",)
+BLIND = ("tests/unit/outrider/engine/speculation/test_growth.py::test_under_rejection_growth_knows_no_values",)
+TIMES, STEPS = ("tests/unit/target_service/leases/test_lease.py",), ("tests/unit/target_service/step/test_step.py",)
 BY_ACCEPTANCE = (
     "max(_0, key=lambda each: __import__('outrider.engine.sampling.noise', fromlist=['x']).host_slot_uniforms("
     "[lease.slot.params], [lease.length], [lease.length], [2])[0][0] if each.drafter else 0.5)"
 )
-CHAINS, UNIONS = ("tests/unit/test_count_law.py",), ("tests/unit/test_merging.py",)
+CHAINS = ("tests/unit/outrider/engine/sampling/test_count_law.py",)
+UNIONS = (
+    "tests/unit/target_service/drafting/test_choice.py",
+    "tests/unit/outrider/papers/test_merging.py",
+    "tests/unit/outrider/engine/speculation/test_candidates.py",
+)
 TIMED = ("tests/law/test_law.py::TestADraftWhoseTimesDependOnItsTokens::test_the_law[target_service-True]",)
 
 DELIVERIES = (
@@ -47,7 +53,7 @@ DELIVERIES = (
         f"{TREE}.number_keys",
         call("range", to="[0] * _0"),
         "siblings are drawn with one number, and the second of them by what is left of the first one's",
-        ("tests/unit/test_tree_law.py",),
+        ("tests/unit/outrider/engine/speculation/test_tree.py",),
     ),
     Mutant(
         f"{TREE}.number_keys",
@@ -59,13 +65,13 @@ DELIVERIES = (
         "gateway.rounds:Drafting._open",
         call("replace", to="_0"),
         "two drafts of one answer are not told that they are two, and draw with the same numbers",
-        ("tests/unit/test_decode_loop.py",),
+        ("tests/unit/gateway/rounds/test_decode_loop.py",),
     ),
     Mutant(
         "gateway.rounds:Decoder._advance",
         argument("advance", 0, to="self.target.tickets[0]"),
         "what the second draft delivers is taken for the first one's",
-        ("tests/unit/test_decode_loop.py",),
+        ("tests/unit/gateway/rounds/test_decode_loop.py",),
     ),
     Mutant(
         "target_service:Drafting._proposed",
@@ -89,7 +95,7 @@ DELIVERIES = (
         "gateway.workers:DraftUse.note",
         comparison(">", "MIN_GAIN", to="True"),
         "a draft that adds little is asked on, and takes of every step",
-        ("tests/unit/test_draft_use.py",),
+        ("tests/unit/gateway/workers/test_draft_use.py",),
     ),
     Mutant(
         "outrider.engine.speculation:_draw",

@@ -3,7 +3,10 @@
 from tests.mutants import Mutant
 from tests.mutants.operators import call
 
-ENGINE, SLOTS = "tests/engine/test_encoder_decoder.py", ("tests/unit/test_slots.py",)
+ENGINE, SLOTS = (
+    "tests/unit/outrider/engine/attention/test_cross_attention.py",
+    ("tests/unit/outrider/engine/worker/test_source_slot.py",),
+)
 
 ENCODER = (
     Mutant(

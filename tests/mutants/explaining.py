@@ -3,7 +3,7 @@
 from tests.mutants import Mutant
 from tests.mutants.operators import always, argument, call, comparison, constant, drop, never
 
-LAWS = ("tests/unit/test_explaining.py",)
+LAWS = ("tests/unit/target_service/step/test_explaining.py",)
 SERVED = ("tests/service/test_target_service.py::test_an_explanation_changes_nothing_and_comes_to_those_who_ask",)
 
 EXPLAINING = (
@@ -45,6 +45,6 @@ EXPLAINING = (
         "outrider.wire:TokenKind.counted",
         never(),
         "forced and predicted tokens are missing among those that are counted as accepted",
-        ("tests/unit/test_session.py",),
+        ("tests/unit/gateway/telemetry/test_round_metrics.py",),
     ),
 )

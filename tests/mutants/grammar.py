@@ -4,7 +4,7 @@ from tests.mutants import Mutant
 from tests.mutants.operators import argument, call, comparison, drop, never, statement
 
 SAMPLING = "outrider.engine.sampling"
-OWN = "tests/unit/test_grammar.py"
+OWN = "tests/unit/outrider/engine/sampling/test_grammar.py"
 
 GRAMMAR = (
     Mutant(
@@ -29,7 +29,7 @@ GRAMMAR = (
         "outrider.engine.speculation:_draw",
         call("copy", to="np.maximum(_self, 0.1)"),
         "a draft draws what the grammar forbids, and ships its law as masked: the mask is on the target alone",
-        ("tests/unit/test_tree_law.py::TestExactLaw::test_laws_that_a_grammar_masks",),
+        ("tests/unit/outrider/engine/speculation/test_tree.py::TestExactLaw::test_laws_that_a_grammar_masks",),
     ),
     Mutant(
         f"{SAMPLING}:HostLogits.law",
@@ -69,6 +69,6 @@ GRAMMAR = (
         "target_service:commit_tokens",
         never("grammar"),
         "an answer that is complete goes on with ends until min_tokens",
-        ("tests/unit/test_commit.py",),
+        ("tests/unit/target_service/step/test_commit.py",),
     ),
 )

@@ -15,9 +15,18 @@ from tests.mutants.operators import (
 )
 
 HEADS_ROOM = "outrider.engine.heads"
-JOINED_TESTS, PEAGLE_TESTS = ("tests/engine/test_joined.py",), ("tests/engine/test_peagle.py",)
-EAGLE3_TESTS, MEDUSA_TESTS = ("tests/engine/test_eagle3.py",), ("tests/engine/test_medusa.py",)
-DFLASH_TESTS, DRAFTER_TESTS = ("tests/engine/test_dflash.py",), ("tests/engine/test_dflash_drafter.py",)
+JOINED_TESTS, PEAGLE_TESTS = (
+    ("tests/unit/outrider/engine/heads/test_joined.py",),
+    ("tests/unit/outrider/engine/heads/test_peagle.py",),
+)
+EAGLE3_TESTS, MEDUSA_TESTS = (
+    ("tests/unit/outrider/engine/heads/test_eagle3.py",),
+    ("tests/unit/outrider/engine/heads/test_medusa.py",),
+)
+DFLASH_TESTS, DRAFTER_TESTS = (
+    ("tests/unit/outrider/engine/heads/test_dflash.py",),
+    ("tests/unit/draft_service/slots/test_block_head_slot.py",),
+)
 
 HEADS = (
     Mutant(
@@ -108,7 +117,7 @@ HEADS = (
         f"{HEADS_ROOM}:OpeningMap.exact",
         never("each"),
         "3.1's norms of the taps are taken for one of all",
-        ("tests/engine/test_opening.py",),
+        ("tests/unit/outrider/engine/heads/test_opening.py",),
     ),
     Mutant(
         f"{HEADS_ROOM}:HeadNetwork.mapped",
@@ -132,7 +141,7 @@ HEADS = (
         f"{HEADS_ROOM}.dflash:_facts",
         argument("DFlashConfig", "embedding_scale", to="1.0"),
         "DFlash heads of Gemma embed blocks without the target's scale",
-        ("tests/engine/test_borrowed_embedding.py",),
+        ("tests/unit/outrider/engine/heads/test_network.py",),
     ),
     Mutant(
         f"{HEADS_ROOM}.dflash:_taps",
@@ -156,7 +165,7 @@ HEADS = (
         "outrider.engine.attention:_seen",
         always("causal", beside=("broadcast_to",)),
         "what is not causal is, where a window makes a mask",
-        ("tests/engine/test_paged.py", *DFLASH_TESTS),
+        ("tests/unit/outrider/engine/attention/test_paged_attention.py", *DFLASH_TESTS),
     ),
     Mutant(
         f"{HEADS_ROOM}:BlockHead",

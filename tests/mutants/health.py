@@ -3,8 +3,11 @@
 from tests.mutants import Mutant
 from tests.mutants.operators import always, argument, call, comparison, constant, drop, statement
 
-HEALTH_TESTS, HANG_TESTS = ("tests/unit/test_health.py",), ("tests/unit/test_hang_watch.py",)
-PLACEMENT_TESTS = ("tests/unit/test_placement_of_requests.py",)
+HEALTH_TESTS, HANG_TESTS = (
+    ("tests/unit/outrider/wire/processes/test_health.py",),
+    ("tests/unit/outrider/wire/transport/test_hang_watch.py",),
+)
+PLACEMENT_TESTS = ("tests/unit/gateway/workers/test_placement.py",)
 
 HEALTH = (
     Mutant(

@@ -4,8 +4,11 @@ from tests.mutants import Mutant
 from tests.mutants.operators import always, call, drop, never, operation, sibling
 
 CALLER = "gateway.admission:Caller"
-SHARING = ("tests/unit/test_cache_salt.py",)
-LIMITS, KEYS_TESTS = ("tests/unit/test_key_limits.py",), ("tests/unit/test_api_keys.py",)
+SHARING = ("tests/unit/gateway/admission/test_cache_salt.py",)
+LIMITS, KEYS_TESTS = (
+    ("tests/unit/gateway/admission/test_keys.py",),
+    ("tests/unit/outrider/wire/settings/test_api_keys.py",),
+)
 
 KEYS = (
     Mutant(
@@ -24,7 +27,7 @@ KEYS = (
         "outrider.drafting:Corpus.add",
         never("corpus_id"),
         "callers of whom nothing is known are proposed each other's text",
-        ("tests/unit/test_lookup.py",),
+        ("tests/unit/outrider/drafting/test_lookup.py",),
     ),
     Mutant("gateway.admission:KeyRing.find", always(), "whatever is sent as a key gets in", KEYS_TESTS),
     Mutant(

@@ -4,7 +4,7 @@ from tests.mutants import Mutant
 from tests.mutants.operators import argument, call, drop, drop_element, statement
 
 PATHS = "outrider.engine.attention"
-ENGINE = ("tests/engine/test_layer_memory.py",)
+ENGINE = ("tests/unit/outrider/engine/architectures/test_layer_memory.py",)
 
 LAYER_MEMORY = (
     Mutant(

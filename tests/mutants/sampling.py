@@ -14,69 +14,79 @@ from tests.mutants.operators import (
 
 SAMPLING_ROOM = "outrider.engine.sampling"
 STATE = f"{SAMPLING_ROOM}:SamplingState"
-HOST, DENSE = "tests/unit/test_host_sampling.py", "tests/unit/test_sampling.py"
-NOISE, COUPLED = ("tests/unit/test_noise.py",), ("tests/unit/test_coupled.py",)
+HOST = (
+    "tests/unit/outrider/engine/sampling/test_host_sampling.py",
+    "tests/unit/outrider/engine/sampling/test_row_law.py",
+)
+DENSE = (
+    "tests/unit/outrider/engine/sampling/test_sampling.py",
+    "tests/unit/outrider/engine/sampling/test_penalties.py",
+)
+NOISE, COUPLED = (
+    ("tests/unit/outrider/engine/sampling/test_noise.py",),
+    ("tests/unit/outrider/engine/sampling/test_coupled.py",),
+)
 
 SAMPLING = (
     Mutant(
         f"{SAMPLING_ROOM}:_edited",
         operation("*", to="_0 / _1"),
         "the repetition penalty makes unlikely tokens more likely",
-        (DENSE,),
+        DENSE,
     ),
     Mutant(
         f"{SAMPLING_ROOM}:Columns._columns_of",
         never("_prompt"),
         "the repetition penalty ignores the prompt",
-        (DENSE, HOST),
+        (*DENSE, *HOST),
     ),
     Mutant(
         f"{SAMPLING_ROOM}:Columns.after",
         operation("+", to="_0"),
         "penalties after draft tokens forget what was said before them",
-        (DENSE, HOST),
+        (*DENSE, *HOST),
     ),
     Mutant(
         f"{STATE}.set_output",
         drop("forget_output"),
         "tokens that were taken back are penalised for ever",
-        (DENSE,),
+        DENSE,
     ),
     Mutant(
         f"{STATE}.banned",
         operation("+", to="_0"),
         "a round bans the end past the minimum length",
-        (DENSE, HOST),
+        (*DENSE, *HOST),
     ),
     Mutant(
         f"{STATE}._context",
         drop_element("draft_prefix"),
         "a bad word that begins in the drafts is completed",
-        (DENSE, HOST),
+        (*DENSE, *HOST),
     ),
     Mutant(
         f"{SAMPLING_ROOM}:_edge",
         argument("max", 1, to="_ - 1"),
         "top-p leaves out the token that completes its mass",
-        (HOST,),
+        HOST,
     ),
     Mutant(
         f"{SAMPLING_ROOM}:exactly_best",
         always(),
         "top-k keeps more than k where several are equal",
-        (HOST,),
+        HOST,
     ),
     Mutant(
         f"{SAMPLING_ROOM}:draw_place",
         drop("-="),
         "of a long row mostly the last token of a chunk is drawn",
-        (HOST,),
+        HOST,
     ),
     Mutant(
         f"{SAMPLING_ROOM}:RowLaw.probs_at",
         call("where", to="_1"),
         "tokens that the draft could not have drawn count as if it could",
-        (HOST, "tests/unit/test_acceptance_law.py"),
+        (*HOST, "tests/unit/outrider/engine/sampling/test_acceptance_law.py"),
     ),
     Mutant(
         f"{SAMPLING_ROOM}:host_uniforms",

@@ -4,8 +4,8 @@ from tests.mutants import Mutant
 from tests.mutants.operators import call, constant, drop, never, operation, read, sibling, subscript
 
 TEXT, STATE = "gateway.rounds:Detokenizer", "gateway.rounds:Session"
-DETOKENIZER = ("tests/unit/test_detokenizer.py",)
-VERDICTS = ("tests/unit/test_session.py",)
+DETOKENIZER = ("tests/unit/gateway/rounds/test_detokenizer.py",)
+VERDICTS = ("tests/unit/gateway/rounds/test_session.py",)
 
 SESSION = (
     Mutant(

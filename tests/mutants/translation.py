@@ -4,8 +4,8 @@ from tests.mutants import Mutant
 from tests.mutants.operators import always, comparison, drop, read, sibling, subscript
 
 TRANSLATION, SLOT = "outrider.drafting:Intersection", "draft_service:TranslatedSlot"
-UNIT = ("tests/unit/test_translated_drafts.py",)
-ENGINE = ("tests/engine/test_translated_drafting.py",)
+UNIT = ("tests/unit/outrider/drafting/test_translation.py",)
+ENGINE = ("tests/unit/draft_service/slots/test_translated_slot.py",)
 
 TRANSLATIONS = (
     Mutant(

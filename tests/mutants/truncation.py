@@ -4,7 +4,11 @@ from tests.mutants import Mutant
 from tests.mutants.operators import argument, call, constant, drop, never
 
 POOL, SLOT, ENGINE = "outrider.engine.kv_pool", "outrider.engine.worker:Slot", "outrider.engine.worker"
-KV, SLOTS, PREFIX = "tests/unit/test_kv_pool.py", "tests/unit/test_slots.py", "tests/unit/test_prefix_cache.py"
+KV, SLOTS, PREFIX = (
+    "tests/unit/outrider/engine/test_kv_pool.py",
+    "tests/unit/outrider/engine/worker/test_slots.py",
+    "tests/unit/outrider/engine/test_kv_pool.py",
+)
 
 TRUNCATION = (
     Mutant(

@@ -4,9 +4,9 @@ from tests.mutants import Mutant
 from tests.mutants.operators import call, drop, never, operation, read, statement, subscript
 
 LOOKAHEAD, PASS = "outrider.papers:LookaheadDrafter", "outrider.papers:PassDrafter"
-UNIT, STEPS = ("tests/unit/test_lookahead.py",), ("tests/engine/test_turns.py",)
-PASS_TESTS = ("tests/unit/test_own_pass.py",)
-MERGED = ("tests/unit/test_merging.py",)
+UNIT, STEPS = ("tests/unit/outrider/papers/test_lookahead.py",), ("tests/unit/target_service/step/test_step.py",)
+PASS_TESTS = ("tests/unit/outrider/papers/test_lookahead_embeddings.py",)
+MERGED = ("tests/unit/target_service/drafting/test_choice.py",)
 
 WINDOWS = (
     Mutant(
@@ -49,7 +49,7 @@ WINDOWS = (
         "outrider.training:Pass.guesses",
         operation("+", "1", to="_0"),
         "look-ahead embeddings are trained to say the token that they stand for",
-        ("tests/engine/test_training.py",),
+        ("tests/unit/outrider/training/test_pass_embeddings.py",),
     ),
     Mutant(
         "target_service:Proposal.row",
@@ -79,6 +79,6 @@ WINDOWS = (
         "target_service:learn",
         drop("own_sources", "drafter", "note"),
         "windows that bring nothing are fed for ever",
-        ("tests/unit/test_lease.py",),
+        ("tests/unit/target_service/leases/test_lease.py",),
     ),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
@@ -31,7 +31,6 @@ HOLD, HOLD_S = "target_service.leases.hold.MAX_HOLD_S", 3.0
 """How long the module's target holds a step for the draft tokens that its slot names: longer than usual, since here the
 machine is busy with other tests.
 """
-StartWorker = Callable[..., contextlib.AbstractContextManager[Process]]
 
 
 @contextlib.contextmanager

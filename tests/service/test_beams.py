@@ -13,7 +13,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.requests.params import BeamParams
 from outrider.wire.requests.speculation import Speculation
 from tests.service.conftest import worker
-from tests.service.control_client import ControlClient, deliver, delivery, drafted, new_ticket, open_slot, verify
+from tests.service.control_client import ControlClient, deliver, delivery, new_ticket, open_slot, verify
 from tests.service.recorder import Recorder
 from tests.stack import Process
 
@@ -66,35 +66,6 @@ async def test_verdicts_hold_a_level_a_step_and_the_answers_at_the_end(target: C
     await target.opened(1, PROMPT, **SEARCH)
     again = await searched(target, 1, levels[:6])
     assert len(again) == MAX_TOKENS - 6 and again[-1].hypotheses == last.hypotheses
-
-
-@pytest.mark.parametrize("name", BROKEN)
-async def test_levels_that_cannot_be_are_refused_and_the_slot_stays(target: ControlClient, name: str) -> None:
-    await target.opened(1, PROMPT, **SEARCH)
-    reply = await target.ask(lease(1, [SOUND, BROKEN[name]]))
-    assert isinstance(reply, pb.WorkerError) and reply.code == pb.WORKER_ERROR_CODE_INVALID
-    assert (await searched(target, 1, []))[-1].hypotheses
-
-
-async def test_a_slot_opens_with_what_can_be_searched_alone(target: ControlClient) -> None:
-    for options in ({"temperature": 0.5}, {"min_tokens": 2}, {"beams": BeamParams(1)}, {"beams": BeamParams(200)}):
-        reply = await target.ask(open_slot(1, PROMPT, **{**SEARCH, **options}))
-        assert isinstance(reply, pb.WorkerError) and reply.code == pb.WORKER_ERROR_CODE_INVALID, options
-
-
-async def test_right_drafts_save_steps_and_those_of_no_live_beam_are_dropped(target: ControlClient) -> None:
-    await target.opened(1, PROMPT, **SEARCH)
-    levels = [level for verdict in await searched(target, 1, []) for level in verdict.levels]
-    first, second = levels[1], levels[2]
-    await target.opened(1, PROMPT, speculation=Speculation(2, 24), **SEARCH)
-    ids = [*first.ids, *second.ids, 9]
-    parents = [*(-1 - beam for beam in first.parents), *second.parents, -1 - WIDTH]
-    ticket, length = new_ticket(), len(PROMPT) + 1
-    ranks = [*range(WIDTH), *range(WIDTH), 0]
-    item = delivery(target, ticket, length, ids, parents=parents, ranks=ranks)
-    verdict = await drafted(target, lease(1, levels[:1], ticket), item)
-    assert (verdict.num_drafted, verdict.depth, verdict.num_accepted) == (2 * WIDTH, 2, 2)
-    assert [list(level.ids) for level in verdict.levels] == [list(level.ids) for level in levels[1:4]]
 
 
 def advance(slot: int, base_len: int, levels: list[pb.BeamLevel], ticket: int) -> dpb.Advance:

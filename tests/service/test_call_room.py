@@ -128,7 +128,7 @@ async def test_who_watches_health_takes_no_room_from_requests(monkeypatch: pytes
             raise AssertionError("no place is given back")
 
 
-async def test_who_holds_streams_of_proposals_takes_no_room_from_gateways_and_little_memory() -> None:
+async def test_streams_of_proposals_take_no_room_from_gateways() -> None:
     async with (
         target() as address,
         unfinished_calls(address, MAX_DELIVERING // 4 + 20, DELIVER, MIB) as num_bytes,

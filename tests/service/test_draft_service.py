@@ -12,23 +12,19 @@ import pytest
 import torch
 
 from outrider.engine.sampling.noise import Purpose
-from outrider.engine.speculation.nodes import NodeKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.wire.kinds import DraftLogprobs
-from outrider.wire.protocol import PROTOCOL
 from outrider.wire.requests.speculation import Speculation
-from outrider.wire.transport.codec import DenseRows, SparseRows
+from outrider.wire.transport.codec import DenseRows
 from tests.service.conftest import worker
 from tests.service.control_client import (
     ControlClient,
     advance,
     eventually,
     idle,
-    new_ticket,
     open_slot,
     sampling,
-    verify,
 )
 from tests.service.recorder import Grown, Recorder, started
 from tests.service.reference_model import ReferenceModel, draw, uniform
@@ -79,14 +75,6 @@ async def test_a_draft_is_not_paired_with_a_target_that_says_nothing_of_its_toke
     assert (info.needs_features, info.translates, len(info.translations)) == (False, True, 0)
 
 
-async def test_of_a_target_with_its_own_tokens_nothing_is_translated(
-    draft: ControlClient, target: ControlClient, target_worker: Process
-) -> None:
-    pair = dpb.PairRequest(deliver_to=target_worker.address, target_epoch=target.epoch)
-    reply = await draft.stub.Pair(pair, timeout=30)
-    assert (reply.ok, reply.why, len((await draft.info()).translations)) == (True, "", 0)
-
-
 # what grows
 
 
@@ -103,13 +91,6 @@ async def test_nothing_is_fed_before_the_first_advance(
     assert found.chain() == reference.greedy(prompt, 4)
     assert (await draft.info()).num_kv_blocks_in_use == 3
     assert {(part.target_epoch, part.root_len) for part in found.parts} == {(77, 40)}
-
-
-@pytest.mark.parametrize("encoding", [AUTO, FULL, TOPK])
-async def test_greedy_ships_ids_alone(draft: ControlClient, recorder: Recorder, encoding: DraftLogprobs) -> None:
-    found = await grown(draft, recorder, 1, PROMPT, chain_of(4, encoding, 5))
-    assert not any(part.HasField("distributions") for part in found.parts)
-    assert set(found.kinds.values()) == {NodeKind.GUESS}
 
 
 async def test_it_goes_on_from_any_base_len(
@@ -156,55 +137,7 @@ async def test_under_one_ticket_it_goes_on_with_what_it_has(
     assert Grown(parts).chain(1) == reference.greedy(ids, 1)
 
 
-@pytest.mark.parametrize("room", [1, 2, 5])
-async def test_nothing_is_drafted_for_which_there_is_no_room(
-    draft: ControlClient, recorder: Recorder, room: int
-) -> None:
-    """The target adds a token of its own."""
-    await draft.opened(1, PROMPT, deliver_to=recorder.address, k=8, max_tokens=room + 1)
-    message = advance(1, len(PROMPT))
-    draft.tell(message)
-    found = await recorder.grown(message.ticket, lambda each: bool(each.ended))
-    assert max(map(len, found.ranks)) == room
-
-
 # truncation
-
-
-async def test_a_stop_ends_growth_and_frees_what_a_truncate_else_leaves(
-    draft: ControlClient, recorder: Recorder, reference: ReferenceModel
-) -> None:
-    prompt = list(range(20, 34))
-    before = await draft.metrics()
-    await grown(draft, recorder, 1, prompt, chain_of(8))  # 14 and 7 entries: two blocks
-    assert (await draft.info()).num_kv_blocks_in_use == 2
-    draft.tell(pb.Truncate(slot=1, committed_len=15, reason=pb.TRUNCATE_REASON_WASTED))
-    await draft.taken()
-    assert (await draft.info()).num_kv_blocks_in_use == 2, "guesses under what is committed stay"
-    for _ in range(2):
-        draft.tell(pb.Truncate(slot=1, committed_len=15, reason=pb.TRUNCATE_REASON_STOP))
-    await draft.taken()
-    assert (await draft.info()).num_kv_blocks_in_use == 1
-    message = advance(1, 14, [9])
-    draft.tell(message)
-    assert await recorder.chain(message.ticket, 4) == reference.greedy([*prompt, 9], 4)
-    after = await draft.metrics()
-    name = 'outrider_worker_truncates_total{{reason="{}",worker="draft"}}'
-    gained = {reason: after[name.format(reason)] - before.get(name.format(reason), 0) for reason in ("wasted", "stop")}
-    assert gained == {"wasted": 1, "stop": 2}
-
-
-async def test_truncates_while_it_drafts_change_nothing(
-    draft: ControlClient, recorder: Recorder, reference: ReferenceModel
-) -> None:
-    prompt = list(range(100, 140))
-    await draft.opened(1, prompt, deliver_to=recorder.address, max_tokens=100, speculation=chain_of(48))
-    message = advance(1, 40)
-    draft.tell(message)
-    for committed_len in (1, 40, 20, 41, 3) * 4:
-        draft.tell(pb.Truncate(slot=1, committed_len=committed_len))
-        await asyncio.sleep(0.005)
-    assert await recorder.chain(message.ticket, 48) == reference.greedy(prompt, 48)
 
 
 # the law it drew from
@@ -235,73 +168,6 @@ async def test_full_rows_are_the_law_it_drew_from(
         assert found.forms == {DenseRows}
 
 
-@pytest.mark.parametrize("n", [1, 7, 128])
-async def test_topk_is_cut_and_renormalised_before_the_draw(
-    draft: ControlClient, recorder: Recorder, reference: ReferenceModel, n: int
-) -> None:
-    for seed in range(4):
-        own = {"temperature": 1.5, "seed": seed}
-        params = sampling(**own)
-        found = await grown(draft, recorder, seed, PROMPT, chain_of(4, TOPK, n), **own)
-        chain, rows = found.chain(), found.drawn(4)
-        assert found.forms == {SparseRows}
-        assert [int(num) for num in (rows > -torch.inf).sum(dim=1)] == [n] * 4
-        assert torch.allclose(rows.double().exp().sum(dim=1), torch.ones(4, dtype=torch.float64), atol=1e-6)
-        assert [draw(row, uniform(params, 5, 5 + j, Purpose.DRAFT)) for j, row in enumerate(rows)] == chain
-        laws = reference.laws(PROMPT, len(PROMPT), params, chain)[:-1]
-        kept = rows > -torch.inf
-        masked = laws.masked_fill(~kept, -torch.inf)
-        assert bool((laws.masked_fill(kept, -torch.inf).amax(dim=1) <= masked.amax(dim=1)).all())
-        assert torch.allclose(rows.exp(), masked.softmax(dim=1), atol=1e-5)
-
-
-@pytest.mark.parametrize("encoding", [AUTO, FULL])
-@pytest.mark.parametrize("options", [{"top_k": 9}, {"top_p": 0.5, "temperature": 0.5}], ids=["top_k", "top_p"])
-async def test_the_requests_own_support_is_shipped_sparse(
-    draft: ControlClient,
-    recorder: Recorder,
-    reference: ReferenceModel,
-    options: dict[str, Any],
-    encoding: DraftLogprobs,
-) -> None:
-    own = {**SAMPLED, **options}
-    found = await grown(draft, recorder, 1, PROMPT, chain_of(4, encoding), **own)
-    assert found.forms == {SparseRows}
-    laws = reference.laws(PROMPT, len(PROMPT), sampling(**own), found.chain())[:-1]
-    assert (found.drawn(4) == -torch.inf).equal(laws == -torch.inf)
-    assert torch.allclose(found.drawn(4).exp(), laws.exp(), atol=1e-5)
-
-
-async def test_auto_cuts_laws_where_all_slots_whole_ones_are_over_the_budget(
-    draft: ControlClient, recorder: Recorder
-) -> None:
-    """Decided when a tree begins, for all that is drawn in it."""
-    for slot in range(BUDGET_SLOTS + 2):
-        found = await grown(draft, recorder, slot, PROMPT, chain_of(4, topk=16), temperature=1.0, seed=slot)
-        assert found.forms == {DenseRows if slot < BUDGET_SLOTS else SparseRows}
-        await draft.opened(99, PROMPT)  # greedy: it sends none
-        draft.tell(pb.CloseSlot(slot=99))
-
-
-async def test_beside_what_is_drawn_hang_guesses_of_what_the_target_draws_itself(
-    draft: ControlClient, recorder: Recorder
-) -> None:
-    """Each with a chain of laws of its own; none of them is what is drawn there."""
-    await draft.opened(1, PROMPT, deliver_to=recorder.address, k=4, **SAMPLED)
-    message = advance(1, len(PROMPT))
-    draft.tell(message)
-
-    def is_enough(each: Grown) -> bool:
-        keys = [path for path, kind in each.kinds.items() if kind is NodeKind.KEY]
-        return any(each.children(key, NodeKind.LAW) for key in keys)
-
-    found = await recorder.grown(message.ticket, is_enough)
-    for path in {path[:-1] for path in found.kinds}:
-        drawn, keys = found.children(path, NodeKind.LAW), found.children(path, NodeKind.KEY)
-        assert len(drawn) <= 1 and not set(drawn) & set(keys)
-        assert [found.ranks[*path, each] for each in (*drawn, *keys)] == list(range(len(drawn) + len(keys)))
-
-
 # refused
 
 
@@ -325,15 +191,6 @@ async def test_what_a_slot_cannot_be_opened_with(draft: ControlClient, fields: d
     message.speculation.CopyFrom(pb.Speculation(**{"max_draft_tokens": 8, **fields}))
     error = await draft.ask(message)
     assert error.code == pb.WORKER_ERROR_CODE_INVALID and named in error.message
-    assert idle(await draft.info())
-
-
-@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
-async def test_another_protocol_is_refused_and_both_are_named(draft: ControlClient, protocol: int) -> None:
-    error = await draft.ask(open_slot(1, PROMPT, protocol=protocol))
-    assert error.code == pb.WORKER_ERROR_CODE_INVALID
-    both = f"the gateway speaks protocol {protocol}, this worker {PROTOCOL}; install the same version"
-    assert both in error.message
     assert idle(await draft.info())
 
 
@@ -362,14 +219,6 @@ async def test_a_wrong_advance_is_told_under_the_opens_id_and_changes_nothing(
     assert message.ticket not in recorder.parts and replies.empty
 
 
-async def test_an_advance_for_an_unknown_slot_is_ignored(draft: ControlClient, recorder: Recorder) -> None:
-    message = advance(2, 5)
-    draft.tell(message)
-    assert (await draft.ask(None)).code == pb.WORKER_ERROR_CODE_INVALID
-    await draft.taken()
-    assert idle(await draft.info()) and message.ticket not in recorder.parts
-
-
 async def test_stale_epoch(draft: ControlClient, recorder: Recorder) -> None:
     old = draft.epoch ^ 8
     assert (await draft.ask(open_slot(1, PROMPT), epoch=old)).code == pb.WORKER_ERROR_CODE_STALE_EPOCH
@@ -381,31 +230,6 @@ async def test_stale_epoch(draft: ControlClient, recorder: Recorder) -> None:
     await draft.taken()
     assert (await draft.info()).num_slots_in_use == 1 and (await draft.info()).num_kv_blocks_in_use == 0
     assert stale.ticket not in recorder.parts
-
-
-async def test_newer_messages_end_what_grows(draft: ControlClient, recorder: Recorder) -> None:
-    """Another ticket, a reopen and a close: nothing more is delivered under what was."""
-    await draft.opened(1, PROMPT, deliver_to=recorder.address, max_tokens=100, speculation=chain_of(64))
-    for newer in (advance(1, 5), open_slot(1, PROMPT, deliver_to=recorder.address, max_tokens=100)):
-        old = advance(1, 5)
-        draft.tell(old)
-        if isinstance(newer, pb.OpenSlot):
-            assert isinstance(await draft.ask(newer), pb.OpenReply)
-        else:
-            draft.tell(newer)
-            await recorder.chain(newer.ticket, 64)
-        assert not any(part.ends for part in recorder.parts.get(old.ticket, ())), "the old one was completed"
-    draft.tell(advance(1, 5))
-    draft.tell(pb.CloseSlot(slot=1))
-    await eventually(idle, draft)
-
-
-async def test_slot_limit(draft: ControlClient) -> None:
-    for slot in range(8):
-        await draft.opened(slot, PROMPT, max_tokens=2)
-    error = await draft.ask(open_slot(8, PROMPT, max_tokens=2))
-    assert error.code == pb.WORKER_ERROR_CODE_EXHAUSTED and "8 slots" in error.message
-    assert (await draft.info()).num_slots_in_use == 8
 
 
 async def test_a_stream_that_ends_while_it_drafts_frees_everything(
@@ -463,21 +287,3 @@ async def test_a_target_that_comes_back_gets_deliveries_again(draft: ControlClie
                 await asyncio.sleep(0.1)
     finally:
         await server.stop(None)
-
-
-async def test_draft_and_target_together(draft: ControlClient, target: ControlClient, target_worker: Process) -> None:
-    """Both services and the wire between them: same model and temperature 0, so that all is accepted."""
-    for client in (draft, target):
-        route = {"deliver_to": target_worker.address, "target_epoch": target.epoch} if client is draft else {}
-        await client.opened(1, PROMPT, max_tokens=64, k=4, **route)
-    message, ids = verify(1, 0, PROMPT, new_ticket(), num_steps=25), list(PROMPT)
-    replies = target.follow(message)
-    await target.taken()
-    draft.tell(advance(1, 0, ids, message.tickets[0].ticket))
-    for _ in range(5):
-        (verdict,) = await replies.verdicts(1)
-        assert (verdict.num_drafted, verdict.num_accepted) == (4, 4)
-        base_len = len(ids)
-        ids += verdict.token_ids
-        draft.tell(advance(1, base_len, ids[base_len:], message.tickets[0].ticket))
-    assert replies.empty

@@ -5,7 +5,6 @@ hidden states, whatever steps and pieces of prompts they were made in.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -22,9 +21,7 @@ from draft_service.targets.registration import HeadOffer
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.requests.speculation import Speculation
-from outrider.wire.requests.tree_shape import TreeShape
+from outrider.wire.errors import IncompatiblePair
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.service.conftest import HOLD, HOLD_S, worker
 from tests.service.control_client import (
@@ -127,10 +124,6 @@ def check_close(found: Tensor, expected: Tensor) -> None:
     assert others.min() > 0.2
 
 
-async def head_bytes(client: ControlClient) -> float:
-    return (await client.metrics()).get('outrider_worker_head_bytes{worker="target"}', 0.0)
-
-
 async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
     target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
 ) -> None:
@@ -162,82 +155,6 @@ async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
         )
 
 
-async def test_rows_of_a_tree_are_those_of_the_path_that_is_kept(
-    target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
-) -> None:
-    async with draft_of(target, target_worker) as draft:
-        await draft.pair()
-        ticket, prompt = new_ticket(), PROMPT[:7]
-        right = reference.greedy(prompt, 3)
-        wrong = [(token_id + 1) % VOCAB for token_id in right]
-        shape = Speculation(max_draft_tokens=6, tree=TreeShape(widths=(2, 2)))
-        await target.opened(1, prompt, speculation=shape)
-        replies = target.follow(verify(1, len(prompt), ticket=ticket))
-        await target.taken()
-        # Nodes: wrong, right; under the second wrong, right.
-        tree = delivery(
-            target,
-            ticket,
-            len(prompt),
-            [wrong[0], right[0], wrong[1], right[1], 5, 6],
-            parents=[-1, -1, 1, 1, 0, 0],
-            ranks=[0, 1, 0, 1, 0, 1],
-            ends=[-1, 0, 1],
-        )
-        await deliver(target, tree)
-        draft.request(ticket)
-        (verdict,) = await replies.verdicts(1)
-        assert (verdict.num_drafted, verdict.num_accepted, list(verdict.token_ids)) == (6, 2, right)
-        committed = [*prompt, *right]
-        check_close(await draft.came(ticket, 0, len(committed) - 1), draft.expected(model, committed)[:-1])
-
-
-async def test_rows_after_a_slot_lost_its_memory_and_of_a_draft_that_comes_later(
-    target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
-) -> None:
-    """Two long answers do not fit the cache beside each other: the younger is fed anew."""
-    before = (await target.metrics())['outrider_worker_preemptions_total{worker="target"}']
-    prompts = {1: PROMPT[::-1], 2: PROMPT[3:] + PROMPT[:3]}  # neither is in the prefix cache
-    async with draft_of(target, target_worker) as draft:
-        await draft.pair()
-        tickets, replies = {slot: new_ticket() for slot in prompts}, {}
-        for slot, prompt in prompts.items():
-            draft.request(tickets[slot])
-            await target.opened(slot, prompt, max_tokens=50, speculation=Speculation(max_draft_tokens=4))
-            replies[slot] = target.follow(verify(slot, len(prompt), ticket=tickets[slot], num_steps=45))
-        texts = {slot: list(prompt) for slot, prompt in prompts.items()}
-        for slot in prompts:
-            while len(texts[slot]) < len(prompts[slot]) + 45:
-                texts[slot] += (await replies[slot].verdicts(1))[0].token_ids
-        after = (await target.metrics())['outrider_worker_preemptions_total{worker="target"}']
-        assert after > before
-        for slot, ids in texts.items():
-            check_close(await draft.came(tickets[slot], 0, len(ids) - 1), draft.expected(model, ids)[:-1])
-        async with draft_of(target, target_worker) as later:
-            await later.pair()
-            later.request(tickets[2], start=10)
-            found = await later.came(tickets[2], len(texts[2]) - 9, len(texts[2]) - 1)
-            check_close(found, later.expected(model, texts[2])[-9:-1])
-            assert min(position for _, position in later.rows) >= 10
-
-
-async def test_a_head_is_here_once_and_goes_with_its_last_draft(target: ControlClient, target_worker: Process) -> None:
-    assert await head_bytes(target) == 0
-    async with draft_of(target, target_worker) as first:
-        await first.pair()
-        await first.pair()
-        async with draft_of(target, target_worker) as second:
-            await second.pair()
-            assert await head_bytes(target) == opening().num_bytes
-        async with draft_of(target, target_worker, opening(seed=1)) as another:
-            await another.pair()
-            assert await head_bytes(target) == 2 * opening().num_bytes
-    deadline = time.monotonic() + TIMEOUT_S
-    while await head_bytes(target):
-        assert time.monotonic() < deadline
-    assert not [name for name in await target.metrics() if name.startswith("outrider_worker_feature_rows_total{")]
-
-
 @pytest.mark.parametrize(
     ("made", "why"),
     [(opening(hidden=HIDDEN + 2), "another target's head"), (opening((0, LAYERS + 1)), f"taps \\[0, {LAYERS + 1}\\]")],
@@ -249,20 +166,6 @@ async def test_a_head_of_another_target_makes_no_pair(
     async with draft_of(target, target_worker, made) as draft:
         with pytest.raises(IncompatiblePair, match=why):
             await draft.pair()
-
-
-async def test_another_life_of_the_target_makes_no_pair(target: ControlClient, target_worker: Process) -> None:
-    async with draft_of(target, target_worker) as draft:
-        with pytest.raises(IncompatiblePair) as caught:
-            await draft.deliverer.register(draft.address, target.epoch ^ 1)
-        assert caught.value.message == f"it is for target epoch {target.epoch ^ 1}, this is {target.epoch}"
-        await draft.pair()  # the same stream serves the life that is
-
-
-async def test_a_target_that_is_not_there_makes_no_pair(target: ControlClient, target_worker: Process) -> None:
-    async with draft_of(target, target_worker) as draft:
-        with pytest.raises(Unavailable, match="did not take the head: the stream to the target ended: UNAVAILABLE"):
-            await draft.deliverer.register("127.0.0.1:1", 7)
 
 
 async def test_a_probe_says_what_the_target_says(
@@ -281,19 +184,3 @@ async def test_a_probe_says_what_the_target_says(
         probe.taps[0] = 9
         with pytest.raises(grpc.aio.AioRpcError, match=r"taps \[9, 0, 2\], 3 in all; the target has 2 layers"):
             await stub.Probe(probe, timeout=TIMEOUT_S)
-
-
-async def test_the_target_says_that_it_gives_features(target: ControlClient) -> None:
-    info = await target.info()
-    assert (info.gives_features, info.features_refusal, info.hidden_size, info.num_layers) == (True, "", HIDDEN, LAYERS)
-
-
-async def test_deliveries_are_counted_beside_what_is_asked_for(target: ControlClient) -> None:
-    call = target.stub.Deliver()
-    spec = tpb.HeadSpec(target_epoch=target.epoch, digest=b"short", num_bytes=1 << 40)
-    item = delivery(target, new_ticket(), 3, [1, 2])
-    await call.write(tpb.DeliveryBatch(items=[item], asks=[tpb.FeatureAsk(head=spec)]))
-    await call.done_writing()
-    batches = [batch async for batch in call]
-    assert batches[-1].summary.num_deliveries == 1
-    assert [reply.state for batch in batches for reply in batch.heads] == [tpb.HEAD_STATE_REFUSED]

@@ -62,13 +62,6 @@ def test_http_bodies_are_answered_in_their_protocols_form_and_nothing_is_kept(tm
     assert {path for path, _ in ends} == VALID.keys() and {"200", "400"} <= {status for _, status in ends}
 
 
-def test_what_an_answer_has_to_be_is_read_or_refused() -> None:
-    tally = Tally()
-    wanted = {f"{kind} {end}" for kind in ("json", "regex", "choice", "grammar") for end in ("OK", "refused")}
-    with services.grammar_checks() as check:
-        campaigns.run(campaigns.grammars(check, tally), tally, 200, 3, wanted)
-
-
 def test_the_registry_answers_rubbish_with_a_clear_status_and_keeps_nothing() -> None:
     with services.registry() as (served, channel):
         tally = Tally()

@@ -134,12 +134,6 @@ async def test_under_rejection_it_is_followed_too(
     assert sum(v.num_accepted for v in verdicts if v.drafter == "model") > 0
 
 
-async def test_an_answer_ends_with_its_grammar_whatever_min_tokens_says(target: ControlClient) -> None:
-    once = LLMatcher.grammar_from_regex("yes|no")
-    ids, verdicts = await answer(target, grammar=once, min_tokens=50, bad_words=((EOS_ID,),))
-    assert ids[-1] == EOS_ID and len(ids) < 6 and verdicts[-1].finish_reason == pb.FINISH_REASON_STOP
-
-
 async def test_what_does_not_compile_is_refused_by_name(target: ControlClient, draft_worker: Process) -> None:
     wrong = opening(1, 0, grammar='{"grammars":[{"json_schema":{"type":"array","uniqueItems":true}}]}')
     async with stream_to(draft_worker, "draft") as draft:
@@ -160,11 +154,6 @@ async def test_messages_of_a_slot_wait_for_its_grammar(target: ControlClient) ->
     assert isinstance(await opened, (pb.OpenReply, pb.WorkerError)) and isinstance(await again, pb.OpenReply)
     assert isinstance(await first, (tpb.Verdict, pb.WorkerError)) and isinstance(await second, tpb.Verdict)
     target.tell(pb.CloseSlot(slot=1))
-
-
-async def test_a_stream_that_ends_while_its_grammar_is_compiled_leaves_nothing(target_worker: Process) -> None:
-    async with stream_to(target_worker, "target") as client:
-        client.tell(opening(1, 0, grammar=LLMatcher.grammar_from_regex("(u|v){3,9}" * 40)))
 
 
 async def test_an_expression_that_explodes_ends_its_own_request_alone(

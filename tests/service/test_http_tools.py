@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from gateway.tokenizer import Tokenizer
 from tests.rendering import inline_template
 from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
-from tests.service.test_http_front import CHAT, MODEL, in_process
+from tests.service.test_routes import CHAT, MODEL, in_process
 
 TEMPLATES = Path(__file__).parents[1] / "data/templates"
 ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Weather?"}]}
@@ -55,26 +55,6 @@ async def client_of(generator: ScriptedGenerator) -> AsyncIterator[openai.AsyncO
         yield openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="any", max_retries=0, http_client=http)
 
 
-async def test_calls_are_parsed_by_the_official_client() -> None:
-    async with client_of(generator_of(CALLS)) as client:
-        answer = await client.chat.completions.parse(**ASKED, tools=[TOOL])
-    (choice,) = answer.choices
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
-    calls = choice.message.tool_calls or []
-    assert [call.function.parsed_arguments for call in calls] == [Weather(**each) for each in FOUND]
-    assert len({call.id for call in calls}) == 2
-
-
-async def test_content_is_null_where_there_are_calls_alone() -> None:
-    generator = generator_of(CALLS.removeprefix("Let me see.\n"))
-    async with in_process(generator) as http:
-        (choice,) = (await http.post(CHAT, json={**ASKED, "tools": [TOOL]})).json()["choices"]
-        (plain,) = (await http.post(CHAT, json=ASKED)).json()["choices"]
-    assert choice["message"]["content"] is None and "reasoning_content" not in choice["message"]
-    assert plain["message"] == {"role": "assistant", "content": generator.text, "refusal": None}
-    assert plain["finish_reason"] == "stop"
-
-
 async def test_a_stream_of_calls_adds_up_to_the_whole() -> None:
     async with client_of(generator_of(CALLS)) as client:
         async with client.chat.completions.stream(**ASKED, tools=[TOOL]) as stream:
@@ -94,15 +74,6 @@ async def test_a_stream_of_calls_adds_up_to_the_whole() -> None:
         assert json.loads("".join(each.function.arguments or "" for each in own if each.function)) == FOUND[index]
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [each.finish_reason for chunk in chunks for each in chunk.choices][-1] == "tool_calls"
-
-
-async def test_an_answer_that_ends_at_its_limit_says_so() -> None:
-    async with client_of(generator_of(CALLS)) as client:
-        answer = await client.chat.completions.create(**ASKED, tools=[TOOL], max_tokens=30)
-    (choice,) = answer.choices
-    assert choice.finish_reason == "length"
-    (call,) = choice.message.tool_calls or []
-    assert call.type == "function" and call.function.arguments.startswith("{")
 
 
 @pytest.mark.parametrize(
@@ -143,24 +114,6 @@ async def test_reasoning_is_split_off_and_counted() -> None:
     assert "".join(delta.content or "" for delta in deltas) == CALLS, "without tools there are no calls"
 
 
-@pytest.mark.parametrize(
-    ("template", "asked"),
-    [
-        ("demo", {"tools": [TOOL], "tool_choice": "required"}),
-        ("demo", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "Weather"}}}),
-        ("demo", {"tools": [TOOL]}),
-        ("json", {"tools": [TOOL]}),
-        ("reasoning", {"response_format": {"type": "json_object"}}),
-    ],
-    ids=["required", "named", "strict", "strict without a marker", "after reasoning"],
-)
-async def test_what_is_bound_must_be_able_to_end(template: str, asked: dict[str, Any]) -> None:
-    async with client_of(generator_of("x", template)) as client:
-        with pytest.raises(openai.BadRequestError, match="leave one out") as caught:
-            await client.chat.completions.create(**ASKED, **asked, extra_body={"ignore_eos": True})
-    assert caught.value.param == "ignore_eos"
-
-
 async def test_a_call_put_together_from_a_stream_can_be_sent_back() -> None:
     function = {"name": "Weather", "arguments": "", "parsed_arguments": {}}  # the last as the official client has it
     call = {"index": 0, "id": "call_1", "type": "function", "function": function}
@@ -173,13 +126,3 @@ async def test_a_call_put_together_from_a_stream_can_be_sent_back() -> None:
         answer = await http.post(CHAT, json={**ASKED, "messages": [*ASKED["messages"], *replayed]})
     assert answer.status_code == 200, answer.text
     assert '{"name": "Weather", "arguments": {}}' in generator.own_tokenizer.decode(generator.requests[0].prompt_ids)
-
-
-async def test_tools_without_a_template_for_them_are_refused() -> None:
-    generator = generator_of("x")
-    generator.own_tokenizer = demo_tokenizer()
-    generator.own_tokenizer.template = inline_template("{{ messages[0].content }}")
-    async with client_of(generator) as client:
-        with pytest.raises(openai.BadRequestError, match="takes no tools") as caught:
-            await client.chat.completions.create(**ASKED, tools=[TOOL])
-    assert caught.value.param == "tools"

@@ -101,7 +101,7 @@ async def test_readyz_is_told_of_a_fault_of_ours_and_the_worker_is_used_once_it_
         await server.stop(0)
 
 
-async def test_a_worker_that_owes_a_step_and_makes_none_is_given_up_and_one_that_steps_is_not() -> None:
+async def test_a_worker_that_makes_no_step_is_given_up() -> None:
     target = SilentTarget()
     target.info.num_steps = 1
     server, port = await serve(target)

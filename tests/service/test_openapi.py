@@ -12,7 +12,6 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from prometheus_client import CollectorRegistry
-from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.routing import Route
 
@@ -111,22 +110,3 @@ async def test_answers_and_chunks_are_as_the_schema_says(logprobs: int | None) -
             assert len(events) > 4
             for event in events[:-2]:
                 valid(chunk, json.loads(event.removeprefix("data: ")))
-
-
-def test_a_fault_would_be_found() -> None:
-    """The checks are not empty: a 500, and a body that the schema does not know, fail them."""
-    generator = ScriptedGenerator(TOKENIZER, "x", fail_at=(0, RuntimeError("a fault")))
-    app = create_app(Admission(generator, config(), CollectorRegistry()))
-    operation = schemathesis.openapi.from_asgi("/openapi.json", app)["/v1/completions"]["POST"]
-    with pytest.raises(BaseException, match="500"):
-        operation.Case(body={"prompt": "x"}, media_type="application/json").call_and_validate(
-            checks=[not_a_server_error]
-        )
-
-
-async def test_the_document_is_made_once() -> None:
-    """Anybody may ask for it, as often as they like, and making it takes as long as many rounds of a stream."""
-    assert APP.openapi() is APP.openapi()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=APP), base_url="http://gateway") as http:
-        answer = await http.get("/openapi.json")
-    assert answer.json() == APP.openapi() and answer.headers["content-type"] == "application/json"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest_asyncio
 
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import AcceptanceRule
 from tests.random_heads import random_lookahead
 from tests.service.conftest import stream_to, worker
 from tests.service.control_client import ControlClient, open_slot, verify
@@ -20,10 +18,7 @@ from tests.stack import Process
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OWN = ("ngram", "lookup", "unigram", "bigram", "lookahead", "pass")
-UNIONS = ("ngram&model", "lookup&model")
 PROMPT = (12, 7, 99, 4, 31, 12, 7, 99, 5, 12, 7)
-COUPLED: dict[str, Any] = {"temperature": 0.8, "seed": 11, "acceptance": AcceptanceRule.COUPLED}
 PLAIN, ACCEPTED = pb.TOKEN_KIND_PLAIN, pb.TOKEN_KIND_ACCEPTED
 
 
@@ -76,31 +71,6 @@ async def refused(target: ControlClient, message: pb.OpenSlot | tpb.Verify) -> s
     return error.message
 
 
-async def test_it_says_which_it_has(target: ControlClient) -> None:
-    offered = ("auto", *OWN, "prediction", *UNIONS)
-    assert list((await target.info()).drafters) == [*offered]
-
-
-@pytest.mark.parametrize("drafter", OWN)
-async def test_greedy_text_is_the_targets_own(target: ControlClient, reference: ReferenceModel, drafter: str) -> None:
-    ids, verdicts = await answer(target, drafter)
-    assert ids == reference.greedy(PROMPT, len(ids))
-    assert sum(verdict.num_drafted for verdict in verdicts) > 0
-    for verdict in verdicts:
-        assert (verdict.num_drafted == 0) == (list(verdict.kinds) == [PLAIN])
-        assert verdict.num_accepted <= verdict.num_drafted <= 4
-        assert verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED and verdict.wait_us == 0
-
-
-@pytest.mark.parametrize("drafter", OWN)
-async def test_coupled_text_does_not_depend_on_who_drafts(target: ControlClient, drafter: str) -> None:
-    alone, _ = await answer(target, None, num=24, **COUPLED)
-    for k in (1, 8):
-        ids, verdicts = await answer(target, drafter, num=24, k=k, **COUPLED)
-        assert ids[:24] == alone[:24]
-        assert sum(verdict.num_drafted for verdict in verdicts) > 0
-
-
 @pytest.mark.parametrize("drafter", [None, "unigram"])
 async def test_a_predicted_text_is_copied_and_another_drafts_where_it_is_left(
     target: ControlClient, reference: ReferenceModel, drafter: str | None
@@ -115,32 +85,6 @@ async def test_a_predicted_text_is_copied_and_another_drafts_where_it_is_left(
     assert len(verdicts) < 40 - foretold / 2
     who = {verdict.drafter for verdict in verdicts if verdict.num_drafted}
     assert "prediction" in who and (drafter is None or drafter in who)
-
-
-async def test_a_prediction_changes_no_text_with_noise(target: ControlClient) -> None:
-    for options in (COUPLED, {"temperature": 1.0, "seed": 11, "top_k": 6}):
-        alone, _ = await answer(target, None, num=24, **options)
-        for prediction in (alone, alone[5:], [*alone[:4], 3, *alone[4:]], [9, 3, 9, 3]):
-            ids, verdicts = await answer(target, None, num=24, prediction=prediction, **options)
-            assert ids[:24] == alone[:24]
-        assert sum(verdict.num_foretold for verdict in verdicts) <= 2
-
-
-async def test_what_no_prediction_can_be(target: ControlClient) -> None:
-    info = await target.info()
-    unknown = await refused(target, open_with(None, 1, PROMPT, prediction=[5, info.vocab_size]))
-    assert unknown.startswith(f"prediction_ids[1] is {info.vocab_size}, must be a token id from 0")
-    long = await refused(target, open_with(None, 1, PROMPT, prediction=[5] * (info.context_limit + 1)))
-    assert long == f"{info.context_limit + 1} prediction_ids, the context limit is {info.context_limit}"
-
-
-async def test_a_text_that_repeats_itself_is_accepted(target: ControlClient) -> None:
-    """The bias leaves one token possible, which the drafter learns."""
-    for drafter in ("ngram", "lookup"):
-        ids, verdicts = await answer(target, drafter, logit_bias={50: 100.0})
-        assert set(ids) == {50}
-        assert sum(verdict.num_accepted for verdict in verdicts) > 20 > len(verdicts)
-        assert verdicts[-1].kinds[0] == ACCEPTED
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -169,16 +113,6 @@ async def test_a_follower_is_what_is_committed_whatever_came_before(
         target.tell(pb.CloseSlot(slot=slot))
 
 
-async def test_no_more_is_drafted_than_there_is_room_for(target: ControlClient) -> None:
-    ids, verdicts = await answer(target, "unigram", num=6, k=64, max_tokens=6)
-    assert len(ids) == 6 and verdicts[0].num_drafted == 5
-    last = list(PROMPT)
-    await target.ask(open_with("unigram", 1, last, max_tokens=1))
-    verdict = await target.ask(verify(1, len(last)))
-    assert (verdict.num_drafted, verdict.finish_reason) == (0, pb.FINISH_REASON_LENGTH)
-    target.tell(pb.CloseSlot(slot=1))
-
-
 async def test_lookup_copies_what_an_ended_answer_said_under_the_same_corpus_id_alone(target: ControlClient) -> None:
     prompt = [200, 201, 202]
 
@@ -200,76 +134,3 @@ async def test_lookup_copies_what_an_ended_answer_said_under_the_same_corpus_id_
     message = open_with("lookup", 1, prompt)
     message.corpus_id = bytes(33)
     assert "bytes of corpus_id is 33, must be from 0 to 32" in await refused(target, message)
-
-
-async def test_what_lookup_copies_changes_no_text(target: ControlClient) -> None:
-    """Also where it remembers what the same seed said before."""
-    options = {"temperature": 1.0, "seed": 11, "top_k": 6}
-    alone, _ = await answer(target, None, num=24, **options)
-    for k in (1, 4, 8, 8):
-        ids, verdicts = await answer(target, "lookup", num=24, k=k, **options)
-        assert ids[:24] == alone[:24]
-    assert sum(verdict.num_accepted for verdict in verdicts) > 12
-
-
-async def test_a_text_that_repeats_itself_is_written_in_fewer_steps_by_lookahead(
-    target: ControlClient, reference: ReferenceModel
-) -> None:
-    """With as many n-grams as it has, and none of its windows is in any count of drafts."""
-    ids, verdicts = await answer(target, "lookahead", num=120, k=15, max_tokens=120)
-    assert ids == reference.greedy(PROMPT, 120)
-    assert len(verdicts) < 100
-    windows = [verdict.num_batch_tokens - 1 - verdict.num_drafted for verdict in verdicts[1:]]
-    assert set(windows[:-1]) == {14} and windows[-1] in (0, 14), "none is fed for the sake of nothing"
-
-
-async def test_what_a_window_brings_changes_no_text_with_noise(target: ControlClient) -> None:
-    options = {"temperature": 1.0, "seed": 11, "top_k": 6}
-    alone, _ = await answer(target, None, num=40, **options)
-    num_accepted = 0
-    for k in (3, 15):
-        ids, verdicts = await answer(target, "lookahead", num=40, k=k, **options)
-        assert ids[:40] == alone[:40]
-        num_accepted += sum(verdict.num_accepted for verdict in verdicts)
-    assert num_accepted > 0
-
-
-async def test_drafts_beside_others(target: ControlClient, reference: ReferenceModel) -> None:
-    """Slots with different drafters and none share steps."""
-    expected = reference.greedy(PROMPT, 24)
-    ids = {slot: list(PROMPT) for slot in range(len(OWN) + 1)}
-    for slot, drafter in enumerate((*OWN, None)):
-        await target.ask(open_with(drafter, slot, PROMPT))
-    while open_ := [slot for slot in ids if len(ids[slot]) < len(PROMPT) + 20]:
-        asked = [verify(s, len(ids[s])) for s in open_]
-        for slot, future in zip(open_, [target.start(each) for each in asked], strict=True):
-            ids[slot] += (await future).token_ids
-    for slot in ids:
-        assert ids[slot][len(PROMPT) :][:20] == expected[:20]
-        target.tell(pb.CloseSlot(slot=slot))
-
-
-async def test_what_makes_no_sense_is_refused_by_name(target: ControlClient) -> None:
-    for kind in ("model", "ngram+model"):
-        why = await refused(target, open_with(kind, 1, PROMPT))
-        assert f"drafter is {kind}, this target has {', '.join(('auto', *OWN, *UNIONS))}; name one of them" in why
-    message = open_with(None, 1, PROMPT)
-    message.drafter = "nobody"
-    assert "drafter is 'nobody', must be one of auto, model, ngram" in await refused(target, message)
-
-
-async def test_opened_again_without_a_drafter_a_slot_has_none(target: ControlClient) -> None:
-    _, with_it = await answer(target, "ngram", num=8, logit_bias={50: 100.0})
-    assert isinstance(await target.ask(open_with("ngram", 1, PROMPT)), pb.OpenReply)
-    _, without = await answer(target, None, num=8, logit_bias={50: 100.0})
-    assert sum(verdict.num_drafted for verdict in with_it) > 0
-    assert not sum(verdict.num_drafted for verdict in without)
-
-
-async def test_a_target_without_a_text_says_what_it_would_need(
-    target_worker: Process, target_folder: str, tmp_path: Path
-) -> None:
-    async with ControlClient(target_worker.address, "target") as client:
-        offered = ["auto", "ngram", "lookup", "lookahead", "prediction", *UNIONS]
-        assert list((await client.info()).drafters) == offered
-        assert "takes a target started with --drafter-text" in await refused(client, open_with("bigram", 1, PROMPT))

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from gateway.api.schemas import answers as ours
 from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
-from tests.service.test_http_front import in_process
+from tests.service.test_routes import in_process
 
 FOLDER = Path(__file__).parents[1] / "data/requests"
 RECORDED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}

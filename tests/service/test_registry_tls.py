@@ -19,12 +19,12 @@ import pytest
 from deploy.registry import Registry
 from deploy.sightings import Seen, Sightings
 from outrider.cli.secrets.authority import Authority
-from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2_grpc
+from outrider.v1 import common_pb2, draft_pb2_grpc
 from outrider.v1 import registry_pb2 as pb
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.serving import ServerThread
-from outrider.wire.transport.tls import CertificateFolder, channel_credentials
+from outrider.wire.transport.tls import CertificateFolder
 from tests.certificates import all_folders, authority, part_folder
 
 TIMEOUT_S = 20.0
@@ -56,27 +56,6 @@ def join(stub: Any) -> int:
     version: int = next(call).version
     call.cancel()
     return version
-
-
-def scaling(stub: Any) -> int:
-    stub.Scale(pb.ScaleRequest(pool="p"), timeout=TIMEOUT_S)
-    return 0
-
-
-@pytest.mark.parametrize("role", Role)
-def test_each_role_may_do_what_is_its_own(registry: Registry, folders: Path, role: Role) -> None:
-    credentials = channel_credentials(CertificateFolder(str(folders / role.value), "tls_dir", role).current)
-    name = [("grpc.ssl_target_name_override", Role.LAUNCHER.host_name)]
-    with grpc.secure_channel(registry.address, credentials, options=name) as channel:
-        stub = registry_pb2_grpc.RegistryServiceStub(channel)
-        for call, allowed, answer in ((join, Role.GATEWAY, 7), (scaling, Role.LAUNCHER, 0)):
-            if role is allowed:
-                assert call(stub) == answer
-                continue
-            with pytest.raises(grpc.RpcError) as refused:
-                call(stub)
-            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-            assert refused.value.details().endswith(f"is for {allowed.value}")
 
 
 class PlayedDraft(draft_pb2_grpc.DraftServiceServicer):

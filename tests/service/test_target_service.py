@@ -7,7 +7,6 @@ import dataclasses
 import math
 from typing import Any
 
-import httpx
 import pytest
 import torch
 
@@ -19,7 +18,6 @@ from outrider.wire.protocol import PROTOCOL
 from outrider.wire.requests.params import BeamParams
 from outrider.wire.requests.speculation import AUTO, Speculation
 from outrider.wire.requests.tree_shape import TreeShape
-from tests.service.conftest import HOLD_S
 from tests.service.control_client import (
     ControlClient,
     deliver,
@@ -29,7 +27,6 @@ from tests.service.control_client import (
     idle,
     new_ticket,
     open_slot,
-    parked,
     sampling,
     verify,
 )
@@ -207,91 +204,7 @@ async def test_an_explanation_changes_nothing_and_comes_to_those_who_ask(
     assert num_refused > 0 and num_explained == 6
 
 
-async def test_sampled_plain_steps_use_the_target_noise(target: ControlClient, reference: ReferenceModel) -> None:
-    options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.3, "seed": 2**63 + 9}
-    params = sampling(**options)
-    await target.opened(1, PROMPT, **options)
-    ids = list(PROMPT)
-    for _ in range(6):
-        verdict = await target.ask(verify(1, 0, ids))
-        assert list(verdict.token_ids) == [reference.next_id(ids, len(PROMPT), params)]
-        ids += verdict.token_ids
-
-
 # stops
-
-
-@pytest.mark.parametrize("at", range(5))
-async def test_stop_id_cuts_an_accepted_run(target: ControlClient, reference: ReferenceModel, at: int) -> None:
-    """The stop is the token at position `at` of four accepted drafts and a bonus."""
-    expected = reference.greedy(PROMPT, 5)
-    assert len(set(expected)) == 5, "the test needs five different tokens"
-    await target.opened(1, PROMPT, k=4, stop_token_ids=(expected[at],))
-    verdict = await verdict_with(target, 1, list(PROMPT), expected[:4])
-    assert list(verdict.token_ids) == expected[: at + 1]
-    assert list(verdict.kinds) == [*[ACCEPTED] * 4, BONUS][: at + 1]
-    assert verdict.num_accepted == 4, "counted by the rule, before stops cut"
-    assert verdict.finish_reason == pb.FINISH_REASON_STOP
-
-
-@pytest.mark.parametrize("is_drafted", [False, True], ids=["plain", "drafted"])
-async def test_end_of_sequence(target: ControlClient, is_drafted: bool) -> None:
-    always_eos: dict[str, Any] = {"logit_bias": {0: 100.0}}
-    await target.opened(1, PROMPT, k=3, ignore_eos=False, **always_eos)
-    await target.opened(2, PROMPT, k=3, ignore_eos=True, **always_eos)
-    await target.opened(3, PROMPT, ignore_eos=False, min_tokens=3, **always_eos)
-    if is_drafted:
-        verdicts = [await verdict_with(target, slot, list(PROMPT), [0, 0, 0]) for slot in (1, 2)]
-    else:
-        verdicts = [await target.ask(verify(slot, 0, PROMPT)) for slot in (1, 2)]
-    assert list(verdicts[0].token_ids) == [0]
-    assert verdicts[0].finish_reason == pb.FINISH_REASON_STOP
-    assert list(verdicts[1].token_ids) == [0] * (4 if is_drafted else 1)
-    assert verdicts[1].finish_reason == pb.FINISH_REASON_UNSPECIFIED
-    ids = list(PROMPT)
-    for num_output in range(4):
-        verdict = await target.ask(verify(3, 0, ids))
-        assert (verdict.token_ids[0] == 0) is (num_output == 3), "three tokens come before the end"
-        ids += verdict.token_ids
-    assert verdict.finish_reason == pb.FINISH_REASON_STOP
-
-
-async def test_min_tokens_inside_an_accepted_run(target: ControlClient, reference: ReferenceModel) -> None:
-    """Drafts that end too early are refused at their position, by the rule."""
-    always_eos: dict[str, Any] = {"logit_bias": {0: 100.0}, "min_tokens": 2, "ignore_eos": False}
-    params = sampling(**always_eos)
-    first = reference.next_id(PROMPT, len(PROMPT), params)
-    second = reference.next_id([*PROMPT, first], len(PROMPT), params)
-    await target.opened(1, PROMPT, k=3, **always_eos)
-    verdict = await verdict_with(target, 1, list(PROMPT), [first, 0, 0])
-    assert (verdict.num_accepted, list(verdict.token_ids)) == (1, [first, second])
-    assert verdict.finish_reason == pb.FINISH_REASON_UNSPECIFIED
-    last = await target.ask(verify(1, 0, [*PROMPT, first, second]))
-    assert list(last.token_ids) == [0] and last.finish_reason == pb.FINISH_REASON_STOP
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2, 5])
-async def test_max_tokens(target: ControlClient, reference: ReferenceModel, max_tokens: int) -> None:
-    """Drafts are verified up to one before the last: the target's own token is the last one allowed."""
-    expected = reference.greedy(PROMPT, max_tokens)
-    await target.opened(1, PROMPT, k=4, max_tokens=max_tokens)
-    if max_tokens == 1:
-        verdict = await target.ask(verify(1, 0, PROMPT))
-    else:
-        verdict = await verdict_with(target, 1, list(PROMPT), [*expected[:-1], 8])
-        assert verdict.num_drafted == max_tokens - 1
-    assert list(verdict.token_ids) == expected
-    assert verdict.finish_reason == pb.FINISH_REASON_LENGTH
-    beyond = await target.ask(verify(1, 0, [*PROMPT, *expected]))
-    assert beyond.code == pb.WORKER_ERROR_CODE_INVALID
-    assert str(len(PROMPT) + max_tokens) in beyond.message
-
-
-async def test_a_stop_id_on_the_last_token_is_a_stop(target: ControlClient, reference: ReferenceModel) -> None:
-    expected = reference.greedy(PROMPT, 3)
-    await target.opened(1, PROMPT, k=2, max_tokens=3, stop_token_ids=(expected[2],))
-    verdict = await verdict_with(target, 1, list(PROMPT), expected[:2])
-    assert verdict.finish_reason == pb.FINISH_REASON_STOP and list(verdict.token_ids) == expected
 
 
 # log-probs
@@ -373,17 +286,6 @@ async def drafted_round(
 # repeated, stale and wrong requests
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4}], ids=["greedy", "sampled"])
-async def test_the_same_plain_verify_twice(target: ControlClient, options: dict[str, Any]) -> None:
-    await target.opened(1, PROMPT, **options)
-    first = await target.ask(verify(1, len(PROMPT)))
-    second = await target.ask(verify(1, len(PROMPT)))
-    assert list(first.token_ids) == list(second.token_ids)
-    known = len(PROMPT) + 1
-    behind = await target.ask(verify(1, known + 1))
-    assert (behind.code, behind.known_len) == (pb.WORKER_ERROR_CODE_BEHIND, known)
-
-
 async def test_a_verify_repeated_after_its_verdict(target: ControlClient, reference: ReferenceModel) -> None:
     """Its drafts are spent: a plain step, of the same tokens; the slot is as long as that says."""
     expected = reference.greedy(PROMPT, 4)
@@ -397,20 +299,6 @@ async def test_a_verify_repeated_after_its_verdict(target: ControlClient, refere
     assert (second.num_drafted, second.fallback) == (0, tpb.FALLBACK_REASON_LATE)
     third = await target.ask(verify(1, len(PROMPT), expected))
     assert list(third.token_ids) == reference.greedy([*PROMPT, *expected], 1)
-
-
-async def test_a_verify_repeated_while_it_waits_begins_anew(target: ControlClient, reference: ReferenceModel) -> None:
-    """What had come for the first is gone with it; what comes under their ticket then is the second's."""
-    expected = reference.greedy(PROMPT, 4)
-    await target.opened(1, PROMPT, k=3)
-    ticket = new_ticket()
-    first = target.start(verify(1, len(PROMPT), ticket=ticket))
-    await target.taken()
-    await deliver(target, delivery(target, ticket, len(PROMPT), expected[:1]))
-    second = target.start(verify(1, len(PROMPT), ticket=ticket))
-    assert (await first).code == pb.WORKER_ERROR_CODE_CANCELLED
-    await deliver(target, delivery(target, ticket, len(PROMPT), expected[:3]))
-    assert list((await asyncio.wait_for(second, 30)).token_ids) == expected
 
 
 async def test_older_base_len_and_rewritten_history(target: ControlClient, reference: ReferenceModel) -> None:
@@ -428,26 +316,6 @@ async def test_older_base_len_and_rewritten_history(target: ControlClient, refer
         verdict = await target.ask(verify(1, base_len, new))
         assert verdict.committed_len == len(committed)
         assert list(verdict.token_ids) == reference.greedy(committed, 1)
-
-
-async def test_behind_then_sent_again(target: ControlClient, reference: ReferenceModel) -> None:
-    await target.opened(1, PROMPT, k=2)
-    new, before = reference.greedy(PROMPT, 4), await target.metrics()
-    ticket = new_ticket()
-    behind = await target.ask(verify(1, len(PROMPT) + 2, new[2:3], ticket))
-    assert (behind.code, behind.known_len) == (pb.WORKER_ERROR_CODE_BEHIND, len(PROMPT))
-    again = await target.ask(verify(1, behind.known_len, new[:3]))
-    assert list(again.token_ids) == new[3:]
-    late = await deliver(target, delivery(target, ticket, len(PROMPT) + 3, [1, 2]))
-    assert (late.num_deliveries, late.num_refused) == (1, 0)
-    await target.taken()
-    assert parked(await target.metrics(), "expired") - parked(before, "expired") == 2
-
-
-@pytest.mark.parametrize("item", [verify(77, 3), verify(77, 0, PROMPT, 10**9)], ids=["plain", "drafted"])
-async def test_unknown_slot(target: ControlClient, item: tpb.Verify) -> None:
-    error = await target.ask_at_once(item)
-    assert error.code == pb.WORKER_ERROR_CODE_UNKNOWN_SLOT and "77" in error.message
 
 
 async def test_a_slot_belongs_to_its_stream(target: ControlClient, target_worker: Process) -> None:
@@ -543,44 +411,6 @@ async def test_bad_opens_are_refused_by_name(target: ControlClient, message: Any
     assert idle(await target.info())
 
 
-async def test_a_refused_reopen_keeps_the_slot(target: ControlClient, reference: ReferenceModel) -> None:
-    await target.opened(1, PROMPT)
-    assert (await target.ask(open_slot(1, [5], max_tokens=999))).code == pb.WORKER_ERROR_CODE_INVALID
-    assert list((await target.ask(verify(1, 5))).token_ids) == reference.greedy(PROMPT, 1)
-    await target.opened(1, [9, 8])
-    assert list((await target.ask(verify(1, 2))).token_ids) == reference.greedy([9, 8], 1)
-    assert (await target.info()).num_slots_in_use == 1
-
-
-async def test_slot_limit(target: ControlClient) -> None:
-    for slot in range(8):
-        await target.opened(slot, PROMPT, max_tokens=4)
-    error = await target.ask(open_slot(8, PROMPT, max_tokens=4))
-    assert error.code == pb.WORKER_ERROR_CODE_EXHAUSTED and "8 slots" in error.message
-    assert (await target.info()).num_slots_in_use == 8
-    target.tell(pb.CloseSlot(slot=3))
-    await target.opened(8, PROMPT, max_tokens=4)
-
-
-async def test_a_prompt_that_begins_alike_is_not_fed_again(target: ControlClient, reference: ReferenceModel) -> None:
-    """Whole blocks of 16, under the same salt; what was found is in every verdict of the slot."""
-    prompt = list(range(100, 140))
-    await target.opened(1, prompt)
-    assert (await target.ask(verify(1, 40))).num_cached_tokens == 0
-    for slot, salt, expected in ((2, b"", 32), (3, b"other", 0), (4, b"other", 32)):
-        message = open_slot(slot, [*prompt, 5 + slot])
-        message.cache_salt = salt
-        assert isinstance(await target.ask(message), pb.OpenReply)
-        verdict = await target.ask(verify(slot, 41))
-        assert verdict.num_cached_tokens == expected
-        assert list(verdict.token_ids) == reference.greedy([*prompt, 5 + slot], 1)
-        again = await target.ask(verify(slot, 41, verdict.token_ids))
-        assert again.num_cached_tokens == expected
-    message.cache_salt = b"x" * 257
-    error = await target.ask(message)
-    assert error.code == pb.WORKER_ERROR_CODE_INVALID and "at most 256" in error.message
-
-
 async def test_close_cancels_and_forgets(target: ControlClient) -> None:
     await target.opened(1, PROMPT, k=2)
     waiting = target.start(verify(1, len(PROMPT), ticket=new_ticket()))
@@ -593,14 +423,6 @@ async def test_close_cancels_and_forgets(target: ControlClient) -> None:
 
 
 # truncation
-
-
-async def test_a_workers_metrics_answer_head_as_get_without_the_body(target: ControlClient) -> None:
-    url = f"http://{(await target.info()).metrics_address}/metrics"
-    async with httpx.AsyncClient(trust_env=False) as http:
-        head = await http.head(url)
-    assert head.status_code == 200 and int(head.headers["content-length"]) > 0 and not head.content
-    assert head.headers["content-type"].startswith("text/plain")
 
 
 async def test_a_verdict_frees_what_it_rejects(target: ControlClient, reference: ReferenceModel) -> None:
@@ -626,42 +448,6 @@ async def test_a_verdict_frees_what_it_rejects(target: ControlClient, reference:
     name = 'outrider_worker_truncates_total{{reason="{}",worker="target"}}'
     reasons = {reason: gained[name.format(reason)] for reason in ("rejected", "stop", "wasted", "unspecified")}
     assert reasons == {"rejected": 2, "stop": 1, "wasted": 1, "unspecified": 1}
-
-
-@pytest.mark.parametrize("committed_len", [0, 1, 3])
-async def test_a_slot_that_steps_keeps_what_a_late_truncate_would_take(
-    target: ControlClient, reference: ReferenceModel, committed_len: int
-) -> None:
-    prompt = list(range(40, 80))
-    await target.opened(1, prompt, k=2)
-    assert list((await target.ask(verify(1, 40))).token_ids) == reference.greedy(prompt, 1)
-    ticket, expected = new_ticket(), reference.greedy(prompt, 3)
-    future = target.start(verify(1, 40, ticket=ticket))
-    target.tell(pb.Truncate(slot=1, committed_len=committed_len))
-    await target.taken()
-    await deliver(target, delivery(target, ticket, 40, expected[:2]))
-    verdict = await asyncio.wait_for(future, 30)
-    assert list(verdict.token_ids) == expected
-    assert verdict.num_batch_tokens == 3, "it fed again what it had"
-
-
-@pytest.mark.parametrize("committed_len", [0, 1, 41])
-async def test_a_stop_string_ends_the_lease(
-    target: ControlClient, reference: ReferenceModel, committed_len: int
-) -> None:
-    """The slot stays, and a verify may go on from anywhere."""
-    prompt = list(range(40, 80))
-    await target.opened(1, prompt, k=2)
-    expected = reference.greedy(prompt, 3)
-    replies = target.follow(verify(1, 40, num_steps=3))
-    verdicts = await replies.verdicts(3)
-    assert [token for each in verdicts for token in each.token_ids] == expected
-    target.tell(pb.Truncate(slot=1, committed_len=committed_len, reason=pb.TRUNCATE_REASON_STOP))
-    ended = await replies.next()
-    assert ended.code == pb.WORKER_ERROR_CODE_CANCELLED and "stop string" in ended.message
-    assert (await target.info()).num_tickets == 0
-    again = await target.ask(verify(1, 40, expected[:1]))
-    assert list(again.token_ids) == expected[1:2]
 
 
 # leases
@@ -690,29 +476,6 @@ async def test_a_lease_steps_by_itself_until_its_length(target: ControlClient, r
     for verdict in await replies.verdicts(5):
         ids += verdict.token_ids
     assert ids == expected and replies.empty
-
-
-async def test_a_lease_ends_with_its_answer(target: ControlClient, reference: ReferenceModel) -> None:
-    await target.opened(1, PROMPT, max_tokens=3)
-    message = verify(1, len(PROMPT), num_steps=20)
-    verdicts = await target.follow(message).verdicts(3)
-    assert [token for each in verdicts for token in each.token_ids] == reference.greedy(PROMPT, 3)
-    assert [each.finish_reason for each in verdicts] == [0, 0, pb.FINISH_REASON_LENGTH]
-    assert (await target.info()).num_tickets == 0
-
-
-async def test_a_newer_verify_ends_an_older_lease(target: ControlClient, reference: ReferenceModel) -> None:
-    """Whether that had steps left or none."""
-    await target.opened(1, PROMPT, k=2)
-    older = target.follow(verify(1, len(PROMPT)))
-    await older.verdicts(1)
-    newer = target.follow(verify(1, len(PROMPT), ticket=new_ticket()))  # waits for its drafts
-    last = await target.ask_at_once(verify(1, len(PROMPT)))
-    assert list(last.token_ids) == reference.greedy(PROMPT, 1)
-    for replies in (older, newer):
-        error = await replies.next()
-        assert error.code == pb.WORKER_ERROR_CODE_CANCELLED and "newer verify" in error.message
-    assert (await target.info()).num_tickets == 1
 
 
 async def test_drafts_that_lie_ready_serve_the_steps_to_come(target: ControlClient, reference: ReferenceModel) -> None:
@@ -760,57 +523,6 @@ async def test_a_stream_that_ends_frees_everything(
 
 
 # the hold
-
-
-async def test_drafts_that_never_come_are_waited_for_once(target: ControlClient, reference: ReferenceModel) -> None:
-    await target.opened(1, PROMPT, k=4)
-    expected = reference.greedy(PROMPT, 2)
-    await target.ask(verify(1, len(PROMPT)))
-    first, second = await target.follow(verify(1, 0, PROMPT, new_ticket(), num_steps=2)).verdicts(2)
-    assert [*first.token_ids, *second.token_ids] == expected
-    assert list(first.kinds) == list(second.kinds) == [PLAIN]
-    assert (first.fallback, second.fallback) == (tpb.FALLBACK_REASON_LATE, tpb.FALLBACK_REASON_UNSPECIFIED)
-    assert 0.9 * HOLD_S * 1e6 <= first.wait_us < (HOLD_S + 10) * 1e6
-    assert second.wait_us == 0
-
-
-async def test_a_slot_no_draft_has_been_told_of_waits_for_none(
-    target: ControlClient, reference: ReferenceModel
-) -> None:
-    await target.opened(1, PROMPT, k=4)
-    verdict = await target.ask_at_once(verify(1, len(PROMPT)))
-    assert list(verdict.token_ids) == reference.greedy(PROMPT, 1)
-    assert (verdict.wait_us, verdict.fallback) == (0, tpb.FALLBACK_REASON_UNSPECIFIED)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_a_draft_that_has_nothing_to_say_is_not_waited_for(
-    target: ControlClient, reference: ReferenceModel, temperature: float
-) -> None:
-    await target.opened(1, PROMPT, k=4, temperature=temperature)
-    await target.ask(verify(1, len(PROMPT)))
-    ticket = new_ticket()
-    item = delivery(target, ticket, len(PROMPT), (), ends=[-1])
-    verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), item)
-    assert isinstance(verdict, tpb.Verdict) and list(verdict.kinds) == [PLAIN]
-    assert (verdict.num_drafted, verdict.fallback) == (0, tpb.FALLBACK_REASON_UNSPECIFIED)
-    assert verdict.wait_us < 0.9 * HOLD_S * 1e6
-    assert temperature or list(verdict.token_ids) == reference.greedy(PROMPT, 1)
-
-
-async def test_a_chain_may_end_before_its_k(target: ControlClient, reference: ReferenceModel) -> None:
-    expected = reference.greedy(PROMPT, 3)
-    await target.opened(1, PROMPT, k=4)
-    await target.ask(verify(1, len(PROMPT)))
-    ticket = new_ticket()
-    parts = [
-        delivery(target, ticket, len(PROMPT), expected[:1]),
-        delivery(target, ticket, len(PROMPT), expected[1:2], path=expected[:1], ends=[0]),
-    ]
-    verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), *parts)
-    assert isinstance(verdict, tpb.Verdict) and list(verdict.token_ids) == expected
-    assert (verdict.num_drafted, verdict.num_accepted) == (2, 2)
-    assert verdict.wait_us < 0.9 * HOLD_S * 1e6
 
 
 # prompts' log-probs

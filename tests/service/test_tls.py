@@ -17,7 +17,6 @@ import grpc.aio
 import httpx
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.api.http_server import BACKLOG, HttpServer, bind
 from outrider.v1 import common_pb2 as pb
@@ -115,12 +114,6 @@ def target_folder(tmp_path: Path, ca: Authority) -> Path:
 
 
 # who gets in
-
-
-async def test_a_gateway_of_the_same_ca_is_let_in(target_folder: Path, tmp_path: Path, ca: Authority) -> None:
-    gateway = part_folder(tmp_path / "gateway", ca, Role.GATEWAY)
-    async with serving(target_folder) as address, dialled(address, gateway, Role.GATEWAY) as stub:
-        assert await info(stub) == "reached"
 
 
 def _nothing(folder: Path, ca: Authority) -> grpc.ChannelCredentials:
@@ -233,16 +226,6 @@ async def test_a_role_may_do_what_is_its_own(
             assert str(await refused.details()).startswith(words)
 
 
-async def test_health_is_for_every_certificate(target_folder: Path, tmp_path: Path, ca: Authority) -> None:
-    folder = part_folder(tmp_path / "caller", ca, Role.TARGET)
-    async with serving(target_folder) as address:
-        dialer = Dialer(address, Role.TARGET, MAX_MESSAGE_BYTES, CertificateFolder(str(folder), "tls_dir", Role.TARGET))
-        stub = health_pb2_grpc.HealthStub(dialer.channel())
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        await dialer.close()
-
-
 # replaced while they are used
 
 
@@ -329,13 +312,6 @@ async def test_users_come_by_https(tmp_path: Path, ca: Authority, version: int) 
             await get(port, authority(), version=version)
 
 
-async def test_a_wrong_host_name_is_not_trusted(tmp_path: Path, ca: Authority) -> None:
-    folder = CertificateFolder(str(public_folder(tmp_path, ca, "gateway.example.com")), "public_tls_dir", None)
-    async with https(folder) as port:
-        with pytest.raises(httpx.ConnectError, match="Hostname mismatch"):
-            await get(port, ca)
-
-
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_users_show_certificates_where_they_are_asked(tmp_path: Path, ca: Authority, version: int) -> None:
     users = authority()
@@ -360,15 +336,6 @@ async def test_who_comes_by_https_and_says_nothing_is_left(
             assert await asyncio.wait_for(reader.read(), 5.0) == b""
         writer.close()
         assert await get(port, ca) == "reached"
-
-
-async def test_a_users_grpc_needs_no_certificate_and_no_role(tmp_path: Path, ca: Authority) -> None:
-    public = public_folder(tmp_path / "public", ca, "localhost")
-    root = ca.certificate.public_bytes(Encoding.PEM)
-    async with serving(public, None) as address:
-        port = address.rpartition(":")[2]
-        async with grpc.aio.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(root)) as channel:
-            assert await _deliver(target_pb2_grpc.TargetServiceStub(channel)) == 1
 
 
 # limits

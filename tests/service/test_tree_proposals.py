@@ -58,28 +58,11 @@ async def grown(draft: ControlClient, recorder: Recorder, speculation: Speculati
     return await recorder.grown(message.ticket, lambda each: bool(each.ended))
 
 
-def inner(found: Grown) -> set[tuple[int, ...]]:
-    """Paths of nodes with children."""
-    return {path[:-1] for path in found.ranks}
-
-
 def law_after(reference: ReferenceModel, prefix: tuple[int, ...], **options: Any) -> torch.Tensor:
     return reference.laws(PROMPT, len(PROMPT), sampling(**options), prefix)[len(prefix)]
 
 
 # what a draft sends
-
-
-async def test_a_greedy_tree_holds_the_best(
-    draft: ControlClient, recorder: Recorder, reference: ReferenceModel
-) -> None:
-    found = await grown(draft, recorder, shaped("3x2x1"))
-    assert not any(part.HasField("distributions") for part in found.parts)
-    assert len(found.ranks) == 3 + 6 + 6 and found.ended == {()}
-    for path in inner(found):
-        best = law_after(reference, path, temperature=1.0).argsort(descending=True)
-        ids = found.children(path)
-        assert len(ids) == (3, 2, 1)[len(path)] and ids == best[: len(ids)].tolist()
 
 
 async def test_siblings_are_drawn_one_after_the_other_from_what_is_shipped(
@@ -95,19 +78,6 @@ async def test_siblings_are_drawn_one_after_the_other_from_what_is_shipped(
             key = [sampling(**SAMPLED)], [len(PROMPT)], [len(PROMPT) + len(path)], [Purpose.DRAFT], [rank]
             assert token_id == draw(left, float(host_slot_uniforms(*key)[0, 0]))
             left[token_id] = -torch.inf
-
-
-async def test_the_best_places_by_rank_of_cut_laws(draft: ControlClient, recorder: Recorder) -> None:
-    found = await grown(draft, recorder, shaped("best:9x3", DraftLogprobs.TOPK, 6), **SAMPLED)
-    assert len(found.ranks) == 9 and max(map(len, found.ranks)) == 3
-    assert all(int((law > -torch.inf).sum()) == 6 for law in found.laws.values())
-    assert found.laws.keys() == inner(found)
-
-
-async def test_a_law_of_few_ids_gives_no_more_children_than_it_has(draft: ControlClient, recorder: Recorder) -> None:
-    """The target is told that the tree is complete, smaller than it was named."""
-    found = await grown(draft, recorder, shaped("4x2"), top_k=2, **SAMPLED)
-    assert found.ended >= {()} and len(found.ranks) == 2 + 4
 
 
 # what a target keeps
@@ -181,19 +151,3 @@ async def test_a_sampled_tree_is_verified_whole(target: ControlClient) -> None:
     verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), item)
     assert (verdict.num_drafted, verdict.depth, verdict.fallback) == (4, 2, tpb.FALLBACK_REASON_UNSPECIFIED)
     assert verdict.wait_us < 0.9 * HOLD_S * 1e6
-
-
-@pytest.mark.parametrize(
-    ("max_tokens", "num_drafted"), [(1, 0), (2, 1), (3, 2), (5, 4)], ids=["no room", "one", "two", "all of it"]
-)
-async def test_a_tree_is_cut_to_the_room_that_is_left(
-    target: ControlClient, reference: ReferenceModel, max_tokens: int, num_drafted: int
-) -> None:
-    shape = TreeShape((2, 1))
-    await target.opened(1, PROMPT, max_tokens=max_tokens, speculation=Speculation(max_draft_tokens=8, tree=shape))
-    ticket = new_ticket()
-    parents = (ROOT, ROOT, 0, 1)
-    item = delivery(target, ticket, len(PROMPT), (10, 20, 30, 40), parents=parents, ranks=(0, 1, 0, 0))
-    verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), item)
-    assert verdict.num_drafted == num_drafted
-    assert list(verdict.token_ids)[:1] == reference.greedy(PROMPT, 1)

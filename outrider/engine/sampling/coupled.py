@@ -6,7 +6,7 @@ NeurIPS 2014, section 2). Under `coupled` all tokens come so, and a draft that u
 probability at least (1 - TV) / (1 + TV) (Daliri, Musco and Musco, "Coupling without communication and drafter-invariant
 speculative decoding", 2024, section 3). Under `rejection` plain, bonus and recovered tokens do: drafts are drawn and
 kept with other numbers, and a draft may rank by these what it prepares for (exact by enumeration:
-tests/unit/test_overlap_law.py).
+tests/unit/outrider/engine/sampling/test_overlap_law.py).
 
 Which id wins must not depend on the device: the integer bits are Philox's, and `fixed_log` is a fixed sequence of IEEE
 operations, in place of a library's logarithm, whose last bits differ. `coupled_ids` is the law in torch, for a batch of

@@ -1,0 +1,196 @@
+"""Drafts that are heads of blocks: what they guess is what the head says of the rows that came, whenever they came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from draft_service.drafters.block_drafter import MaskDrafter, SequentialDrafter
+from draft_service.drafters.feeding import Feeder
+from draft_service.growing.grower import MakeDrafter
+from draft_service.jobs import RowsJob
+from draft_service.slots.head_slot import HeadSlot
+from outrider.engine.attention.forward_path import BLOCK_SIZE
+from outrider.engine.heads.dflash import DFlashConfig, DFlashHead, MarkovKind
+from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.network import BlockShape
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.model_facts import ModelFacts
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import SlotTable
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from tests.unit.draft_service.drafters.test_block_drafter import Draft
+
+VOCAB_SIZE, WIDTH, BLOCK, MASK, RANK, LIMIT = 40, 16, 5, 39, 4, 256
+PROMPT = [3 + (7 * i) % 30 for i in range(9)]
+LONG = [3 + (7 * i) % 30 for i in range(75)]
+ROWS = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+
+
+def head_of(kind: MarkovKind | None, *, from_anchor: bool = False) -> DFlashHead:
+    torch.manual_seed(0)
+    facts = DFlashConfig(
+        layers=LlamaConfig(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=WIDTH,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            rms_norm_eps=1e-5,
+        ),
+        width=WIDTH,
+        vocab_size=VOCAB_SIZE,
+        draft_vocab_size=VOCAB_SIZE,
+        taps=(1, 2),
+        target_width=WIDTH,
+        windows=(None, None),
+        causal=(False, False),
+        block=BlockShape(BLOCK, MASK, from_anchor),
+        markov_rank=0 if kind is None else RANK,
+        markov_kind=kind or "vanilla",
+    )
+    head = DFlashHead(facts)
+    for parameter in head.parameters():
+        parameter.data.normal_(std=0.5)
+    return head.eval().requires_grad_(False)
+
+
+HEADS = {
+    "DFlash": head_of(None),
+    "vanilla": head_of("vanilla", from_anchor=True),
+    "gated": head_of("gated", from_anchor=True),
+    "rnn": head_of("rnn", from_anchor=True),
+}
+
+
+class Drafting(Draft):
+    """A worker's parts over a head."""
+
+    def __init__(self, head: DFlashHead, prompt: Sequence[int], num_blocks: int = 64) -> None:
+        path = HeadPath(head)
+        facts = ModelFacts("head", VOCAB_SIZE, LIMIT, "float32", "cpu", (), 1)
+        self.head, self.runner = head, ModelRunner(path, facts, KVPool(num_blocks, BLOCK_SIZE), torch.device("cpu"))
+        self.table = SlotTable(self.runner.pool, 4, LIMIT, partial(HeadSlot, WIDTH, 0))
+
+        def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
+            def drafter(growing: Any) -> MaskDrafter:
+                shape = head.block
+                feeder = Feeder(self.runner, keeper, metrics, 32, growing)
+                if head.markov_head is None:
+                    return MaskDrafter(feeder, shape)
+                return SequentialDrafter(feeder, shape)
+
+            return drafter
+
+        super().__init__(make, self.table, VOCAB_SIZE, prompt)
+
+    def send(self, start: int, end: int) -> None:
+        bits = ROWS[start:end].view(torch.int16).numpy().view(np.uint16)
+        self.grower.handle(RowsJob(1, 0, start, bits, lambda: None, self.slot.request_id))
+
+    @property
+    def slot(self) -> HeadSlot:
+        slot = self.grower._slots[1, 1].slot
+        assert isinstance(slot, HeadSlot)
+        return slot
+
+
+def said(head: DFlashHead, committed: Sequence[int], path: Sequence[int], first: int = 0) -> Tensor:
+    """Return the logits after the last committed token and each of a path behind it, without a cache."""
+    num = len(path) + 1
+    block = torch.tensor([[committed[-1], *[MASK] * (BLOCK - 1)]])
+    output = head(block, ROWS[None, first : len(committed) - 1].float())
+    start = 0 if head.block.from_anchor else 1
+    logits, hidden = (each[0, start : start + num] for each in (output.logits, output.hidden))
+    return head.biased(logits, hidden, [committed[-1], *path])
+
+
+def expected(head: DFlashHead, committed: Sequence[int], first: int = 0, path: Sequence[int] = ()) -> list[int]:
+    """The best guess after each token, given the one before it; what follows a path that is known already."""
+    path = list(path)
+    while len(path) < head.block.num_drafts:
+        path.append(int(said(head, committed, path, first)[-1].argmax()))
+    return path
+
+
+@pytest.fixture(params=HEADS)
+def head(request: pytest.FixtureRequest) -> DFlashHead:
+    return HEADS[request.param]
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG, PROMPT[:2], PROMPT[:1]], ids=["short", "pieces", "two", "one"])
+def test_guesses_what_the_head_says(head: DFlashHead, prompt: list[int]) -> None:
+    draft = Drafting(head, prompt)
+    draft.tell()
+    if len(prompt) > 1:
+        assert draft.run() == 0 and draft.requests == [0], "nothing is here yet, and is asked for"
+        draft.send(0, len(prompt) - 1)
+    draft.run()
+    assert draft.chain() == expected(head, draft.committed)
+    assert len(draft.slot.cached) == len(prompt) - 1, "blocks leave nothing"
+
+
+@pytest.mark.parametrize("num_hit", [0, 1, 3])
+def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHead, num_hit: int) -> None:
+    draft = Drafting(head, PROMPT)
+    draft.tell()
+    draft.send(0, len(PROMPT) - 1)
+    draft.run()
+    hit = draft.chain()[:num_hit]
+    missed = next(i for i in range(38) if i not in _following(draft, hit))
+    draft.tell([*hit, missed], is_missed=True)
+    assert draft.run() == 0 and draft.requests[-1] == len(PROMPT) - 1
+    draft.send(len(PROMPT) - 1, len(draft.committed) - 1)
+    draft.run()
+    assert draft.chain() == expected(head, draft.committed)
+
+
+def _following(draft: Drafting, path: Sequence[int]) -> list[int]:
+    """What is thought to follow a path, made a child or not."""
+    tree: Any = draft.grower._slots[1, 1].tree
+    node = ROOT
+    for token_id in path:
+        node = tree.child(node, token_id)
+    return [*(tree.ids[child] for child in tree.children(node)), *tree.ranked[node]]
+
+
+def test_goes_on_below_a_hit(head: DFlashHead) -> None:
+    """What was said stays, and what is behind it is said by the new block: a state goes along the whole way there."""
+    draft = Drafting(head, PROMPT)
+    draft.tell()
+    draft.send(0, len(PROMPT) - 1)
+    draft.run()
+    before = draft.chain()
+    draft.tell(before[:2])
+    assert draft.chain() == before[2:]
+    draft.send(len(PROMPT) - 1, len(draft.committed) - 1)
+    draft.run()
+    assert draft.chain() == expected(head, draft.committed, path=before[2:])
+
+
+def test_a_tree_has_the_best_after_each_node(head: DFlashHead) -> None:
+    draft = Drafting(head, PROMPT)
+    draft.tell()
+    draft.send(0, len(PROMPT) - 1)
+    draft.run()
+    tree: Any = draft.grower._slots[1, 1].tree
+    num_siblings = 0
+    for node in [ROOT, *tree.fed]:
+        ids = [tree.ids[child] for child in tree.children(node)]
+        if ids:
+            path = tree.prefix(node)
+            best = said(head, PROMPT, path)[-1].argsort(descending=True)[: len(ids)]
+            assert ids == best.tolist()
+            num_siblings += len(ids) > 1
+    assert num_siblings > 2

@@ -1,0 +1,104 @@
+"""Token buckets and counts of API keys, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from gateway.admission.keys import AccessMetrics, Caller
+from outrider.wire.errors import InvalidRequest, RateLimited
+from outrider.wire.settings.api_keys import ApiKey
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def limits(clock: Clock, **fields: object) -> Caller:
+    key = ApiKey(name="me", sha256="0" * 64, **fields)
+    return Caller(key, AccessMetrics(CollectorRegistry()), clock)
+
+
+def test_a_minutes_requests_at_once_then_evenly() -> None:
+    clock = Clock()
+    key = limits(clock, requests_per_minute=30)
+    for _ in range(30):
+        key.take_request()
+    with pytest.raises(RateLimited, match=r"requests_per_minute of 30.* in 2 s") as refused:
+        key.take_request()
+    assert refused.value.retry_after_s == 2.0
+    clock.now += 2.0
+    key.take_request()
+    with pytest.raises(RateLimited):
+        key.take_request()
+    clock.now += 3600
+    for _ in range(30):
+        key.take_request()
+    with pytest.raises(RateLimited):
+        key.take_request()
+
+
+def test_tokens_are_charged_before_and_settled_after() -> None:
+    clock = Clock()
+    key = limits(clock, tokens_per_minute=600)
+    key.charge(500)
+    with pytest.raises(RateLimited, match="tokens_per_minute") as refused:
+        key.charge(200)
+    assert refused.value.retry_after_s == 10.0
+    key.settle(500, 30, 20)
+    key.charge(200)
+    key.settle(200, 150, 50)
+    key.charge(350)
+
+
+def test_more_than_a_minute_allows_waits_for_a_full_bucket() -> None:
+    clock = Clock()
+    key = limits(clock, tokens_per_minute=600)
+    key.charge(5000)
+    key.settle(5000, 1000, 200)
+    with pytest.raises(RateLimited) as refused:
+        key.charge(1)
+    assert refused.value.retry_after_s == pytest.approx(60.1)
+    with pytest.raises(RateLimited) as refused:
+        key.charge(5000)
+    assert refused.value.retry_after_s == 120.0
+    clock.now += 120.0
+    key.charge(5000)
+
+
+def test_answers_at_once() -> None:
+    key = limits(Clock(), max_concurrent=4)
+    with pytest.raises(InvalidRequest, match="asks for 5 answers") as never:
+        key.answers(5, "n").__enter__()
+    assert never.value.param == "n"
+    with key.answers(3, "n"):
+        with pytest.raises(RateLimited, match="3 answers running") as refused, key.answers(2, "n"):
+            pass
+        assert refused.value.retry_after_s
+        with key.answers(1, "n"):
+            assert key.num_answers == 4
+    assert key.num_answers == 0
+    with pytest.raises(ZeroDivisionError), key.answers(4, "n"):
+        raise ZeroDivisionError
+    assert key.num_answers == 0
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 10**6), st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 100)), max_size=20))
+def test_who_waits_as_told_passes(per_minute: int, steps: list[tuple[int, float]]) -> None:
+    """Whatever came before, and in the precision that the wait is sent in."""
+    clock = Clock()
+    key = limits(clock, tokens_per_minute=per_minute)
+    for amount, later in steps:
+        clock.now += later
+        try:
+            key.charge(amount)
+        except RateLimited as error:
+            clock.now += float(f"{error.retry_after_s:g}")
+            key.charge(amount)

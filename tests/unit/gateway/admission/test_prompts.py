@@ -1,0 +1,219 @@
+"""Texts that take long to render and to tokenise leave the event loop alone, wherever in a request they are."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.admission.prompts import (
+    INLINE_CHARS,
+    LARGEST_CHARS,
+    NUM_THREADS,
+    THREAD_NICENESS,
+    Chat,
+    ChatSettings,
+    PromptReader,
+    TextThreads,
+)
+from gateway.admission.requests import Demand, build_requests
+from gateway.api.schemas.openai import ChatBody, CompletionBody, parse_body
+from outrider.wire.errors import ContextExceeded, InvalidRequest
+from tests.checkers import inline_checker
+from tests.rendering import inline_template
+from tests.service.scripted_generator import config
+from tests.unit.gateway.admission.asked import FACTS, THREADS, TOKENIZER, predicting, reader_of
+
+HELLO = {"role": "user", "content": "hello"}
+LONG = "ab " * INLINE_CHARS
+UNFIT = "ab " * 30_000
+"""Of more characters than 2048 tokens stand for."""
+TEMPLATE = "{{ note }}{{ notes }}{% for message in messages %}{{ message.name }}{{ message.content }}{% endfor %}"
+
+
+def reader() -> PromptReader:
+    return reader_of()
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
+    """Of which `TOKENIZER` was asked."""
+    seen: set[int] = set()
+    encode = TOKENIZER.encode
+
+    def told(text: str, add_special_tokens: bool = True) -> list[int]:
+        seen.add(threading.get_ident())
+        return encode(text[:100], add_special_tokens)
+
+    monkeypatch.setattr(TOKENIZER, "encode", told)
+    monkeypatch.setattr(TOKENIZER, "template", inline_template(TEMPLATE))
+    yield seen
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "inline"),
+    [
+        ({"prompt": "hello"}, CompletionBody, True),
+        ({"prompt": LONG}, CompletionBody, False),
+        ({"prompt": ["hello"] * 100}, CompletionBody, True),
+        ({"prompt": [LONG[: INLINE_CHARS // 2]] * 4}, CompletionBody, False),
+        ({"prompt": "hello", "prediction": {"type": "content", "content": LONG}}, CompletionBody, False),
+        ({"messages": [HELLO]}, ChatBody, True),
+        ({"messages": [HELLO | {"content": LONG}]}, ChatBody, False),
+        ({"messages": [HELLO | {"name": LONG}]}, ChatBody, False),
+        ({"messages": [HELLO], "chat_template_kwargs": {"note": LONG}}, ChatBody, False),
+        ({"messages": [HELLO], "chat_template_kwargs": {"notes": [[[{"a": LONG}]]]}}, ChatBody, False),
+    ],
+    ids=[
+        "short",
+        "prompt",
+        "short ones",
+        "together",
+        "prediction",
+        "short chat",
+        "content",
+        "name",
+        "kwargs",
+        "kwargs deep",
+    ],
+)
+async def test_long_texts_are_tokenised_on_a_thread(
+    threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody], inline: bool
+) -> None:
+    demand = parse_body(kind, body).demand("id")
+    await build_requests(demand, FACTS, reader(), config(), inline_checker())
+    assert (threads == {threading.get_ident()}) is inline
+    assert inline or threads
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"prompt": UNFIT}, CompletionBody),
+        ({"messages": [HELLO | {"content": UNFIT}]}, ChatBody),
+    ],
+    ids=["prompt", "chat"],
+)
+async def test_a_text_that_cannot_fit_is_refused_unread(
+    threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody]
+) -> None:
+    demand = parse_body(kind, body).demand("id")
+    with pytest.raises(ContextExceeded, match=r"has (more than )?\d+ characters.*the context limit is 2048 tokens"):
+        await build_requests(demand, FACTS, reader(), config(), inline_checker())
+    assert not threads
+
+
+async def test_a_text_that_is_only_counted_may_be_longer_than_the_context() -> None:
+    counting = PromptReader(
+        TOKENIZER,
+        FACTS.context_limit,
+        b"",
+        THREADS,
+        config().max_body_bytes,
+        ChatSettings.of_config(config()),
+        counts=True,
+    )
+    assert len(await counting.encode("prompt", UNFIT, True)) > FACTS.context_limit
+    chat = Chat((HELLO | {"content": UNFIT},))
+    assert UNFIT in await counting.render("messages", chat)
+    with pytest.raises(ContextExceeded, match="8 times the context limit are counted"):
+        await counting.encode("prompt", UNFIT * 8, True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has a niceness of its own on Linux alone")
+async def test_the_event_loop_goes_before_threads_that_read_texts() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    assert await THREADS.run(b"", 1, niceness) >= THREAD_NICENESS
+    assert niceness() == os.nice(0)
+
+
+async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
+    expected = tuple(TOKENIZER.encode(UNFIT)[-7:])
+    for kind, body in ((CompletionBody, {"prompt": UNFIT}), (ChatBody, {"messages": [HELLO | {"content": UNFIT}]})):
+        demand = parse_body(kind, {**body, "truncate_prompt_tokens": 7}).demand("id")
+        (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
+        assert len(request.prompt_ids) == 7
+        assert request.prompt_ids == expected or kind is ChatBody
+
+
+async def test_the_long_texts_of_one_caller_keep_no_other_waiting() -> None:
+    threads, go_on = TextThreads(), threading.Event()
+    greedy = [asyncio.create_task(threads.run(b"greedy", 1, go_on.wait, 20)) for _ in range(2 * NUM_THREADS)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(threads.run(b"other", 1, lambda: 1), 10) == 1
+    greedy[0].cancel()
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(threads.run(b"other", 1, lambda: 2), 10) == 2, "a thread is held until it ends"
+    largest = [asyncio.create_task(threads.run(b"", LARGEST_CHARS + 1, go_on.wait, 20)) for _ in range(NUM_THREADS)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(threads.run(b"", 1, lambda: 3), 10) == 3, "the largest take one thread"
+    go_on.set()
+    assert await asyncio.gather(*largest) == [True] * NUM_THREADS
+    assert await asyncio.gather(*greedy[1:]) == [True] * (2 * NUM_THREADS - 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (lambda text: parse_body(CompletionBody, {"prompt": text}), "prompt"),
+        (lambda text: parse_body(ChatBody, {"messages": [{"role": "user", "content": text}]}), "messages"),
+        (lambda text: parse_body(CompletionBody, {"prompt": "a", "bad_words": [text]}), "bad_words"),
+        (lambda text: predicting(text), "prediction.content"),
+    ],
+)
+async def test_a_text_that_needs_a_token_beyond_the_rows_is_refused_by_that_token(body: Any, name: str) -> None:
+    last = max(range(TOKENIZER.vocab_size), key=lambda each: (TOKENIZER.token_text(each).isalpha(), each))
+    demand = body(TOKENIZER.token_text(last).strip())
+    demand = demand if isinstance(demand, Demand) else demand.demand("r-1")
+    facts = dataclasses.replace(FACTS, vocab_size=last)
+    with pytest.raises(InvalidRequest, match=rf"^{name} needs the token '.*' \({last}\), .* up to {last - 1} alone"):
+        await build_requests(demand, facts, reader(), config(), inline_checker())
+
+
+async def test_without_a_template_chats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TOKENIZER, "template", None)
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        await build_requests(
+            parse_body(ChatBody, {"messages": [HELLO]}).demand("id"), FACTS, reader(), config(), inline_checker()
+        )
+
+
+async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{% for each in messages %}<{{ each.role }}>{{ each.content | trim }}</s>{% endfor %}"
+    monkeypatch.setattr(TOKENIZER, "template", inline_template(source))
+    asked = {"messages": [HELLO, {"role": "assistant", "content": "s "}], "continue_final_message": True}
+    demand = parse_body(ChatBody, {**asked, "add_generation_prompt": False}).demand("id")
+    (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
+    assert TOKENIZER.decode(request.prompt_ids) == "<user>hello</s><assistant>s "
+    monkeypatch.setattr(TOKENIZER, "template", inline_template("{{ messages[0].content }}"))
+    with pytest.raises(InvalidRequest, match="does not show the text of the last message"):
+        await build_requests(demand, FACTS, reader(), config(), inline_checker())
+    for wrong in (asked, {"messages": [HELLO], "continue_final_message": True, "add_generation_prompt": False}):
+        with pytest.raises(InvalidRequest, match="needs add_generation_prompt to be false and a last message of the"):
+            parse_body(ChatBody, wrong).demand("id")
+
+
+@pytest.mark.parametrize("given", [None, True, False])
+async def test_the_tokenizers_own_tokens_are_added_to_texts_and_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, given: bool | None
+) -> None:
+    encode, added = TOKENIZER.encode, []
+
+    def told(text: str, add_special_tokens: bool = True) -> list[int]:
+        if text:  # else what is predicted
+            added.append(add_special_tokens)
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(TOKENIZER, "encode", told)
+    for body, asked in ((CompletionBody, {"prompt": "hello"}), (ChatBody, {"messages": [HELLO]})):
+        demand = parse_body(body, {**asked, "add_special_tokens": given}).demand("id")
+        await build_requests(demand, FACTS, reader(), config(), inline_checker())
+    assert added == [given is not False, given is True]

@@ -1,0 +1,189 @@
+"""Texts that take long to render and to tokenise leave the event loop alone, wherever in a request they are; and what
+becomes of a prediction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.admission.prompts import (
+    PromptReader,
+)
+from gateway.admission.requests import Demand, FieldNames, build_requests, check_demand, find_model
+from gateway.api.schemas.openai import CompletionBody, parse_body
+from gateway.generation import ServedFacts, SpeculationOptions
+from gateway.grammar_checker import GrammarChecker
+from gateway.grammars import of_regex
+from outrider.wire.errors import InvalidRequest, ModelNotFound
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import BeamParams, SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.tree_shape import TreeShape
+from tests.checkers import InlinePool, inline_checker
+from tests.service.scripted_generator import config
+from tests.unit.gateway.admission.asked import FACTS, TOKENIZER, demand, info, predicting, reader_of
+from tests.unit.gateway.scripted_pool import connection_of, link_of, served_model
+
+
+def reader() -> PromptReader:
+    return reader_of()
+
+
+async def test_a_grammar_is_checked_once_for_all_answers() -> None:
+    pool = InlinePool()
+    body = {"prompt": ["a", "b"], "n": 2, "structured_outputs": {"regex": "x+"}}
+    demand = parse_body(CompletionBody, body).demand("i")
+    requests = await build_requests(demand, FACTS, reader(), config(), GrammarChecker(pool))
+    assert [request.params.grammar for request in requests] == [of_regex("x+", "p")] * 4
+    assert pool.num_run == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [({"num_draft_tokens": 17}, "num_draft_tokens is 17"), ({"tree": "4x2x1"}, "tree is 4x2x1, 20 nodes")],
+)
+async def test_an_operator_bounds_what_a_request_may_have_drafted(asked: dict[str, object], shown: str) -> None:
+    demand = parse_body(CompletionBody, {"prompt": "x", "speculation": asked}).demand("id")
+    await build_requests(demand, FACTS, reader(), config(), inline_checker())
+    with pytest.raises(InvalidRequest, match=f"{shown}, and at most 16 tokens are drafted; .* max_draft_tokens"):
+        await build_requests(demand, FACTS, reader(), config(max_draft_tokens=16), inline_checker())
+
+
+@pytest.mark.parametrize("content", ["the quick brown fox", [{"type": "text", "text": "the quick brown fox"}]])
+async def test_a_prediction_is_tokens_of_every_answer(content: Any) -> None:
+    requests = await build_requests(
+        predicting(content, n=2, prompt=["x", "y"]), FACTS, reader(), config(), inline_checker()
+    )
+    assert [each.prediction_ids for each in requests] == [tuple(TOKENIZER.encode("the quick brown fox"))] * 4
+
+
+@pytest.mark.parametrize(
+    ("wish", "is_used"),
+    [
+        ({}, True),
+        ({"drafter": "prediction"}, True),
+        ({"drafter": "prediction|model"}, True),
+        ({"drafter": "ngram"}, False),
+        ({"enabled": False}, False),
+        ({"num_draft_tokens": 0}, False),
+    ],
+)
+async def test_a_prediction_is_used_where_something_is_drafted_and_no_other_drafter_named(
+    wish: dict[str, Any], is_used: bool
+) -> None:
+    (request,) = await build_requests(
+        predicting("the fox", speculation=wish), FACTS, reader(), config(), inline_checker()
+    )
+    assert bool(request.prediction_ids) is is_used
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("int x;<|endoftext|>", r"holds '<\|endoftext\|>', a special token, which is no text; leave it out"),
+    ],
+)
+async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"prediction.content {shown}") as caught:
+        await build_requests(predicting(content), FACTS, reader(), config(), inline_checker())
+    assert caught.value.param == "prediction.content"
+
+
+async def test_a_request_says_whom_it_is_for_and_how_it_stands_among_others() -> None:
+    """An API key goes before a salt, by which callers are told apart where there are no keys."""
+
+    async def scheduling(key_name: str | None, **body: Any) -> Scheduling:
+        demand = parse_body(CompletionBody, {"prompt": "x", **body}).demand("id")
+        check_demand(demand, [FACTS])
+        (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker(), key_name, 2.0)
+        return request.scheduling
+
+    nobody, salted = await scheduling(None), await scheduling(None, cache_salt="a")
+    assert (nobody.caller, nobody.weight, nobody.priority, nobody.max_tpot_ms) == (b"", 2.0, 0, None)
+    assert len({nobody.caller, salted.caller, (await scheduling("a")).caller, (await scheduling("b")).caller}) == 4
+    assert (await scheduling("a", cache_salt="b")).caller == (await scheduling("a", cache_salt="a")).caller
+    asked = await scheduling("a", priority=-3, max_tpot_ms=40)
+    assert (asked.priority, asked.max_tpot_ms) == (-3, 40.0)
+    for wrong in ({"priority": 2**31}, {"max_tpot_ms": 0}, {"max_tpot_ms": -1.5}):
+        with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+            await scheduling("a", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "is_served"),
+    [
+        ("/models/demo", "./demo/", True),
+        ("/models/demo", "/models/demo", True),
+        ("/models/demo", "emo", False),
+        ("/models/demo", "/", False),
+        ("org/demo", "org/demo", True),
+        ("org/demo", "demo", False),
+        ("", "", False),
+    ],
+)
+def test_a_model_is_found_by_where_it_was_started_from_too(path: str, name: str, is_served: bool) -> None:
+    facts = ServedFacts("chat", 512, 320, 0, 320, None, model_path=path)
+    if is_served:
+        assert find_model([facts], name) is facts
+    else:
+        with pytest.raises(ModelNotFound):
+            find_model([facts], name)
+
+
+def test_no_round_of_a_search_is_explained() -> None:
+    asked = demand(BeamParams(4), speculation=SpeculationOptions(explain=True))
+    with pytest.raises(InvalidRequest, match="do not go together") as caught:
+        check_demand(asked, [ServedFacts("m", 512, 320, 0, 320, None)])
+    assert caught.value.param == "speculation.explain"
+
+
+@pytest.mark.parametrize("beams", [True, False])
+def test_a_target_that_takes_no_beams_is_told(beams: bool) -> None:
+    """It is one of two: a search may be given either."""
+    connections = {"s": connection_of(), "t": connection_of()}
+    connections["s"].info, connections["t"].info = info(True), info(beams)
+    why = served_model({name: link_of(each) for name, each in connections.items()}, {}).facts().no_beams
+    assert (why is None) is beams
+    facts = ServedFacts("m", 512, 320, 0, 320, None, no_beams=why)
+    if beams:
+        assert check_demand(demand(BeamParams(4)), [facts]) is facts
+        return
+    with pytest.raises(InvalidRequest, match="runs no token trees on the path") as caught:
+        check_demand(demand(BeamParams(4)), [facts])
+    assert caught.value.param == "use_beam_search"
+
+
+def test_more_beams_than_half_the_vocabulary_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="from 2 to 10"):
+        check_demand(demand(BeamParams(11)), [ServedFacts("m", 512, 20, 0, 320, None)])
+
+
+TREE = TreeShape.parse("4x2x1")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "no_trees", "why"),
+    [
+        ({}, "the target m takes chains alone (path flash)", "path flash"),
+        ({"lenience": 0.9}, None, "lenience 0.9"),
+    ],
+)
+def test_refused_by_name(wishes: dict[str, Any], no_trees: str | None, why: str) -> None:
+    facts = ServedFacts("m", 512, 320, 0, 320, "draft", (Drafter.MODEL,), no_trees=no_trees)
+    options = SpeculationOptions(tree=TREE, **wishes)
+    names = FieldNames(prompt="prompt")
+    demand = Demand(
+        request_id="r",
+        model="m",
+        prompts=("a",),
+        names=names,
+        params=SamplingParams(),
+        max_tokens=4,
+        seed=1,
+        speculation=options,
+    )
+    with pytest.raises(InvalidRequest, match=r"speculation\.tree is 4x2x1") as caught:
+        check_demand(demand, [facts])
+    assert why in caught.value.message and caught.value.param == "speculation.tree"

@@ -1,0 +1,61 @@
+"""Bodies of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.api.forms.messages_schemas import CountBody, MessagesBody
+from gateway.api.schemas.openai import parse_body
+from gateway.api.schemas.vllm import TokenizeBody
+from outrider.wire.errors import NoThreads
+from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
+
+USER = {"role": "user", "content": "a"}
+HEADER = "x-anthropic-billing-header: cc_version=2.1.0; cch=11111;"
+
+
+def result(content: Any = "failed", **fields: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "call_1", "content": content, **fields}
+
+
+async def chat_of(*messages: dict[str, Any], template: str = PLAIN, **body: Any) -> str:
+    return await prompt_of("chat", {"messages": list(messages), **body}, template)
+
+
+def system(text: str, role: str = "system") -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+async def test_an_agents_header_stays_out_of_system_blocks() -> None:
+    blocks = [{"type": "text", "text": HEADER}, {"type": "text", "text": "LONG", "cache_control": {}}]
+    body = {"system": blocks, "messages": [{"role": "user", "content": HEADER}]}
+    assert await prompt_of("messages", body) == f"[system]LONG[user]{HEADER}"
+    assert await prompt_of("messages", body, agent_header="keep") == f"[system]{HEADER}\nLONG[user]{HEADER}"
+    assert await prompt_of("messages", {**body, "system": HEADER}) == f"[user]{HEADER}"
+    kept = {**body, "system": [{"type": "text", "text": f"See {HEADER}\n{HEADER}"}, blocks[0]]}
+    assert await prompt_of("messages", kept) == f"[system]See {HEADER}\n{HEADER}[user]{HEADER}"
+    assert await chat_of(system(f"{HEADER}\nLONG"), USER) == "[system]LONG[user]a"
+    assert await prompt_of("responses", {"input": "a", "instructions": f"{HEADER}\nLONG"}) == "[system]LONG[user]a"
+
+
+def test_a_thread_is_refused_so_that_anthropics_client_goes_on_without() -> None:
+    for kind in ("create", "continue"):
+        for cls, needed in ((MessagesBody, {"max_tokens": 1}), (CountBody, {})):
+            with pytest.raises(NoThreads) as caught:
+                parse_body(cls, {"messages": [USER], "thread": {"type": kind}, **needed})
+    assert caught.value.details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+def test_what_asks_for_nothing_of_messages_is_ignored_and_older_names_are_read() -> None:
+    fields = {"fallbacks": [{"model": "x"}], "billing_policy": {}, "fallback_credit_token": "x", "thread": None}
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    demand = parse_body(MessagesBody, {"messages": [USER], "max_tokens": 1, "output_format": schema, **fields}).demand(
+        "a"
+    )
+    assert demand.output is not None and demand.output.param == "output_format.schema"
+    parse_body(CountBody, {"messages": [USER], "max_tokens": 5, "stop_sequences": ["x"], "metadata": {"user_id": "u"}})
+    tokenized = {"messages": [USER, called('{"x'), result()], "documents": [{"text": "x"}]}
+    (chat,) = parse_body(TokenizeBody, tokenized).demand("id").prompts
+    assert chat.documents == ({"text": "x"},)

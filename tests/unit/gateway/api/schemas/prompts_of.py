@@ -1,0 +1,39 @@
+"""Prompts that bodies of every endpoint become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
+from gateway.api.forms.messages_schemas import MessagesBody
+from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.schemas.openai import ChatBody, parse_body
+from tests.rendering import inline_template
+from tests.service.scripted_generator import config, demo_tokenizer
+
+TOKENIZER = demo_tokenizer()
+PLAIN = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{% if m.thinking %}<{{ m.thinking }}>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
+    "{% endfor %}"
+)
+BODIES: dict[str, type[BaseModel]] = {"chat": ChatBody, "responses": ResponsesBody, "messages": MessagesBody}
+
+
+def called(arguments: Any, **fields: Any) -> dict[str, Any]:
+    function = {"name": "read", "arguments": arguments}
+    call = {"id": "call_1", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call], **fields}
+
+
+async def prompt_of(endpoint: str, body: dict[str, Any], template: str = PLAIN, **settings: Any) -> str:
+    """Return the prompt of a request. Raise InvalidRequest."""
+    needed = {"max_tokens": 1} if endpoint == "messages" else {}
+    (chat,) = parse_body(BODIES[endpoint], needed | body).demand("id").prompts  # type: ignore[attr-defined]
+    TOKENIZER.template = inline_template(template, TOKENIZER.special_tokens)
+    chats = ChatSettings.of_config(config(**settings))
+    reader = PromptReader(TOKENIZER, 1 << 20, b"", TextThreads(), 4 << 20, chats)
+    return await reader.render("messages", chat)

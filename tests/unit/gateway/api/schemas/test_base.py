@@ -1,0 +1,26 @@
+"""Fields that are ignored."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from gateway.api.schemas import base as base_schemas
+from gateway.api.schemas.openai import ChatBody, parse_body
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "b", **fields}
+
+
+def test_what_is_ignored_is_named_once_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_schemas, "_named", set())
+    caplog.set_level(logging.INFO)
+    for number in range(2 * base_schemas.MAX_NAMED):
+        parse_body(ChatBody, {"messages": [said(odd=1), said(**{f"n{number // 2}" * 100: 1})]})
+    assert caplog.text.count("'odd' of a message") == 1
+    assert len(caplog.records) == base_schemas.MAX_NAMED and all(len(each.message) < 200 for each in caplog.records)

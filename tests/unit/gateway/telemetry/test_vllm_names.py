@@ -1,0 +1,128 @@
+"""vLLM's names: each as vLLM spells it, and with what our own series say."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.generation import AnswerUsage, FinishReason
+from gateway.telemetry.vllm_names import FAILED, LEFT, AnswerTimes, EndedAnswers, ModelLoad, VllmNames
+from outrider.wire.telemetry.metrics import GatewayMetrics
+from tests.samples import total
+from tests.stack import parse_metrics
+
+LOAD = ModelLoad("chat", "big", 3, 2, 0.25, 16, 100)
+SERIES = {
+    "vllm:num_requests_running": "gauge",
+    "vllm:num_requests_waiting": "gauge",
+    "vllm:kv_cache_usage_perc": "gauge",
+    "vllm:cache_config_info": "gauge",
+    "vllm:spec_decode_num_drafts": "counter",
+    "vllm:spec_decode_num_draft_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "counter",
+    "vllm:prompt_tokens": "counter",
+    "vllm:generation_tokens": "counter",
+    "vllm:prefix_cache_queries": "counter",
+    "vllm:prefix_cache_hits": "counter",
+    "vllm:request_success": "counter",
+    "vllm:time_to_first_token_seconds": "histogram",
+    "vllm:inter_token_latency_seconds": "histogram",
+    "vllm:request_time_per_output_token_seconds": "histogram",
+    "vllm:e2e_request_latency_seconds": "histogram",
+    "vllm:request_queue_time_seconds": "histogram",
+    "vllm:request_prefill_time_seconds": "histogram",
+    "vllm:request_decode_time_seconds": "histogram",
+    "vllm:request_inference_time_seconds": "histogram",
+    "vllm:request_prompt_tokens": "histogram",
+    "vllm:request_generation_tokens": "histogram",
+    "vllm:request_max_num_generation_tokens": "histogram",
+}
+MORE_LABELS = {
+    "vllm:spec_decode_num_accepted_tokens_per_pos": {"position"},
+    "vllm:request_success": {"finished_reason"},
+    "vllm:cache_config_info": {"block_size", "num_gpu_blocks"},
+}
+
+
+@pytest.fixture
+def metrics() -> GatewayMetrics:
+    return GatewayMetrics()
+
+
+@pytest.fixture
+def ended(metrics: GatewayMetrics) -> EndedAnswers:
+    made = EndedAnswers(metrics.registry)
+    made.begin("chat")
+    metrics.answers("chat")
+    metrics.registry.register(VllmNames(metrics, lambda: [LOAD]))
+    return made
+
+
+def text_of(metrics: GatewayMetrics) -> str:
+    return generate_latest(metrics.registry).decode()
+
+
+def test_every_series_is_there_from_the_start_with_vllms_type_and_labels(
+    metrics: GatewayMetrics, ended: EndedAnswers
+) -> None:
+    metrics.pair("big", "small").drafted_per_position.labels(position="0").inc()
+    found = {
+        each.name: each for each in text_string_to_metric_families(text_of(metrics)) if each.name.startswith("vllm:")
+    }
+    families = {name: family for name, family in found.items() if not name.endswith("_created")}
+    assert {name: family.type for name, family in families.items()} == SERIES
+    for name, family in families.items():
+        assert family.samples, name
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "chat" and sample.labels["engine"] == "0"
+            assert sample.labels.keys() - {"model_name", "engine", "le"} == MORE_LABELS.get(name, set()), name
+
+
+def test_what_answers_took(metrics: GatewayMetrics, ended: EndedAnswers) -> None:
+    usage = AnswerUsage(num_prompt_tokens=7, num_completion_tokens=5)
+    ended.note("chat", FinishReason.LENGTH, usage, AnswerTimes(10.0, 10.5, 12.5, 16.5, 5))
+    ended.note_pause("chat", 2.0)
+    ended.note_failure("chat", LEFT)
+    samples = parse_metrics(text_of(metrics))
+    sums = {
+        name: total(samples, f"vllm:{name}_sum")
+        for name in (
+            "e2e_request_latency_seconds",
+            "request_queue_time_seconds",
+            "request_prefill_time_seconds",
+            "request_decode_time_seconds",
+            "request_inference_time_seconds",
+            "request_time_per_output_token_seconds",
+            "inter_token_latency_seconds",
+            "request_prompt_tokens",
+            "request_generation_tokens",
+            "request_max_num_generation_tokens",
+        )
+    }
+    assert list(sums.values()) == [6.5, 0.5, 2.0, 4.0, 6.0, 1.0, 2.0, 7, 5, 5]
+    reasons = ("stop", "length", LEFT, FAILED)
+    assert [total(samples, "vllm:request_success_total", finished_reason=each) for each in reasons] == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vllm:num_requests_waiting", 2),
+        ("vllm:num_requests_running", 3),
+        ("vllm:kv_cache_usage_perc", 0.25),
+    ],
+)
+def test_an_endpoint_picker_finds_what_its_flags_ask_for_by_default(
+    metrics: GatewayMetrics, ended: EndedAnswers, name: str, value: float
+) -> None:
+    """It parses the text into families, takes a gauge by its name and then the newest sample, which is the last where
+    none has a time. Names: defaultEngineConfigs of the Gateway API inference extension. lora_requests_info is absent,
+    as in a vLLM without adapters.
+    """
+    families = {family.name: family for family in text_string_to_metric_families(text_of(metrics))}
+    assert families[name].type == "gauge"
+    assert families[name].samples[-1].value == value
+    labels = families["vllm:cache_config_info"].samples[-1].labels
+    assert (int(labels["block_size"]), int(labels["num_gpu_blocks"])) == (16, 100)

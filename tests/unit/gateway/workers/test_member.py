@@ -1,0 +1,73 @@
+"""How loaded a worker is, by what this gateway has placed there and what the worker says now and then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.workers.member import Member
+from gateway.workers.membership import MemberSpec
+from outrider.v1 import common_pb2 as pb
+from tests.unit.gateway.scripted_pool import link_of
+
+NUM_SLOTS = 8
+
+
+@pytest.fixture
+def member() -> Member:
+    made = Member(MemberSpec("draft", "draft", "draft", "draft"), link_of(None))
+    says(made, 0)
+    return made
+
+
+def says(member: Member, num_slots_in_use: int) -> None:
+    link: Any = member.link
+    link.info = pb.WorkerInfo(num_slots=NUM_SLOTS, num_slots_in_use=num_slots_in_use)
+    member.heard(link.info)
+
+
+def attach(member: Member, count: int) -> None:
+    for _ in range(count):
+        member.attach(object())
+
+
+def test_a_slot_that_is_given_back_is_free_at_once(member: Member) -> None:
+    """The worker said that all were in use, and says nothing new for a while: they were this gateway's."""
+    assert member.load.num_requests == 0
+    attach(member, NUM_SLOTS)
+    says(member, NUM_SLOTS)
+    assert member.load.full
+    member.detach()
+    assert (member.load.num_requests, member.load.full) == (NUM_SLOTS - 1, False)
+
+
+def test_slots_that_it_counted_just_before_they_were_given_back_are_not_others(member: Member) -> None:
+    attach(member, NUM_SLOTS)
+    says(member, NUM_SLOTS)
+    for _ in range(3):
+        member.detach()
+    says(member, NUM_SLOTS)
+    assert member.load.num_requests == NUM_SLOTS - 3
+    says(member, NUM_SLOTS)
+    assert member.load.full, "by now it knows of them: the others are others'"
+
+
+def test_slots_of_others_count_beside_those_that_come(member: Member) -> None:
+    attach(member, 1)
+    says(member, 6)
+    assert member.load.num_requests == 6
+    attach(member, 2)
+    assert (member.load.num_requests, member.load.full) == (8, True)
+    says(member, 3)
+    assert member.load.num_requests == 3
+
+
+def test_a_slot_that_is_refused_makes_it_full_until_it_says_how_it_is(member: Member) -> None:
+    says(member, 2)
+    attach(member, 1)
+    assert not member.load.full
+    member.told_exhausted()
+    assert member.load.full
+    says(member, 2)
+    assert not member.load.full

@@ -1,0 +1,89 @@
+"""What a served model offers, and what a later target of it must be."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.workers.member import State
+from gateway.workers.membership import Membership, PoolSpec
+from gateway.workers.pools import Pools
+from gateway.workers.served import ReferenceTarget
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import IncompatiblePair
+from tests.unit.gateway.rounds.test_detokenizer import byte_level
+from tests.unit.gateway.scripted_pool import INFO, connection_of, link_of, served_model
+from tests.unit.gateway.workers.started import Parts
+
+
+def worker_info(trees: bool, context_limit: int = 512, num_kv_blocks: int = 100) -> pb.WorkerInfo:
+    info = pb.WorkerInfo(trees=trees, context_limit=context_limit, num_kv_blocks=num_kv_blocks, kv_block_size=16)
+    found = pb.WorkerInfo.FromString(INFO.SerializeToString())
+    found.MergeFrom(info)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("trees", "refused"), [((True, True), None), ((False, True), "target"), ((True, False), "draft")]
+)
+def test_what_the_workers_say_decides_what_is_offered(trees: tuple[bool, bool], refused: str | None) -> None:
+    connection, draft = connection_of(), connection_of()
+    connection.info, draft.info = (worker_info(each) for each in trees)
+    why = served_model({"t": link_of(connection)}, {"d": link_of(draft)}).facts().no_trees
+    assert (why is None) if refused is None else (why is not None and f"the {refused}" in why)
+
+
+CHAT, CODE = PoolSpec("chat", "target"), PoolSpec("code", "target", "coder")
+SMALL, TINY = PoolSpec("small", "draft", serves=("chat", "code")), PoolSpec("tiny", "draft", serves=("code",))
+
+
+async def test_a_head_is_paired_with_each_target_on_its_own(pools: Pools) -> None:
+    parts = Parts(pools)
+    await parts.connect("a")
+    await parts.connect("c")
+    assert (parts.asked, parts.served()) == ([("a:1", 7)], []), "what is not there yet is not waited for"
+    assert pools.members["c"].state is State.LOST, "no target knows it"
+    parts.says("a:1", None)
+    await parts.settle()
+    assert parts.served() == ["a"]
+    await parts.connect("b", 8)
+    assert (parts.asked[1:], parts.served()) == ([("b:1", 8)], ["a"]), "while the other is asked, too"
+    parts.says("b:1", None)
+    await parts.settle()
+    assert parts.served() == ["a", "b"]
+    await parts.connect("a", 9)
+    assert (parts.asked[2:], parts.served()) == ([("a:1", 9)], ["a", "b"]), "each life is asked of"
+
+
+def test_what_a_later_target_must_be() -> None:
+    reference = ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), INFO.model_id)
+    same = pb.WorkerInfo()
+    same.CopyFrom(INFO)
+    reference.check_target(same, same.model_id)
+    for change, message in (
+        ({"vocab_size": 127}, "has vocabulary 127"),
+        ({"tokenizer_fingerprint": "other"}, "has vocabulary 128 other"),
+        ({"model_id": "another"}, "came back as another in"),
+        ({"dtype": "bfloat16"}, "in bfloat16 "),
+        ({"quantization": "int8"}, "quantization int8"),
+        ({"batch_invariant": True}, "batch-invariant"),
+        ({"eos_token_ids": [3]}, r"ending at \[3\]"),
+        ({"context_limit": 100}, "context limit is 100, the pool was started with 512"),
+    ):
+        other = pb.WorkerInfo()
+        other.CopyFrom(INFO)
+        other.MergeFrom(pb.WorkerInfo(**change))
+        with pytest.raises(IncompatiblePair, match=message):
+            reference.check_target(other, other.model_id)
+    with pytest.raises(IncompatiblePair, match="another folder named model than the one the pool was started with"):
+        reference.check_target(same, "/elsewhere/model")
+
+
+async def test_two_models_of_one_short_name_are_told_apart_or_refused(pools: Pools) -> None:
+    pools.update(Membership((CHAT, CODE, PoolSpec("more", "target")), ()))
+    chat, code, more = (pools.models[name] for name in ("chat", "code", "more"))
+    for model, path in ((chat, "/a/model"), (code, "/b/model")):
+        model.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), path))
+    assert [model.id for model in (chat, code)] == ["model", "coder"], "one has a model_name"
+    assert [model.load().target for model in (chat, code)] == ["model", "model@code"], "their rounds are counted apart"
+    with pytest.raises(IncompatiblePair, match="model id 'model' of the pool more is that of the pool chat already"):
+        more.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), "/c/model"))

@@ -1,0 +1,12 @@
+"""Commands typed to a scripted gateway."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+from outrider.cli.main import app
+
+
+def outrider(*args: str, stdin: str | None = None, colour: bool = False):
+    env = {"FORCE_COLOR": "1" if colour else None, "NO_COLOR": None, "TERM": "xterm-256color", "COLUMNS": "80"}
+    return CliRunner(env=env).invoke(app, list(args), input=stdin)

@@ -1,0 +1,53 @@
+"""What the SDK exports and its documents show."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from outrider.client import (
+    AsyncClient,
+    FinishReason,
+)
+from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway
+
+
+async def test_generate_returns_the_whole_answer_typed(gateway: ScriptedGateway) -> None:
+    async with AsyncClient(gateway.address) as client:
+        completion = await client.generate("hello")
+    assert completion.text == TEXT
+    assert completion.request_id == "r-1"
+    (choice,) = completion.choices
+    assert [token.id for token in choice.tokens] == [1, 2, 3, 4, 5, 6, 7]
+    assert [token.kind.value for token in choice.tokens] == [
+        *("accepted", "accepted", "recovered"),
+        *("accepted", "accepted", "bonus"),
+        "plain",
+    ]
+    assert choice.finish_reason is FinishReason.STOP
+    assert choice.stop_reason == "END"
+    assert choice.usage.acceptance_rate == 4 / 5
+    assert choice.usage.mean_accepted_length == 1 + 4 / 2
+    assert choice.usage.tokens_per_target_pass == 7 / 3
+    assert choice.usage.num_wasted_tokens == 3
+    assert choice.usage.seed == 2**63 + 5
+    assert choice.usage.num_cached_prompt_tokens == 3
+
+
+def test_importing_the_sdk_loads_no_server_and_no_torch() -> None:
+    heavy = ("torch", "transformers", "ray", "fastapi", "uvicorn", "prometheus_client", "gateway", "outrider.engine")
+    script = f"import sys, outrider.client; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_documents_examples_run(gateway: ScriptedGateway) -> None:
+    text = (Path(__file__).parents[4] / "docs" / "sdk.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    of_a_gateway = [block for block in blocks if "LLM(" not in block]  # the other one: tests/e2e/test_llm.py
+    assert len(of_a_gateway) >= 4
+    for block in of_a_gateway:
+        exec(compile(block.replace("127.0.0.1:8001", gateway.address), "docs/sdk.md", "exec"), {})
+    assert len(gateway.requests) == 2

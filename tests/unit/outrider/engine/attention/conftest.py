@@ -1,0 +1,14 @@
+"""Fixtures of the tests beside."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedModel
+
+from tests.shrunk import shrunk
+from tests.tiny_models import random_model
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return random_model(shrunk("llama"), seed=3)

@@ -1,0 +1,12 @@
+"""Fixtures of the tests beside."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tiny_models import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_llama(tmp_path_factory.mktemp("original"), vocab_size=300)

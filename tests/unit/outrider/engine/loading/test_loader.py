@@ -1,0 +1,77 @@
+"""What cannot be served is refused at load, in one line that names it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from outrider.engine.files.tokenizer_files import tokenizer_files
+from outrider.wire.errors import ConfigError
+from outrider.wire.models.fingerprint import first_difference, tokenizer_fingerprint
+from tests.tiny_models import tiny_llama
+from tests.unit.outrider.engine.loading.tiny_models import load
+
+
+@pytest.fixture
+def folder(original: str, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(original, tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: (path / "config.json").unlink(), r"has no config\.json"),
+        (lambda path: (path / "tokenizer.json").unlink(), r"has no tokenizer\.json"),
+        (lambda path: (path / "model.safetensors").unlink(), r"has no model\.safetensors"),
+        (
+            lambda path: (path / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "model-2-of-2.safetensors"}}'
+            ),
+            r"has no model-2-of-2\.safetensors \(a part of the weights",
+        ),
+        (lambda path: (path / "model.safetensors.index.json").write_text("[]"), r"index\.json is no JSON"),
+        (lambda path: (path / "config.json").write_text("{"), r"config\.json is not JSON"),
+        (lambda path: (path / "config.json").write_text('{"model_type": "unheard_of"}'), "unheard_of"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"\0" * 50), r"cannot read .*model\.safetensors"),
+        (lambda path: drop_a_tensor(path), r"lack 1 tensors of LlamaForCausalLM, first model\.norm\.weight"),
+    ],
+)
+def test_a_damaged_folder_is_named_in_one_line(folder: Path, change: Callable[[Path], Any], message: str) -> None:
+    change(folder)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(str(folder))
+    assert "\n" not in caught.value.message
+
+
+def drop_a_tensor(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"'\./nowhere/at/all', and there is no such folder"):
+        load("./nowhere/at/all")
+    with pytest.raises(ConfigError, match="which is a file"):
+        load(__file__)
+    with pytest.raises(ConfigError, match="no such folder"):
+        tokenizer_files("/nowhere")
+
+
+def test_tokenizer_files_and_their_fingerprint(original: str, folder: Path, tmp_path: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    files = tokenizer_files(str(folder))
+    assert files.chat_template == b"{{ messages }}" and b"eos_token" in files.tokenizer_config_json
+    assert tokenizer_files(original).chat_template == b""
+    assert tokenizer_fingerprint(files.tokenizer_json) == tokenizer_fingerprint(
+        tokenizer_files(original).tokenizer_json
+    )
+    other = tokenizer_files(tiny_llama(tmp_path / "other", vocab_size=301))
+    difference = first_difference(files.tokenizer_json, other.tokenizer_json)
+    assert difference is not None and difference.startswith("id 300 is missing in the target and '")

@@ -1,0 +1,21 @@
+"""Tiny models of a folder, loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.engine.loading.loader import load_runner
+from outrider.engine.model_runner import ModelRunner
+from outrider.wire.settings.config import TargetConfig
+
+
+def load(model: str, **changes: Any) -> ModelRunner:
+    options: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "auto",
+        "kv_cache_tokens": None,
+        "max_slots": 2,
+        "context_limit": None,
+        "attention_path": "dense",
+    }
+    return load_runner(TargetConfig(model=model, **{**options, **changes}))

@@ -1,0 +1,56 @@
+"""Log-probs and scores that are reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.engine.sampling.reported import packed_ranks, reported, unpacked_ranks
+from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda, fake_cuda
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[FakeCuda]:
+    with fake_cuda() as device:
+        yield device
+
+
+def test_a_prompts_scores_are_those_of_its_logits(device: FakeCuda) -> None:
+    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(1))
+    ids = [3, 29, 0, 8]
+    on_device = logits.to("cuda")
+    device.take()
+    there = packed_ranks(on_device, ids, 2)
+    assert not device.take().waits
+    found = unpacked_ranks(there.cpu().numpy(), 2)
+    laws = logits.double().log_softmax(dim=1)
+    assert found is not None
+    for row, ((own, best, _), rank) in enumerate(found):
+        assert own == pytest.approx(float(laws[row, ids[row]]), abs=1e-5)
+        assert rank == 1 + int((laws[row] > laws[row, ids[row]]).sum())
+        assert list(best) == laws[row].topk(2).indices.tolist()
+    logits[2, 5] = torch.inf
+    assert unpacked_ranks(packed_ranks(logits, ids, 2).numpy(), 2) is None
+
+
+def random_logits(num_rows: int, vocab_size: int = 64, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
+
+
+class TestReported:
+    @pytest.mark.parametrize("num_best", [0, 1, 7, 64])
+    def test_equals_a_sorted_log_softmax(self, num_best: int) -> None:
+        logits, chosen = random_logits(4), [4, 5, 63, 0]
+        expected = logits.double().log_softmax(-1)
+        for r, (own, ids, values) in enumerate(reported(logits, chosen, num_best)):
+            order = expected[r].argsort(descending=True)[:num_best]
+            assert own == pytest.approx(float(expected[r, chosen[r]]), abs=1e-5)
+            assert list(ids) == order.tolist()
+            assert values == pytest.approx(expected[r, order].tolist(), abs=1e-5)
+
+    def test_equals_are_reported_by_id(self) -> None:
+        (_, ids, values), *_ = reported(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), [0], 3)
+        assert ids == (1, 3, 2) and values[0] == values[1]

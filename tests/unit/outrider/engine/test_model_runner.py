@@ -1,0 +1,121 @@
+"""The runner over each path of transformers' modules: pieces, forks, stale blocks and refusals.
+
+Ragged rounds on every architecture are in test_architectures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from outrider.engine.kv_pool import OutOfBlocks
+from outrider.engine.loading.loader import load_runner
+from outrider.engine.model_runner import ModelRunner, UncachedModel
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.settings.config import TargetConfig
+from tests import rounds
+from tests.forked_table import forked
+from tests.rounds import Fed, step
+from tests.tiny_models import tiny_llama
+
+TOLERANCE = 1e-4
+"""Largest logit difference, float32."""
+VOCAB_SIZE = 97
+
+
+def load(folder: str, path: str, kv_cache_tokens: int = 2048) -> ModelRunner:
+    return load_runner(
+        TargetConfig(
+            model=folder,
+            device="cpu",
+            dtype="auto",
+            kv_cache_tokens=kv_cache_tokens,
+            max_slots=8,
+            context_limit=None,
+            attention_path=path,
+        )
+    )
+
+
+@lru_cache(maxsize=1)
+def uncached_of(folder: str) -> UncachedModel:
+    return UncachedModel(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+
+
+def uncached(runner: ModelRunner) -> Callable[[list[int]], Tensor]:
+    """[T, V] from transformers alone."""
+    return uncached_of(runner.facts.model_id).forward
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_llama(tmp_path_factory.mktemp("llama"), VOCAB_SIZE)
+
+
+@pytest.fixture(scope="module", params=["paged", "dense"])
+def llama(folder: str, request: pytest.FixtureRequest) -> ModelRunner:
+    return load(folder, request.param)
+
+
+def some_ids(count: int, seed: int) -> list[int]:
+    return rounds.some_ids(count, VOCAB_SIZE, seed)
+
+
+def test_forks_diverge_inside_a_shared_block(llama: ModelRunner) -> None:
+    trunk = Fed(llama, uncached(llama), some_ids(60, 1))
+    step(llama, [(trunk, 21, 0)])
+    branch = Fed(llama, uncached(llama), trunk.ids[:21] + some_ids(30, 2))
+    branch.table, branch.num_cached = forked(llama.pool, trunk.table), 21
+    assert step(llama, [(trunk, 27, 6), (branch, 26, 5)]) < TOLERANCE
+    assert step(llama, [(trunk, 28, 1), (branch, 27, 1)]) < TOLERANCE
+    trunk.table.free()
+    assert step(llama, [(branch, 30, 3)]) < TOLERANCE
+    branch.table.free()
+    assert llama.pool.num_in_use == 0
+
+
+def test_nothing_stale_is_read(llama: ModelRunner) -> None:
+    """NaN in every block that nobody owns: a padding column that read one would spread it."""
+    long, short = (Fed(llama, uncached(llama), some_ids(60, seed)) for seed in (1, 2))
+    step(llama, [(long, 33, 0), (short, 18, 0)])
+    owned = {*long.table.blocks, *short.table.blocks, 0}
+    free = [block for block in range(llama.pool.num_blocks + 1) if block not in owned]
+    with torch.inference_mode():  # the storage was made in it
+        for layer in llama.path._cache.layers:
+            layer.keys[free], layer.values[free] = torch.nan, torch.nan
+    assert step(llama, [(long, 39, 6), (short, 19, 1)]) < TOLERANCE
+    long.table.free()
+    short.table.free()
+
+
+@pytest.mark.parametrize("bad_id", [-1, VOCAB_SIZE])
+def test_a_token_outside_the_vocabulary_changes_nothing(llama: ModelRunner, bad_id: int) -> None:
+    good, bad = llama.pool.new_table(), llama.pool.new_table()
+    llama.forward([Row.of(good, [1, 2], 0, 0)])
+    with pytest.raises(InvalidRequest, match=f"token id {bad_id} is outside the vocabulary, 0 to 96"):
+        llama.forward([Row.of(good, [1, 2, 3], 2, 1), Row.of(bad, [4, bad_id, 5], 0, 1)])
+    assert (good.num_tokens, bad.num_tokens, len(bad.blocks)) == (2, 0, 0)
+    good.free()
+
+
+@pytest.mark.parametrize("path", ["paged", "dense"])
+def test_a_full_cache_changes_nothing(folder: str, path: str) -> None:
+    runner = load(folder, path, kv_cache_tokens=48)
+    first, second = runner.pool.new_table(), runner.pool.new_table()
+    runner.forward([Row.of(first, [1, 2], 0, 0)])
+    with pytest.raises(OutOfBlocks, match="raise kv_cache_tokens"):
+        runner.forward([Row.of(first, [1] * 20, 2, 1), Row.of(second, [1] * 40, 0, 1)])
+    assert (first.num_tokens, second.num_tokens, runner.pool.num_in_use) == (2, 0, 1)
+
+
+def test_a_row_past_the_context_limit_is_refused(llama: ModelRunner) -> None:
+    table = llama.pool.new_table()
+    with pytest.raises(InvalidRequest, match="a row of 257 tokens is past the context limit, 256"):
+        llama.forward([Row.of(table, [1] * 257, 0, 1)])
+    assert table.num_tokens == 0

@@ -1,0 +1,241 @@
+"""Slots: what a message says is committed, what stays cached, and who gets how much memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.worker.scheduler import _piece
+from outrider.engine.worker.slots import Scoring, Slot, SlotTable, needs_prefill
+from outrider.wire.errors import InvalidRequest, Overloaded
+from outrider.wire.requests.params import SamplingParams
+from tests.unit.outrider.engine.worker.opened import feed
+
+PROMPT = [5, 6, 7, 8]
+
+
+def params(max_tokens: int = 20) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens)
+
+
+def make_table(num_blocks: int = 64, max_slots: int = 4, context_limit: int = 64) -> SlotTable:
+    return SlotTable(KVPool(num_blocks, block_size=4), max_slots, context_limit)
+
+
+def open_slot(table: SlotTable | None = None) -> Slot:
+    return (table or make_table()).open(1, 1, PROMPT, len(PROMPT), params())
+
+
+def test_commit_from_appends_repeats_and_rewrites() -> None:
+    slot = open_slot()
+    slot.commit_from(4, [9, 10])
+    assert slot.committed == [5, 6, 7, 8, 9, 10]
+    slot.commit_from(4, [9, 10])  # the same message again
+    assert slot.committed == [5, 6, 7, 8, 9, 10]
+    slot.commit_from(5, [11])
+    assert slot.committed == [5, 6, 7, 8, 9, 11]
+    slot.commit_from(0, [*PROMPT, 1])
+    assert slot.committed == [*PROMPT, 1]
+
+
+@pytest.mark.parametrize(("base_len", "ids"), [(2, []), (0, [1, 2, 3]), (4, [1] * 21), (-1, [1, 2, 3, 4, 5])])
+def test_lengths_outside_prompt_and_max_tokens_are_refused(base_len: int, ids: list[int]) -> None:
+    slot = open_slot()
+    with pytest.raises(InvalidRequest, match="this slot holds 4 to 24"):
+        slot.commit_from(base_len, ids)
+    assert slot.committed == PROMPT
+
+
+def test_all_drafts_accepted_leaves_the_draft_one_short() -> None:
+    """The draft fed the last committed token and K - 1 of its K tokens."""
+    slot = open_slot()
+    feed(slot, [5, 6, 7, 8, 20, 21])  # K = 3: 20, 21, 22 proposed
+    slot.commit_from(4, [20, 21, 22, 23])
+    assert slot.reconcile() == 6
+    assert slot.committed[6:] == [22, 23]  # to feed
+
+
+def test_rejected_guesses_are_cropped_and_their_blocks_freed() -> None:
+    slot = open_slot()
+    feed(slot, [5, 6, 7, 8, 20, 21, 22, 23, 24])
+    slot.commit_from(4, [20, 30])
+    assert slot.reconcile() == 5
+    assert slot.cached == [5, 6, 7, 8, 20] and slot.table.num_tokens == 5 and len(slot.table.blocks) == 2
+
+
+def test_reconcile_never_keeps_the_last_committed_token() -> None:
+    slot = open_slot()
+    feed(slot, PROMPT)
+    assert slot.reconcile() == 3
+    assert slot.reconcile() == 3
+
+
+def test_guesses_that_were_committed_later_are_kept() -> None:
+    """A late proposal's tokens may turn out right: compared by id, not by who sent them."""
+    slot = open_slot()
+    feed(slot, [5, 6, 7, 8, 20, 21, 22])
+    slot.commit_from(4, [20])
+    assert slot.reconcile() == 4  # the cap, though 20 is cached
+    feed(slot, [20, 21])
+    slot.commit_from(5, [21, 22, 40])
+    assert slot.reconcile() == 6
+
+
+def test_a_rewritten_past_is_compared_again() -> None:
+    slot = open_slot()
+    slot.commit_from(4, [1, 2, 3])
+    feed(slot, [5, 6, 7, 8, 1, 2])
+    assert slot.reconcile() == 6
+    slot.commit_from(4, [9, 2, 3])
+    assert slot.reconcile() == 4
+
+
+def test_what_is_fed_after_a_truncate_is_compared_again() -> None:
+    slot = open_slot()
+    slot.commit_from(4, [1, 2, 3])
+    feed(slot, [5, 6, 7, 8, 1, 2])
+    assert slot.reconcile() == 6
+    slot.truncate(5)
+    feed(slot, [9, 2])
+    assert slot.reconcile() == 4
+
+
+def test_truncate_is_idempotent_and_leaves_committed_alone() -> None:
+    slot = open_slot()
+    feed(slot, [5, 6, 7, 8, 20, 21, 22, 23, 24])
+    assert slot.truncate(5) == 2
+    assert slot.truncate(5) == 0
+    assert slot.truncate(100) == 0
+    assert (slot.cached, slot.committed) == (PROMPT, PROMPT)
+    assert slot.truncate(0) == 1 and slot.cached == []
+
+
+def test_open_replaces_and_frees_the_older_slot() -> None:
+    table = make_table()
+    slot = open_slot(table)
+    feed(slot, PROMPT)
+    newer = open_slot(table)
+    assert table.get(1, 1) is newer and newer.cached == [] and table.num_in_use == 1
+    assert table.pool.num_in_use == 0
+
+
+def test_open_past_the_context_limit_names_the_numbers() -> None:
+    with pytest.raises(InvalidRequest, match=r"prompt of 4 tokens plus max_tokens 61 is 65, the context limit is 64"):
+        make_table().open(1, 1, PROMPT, 4, params(61))
+    assert make_table().open(1, 1, PROMPT, 4, params(60)).max_len == 64
+
+
+def test_slot_limit() -> None:
+    table = make_table(max_slots=2)
+    table.open(1, 1, PROMPT, 4, params())
+    table.open(1, 2, PROMPT, 4, params())
+    with pytest.raises(Overloaded, match="all 2 slots are in use"):
+        table.open(2, 1, PROMPT, 4, params())
+    table.open(1, 2, PROMPT, 4, params())  # a replacement takes no place
+    table.close(1, 1)
+    table.open(2, 1, PROMPT, 4, params())
+
+
+def begin(table: SlotTable, slot_id: int, ids: list[int], salt: bytes = b"") -> Slot:
+    """Opened, and fed what the prefix cache did not have."""
+    slot = table.open(1, slot_id, ids, len(ids), params(), salt)
+    slot.adopt()
+    new = ids[len(slot.cached) : -1]
+    slot.table.reserve(len(ids) - 1)
+    slot.fed_committed(new)
+    return slot
+
+
+LONG = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+"""Two blocks of 4, and two tokens more."""
+
+
+def test_a_prompt_that_begins_alike_adopts_whole_blocks_and_shares_them() -> None:
+    table = make_table()
+    first, second = begin(table, 1, LONG), begin(table, 2, [*LONG[:9], 1, 2, 3])
+    assert (first.num_adopted, second.num_adopted) == (0, 8)
+    assert second.table.blocks[:2] == first.table.blocks[:2] and table.pool.num_in_use == 4
+    assert second.cached == [*LONG[:9], 1, 2] and second.reconcile() == 11
+
+
+def test_guesses_are_never_published() -> None:
+    table = make_table()
+    slot = begin(table, 1, LONG)
+    feed(slot, [14, 20, 21, 22, 23, 24])  # the last committed one and five guesses: three blocks and a half are full
+    table.open(1, 2, [*LONG, 20, 21, 22], 13, params()).adopt()
+    assert table.get(1, 2).num_adopted == 8  # type: ignore[union-attr]
+    slot.commit_from(10, [20, 30])
+    assert slot.give_up() > 0
+    assert begin(table, 3, [*LONG, 20, 21, 22]).num_adopted == 8
+    assert begin(table, 4, [*LONG, 20, 30, 1, 2]).num_adopted == 8
+
+
+def test_what_was_committed_is_found_again_after_memory_was_given_up() -> None:
+    table = make_table()
+    slot = begin(table, 1, LONG)
+    feed(slot, [14, 20, 21])
+    slot.commit_from(10, [20, 21, 22])
+    assert slot.give_up() == 3 and slot.cached == [] and table.pool.num_in_use == 0
+    assert slot.adopt() == 12 and slot.num_adopted == 0, "what is reported is what the slot first found"
+    assert slot.cached == slot.committed[:12]
+
+
+def test_a_closed_slots_answer_is_found_again() -> None:
+    table = make_table()
+    slot = begin(table, 1, LONG)
+    feed(slot, [14, 20, 21])
+    slot.commit_from(10, [20, 21, 22])
+    table.close(1, 1)
+    assert begin(table, 2, [*LONG, 20, 21, 22]).num_adopted == 12
+
+
+def test_what_may_be_wrong_is_never_found_again() -> None:
+    table = make_table()
+    slot = begin(table, 1, LONG)
+    slot.distrust()
+    assert slot.cached == [] and table.pool.num_in_use == 0
+    assert begin(table, 2, LONG).num_adopted == 0
+
+
+def test_an_owner_that_left_leaves_nothing() -> None:
+    table = make_table()
+    for owner, slot_id in ((1, 1), (1, 2), (2, 1)):
+        feed(table.open(owner, slot_id, PROMPT, 4, params()), PROMPT)
+    assert [slot.key for slot in table] == [(1, 1), (1, 2), (2, 1)]
+    assert table.close_owner(1) == 2
+    assert table.close_owner(1) == 0
+    assert table.pool.num_in_use == 1
+    assert table.close(2, 1) == 1 and table.close(2, 1) == 0
+
+
+def test_a_prompt_that_is_scored_is_fed_whole_and_goes_on_after_its_memory_was_taken() -> None:
+    """Nothing is taken from the prefix cache before it is scored, and what was scored is not scored again."""
+    table = make_table()
+    ids = list(range(10, 30))
+    first = table.open(1, 1, ids, len(ids), params())
+    feed(first, ids[:-1])
+    first.reconcile()
+    first.publish()
+    slot = table.open(1, 2, ids, len(ids), params())
+    slot.scoring = Scoring(len(ids) - 1, 0)
+    assert slot.adopt() == 0 and needs_prefill(slot)
+    piece = _piece(slot, 10, 100)
+    assert (piece.row.num_new, piece.row.num_logits) == (10, 10)
+    slot.table.reserve(10)
+    slot.fed_committed(piece.row.new_ids)
+    slot.scoring.found += [None] * 10
+    slot.give_up()
+    assert slot.adopt() == 8, "whole blocks of what is scored"
+    piece = _piece(slot, 100, 100)
+    assert (piece.row.num_new, piece.row.num_logits) == (11, 9)
+    slot.table.reserve(19)
+    slot.fed_committed(piece.row.new_ids)
+    slot.scoring.found += [None] * 9
+    assert not slot.num_unscored and not needs_prefill(slot)
+
+
+def test_the_end_of_a_prompt_that_is_scored_does_not_ride_along() -> None:
+    slot = open_slot()
+    assert not needs_prefill(slot)
+    slot.scoring = Scoring(len(PROMPT) - 1, 0)
+    assert needs_prefill(slot) and _piece(slot, 100, 100).row.num_logits == 3

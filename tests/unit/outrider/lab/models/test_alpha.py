@@ -1,0 +1,126 @@
+"""`outrider alpha`: its arithmetic, and the whole command on small models whose answer is known."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from outrider.cli.main import app
+from outrider.engine.sampling.row_law import RowLaw, one_hot
+from outrider.lab.alpha import show
+from outrider.lab.models.alpha import (
+    MODEL,
+    DrafterSpec,
+    Estimate,
+    Tally,
+    TargetToken,
+    Task,
+    measure,
+)
+from outrider.wire.requests.params import SamplingParams
+from tests.stack import DEMO_TARGET, OTHER_DRAFT
+from tests.tiny_models import tiny_llama, tiny_t5
+
+
+def test_tokens_of_one_prompt_are_not_independent() -> None:
+    """Ten prompts that say all yes or all no are ten facts, however many tokens they have."""
+    few, many = ([[float(i < 5)] * n for i in range(10)] for n in (1, 100))
+    assert Estimate.of(few).mean == Estimate.of(many).mean == 0.5
+    assert Estimate.of(few).error == pytest.approx(Estimate.of(many).error)
+    assert Estimate.of(few).error == pytest.approx(1.96 * math.sqrt(0.25 / 9))
+    assert Estimate.of([[1.0, 0.0] * 50] * 10).error == 0.0
+
+
+@pytest.fixture(scope="module", params=["decoder", pytest.param("encoder-decoder", marks=pytest.mark.slow)])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("alpha")
+    for name, seed in (("target", 4), ("draft", 3)):
+        if request.param == "decoder":
+            tiny_llama(made / name, seed=seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
+        else:
+            tiny_t5(made / name, seed=seed, num_layers=1)
+    (made / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"the {i}"}) for i in range(12)))
+    return made
+
+
+def measured(folder: Path, *args: str) -> Any:
+    where = ("--target", str(folder / "target"), "--prompts", str(folder / "prompts.jsonl"))
+    return CliRunner().invoke(app, ["alpha", *where, *args])
+
+
+def test_the_target_itself_is_always_right_and_another_keeps_within_its_bounds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    drafts = ("--draft", str(folder / "target"), "--draft", str(folder / "draft"), "--draft", "ngram")
+    made = measured(folder, *drafts, "--max-tokens", "12", "--temperature", "0", "--temperature", "1", "--json")
+    assert made.exit_code == 0, made.stderr
+    found = json.loads(made.stdout)["rows"]
+    rows = {(row["setting"]["temperature"], row["drafter"].split("/")[-1]): row for row in found}
+    assert len(rows) == 6 and all(12 <= row["num_tokens"] <= 12 * 12 for row in rows.values())
+    for temperature in (0.0, 1.0):
+        own = rows[temperature, "target"]
+        assert own["alpha"]["mean"] == pytest.approx(1.0, abs=1e-4)
+        assert own["coupled"]["mean"] == own["greedy"]["mean"] == 1.0
+        assert own["draft_temperature"]["temperature"] == temperature
+        assert own["draft_temperature"]["gain"]["mean"] == 0.0
+    other = rows[1.0, "draft"]
+    slack = other["coupled"]["error"] + 1e-9
+    assert 0.1 < other["alpha"]["mean"] < 0.9
+    assert other["bound"]["mean"] - slack <= other["coupled"]["mean"] <= other["alpha"]["mean"] + slack
+    greedy = rows[0.0, "draft"]
+    assert greedy["alpha"]["mean"] == pytest.approx(greedy["greedy"]["mean"])
+    assert rows[1.0, "ngram"]["drafted"]["mean"] < 1.0 == other["drafted"]["mean"]
+
+
+@pytest.mark.parametrize(("sharper", "temperature", "best"), [(0.8, 1.0, 0.8), (2.0, 0.5, 1.0)])
+def test_a_draft_that_is_the_target_at_another_temperature_gets_that(
+    tmp_path: Path, sharper: float, temperature: float, best: float
+) -> None:
+    """Its logits are `sharper` times the target's."""
+    for name, sharpness in (("target", 1.5), ("draft", 1.5 * sharper)):
+        tiny_llama(tmp_path / name, seed=4, hidden_size=16, num_layers=1, context=64, sharpness=sharpness)
+    drafter = DrafterSpec(MODEL, str(tmp_path / "draft"))
+    settings = [{"temperature": temperature}]
+    *_, measured = measure(Task(str(tmp_path / "target"), [drafter], ["the 1", "the 2"], 12, settings))
+    (row,) = measured["rows"]
+    found = row["draft_temperature"]
+    assert found["temperature"] == pytest.approx(best)
+    assert found["alpha"]["mean"] == pytest.approx(1.0, abs=1e-5) and row["alpha"]["mean"] < 0.99
+    assert found["gain"]["mean"] == pytest.approx(found["alpha"]["mean"] - row["alpha"]["mean"])
+    console = Console(width=80, file=io.StringIO(), record=True)
+    show(measured["rows"], console)
+    shown = console.export_text().splitlines()[-1].split()
+    assert shown[1:3] == [f"{temperature:g}", f"{best:g}"] and shown[3].startswith("1.000±")
+
+
+def test_a_draft_of_another_tokenizer_is_compared_over_the_targets_tokens() -> None:
+    prompts = ["def read(self, size):\n", "import os\n\nclass Queue:\n"]
+    *_, measured = measure(Task(DEMO_TARGET, [DrafterSpec(MODEL, OTHER_DRAFT)], prompts, 16, [{"temperature": 0.0}]))
+    (row,) = measured["rows"]
+    assert 0.2 < row["alpha"]["mean"] == row["greedy"]["mean"] < 0.9 and row["drafted"]["mean"] == 1.0
+
+
+def test_lenience_keeps_what_the_paper_says() -> None:
+    """A.5: above temperature 0 the sum of min(target / lenience, draft); at 0 what is nearly as likely as the best."""
+    target, draft = law(0.5, 0.3, 0.2), law(0.2, 0.7, 0.1)
+    tally = Tally([1.0], [1.0, 0.5, 0.1])
+    tally.begin()
+    tally.add(TargetToken(0, 1, target, target), lambda params: draft, SamplingParams(temperature=1.0))
+    kept = [each["mean"] for each in tally.row("", {})["lenient"]]
+    assert kept == pytest.approx([0.2 + 0.3 + 0.1, 0.2 + 0.6 + 0.1, 1.0])
+    greedy = TargetToken(0, 1, one_hot(0, 3), target)
+    assert [greedy.keeps(1, lenience) for lenience in (1.0, 0.61, 0.59)] == [False, False, True]
+    assert greedy.keeps(0, 1.0) and not greedy.keeps(2, 0.5)
+
+
+def law(*probs: float) -> RowLaw:
+    return RowLaw(len(probs), np.log(np.array(probs, dtype=np.float32)))

@@ -1,0 +1,45 @@
+"""Updates in bfloat16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.engine.heads.checkpoint import TargetFiles
+from outrider.training import optimizing
+from outrider.training.run import Plan, Run
+from outrider.training.teacher import Batch, Teacher
+from outrider.training.written import Answer
+from tests.unit.outrider.training.tiny_training import students
+
+
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine is good at."""
+    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "pass", "draft"])
+def test_an_update_in_bfloat16_is_nearly_the_same(
+    kind: str,
+    folder: Path,
+    teacher: Teacher,
+    target: TargetFiles,
+    answers: list[Answer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses = []
+    for in_bfloat16 in (False, True):
+        monkeypatch.setattr(optimizing, "has_bfloat16", lambda device, found=in_bfloat16: found)
+        run = Run(
+            students(folder, target, teacher)[kind](),
+            teacher,
+            answers,
+            Plan("kl", 7, 4, 3),
+            tmp_path / str(in_bfloat16),
+            {},
+        )
+        losses.append([run.update(Batch.of(answers, "cpu")) for _ in range(2)])
+    assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.02)

@@ -1,0 +1,34 @@
+"""A tiny target, answers that it wrote, and trainings of heads for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from outrider.engine.heads.checkpoint import TargetFiles
+from outrider.training.eagle3 import Eagle3, Opened
+from outrider.training.medusa import Medusa
+from outrider.training.pass_embeddings import Pass
+from outrider.training.student import Draft, Student
+from outrider.training.teacher import Batch, Teacher
+
+
+def says_the_same(one: Student, other: Student, batch: Batch, teacher: Teacher) -> None:
+    """As far as bfloat16 lets it."""
+    seen = teacher.see(batch)
+    both = zip(one.guesses(batch, seen, 2), other.guesses(batch, seen, 2), strict=True)
+    for mine, its in both:
+        assert torch.equal(mine.places, its.places)
+        assert (mine.logits - its.logits).abs().max() < 0.05 * mine.logits.std()
+
+
+def students(folder: Path, target: TargetFiles, teacher: Teacher) -> dict[str, Callable[[], Student]]:
+    draft = str(folder / "draft")
+    return {
+        "eagle3": lambda: Eagle3(Opened.new(target, draft, (1, 2), None, seed=5), 2, "cpu"),
+        "medusa": lambda: Medusa.new(target, 2, "cpu"),
+        "pass": lambda: Pass.new(teacher, 2, seed=5),
+        "draft": lambda: Draft(draft, target.vocab_size, "cpu"),
+    }

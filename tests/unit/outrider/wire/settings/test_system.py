@@ -1,0 +1,45 @@
+"""The settings of a whole system."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.up.supervisor import Supervisor
+from outrider.wire.errors import ConfigError
+from outrider.wire.processes.processes import StopFlag
+from outrider.wire.settings.system import SystemConfig, merged
+from tests.unit.outrider.wire.settings.clusters import CLUSTER, NO_FLAGS
+
+
+def read(values: dict[str, Any]) -> SystemConfig:
+    return SystemConfig.read(values)
+
+
+@pytest.mark.parametrize("file", [CLUSTER, {}], ids=["pools", "pair"])
+def test_one_folder_of_certificates_is_that_of_every_part(file: dict[str, Any], tmp_path: Path) -> None:
+    found = merged(copy.deepcopy(file), NO_FLAGS, no_draft=False, no_ray=False, certificates=tmp_path)
+    assert {pool.worker.tls_dir for pool in found.targets} == {str(tmp_path / "target")}
+    assert {pool.worker.tls_dir for pool in found.drafts} == {str(tmp_path / "draft")}
+    assert found.gateway["tls_dir"] == str(tmp_path / "gateway")
+    assert found.ray is not None and found.ray.tls_dir == str(tmp_path / "launcher")
+
+
+def test_gateways_have_ports_of_their_own() -> None:
+    def ports(gateways: int, **gateway: int) -> list[tuple[int | None, ...]]:
+        config = read({"target": {"model": "t"}, "gateways": gateways, "gateway": gateway})
+        made = [Supervisor(config, StopFlag())._gateway_config(index, registry="a:1") for index in range(gateways)]
+        names = ["port", "grpc_port", *(["metrics_port"] if "metrics_port" in gateway else [])]
+        return [tuple(getattr(one, name) for name in names) for one in made]
+
+    assert ports(1) == [(8000, 8001)]
+    assert ports(3) == [(8000, 8001), (8002, 8003), (8004, 8005)]
+    assert ports(3, port=8002, grpc_port=8000) == [(8002, 8000), (8005, 8003), (8008, 8006)]
+    assert ports(2, port=8000, grpc_port=9000) == [(8000, 9000), (8001, 9001)]
+    assert ports(2, metrics_port=8002) == [(8000, 8001, 8002), (8003, 8004, 8005)]
+    assert ports(2, port=0, grpc_port=0) == [(0, 0), (0, 0)]
+    with pytest.raises(ConfigError, match="gateway 1 would have 65536"):
+        ports(2, port=65535, grpc_port=100)

@@ -1,0 +1,73 @@
+"""Every series of gateway and workers: names, labels, help, and the acceptance rate over its window."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+
+from gateway.telemetry.vllm_names import EndedAnswers, VllmNames
+from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.telemetry.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 8), st.integers(0, 8)), max_size=60))
+def test_rate_equals_a_count_from_the_start(rounds: list[tuple[float, int, int]]) -> None:
+    clock = Clock()
+    window, seen = AcceptanceWindow(clock), []
+    for pause_s, drafted, accepted in rounds:
+        clock.now += pause_s
+        window.add(drafted, min(accepted, drafted))
+        seen.append((int(clock.now), drafted, min(accepted, drafted)))
+        recent = [(d, a) for at, d, a in seen if at >= int(clock.now) - WINDOW_S]
+        drafted_sum = sum(d for d, _ in recent)
+        if drafted_sum:
+            assert window.rate() == sum(a for _, a in recent) / drafted_sum
+        else:
+            assert math.isnan(window.rate())
+
+
+def families(registry: object) -> dict[str, Metric]:
+    return {family.name: family for family in registry.collect()}  # type: ignore[attr-defined]
+
+
+def test_the_rate_as_it_is_scraped() -> None:
+    gateway = GatewayMetrics()
+    pair = gateway.pair("big", "small")
+    assert b'spec_acceptance_rate{draft="small",target="big"} NaN' in generate_latest(gateway.registry)
+    pair.window.add(4, 3)
+    gateway.pair("big", "other").window.add(2, 1)
+    text = generate_latest(gateway.registry)
+    assert b'spec_acceptance_rate{draft="small",target="big"} 0.75' in text
+    assert b'spec_acceptance_rate{draft="other",target="big"} 0.5' in text
+    assert "last 60 s" in families(gateway.registry)["spec_acceptance_rate"].documentation
+
+
+def test_histograms_of_times_reach_the_longest_request() -> None:
+    """A time to the first token includes the queue, and a lost target is waited for between two tokens."""
+    gateway, registry = GatewayMetrics(), CollectorRegistry()
+    gateway.pair("big", "small").round_seconds.labels(phase="total")
+    gateway.answers("big")
+    EndedAnswers(registry).begin("big")
+    registry.register(VllmNames(gateway, lambda: ()))
+    times = [
+        family
+        for each in (gateway.registry, registry)
+        for family in families(each).values()
+        if family.type == "histogram" and family.name.endswith("_seconds")
+    ]
+    assert len(times) == 12
+    for family in times:
+        bounds = [float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels]
+        assert sorted(bounds)[-2] >= GatewayConfig(target="127.0.0.1:9").request_timeout_s, family.name

@@ -1,0 +1,46 @@
+"""What steps took."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.row_cost import RowCost
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.speculation import AUTO, Speculation
+from target_service.drafting.budget import VerifyBudget
+from target_service.leases.lease import DeliveredDrafts, Lease
+
+FREE_UNTIL = 12
+
+
+def cliff(num_rows: int) -> float:
+    """Seconds of a step of the CPU that this was measured on: rows cost little up to 12, then much."""
+    return 0.04 * (1 + 0.0107 * (num_rows - 1) if num_rows <= FREE_UNTIL else 0.2 + 0.085 * num_rows)
+
+
+def learnt(seconds: Any = cliff, most: int = 24) -> RowCost:
+    cost = RowCost()
+    for _ in range(60):
+        for num_rows in range(1, most + 1):
+            cost.note(num_rows, seconds(num_rows))
+    return cost
+
+
+def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = None) -> Any:
+    """A slot for which nothing lies ready."""
+    shares = SlotShares(RankShares())
+    slot: Any = SimpleNamespace(committed=[7], max_len=99, scheduling=Scheduling())
+    draft = DeliveredDrafts(Drafter.MODEL, shares, 1, is_active=True)
+    draft.starved_since_s[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s
+    return Lease(None, slot, Speculation(AUTO, max_draft_tokens=32), [draft], {}, now)  # type: ignore[arg-type]
+
+
+def budget(tokens_per_s: float = 25.0) -> VerifyBudget:
+    made = VerifyBudget()
+    for _ in range(60):
+        made.note(1, 1, 1 / tokens_per_s)
+    made.cost = learnt()
+    return made

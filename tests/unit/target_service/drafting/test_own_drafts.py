@@ -1,0 +1,19 @@
+"""What a target drafts by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.wire.requests.drafters import Drafter
+from target_service.drafting.own_drafts import OwnDrafts
+
+UNION = Drafter.NGRAM_AND_MODEL
+
+
+def test_a_target_without_token_trees_offers_no_unions() -> None:
+    ngram: Any = object()
+    assert UNION in OwnDrafts({Drafter.NGRAM: ngram}, takes_trees=True).offered
+    alone = OwnDrafts({Drafter.NGRAM: ngram})
+    assert UNION not in alone.offered
+    refusal = alone.refuses(UNION)
+    assert refusal is not None and "ngram&model takes a model and an attention_path" in refusal.message

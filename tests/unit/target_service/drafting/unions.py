@@ -1,0 +1,94 @@
+"""Leases with several drafters, and trees of what they propose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from outrider.engine.drafters import merge
+from outrider.engine.speculation.candidates import CandidateTree
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.scheduling import Scheduling
+from outrider.wire.requests.speculation import Speculation
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.drafting.choice import Drafting
+from target_service.leases.draft_buffer import BufferedToken
+from target_service.leases.lease import DeliveredDrafts, DraftSource, Lease
+
+PROMPT = [7, 8, 9]
+VOCAB = 3
+UNION = Drafter.NGRAM_AND_MODEL
+METRICS = WorkerMetrics("target")
+USUAL = (0.6, 0.5)
+"""Acceptance probability of what a draft proposes first, and of the chain's."""
+Token = tuple[int, Any]
+"""A draft token, and what it was sampled from or None."""
+
+
+def chain_of(tokens: Sequence[Token], prob: float, max_len: int = 0) -> CandidateTree:
+    tree = DraftTree()
+    for depth, (token_id, _) in enumerate(tokens):
+        tree.add(depth - 1, token_id, prob=prob ** (depth + 1))
+    return CandidateTree(tree, [law for _, law in tokens], prob, max_len)
+
+
+class Chain:
+    """The slot's own drafter: proposes these."""
+
+    def __init__(self, tokens: Sequence[Token], name: Drafter) -> None:
+        self._tokens = tokens
+        self._name = name
+
+    def asked(self, slot: Any, **how: bool) -> Iterator[Drafter]:
+        if self._tokens:
+            yield self._name
+
+    def max_len(self, drafter: Drafter) -> int:
+        return 64
+
+    def feeds_rows(self, slot: Any) -> bool:
+        return False
+
+    def candidates(self, slot: Any, name: Drafter, state: Any, shares: Any, max_tokens: int) -> CandidateTree:
+        return chain_of(self._tokens[:max_tokens], shares.share(0), max_tokens)
+
+
+def made(
+    params: SamplingParams,
+    own: Sequence[Token],
+    probs: Sequence[float] = USUAL,
+    name: Drafter = UNION,
+    **speculation: Any,
+) -> tuple[Drafting, Lease]:
+    """probs: of what each draft says, and last of the chain. name: of the slot's own drafter."""
+    slot: Any = SimpleNamespace(committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, most_cached=99, params=params)
+    slot.scheduling = Scheduling()
+    slot.key = (1, 1)
+    *of_drafts, of_own = (SlotShares(RankShares()) for _ in probs)
+    for shares, prob in zip((*of_drafts, of_own), probs, strict=True):
+        shares.first = prob
+    drafts = [DeliveredDrafts(Drafter.MODEL, shares, ticket, True) for ticket, shares in enumerate(of_drafts)]
+    job: Any = SimpleNamespace(tickets=[(draft.ticket, True) for draft in drafts])
+    spec = Speculation(**{"max_draft_tokens": 16, **speculation})
+    lease = Lease(job, slot, spec, drafts, {Drafter.NGRAM: DraftSource(Drafter.NGRAM, of_own)}, 0.0)
+    lease.begin_step(0.0)
+    keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
+    chain: Any = Chain(own, name)
+    return Drafting(chain, keeper, cast(Any, None), METRICS, VOCAB, takes_trees=True, merge=merge), lease
+
+
+def park(draft: DeliveredDrafts, chain: Sequence[Token]) -> None:
+    """Draws, as though they had been delivered."""
+    node = ROOT
+    for token_id, law in chain:
+        node = add(draft, node, token_id, law)
+
+
+def add(draft: DeliveredDrafts, parent: int, token_id: int, law: Any) -> int:
+    draft.buffer.tokens.append(BufferedToken(NodeKind.LAW, 0, law, None, None))
+    return draft.buffer.tree.add(parent, token_id)

@@ -1,0 +1,143 @@
+"""What a draft asks for on its stream to a target, what it is answered, and what waits when it does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from outrider.engine.memory import Spare
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.telemetry.metrics import WorkerMetrics
+from outrider.wire.transport.streams import ControlStreams
+from target_service.features import feature_stream as module
+from target_service.features.feature_stream import FeatureStream
+from target_service.features.features import FeatureJob, FeatureSubscription
+from target_service.features.heads import Heads
+from target_service.servicer import TargetServicer
+
+EPOCH, DIGEST, PEER = 7, b"d" * 32, "ipv4:10.0.0.1:40000"
+SERIES = "outrider_worker_feature_rows_total"
+
+
+class Stream:
+    """One stream, whose draft may stop reading. The head DIGEST is ready on it."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Any] = []
+        self.batches: list[tpb.FeatureBatch] = []
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+        self.metrics = WorkerMetrics("target")
+        self.heads = Heads(self, self.metrics, 8, 2, None, Spare(1 << 20))  # type: ignore[arg-type]
+        self.heads.is_ready = lambda stream, digest: digest == DIGEST  # type: ignore[method-assign]
+        self.stream = FeatureStream(PEER, EPOCH, self.heads, self, self.metrics, self.write, lambda: None)  # type: ignore
+
+    def submit(self, job: FeatureJob) -> None:
+        job.run(self)  # type: ignore[arg-type]
+
+    # as `Features`
+
+    def subscribe(self, subscription: FeatureSubscription) -> None:
+        self.jobs.append(subscription)
+
+    def end_link(self, link: FeatureStream) -> None:
+        self.jobs.append(link)
+
+    def answer(self, send: Callable[[], None]) -> None:
+        send()
+
+    async def write(self, batch: tpb.FeatureBatch) -> None:
+        await self.may_write.wait()
+        self.batches.append(batch)
+
+    async def settle(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def count(self, what: str, fate: str) -> float:
+        name = f"outrider_worker_feature_{what}_total"
+        return float(self.metrics.registry.get_sample_value(name, self.labels(fate)) or 0)
+
+    def labels(self, fate: str) -> dict[str, str]:
+        return {"worker": "target", "peer": PEER, "fate": fate}
+
+    @property
+    def wanted(self) -> FeatureSubscription:
+        return FeatureSubscription(self.stream, DIGEST, 5, 2, 9)
+
+    def want(self, epoch: int = EPOCH, digest: bytes = DIGEST) -> None:
+        rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2, id=9)
+        self.stream.ask(tpb.FeatureAsk(rows=rows))
+
+
+@asynccontextmanager
+async def streaming() -> AsyncIterator[Stream]:
+    made = Stream()
+    yield made
+    await made.stream.close()
+
+
+async def test_rows_go_to_the_engine_and_come_back_as_messages() -> None:
+    async with streaming() as made:
+        made.want()
+        (job,) = made.jobs
+        assert (job.link, job.digest, job.ticket, job.next_position, job.request_id) == (made.stream, DIGEST, 5, 2, 9)
+        made.stream.send_features(made.wanted, 2, 3, b"abcdef")
+        await made.settle()
+        (batch,) = made.batches
+        (rows,) = batch.rows
+        assert (rows.ticket, rows.target_epoch, rows.start, rows.num_rows, rows.data) == (5, EPOCH, 2, 3, b"abcdef")
+        assert rows.request_id == 9
+        assert (made.count("rows", "sent"), made.count("bytes", "sent")) == (3, 6)
+    assert made.jobs[1:] == [made.stream]
+    assert made.metrics.registry.get_sample_value(SERIES, made.labels("sent")) is None, "it ends with the link"
+
+
+async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BACKLOG_BYTES", 10)
+    async with streaming() as made:
+        made.want()
+        made.may_write.clear()
+        for start in range(3):
+            assert made.stream.has_room
+            made.stream.send_features(made.wanted, start, 1, b"abcd")
+        assert not made.stream.has_room
+        made.stream.count("dropped", 2, 8)
+        assert (made.count("rows", "dropped"), made.count("bytes", "dropped")) == (2, 8)
+        made.may_write.set()
+        await made.settle()
+        assert made.stream.has_room and sum(len(batch.rows) for batch in made.batches) == 3
+
+
+async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_UNREAD", 5)
+    may_write, num_taken, written = asyncio.Event(), 0, list[tpb.FeatureBatch]()
+
+    async def write(batch: tpb.FeatureBatch) -> None:
+        await may_write.wait()
+        written.append(batch)
+
+    async def batches() -> AsyncIterator[tpb.DeliveryBatch]:
+        nonlocal num_taken
+        for number in range(40):
+            num_taken += 1
+            head = tpb.HeadSpec(target_epoch=8, digest=bytes([number]))
+            yield tpb.DeliveryBatch(asks=[tpb.FeatureAsk(head=head)])
+
+    made = Stream()
+    context = SimpleNamespace(send_initial_metadata=AsyncMock(), write=write, peer=lambda: PEER)
+    service = SimpleNamespace(engine=made, epoch=EPOCH, streams=ControlStreams())
+    servicer = TargetServicer(service, 9, lambda nodes: True, made.heads, made.metrics)  # type: ignore[arg-type]
+    delivering = asyncio.create_task(servicer.Deliver(batches(), context))  # type: ignore[arg-type]
+    await made.settle()
+    assert num_taken == 6, "of what waits, and the one that was one too many"
+    may_write.set()
+    await delivering
+    assert num_taken == sum(len(batch.heads) for batch in written) == 40
+    await made.stream.close()
