@@ -1,9 +1,9 @@
-"""Check that `outrider tune` foresees its own measurements and recommends the fastest, on the demo pair widened.
+"""Check that `outrider tune` recommends the fastest setting that it measured, on the demo pair widened.
 
     make bench-tune                                   # or: python -m benchmarks.tune --help
 
-Runs the command itself and reads its JSON. The exit code is 1 where a K is more than FAR_OFF from the speed over plain
-decoding that was expected of it, or where the recommendation is not within NEAR of the fastest setting measured.
+Runs the command itself and reads its JSON. The exit code is 1 where the recommendation is not within NEAR of the
+fastest setting measured.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from typing import Any
 
 from benchmarks.common import DEMO_DRAFT, Report, parser, widened
 from outrider.lab.load.figures import Gain
-from outrider.lab.tuning.money import Bought, Price, tables, verdicts
+from outrider.lab.tuning.money import Bought, Price, tables, verdict
 
-FAR_OFF = 0.15
-"""Most that a measured speed may differ, as a share of the expected speed over plain decoding."""
 NEAR = 0.95
 """Least speed of the recommendation, as a share of the fastest."""
 PRICE = "target=2.5,draft=0.4"
@@ -43,74 +41,33 @@ def tuned(arguments: Sequence[str]) -> Mapping[str, Any]:
 def speedups(study: Study) -> dict[str, float]:
     """Return the speeds over plain decoding in the same repeat, of every setting that was measured."""
     chains = {f"K = {point['k']}, every K": point["speedup"]["median"] for point in study["speeds"]}
-    return chains | {each["name"]: each["speedup"]["median"] for each in study["alternatives"]}
+    return chains | {drafter["name"]: drafter["speedup"]["median"] for drafter in study["drafters"]}
 
 
 def violations(study: Study) -> list[str]:
-    found = []
-    where = f"T = {study['temperature']:g}"
-    if study["unsteady"] is not None:
-        found.append(f"{where}: {study['unsteady']}")
-    for point in study["speeds"][1:]:  # both are over plain decoding
-        met = point["measured_over_expected"]
-        if not abs(met - 1.0) <= FAR_OFF:
-            found.append(f"{where}: K = {point['k']} is {met:.2f} times as fast as expected")
-    said, fastest = study["recommendation"], max(speedups(study).items(), key=lambda item: item[1])
-    if not said["speedup"]["median"] >= NEAR * fastest[1]:
-        found.append(
-            f"{where}: {said['name']} is recommended, {said['speedup']['median']:.2f} times plain decoding, "
-            f"and {fastest[0]} is {fastest[1]:.2f} times"
-        )
-    return found
+    """Return a sentence where the recommendation is too far behind the fastest setting."""
+    chosen = study["recommendation"]
+    fastest, speedup = max(speedups(study).items(), key=lambda item: item[1])
+    if chosen["speedup"]["median"] >= NEAR * speedup:
+        return []
+    return [
+        f"T = {study['temperature']:g}: {chosen['name']} is recommended, {chosen['speedup']['median']:.2f} times plain "
+        f"decoding, and {fastest} is {speedup:.2f} times"
+    ]
 
 
 def add_study(report: Report, study: Study) -> None:
-    where, said = f"T = {study['temperature']:g}", study["recommendation"]
+    where, chosen = f"T = {study['temperature']:g}", study["recommendation"]
     rows = [
-        [
-            str(point["k"]),
-            f"{point['paper_speedup']:.2f}",
-            f"{point['expected_speedup']:.2f}",
-            shown(point["speedup"]),
-            f"{point['tokens_per_s']:.1f}",
-            f"{point['measured_over_expected']:.2f}",
-            f"{point['in_tokens_per_s']:.2f}",
-        ]
+        [str(point["k"]), f"{point['paper_speedup']:.2f}", shown(point["speedup"]), f"{point['tokens_per_s']:.1f}"]
         for point in study["speeds"]
     ]
-    columns = ("K", "paper", "expected", "measured over plain", "tok/s", "measured / expected", "in tok/s")
-    report.table(f"Every K, {where}", columns, rows)
-    others = [
-        [each["name"], f"{each['tokens_per_pass']:.2f}", shown(each["speedup"])]
-        for each in sorted(study["alternatives"], key=lambda each: -float(each["speedup"]["median"]))
-    ]
-    report.table(f"Alternatives, {where}", ("setting", "tokens a target pass", "over plain"), others)
-    met = [point["measured_over_expected"] for point in study["speeds"][1:]]
-    bare = [point["in_tokens_per_s"] for point in study["speeds"]]
-    report.text(
-        f"Alpha {study['alpha']:.3f}, c {study['c']:.3f}. Measured over expected is {min(met):.2f} to {max(met):.2f}; "
-        f"in tokens per second instead of speeds over plain decoding {min(bare):.2f} to {max(bare):.2f}. "
-        f"Recommended: {said['name']}. {said['reason']}"
-    )
+    report.table(f"Every K, {where}", ("K", "paper", "measured over plain", "tok/s"), rows)
+    drafters = sorted(study["drafters"], key=lambda drafter: -float(drafter["speedup"]["median"]))
+    rows = [[drafter["name"], shown(drafter["speedup"])] for drafter in drafters]
+    report.table(f"Drafters, {where}", ("setting", "over plain"), rows)
+    report.text(f"Alpha {study['alpha']:.3f}, c {study['c']:.3f}. Recommended: {chosen['name']}. {chosen['reason']}")
     report.data[where] = study
-
-
-def add_latencies(report: Report, study: Study) -> None:
-    rows = [
-        [
-            each["name"],
-            f"{1e3 * each['first_s']:.1f}",
-            f"{1e3 * each['token_s']:.2f}",
-            ""
-            if each["name"] == "plain"
-            else "never"
-            if each["break_even_tokens"] is None
-            else str(each["break_even_tokens"]),
-        ]
-        for each in study["alternatives"]
-    ]
-    columns = ("setting", "first token, ms", "further token, ms", "no later than plain from, tokens")
-    report.table(f"What an answer takes, T = {study['temperature']:g}", columns, rows)
 
 
 def add_money(report: Report, money: Mapping[str, Any]) -> None:
@@ -127,8 +84,8 @@ def add_money(report: Report, money: Mapping[str, Any]) -> None:
     for title, columns, lines in tables(rows):
         report.table(title, columns, lines)
     report.text(f"An hour of a target's device costs {price.target:g}, of a draft's {price.draft:g}.")
-    for sentence in verdicts(rows):
-        report.text(sentence)
+    for row in rows:
+        report.text(verdict(row))
     report.data["money"] = money
 
 
@@ -150,7 +107,7 @@ def main() -> int:
         concurrency=[1, 2, 4, 8, 16],
         seconds=30.0,
     ).parse_args()
-    report = Report("tune", "What `outrider tune` expects, measures and recommends")
+    report = Report("tune", "What `outrider tune` measures and recommends")
     report.text(
         f"The demo pair, its target WIDENED to {options.size}; {options.prompts} prompts, one answer of "
         f"{options.max_tokens} tokens at a time, {options.repeats} repeats. Speeds are over plain decoding in the same "
@@ -176,13 +133,11 @@ def main() -> int:
     made = tuned(arguments)
     for study in made["studies"]:
         add_study(report, study)
-        add_latencies(report, study)
         wrong += violations(study)
     add_money(report, made["money"])
     report.verdict(
         wrong,
-        f"No violation: every K is within {100 * FAR_OFF:.0f} % of what was expected of it, and what is recommended "
-        f"within {100 * (1 - NEAR):.0f} % of the fastest setting measured.",
+        f"No violation: what is recommended is within {100 * (1 - NEAR):.0f} % of the fastest setting measured.",
     )
     report.write(options.results)
     return 1 if wrong else 0

@@ -30,7 +30,7 @@ WITHOUT: dict[str, tuple[State, str]] = {
     "certs": ("ok", "no `outrider certs`"),
     "quant": ("ok", "no checkpoints that torchao quantised"),
     "trace": ("ok", "no trace_endpoint"),
-    "tune": ("ok", "no `--png` of `outrider tune` and `outrider bench`"),
+    "tune": ("ok", "no `--png` of `outrider tune`"),
 }
 """By extra of the package: how bad it is that something of it is missing, and what does not work then."""
 RAY_STORE_BYTES = 100 << 20
