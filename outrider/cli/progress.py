@@ -11,7 +11,6 @@ from typing import Self
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
@@ -19,7 +18,6 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.text import Text
 
@@ -85,27 +83,6 @@ class StageProgress(_Shown):
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(text, total=total, stage=stage, unit=unit)
         self._progress.update(self._tasks[stage], description=text, completed=done, total=total)
-
-
-class DownloadProgress(_Shown):
-    """Shows how much of a download is there, how fast it comes and how long it takes; off a terminal in lines."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        super().__init__(console, TextColumn("{task.description}", markup=False), *columns)
-        self._printed_s = time.monotonic()
-
-    def tell(self, what: str, num_bytes: int, total_bytes: int) -> None:
-        """Show that so many bytes are there."""
-        if not self._console.is_terminal:
-            now_s = time.monotonic()
-            if now_s - self._printed_s >= LINE_EVERY_S:
-                self._console.print(f"{what}: {num_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB", markup=False)
-                self._printed_s = now_s
-            return
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total_bytes, completed=num_bytes)
-        self._progress.update(self._tasks[what], completed=num_bytes)
 
 
 class StartProgress(_Shown):

@@ -72,7 +72,8 @@ def _median_cost(k: int, passes: Sequence[Pass], max_tokens: int) -> Cost:
 
 
 def _median_of(name: str, costs: Sequence[Cost]) -> float:
-    return statistics.median(getattr(cost, name) for cost in costs)
+    values: list[float] = [getattr(cost, name) for cost in costs]
+    return statistics.median(values)
 
 
 def _cost_of_pass(k: int, one: Pass, max_tokens: int) -> Cost:
