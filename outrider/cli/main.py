@@ -1,4 +1,4 @@
-"""The `outrider` command. Each command is a function in a file of its own; this one only names them."""
+"""The `outrider` command: lists the commands, each of which is a function in a file of its own."""
 
 from __future__ import annotations
 

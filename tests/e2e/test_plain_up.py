@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.cli.up.supervisor import DELAYS_S
+from outrider.cli.up.restarts import DELAYS_S
 from outrider.wire.processes.processes import StopFlag
 from tests.e2e.process_tree import tree
 from tests.e2e.test_up import PLAIN, complete, http_of, up

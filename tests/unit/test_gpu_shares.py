@@ -13,7 +13,7 @@ import yaml
 
 from deploy.placement import ClusterNode, place
 from deploy.ray_workers import RayWorkers
-from outrider.cli.up import supervisor
+from outrider.cli.up import machine_shares
 from outrider.engine import memory
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import INDEX
@@ -55,8 +55,8 @@ def by_launcher(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 def by_plain_processes(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    monkeypatch.setattr(supervisor, "GPU_DEVICE", Path("/dev/null"))
-    return supervisor.own_gpu_memory(system(models, ray=None).pools)
+    monkeypatch.setattr(machine_shares, "GPU_DEVICE", Path("/dev/null"))
+    return machine_shares.own_gpu_memory(system(models, ray=None).pools)
 
 
 def by_compose(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
@@ -129,13 +129,13 @@ def test_a_worker_alone_and_one_whose_settings_say_it_are_left_as_they_are(model
     assert [one.gpu_memory_utilization for one in (*alone.values(), *apart.values())] == [None, None, None]
     draft = {"model": models["draft"], "device": "cuda", "gpu_memory_utilization": 0.3}
     target = {"model": models["target"], "device": "cuda:0"}
-    assert supervisor.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {
+    assert machine_shares.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {
         "target": 0.6
     }
     placed = place(system(models, target={**target, "device": "cuda"}, draft=draft), [ClusterNode(16, 1)], None)
     assert {name: one.gpu_memory_utilization for name, one in placed.items()} == {"target": 0.6, "draft": None}
     target["device"] = "cuda:1"
-    assert supervisor.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {}
+    assert machine_shares.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {}
 
 
 def test_workers_that_ray_counts_parts_of_a_gpu_for_get_these_parts(models: dict[str, str]) -> None:
@@ -182,8 +182,8 @@ def test_what_all_workers_of_a_gpu_may_take_together_is_a_setting_of_the_system(
     assert 0.49 < sum(share or 0.0 for share in shared.values()) <= 0.5
     assert by_pool(pair, 2) == {"target": 0.5, "draft": 0.5}
     assert by_pool(system({"target": models["target"]}, gpu_memory_utilization="0.8"), 1) == {"target": 0.8}
-    monkeypatch.setattr(supervisor, "GPU_DEVICE", Path("/dev/null"))
-    plain = supervisor.own_gpu_memory(system(models, ray=None).pools, 0.5)
+    monkeypatch.setattr(machine_shares, "GPU_DEVICE", Path("/dev/null"))
+    plain = machine_shares.own_gpu_memory(system(models, ray=None).pools, 0.5)
     assert plain == shared
     for wrong in (0, 1.5, "much"):
         with pytest.raises(ConfigError, match=f"gpu_memory_utilization is {wrong!r}, must be above 0 and at most 1"):

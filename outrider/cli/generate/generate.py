@@ -1,4 +1,4 @@
-"""`outrider generate`: one prompt, streamed, with what speculation did."""
+"""`outrider generate`: sends one prompt and prints the streamed output, with figures of its speculation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def generate(
         options = generation.options(connection.model, max_tokens)
         if prediction is not None:
             options["prediction"] = _read_prediction(prediction)
-        text = _read_stdin() if prompt == "-" else prompt
+        text = prompt
+        if prompt == "-":
+            text = _read_stdin()
         with Client(address, timeout_s=connection.timeout, **connection.options) as client:
             if as_json:
                 completion = completion_json(client.generate(text, **options))
@@ -87,7 +89,7 @@ def _show(stream: SyncRoundStream) -> None:
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
-    """Return the fields that `--json` prints of an answer."""
+    """Return what `--json` prints of a completion."""
     return {
         "request_id": completion.request_id,
         "choices": [_choice_json(choice) for choice in completion.choices],

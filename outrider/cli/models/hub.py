@@ -139,9 +139,9 @@ def _closed_bars() -> Iterator[type[Any]]:
 
     opened = list[Any]()
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
+            super().__init__(*args, **options)  # type: ignore[no-untyped-call]
             opened.append(self)
 
     try:
@@ -152,7 +152,7 @@ def _closed_bars() -> Iterator[type[Any]]:
 
 
 def _configuration_files(listed: Collection[str]) -> list[str]:
-    ends = _CONFIGURATION_ENDS
+    ends: tuple[str, ...] = _CONFIGURATION_ENDS
     if "tokenizer.json" not in listed:
         ends += _OTHER_TOKENIZER_ENDS
     names = list[str]()

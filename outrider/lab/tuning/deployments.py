@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from outrider.cli.progress import StageProgress, StartProgress
-from outrider.cli.up.supervisor import Endpoints, Supervisor, own_cores
+from outrider.cli.up.endpoints import Endpoints
+from outrider.cli.up.machine_shares import own_cores
+from outrider.cli.up.supervisor import Supervisor
 from outrider.cli.up.up import log_to
 from outrider.lab.load.figures import LoadFigures
 from outrider.lab.load.ladder import Plan, climb
