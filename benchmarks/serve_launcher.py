@@ -380,7 +380,7 @@ GOES: dict[str, tuple[str, ...]] = {
     "fleet": ("Workers", "Eyes", "Fleet", "_pool_message"),
     "launcher": ("Launcher._serve", "Launcher._start", "Launcher._tick", "Launcher._end", "Launcher._scale"),
     "member": ("Replica", "PoolMember"),
-    "node_drain": ("listen", "_accept", "_answer", "drain_workers", "_ask", "main"),
+    "node_drain": ("listen", "_accept", "_answer", "drain_workers", "_connect", "main"),
     "placement": (),
     "ray_workers": ("Lost", "RayWorker", "_lost", "RayWorkers", "_spec_of"),
     "registry": (),

@@ -74,8 +74,8 @@ def alpha(
         drafters = [drafter_of(text) for text in draft or [demo_model("draft")]]
         _check_paths(target, drafters)
         settings = list[dict[str, float]]()
-        for value in temperature or [0.0, 1.0]:
-            settings.append({"temperature": value, "top_p": top_p, "top_k": top_k, "min_p": min_p})
+        for of_setting in temperature or [0.0, 1.0]:
+            settings.append({"temperature": of_setting, "top_p": top_p, "top_k": top_k, "min_p": min_p})
         for setting in settings:
             SamplingParams(**setting).check(ANY_VOCABULARY)  # type: ignore[arg-type]
         task = {
