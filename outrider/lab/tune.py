@@ -156,7 +156,7 @@ def tune(
             SamplingParams(temperature=value, **cuts).check(ANY_VOCABULARY)  # type: ignore[arg-type]
         options = TuneOptions(texts, max_tokens, temperatures, cuts, max_k, repeats, connection, stop)
         _check_pair(address, workers)
-        hourly = None if price is None else Price.parse(price)
+        hourly = _hourly(price)
         if hourly is None and (concurrency or seconds is not None):
             raise ConfigError("--concurrency and --seconds are of --price, which is not given; leave them out")
         started: Workers | None = workers
@@ -170,7 +170,9 @@ def tune(
         elif hourly is None:
             tuned = _tune_started(workers, options, notes, verbose)
         else:
-            plan = Plan(concurrencies, SECONDS if seconds is None else seconds)
+            plan = Plan(concurrencies, SECONDS)
+            if seconds is not None:
+                plan = Plan(concurrencies, seconds)
             tuned = _tune_with_price(workers, options, plan, hourly, notes, verbose)
         if as_json:
             typer.echo(json.dumps(_to_json(tuned, options, started)))
@@ -207,6 +209,12 @@ def _only(draft: list[str] | None) -> str | None:
 
 def _given_cuts(**cuts: float | None) -> dict[str, float]:
     return {name: value for name, value in cuts.items() if value is not None}
+
+
+def _hourly(price: str | None) -> Price | None:
+    if price is None:
+        return None
+    return Price.parse(price)
 
 
 def _check_pair(address: str | None, workers: Workers) -> None:
@@ -315,7 +323,9 @@ def _chosen(models: tuple[Model, ...], wanted: str | None, address: str) -> Mode
 
 def up_command(workers: Workers, *, with_draft: bool = True) -> str:
     """Return the command `outrider up` for the same pair, or for its target alone."""
-    roles = ("target", "draft") if with_draft else ("target",)
+    roles = ["target"]
+    if with_draft:
+        roles.append("draft")
     flags = dict[str, str]()
     for name in workers["target"]:
         for role in roles:
@@ -368,6 +378,9 @@ def _commands(workers: Workers) -> dict[str, str]:
 
 
 def _to_json(tuned: Tuned, options: TuneOptions, started: Workers | None) -> dict[str, Any]:
+    studies = list[dict[str, Any]]()
+    for study in tuned.studies:
+        studies.append({**to_json(study), "start_with": start_with(study, started)})
     return {
         "model": tuned.served.id,
         "draft": tuned.served.draft_id,
@@ -375,6 +388,6 @@ def _to_json(tuned: Tuned, options: TuneOptions, started: Workers | None) -> dic
         "max_tokens": options.max_tokens,
         "repeats": options.repeats,
         "sampling": options.cuts,
-        "studies": [{**to_json(study), "start_with": start_with(study, started)} for study in tuned.studies],
-        "money": None if tuned.money is None else money_to_json(tuned.money),
+        "studies": studies,
+        "money": tuned.money and money_to_json(tuned.money),
     }

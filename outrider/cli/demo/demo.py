@@ -38,6 +38,7 @@ def demo(
     with failures_as_lines(notes):
         settings = SystemConfig.read(_settings(no_ray))
         shown = parts()
+        measured = list[Measured]()
         stop = StopFlag()
         stop.install()
         with Supervisor(settings, stop, log_to(notes, verbose, stop)) as system:
@@ -48,7 +49,8 @@ def demo(
             console.print(legend())
             with Client(endpoints.grpc) as client:
                 asking = Asking(client, max_tokens, REPETITION_PENALTY, stop)
-                measured = [_show(asking, number, part) for number, part in enumerate(shown, start=1)]
+                for number, part in enumerate(shown, start=1):
+                    measured.append(_show(asking, number, part))
         answers = _answers_of(measured)
         notes.print(
             "\nThe proof: transformers' generate makes the same answers in another process, without drafts; "
@@ -123,8 +125,8 @@ def report(shown: Sequence[Part], measured: Sequence[Measured], comparison: Comp
     for part, own in zip(shown, measured, strict=True):
         usage = own.usage
         accepted = f"{figure(usage.acceptance_rate)} ({usage.num_accepted_tokens}/{usage.num_draft_tokens})"
-        num_right = sum(id(answer) not in wrong for answer in own.answers)
-        right = f"{num_right} of {len(own.answers)}"
+        num_wrong = len(wrong.intersection(map(id, own.answers)))
+        right = f"{len(own.answers) - num_wrong} of {len(own.answers)}"
         table.add_row(part.title, f"{own.speedup:.2f}x", accepted, figure(usage.tokens_per_target_pass), right)
     console.print()
     console.print(table)

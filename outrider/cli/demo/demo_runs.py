@@ -64,8 +64,7 @@ class Asking:
                 self.stop.check()
                 show(round_)
                 rounds.append(round_)
-        usage = rounds[-1].usage if rounds else None
-        if usage is None:
+        if not rounds or rounds[-1].usage is None:
             raise OutriderError("the gateway ended the stream without its last message")
         elapsed_s = time.perf_counter() - started
         text = ""
@@ -73,7 +72,7 @@ class Asking:
         for round_ in rounds:
             text += round_.text_delta
             ids += [token.id for token in round_.tokens]
-        return DemoAnswer(prompt, text, ids, usage, elapsed_s)
+        return DemoAnswer(prompt, text, ids, rounds[-1].usage, elapsed_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class Measured:
     @property
     def speedup(self) -> float:
         """Median over the prompts of the speed with drafts over that without."""
-        return statistics.median(pair.speedup for pair in self.pairs)
+        return statistics.median(self.speedups)
 
     @property
     def speedups(self) -> list[float]:
@@ -178,8 +177,9 @@ def measure(asking: Asking, prompt: str, speculation: Speculation, before: Calla
     prediction = None
     if before is not None:
         prediction = before(first.text)
-    drafted = [asking.answer(prompt, speculation, prediction) for _ in range(2)]
-    return Pair((first, asking.answer(prompt, False)), (drafted[0], drafted[1]))
+    drafted = asking.answer(prompt, speculation, prediction)
+    again = asking.answer(prompt, speculation, prediction)
+    return Pair((first, asking.answer(prompt, False)), (drafted, again))
 
 
 def compare(

@@ -9,7 +9,7 @@ import typer
 
 from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console, print_error
-from outrider.cli.generate.render import AnswerPrinter, legend, tokens_per_pass
+from outrider.cli.generate.render import AnswerPrinter, legend, served_ids, tokens_per_pass
 from outrider.client import Client, GenerateOptions, InvalidRequest, Message, OutriderError, Usage
 from outrider.client.aio import DEFAULT_ADDRESS
 
@@ -27,7 +27,7 @@ def chat(
     with errors_as_lines():
         options = generation.options(connection.model, max_tokens)
         with Client(address, timeout_s=connection.timeout, **connection.options) as client:
-            served = ", ".join(known.id for known in client.models())  # an absent server is noticed before typing
+            served = served_ids(client)  # an absent server is noticed before typing
             conversation = Conversation(client, options, system)
             note_console().print(f"{served} at {address}. /reset forgets, /quit leaves, Ctrl-C stops an answer.")
             last_answered = _loop(conversation)

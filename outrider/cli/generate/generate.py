@@ -12,7 +12,7 @@ import typer
 
 from outrider.cli import options as opt
 from outrider.cli.console import answer_console, errors_as_lines, note_console
-from outrider.cli.generate.render import AnswerPrinter, legend, summary
+from outrider.cli.generate.render import AnswerPrinter, legend, served_ids, summary
 from outrider.client import Choice, Client, Completion, InvalidRequest, SyncRoundStream, Usage
 from outrider.client.aio import DEFAULT_ADDRESS
 
@@ -51,7 +51,7 @@ def generate(
 
 
 def _served(client: Client, model: str | None) -> str:
-    return model or ", ".join(served.id for served in client.models())
+    return model or served_ids(client)
 
 
 def _read_stdin() -> str:
@@ -92,7 +92,7 @@ def completion_json(completion: Completion) -> dict[str, Any]:
     """Return what `--json` prints of a completion."""
     return {
         "request_id": completion.request_id,
-        "choices": [_choice_json(choice) for choice in completion.choices],
+        "choices": list(map(_choice_json, completion.choices)),
     }
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.console import visible
-from outrider.client import Round, TokenKind, Usage
+from outrider.client import Client, Round, TokenKind, Usage
 
 STYLES = {
     TokenKind.ACCEPTED: "green",
@@ -24,8 +24,15 @@ _FRAGMENT = "\ufffd"
 
 def legend() -> Text:
     """Return the names of the kinds in their colours."""
-    parts = [(f"{kind.value} ", style) for kind, style in STYLES.items()]
-    return Text.assemble("tokens: ", *parts)
+    text = Text("tokens: ")
+    for kind, style in STYLES.items():
+        text.append(f"{kind.value} ", style)
+    return text
+
+
+def served_ids(client: Client) -> str:
+    """Return the ids of the served models."""
+    return ", ".join(model.id for model in client.models())
 
 
 class KindPainter:
@@ -83,8 +90,10 @@ class AnswerPrinter:
             return
         self._at_line_start = round_.text_delta.endswith("\n")
         if self._console.is_terminal:
-            spans = [(visible(text), STYLES[kind]) for kind, text in self._painter.paint(round_)]
-            self._console.print(Text.assemble(*spans), end="")
+            coloured = Text()
+            for kind, text in self._painter.paint(round_):
+                coloured.append(visible(text), STYLES[kind])
+            self._console.print(coloured, end="")
         else:
             self._console.file.write(round_.text_delta)
         self._console.file.flush()

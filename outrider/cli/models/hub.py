@@ -54,7 +54,7 @@ def pull(model: str, revision: str, to: Path | None) -> Path:
             _check_listed(repository, gguf, listed)
             return _fetch(repository, revision, to, [gguf]) / gguf
         _check_listed(repository, "config.json", listed)
-        weights = [name for name in SAFE if name in listed][:1]
+        weights = list(filter(listed.__contains__, SAFE))[:1]
         if INDEX in listed:
             folder = _fetch(repository, revision, to, [INDEX])
             weights = _shards((folder / INDEX).read_bytes(), repository)
@@ -84,10 +84,15 @@ def find(model: str, revision: str, to: Path | None) -> Path:
             f"{repository} at {revision} is not in {constants.HF_HUB_CACHE}: pull it without --offline and "
             "HF_HUB_OFFLINE, or set HF_HOME to where it is"
         ) from None
-    needed = [gguf] if gguf is not None else _needed_files(folder, repository)
+    if gguf is None:
+        needed = _needed_files(folder, repository)
+    else:
+        needed = [gguf]
     missing = [name for name in needed if not (folder / name).is_file()]
     if missing:
-        verb = "is" if len(missing) == 1 else "are"
+        verb = "are"
+        if len(missing) == 1:
+            verb = "is"
         raise ConfigError(
             f"{', '.join(missing)} of {repository} at {revision} {verb} not in {folder}: pull it without --offline and "
             "HF_HUB_OFFLINE"

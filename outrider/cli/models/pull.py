@@ -52,9 +52,11 @@ def pull(
             with _ending_at_once(notes):
                 folder = hub.pull(model, revision, to)
         served_by_id = to is None and revision == hub.DEFAULT_REVISION
-        target = shlex.quote(model if served_by_id else str(folder))
+        target = str(folder)
+        if served_by_id:
+            target = model
         answer_console().print(str(folder), markup=False)
-        notes.print(f"start it: outrider up --target {target} --draft DRAFT, or --no-draft", markup=False)
+        notes.print(f"start it: outrider up --target {shlex.quote(target)} --draft DRAFT, or --no-draft", markup=False)
 
 
 def _local_path(model: str) -> Path | None:

@@ -6,6 +6,7 @@ part. Needs cryptography (the extra `certs`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -32,6 +33,9 @@ LIFE = timedelta(days=365)
 """Time that a part's certificate is valid."""
 _BACKDATED = timedelta(minutes=5)
 """Time before its making from which a certificate is valid: the parts' clocks differ."""
+
+_NO_HOST = re.compile("[ :/,]")
+"""Matches a character that no host name has."""
 
 PrivateKey = ec.EllipticCurvePrivateKey
 Names = Sequence[x509.GeneralName]
@@ -99,7 +103,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], now: datetime) -> lis
     users take no worker for the gateway. Raises ConfigError.
     """
     users = folder / PUBLIC
-    names = [host_name(host) for host in hosts] or _names_in(users / CERTIFICATE) or _this_machine()
+    names = list(map(host_name, hosts)) or _names_in(users / CERTIFICATE) or _this_machine()
     authority = Authority.read(folder)
     if authority is None:
         authority = Authority.create(now)
@@ -126,7 +130,7 @@ def host_name(text: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(text))
     except ValueError:
         pass
-    if not text or text.startswith(("http:", "https:")) or any(c in text for c in " :/,"):
+    if not text or text.startswith(("http:", "https:")) or _NO_HOST.search(text):
         raise ConfigError(f"host is {text!r}, must be a name or an IP address, without a port", param="host")
     try:
         return x509.DNSName(text)
@@ -143,7 +147,7 @@ def _names_in(path: Path) -> list[x509.GeneralName]:
 
 
 def _this_machine() -> list[x509.GeneralName]:
-    return [host_name(host) for host in ("localhost", "127.0.0.1", "::1")]
+    return list(map(host_name, ("localhost", "127.0.0.1", "::1")))
 
 
 def _builder(

@@ -33,23 +33,25 @@ class Turn:
     @property
     def num_tokens(self) -> int:
         """Number of output tokens of the complete outputs."""
-        return sum(outcome.num_tokens for outcome in self.asked if outcome.whole)
+        num_tokens = 0
+        for outcome in self.asked:
+            if outcome.whole:
+                num_tokens += outcome.num_tokens
+        return num_tokens
 
     @property
     def elapsed_s(self) -> float:
         """Seconds from the first request to the end of the last."""
         return max(outcome.ended_s for outcome in self.asked) - min(outcome.sent_s for outcome in self.asked)
 
-    @property
-    def has_whole(self) -> bool:
-        """Whether any output is complete."""
-        return any(outcome.whole for outcome in self.asked)
-
 
 def tokens_per_s(turns: Sequence[Turn]) -> float:
     """Return the tokens of complete outputs over the time of the turns; 0 where no time passed."""
-    elapsed_s = sum(turn.elapsed_s for turn in turns)
-    num_tokens = sum(turn.num_tokens for turn in turns)
+    elapsed_s = 0.0
+    num_tokens = 0
+    for turn in turns:
+        elapsed_s += turn.elapsed_s
+        num_tokens += turn.num_tokens
     if not elapsed_s:
         return 0.0
     return num_tokens / elapsed_s
@@ -80,12 +82,13 @@ class Gain:
         if len(plain) < MIN_TURNS:
             return cls(ratio, None)
         rng = random.Random(0)
+        pairs = list(zip(speculative, plain, strict=True))
         ratios = list[float]()
         for _ in range(NUM_RESAMPLES):
-            indices = rng.choices(range(len(plain)), k=len(plain))
-            plain_tokens_per_s = tokens_per_s([plain[index] for index in indices])
+            resample = zip(*rng.choices(pairs, k=len(pairs)), strict=True)
+            drafted_tokens_per_s, plain_tokens_per_s = map(tokens_per_s, resample)
             if plain_tokens_per_s:
-                ratios.append(tokens_per_s([speculative[index] for index in indices]) / plain_tokens_per_s)
+                ratios.append(drafted_tokens_per_s / plain_tokens_per_s)
         return cls(ratio, (quantile(ratios, 0.025), quantile(ratios, 0.975)))
 
     def __str__(self) -> str:

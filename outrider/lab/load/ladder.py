@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import httpx
 
-from outrider.lab.load.figures import MIN_TURNS, LoadFigures, Turn
+from outrider.lab.load.figures import MIN_TURNS, LoadFigures, Turn, tokens_per_s
 from outrider.lab.load.load import Asked, Load, keep_running
 
 _REQUESTS_PER_PLACE = 2
@@ -73,7 +73,7 @@ def _needs_more(speculative: Sequence[Turn], plain: Sequence[Turn]) -> bool:
         return True
     if len(plain) >= MIN_TURNS:
         return False
-    return any(turn.has_whole for turn in speculative) and any(turn.has_whole for turn in plain)
+    return tokens_per_s(speculative) > 0 and tokens_per_s(plain) > 0
 
 
 class _Stage:

@@ -178,8 +178,12 @@ def _end_of(data: bytes | bytearray) -> str:
 
 def _parse_stream(stream: bytes, load: Load) -> tuple[Mapping[str, Any] | None, str | None]:
     """Return the usage of a streamed output and what is wrong with it; None for the latter where nothing is."""
+    # b"data: {...}\n\ndata: [DONE]\n\n": [b"{...}", b"[DONE]"]
     stream = stream.replace(b"\r\n", b"\n")
-    events = [event.removeprefix(b"data: ") for event in stream.split(b"\n\n") if event.startswith(b"data: ")]
+    events = list[bytes]()
+    for event in stream.split(b"\n\n"):
+        if event.startswith(b"data: "):
+            events.append(event.removeprefix(b"data: "))
     if not events or events[-1] != b"[DONE]":
         return None, f"its stream ended with {_end_of(stream) or 'nothing'}"
     messages = [json.loads(event) for event in events[:-1]]
@@ -188,7 +192,9 @@ def _parse_stream(stream: bytes, load: Load) -> tuple[Mapping[str, Any] | None, 
         if "error" in message:
             return None, f"an error in its stream: {message['error']}"
         reasons += [choice.get("finish_reason") for choice in message["choices"]]
-    usage = messages[-1].get("usage") if messages else None
+    usage = None
+    if messages:
+        usage = messages[-1].get("usage")
     return usage, _fault_of_reasons(reasons, load) or _fault_of_usage(usage, load)
 
 

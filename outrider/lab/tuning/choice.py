@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.lab.tuning.runs import Pass
 from outrider.lab.tuning.settings import PLAIN
 
 TIE = 0.02
@@ -48,11 +47,6 @@ class Recommendation:
     """Speed of the recommended setting over plain decoding."""
     fastest_speedup: Ratio
     """Speed of the fastest setting over plain decoding."""
-
-
-def speeds_of(passes: Mapping[str, Sequence[Pass]]) -> dict[str, list[float]]:
-    """Return tokens per second by setting and repeat."""
-    return {name: [one.tokens_per_s for one in repeats] for name, repeats in passes.items()}
 
 
 def choose(speeds: Speeds) -> Recommendation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 
 from outrider.client import Round
 from outrider.lab.tuning.runs import Pass, TimedAnswer
@@ -55,30 +55,28 @@ class Costs:
         return self.draft_token_s / self.step_s
 
 
-_FIELDS = [field.name for field in fields(Cost)]
-
-
 def costs_of(passes: Mapping[int, Sequence[Pass]], max_tokens: int) -> Costs:
     """Return the costs by K: of each value the median over passes of a pass's mean, so that a hiccup counts once.
 
     Raises ConfigError where no round had all K draft tokens.
     """
-    return Costs({k: _median_cost(k, passes[k], max_tokens) for k in sorted(passes)})
+    by_k = dict[int, Cost]()
+    for k in sorted(passes):
+        costs = [_cost_of_pass(k, one, max_tokens) for one in passes[k]]
+        by_k[k] = _median_cost(costs)
+    return Costs(by_k)
 
 
-def _median_cost(k: int, passes: Sequence[Pass], max_tokens: int) -> Cost:
-    costs = [_cost_of_pass(k, one, max_tokens) for one in passes]
-    return Cost(**{name: _median_of(name, costs) for name in _FIELDS})
-
-
-def _median_of(name: str, costs: Sequence[Cost]) -> float:
-    values: list[float] = [getattr(cost, name) for cost in costs]
-    return statistics.median(values)
+def _median_cost(costs: Sequence[Cost]) -> Cost:
+    columns = zip(*map(astuple, costs), strict=True)  # the values of one field after the other
+    return Cost(*map(statistics.median, columns))
 
 
 def _cost_of_pass(k: int, one: Pass, max_tokens: int) -> Cost:
-    gaps_s, workers_s, waits_s, verifies_s = list[float](), list[float](), list[float](), list[float]()
+    firsts_s, gaps_s, workers_s = list[float](), list[float](), list[float]()
+    waits_s, verifies_s = list[float](), list[float]()
     for answer in one.answers:
+        firsts_s.append(answer.gaps_s[0])
         for round_, gap_s in _later_rounds(k, answer, max_tokens):
             gaps_s.append(gap_s)
             workers_s.append(round_.timings.deliver_s + round_.timings.verify_s)
@@ -92,7 +90,7 @@ def _cost_of_pass(k: int, one: Pass, max_tokens: int) -> Cost:
         )
     round_s = statistics.fmean(gaps_s)
     return Cost(
-        first_s=statistics.fmean(answer.gaps_s[0] for answer in one.answers),
+        first_s=statistics.fmean(firsts_s),
         round_s=round_s,
         wait_s=statistics.fmean(waits_s),
         verify_s=statistics.fmean(verifies_s),

@@ -43,7 +43,7 @@ def with_cache(workers: Workers, prompts: Sequence[str], max_tokens: int, num_at
 
     On one GPU the worker that loads first would else take most of the memory for its cache.
     """
-    max_prompt_tokens = max(len(prompt.encode()) for prompt in prompts)  # a token has one byte of UTF-8 at least
+    max_prompt_tokens = max(map(len, map(str.encode, prompts)))  # a token has one byte of UTF-8 at least
     num_tokens = num_at_once * (max_prompt_tokens + max_tokens + _SPARE_TOKENS)
     return {role: {**settings, "kv_cache_tokens": str(num_tokens)} for role, settings in workers.items()}
 
@@ -53,7 +53,9 @@ def deployments_of(workers: Workers) -> dict[str, Workers]:
 
     Raises ConfigError where that is the same.
     """
-    pools: dict[str, Pool] = {pool.role: pool for pool in settings_of(workers).pools}
+    pools = dict[str, Pool]()
+    for pool in settings_of(workers).pools:
+        pools[pool.role] = pool
     cores = own_cores(pools)
     shared = _places(pools["target"], cores["target"]) & _places(pools["draft"], cores["draft"])
     if shared:

@@ -4,6 +4,7 @@ or with the draft on the target's device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -40,7 +41,7 @@ class Price:
             except ValueError:
                 raise ConfigError(f"--price has {part!r}; {_FORM}") from None
         is_complete = text.count(",") == 1 and prices.keys() == {"target", "draft"}
-        if not is_complete or not all(0 < price < float("inf") for price in prices.values()):
+        if not is_complete or not (0 < prices["target"] < math.inf and 0 < prices["draft"] < math.inf):
             raise ConfigError(f"--price is {text!r}; {_FORM}")
         return cls(**prices)
 
@@ -98,10 +99,14 @@ class Bought:
         decoding where it is itself ahead of all others; empty where noise hides which is.
         """
         gains = self.gains_for_money
-        ahead = [gain for gain in gains.values() if gain.is_ahead]
+        ahead, num_behind = list[Gain](), 0
+        for gain in gains.values():
+            num_behind += gain.is_behind
+            if gain.is_ahead:
+                ahead.append(gain)
         if ahead:
             return _not_told_apart(gains, max(ahead, key=_ratio_of))
-        if gains and all(gain.is_behind for gain in gains.values()):
+        if gains and num_behind == len(gains):
             return [PLAIN]
         return []
 
@@ -143,7 +148,9 @@ class Money:
         """One entry for each concurrency."""
         rows = list[Bought]()
         for figures in zip(*self.ladders.values(), strict=True):
-            gains = {name: own.gain for name, own in zip(self.ladders, figures, strict=True)}
+            gains = dict[str, Gain | None]()
+            for name, own in zip(self.ladders, figures, strict=True):
+                gains[name] = own.gain
             rows.append(Bought(figures[0].concurrency, figures[0].plain_tokens_per_s, gains, self.price))
         return rows
 
@@ -153,9 +160,13 @@ def tables(rows: Sequence[Bought]) -> Iterator[tuple[str, list[str], list[list[s
     names = list(rows[0].gains)
     speeds, tokens = list[list[str]](), list[list[str]]()
     for row in rows:
-        concurrency = str(row.concurrency)
-        speeds.append([concurrency, f"{row.plain_tokens_per_s:.1f}", *map(_gain_cell, row.gains.values())])
-        tokens.append([concurrency, *(_tokens_cell(row, name) for name in (PLAIN, *names)), _fair_price_cell(row)])
+        speed_line = [str(row.concurrency), f"{row.plain_tokens_per_s:.1f}"]
+        token_line = [str(row.concurrency), _tokens_cell(row, PLAIN)]
+        for name in names:
+            speed_line.append(_gain_cell(row.gains[name]))
+            token_line.append(_tokens_cell(row, name))
+        speeds.append(speed_line)
+        tokens.append([*token_line, _fair_price_cell(row)])
     yield "Tokens/s of plain decoding, and those over it (95 %)", ["at once", PLAIN, *names], speeds
     yield "Thousands of tokens for 1 of money", ["at once", PLAIN, *names, "draft's fair price"], tokens
 
@@ -225,18 +236,20 @@ def verdict(row: Bought) -> str:
 
 def money_to_json(money: Money) -> dict[str, Any]:
     """Return prices and speeds, and what follows from them."""
-    return {"price": asdict(money.price), "loads": [_row_to_json(row) for row in money.rows]}
+    return {"price": asdict(money.price), "loads": list(map(_row_to_json, money.rows))}
 
 
 def _row_to_json(row: Bought) -> dict[str, Any]:
     gains = dict[str, Any]()
+    tokens_per_money = {PLAIN: row.tokens_per_money(PLAIN)}
     for name, gain in row.gains.items():
-        gains[name] = None if gain is None else asdict(gain)
+        gains[name] = gain and asdict(gain)
+        tokens_per_money[name] = row.tokens_per_money(name)
     return {
         "concurrency": row.concurrency,
         "plain_tokens_per_s": row.plain_tokens_per_s,
         "gains": gains,
-        "tokens_per_money": {name: row.tokens_per_money(name) for name in (PLAIN, *row.gains)},
+        "tokens_per_money": tokens_per_money,
         "cheapest": row.cheapest,
         "fair_draft_price": row.fair_draft_price,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -78,7 +78,10 @@ def table_of(title: str, *columns: str) -> Table:
     """Return an empty table of numbers with these columns."""
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
+        justify: Literal["left", "right"] = "right"
+        if column == "setting":
+            justify = "left"
+        table.add_column(column, justify=justify, no_wrap=True)
     return table
 
 
@@ -90,7 +93,7 @@ def to_json(study: Study) -> dict[str, Any]:
         "c": study.costs.c,
         "draft_token_s": study.costs.draft_token_s,
         "step_s": study.costs.step_s,
-        "speeds": [asdict(point) for point in study.points],
+        "speeds": list(map(asdict, study.points)),
         "drafters": [_drafter_to_json(study, name) for name in study.speeds],
         "not_offered": dict(study.refused),
         "recommendation": {

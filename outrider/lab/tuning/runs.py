@@ -46,7 +46,15 @@ class Pass:
     @property
     def tokens_per_s(self) -> float:
         """Output tokens over the seconds that the client waited for them."""
-        return self.num_tokens / sum(sum(answer.gaps_s) for answer in self.answers)
+        waited_s = 0.0
+        for answer in self.answers:
+            waited_s += sum(answer.gaps_s)
+        return self.num_tokens / waited_s
+
+
+def speeds_of(passes: Sequence[Pass]) -> list[float]:
+    """Return the tokens per second of each pass."""
+    return [one.tokens_per_s for one in passes]
 
 
 @dataclass(frozen=True)
@@ -142,8 +150,10 @@ async def run_interleaved(
         answers = dict[str, list[TimedAnswer]]()
         for index in range(len(load.prompts)):
             # positions and prompts (0, 0), (0, 1), (1, 0), (1, 1): forwards, backwards, backwards, forwards
-            is_forwards = (position + index) % 2 == 0
-            for name in names if is_forwards else reversed(names):
+            order = list(names)
+            if (position + index) % 2:
+                order.reverse()
+            for name in order:
                 await lead_in(client, load, settings[name])
                 answer = await _run_answer(client, load, index, repeat, settings[name], load.max_tokens)
                 answers.setdefault(name, []).append(answer)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from outrider.cli.progress import Tell
 from outrider.client import AsyncClient, Drafter, Round, Speculation
 from outrider.lab.tuning import settings
-from outrider.lab.tuning.choice import Ratio, Recommendation, choose, fastest_drafted, speeds_of
+from outrider.lab.tuning.choice import Ratio, Recommendation, choose, fastest_drafted
 from outrider.lab.tuning.costs import Costs, costs_of
-from outrider.lab.tuning.runs import Pass, Workload, lead_in, run_interleaved
+from outrider.lab.tuning.runs import Pass, Workload, lead_in, run_interleaved, speeds_of
 from outrider.lab.tuning.theory import improvement
 from outrider.wire.errors import InvalidRequest
 
@@ -61,15 +61,16 @@ async def study_pair(
     ks = range(max_k + 1)
     chains = settings.chains(ks, load.temperature)
     passes = await _run(client, load, chains, range(repeats), tell, "every K")
-    passes_by_k = {k: passes[settings.chain_name(k)] for k in ks}
+    passes_by_k = dict(zip(ks, passes.values(), strict=True))
     costs = costs_of(passes_by_k, load.max_tokens)
     alpha = acceptance_probability(passes_by_k[max_k])
     points = points_of(passes_by_k, alpha, costs.c)
 
-    best_k = _best_k(speeds_of(passes), ks)
+    best_k = _best_k(passes_by_k)
     drafters = settings.compared_drafters(best_k, max_k, load.temperature, offered)
     options, refused = await _offered(client, load, drafters)
-    speeds = speeds_of(await _run(client, load, options, range(repeats), tell, "drafters"))
+    passes = await _run(client, load, options, range(repeats), tell, "drafters")
+    speeds = {name: speeds_of(own) for name, own in passes.items()}
     return Study(load.temperature, alpha, costs, points, speeds, options, refused, choose(speeds))
 
 
@@ -102,12 +103,18 @@ async def _offered(
     return offered, refused
 
 
-def _best_k(speeds: Mapping[str, Sequence[float]], ks: Sequence[int]) -> int:
-    name = choose(speeds).name
-    if name == settings.PLAIN:
-        name = fastest_drafted(speeds)
-    names = [settings.chain_name(k) for k in ks]
-    return ks[names.index(name)]
+def _best_k(passes_by_k: Mapping[int, Sequence[Pass]]) -> int:
+    """Return the recommended K, or the fastest above 0 where plain decoding is recommended."""
+    k_of = dict[str, int]()
+    speeds = dict[str, list[float]]()
+    for k, passes in passes_by_k.items():
+        name = settings.chain_name(k)
+        k_of[name] = k
+        speeds[name] = speeds_of(passes)
+    chosen = choose(speeds).name
+    if chosen == settings.PLAIN:
+        chosen = fastest_drafted(speeds)
+    return k_of[chosen]
 
 
 def _rounds_of(passes: Sequence[Pass]) -> Iterator[Round]:
@@ -133,10 +140,10 @@ def acceptance_probability(passes: Sequence[Pass]) -> float:
 
 def points_of(passes_by_k: Mapping[int, Sequence[Pass]], alpha: float, c: float) -> list[Point]:
     """Return the measurements by K. passes_by_k: of K = 0, too. c: as in `Costs`."""
-    plain_speeds = [one.tokens_per_s for one in passes_by_k[0]]
+    plain_speeds = speeds_of(passes_by_k[0])
     points = list[Point]()
     for k, passes in passes_by_k.items():
-        speeds = [one.tokens_per_s for one in passes]
+        speeds = speeds_of(passes)
         points.append(
             Point(
                 k,
@@ -150,7 +157,11 @@ def points_of(passes_by_k: Mapping[int, Sequence[Pass]], alpha: float, c: float)
 
 
 def _tokens_per_round(passes: Sequence[Pass]) -> float | None:
-    num_tokens = [len(round_.tokens) for round_ in _rounds_of(passes) if round_.num_drafted]
-    if not num_tokens:
+    num_rounds = num_tokens = 0
+    for round_ in _rounds_of(passes):
+        if round_.num_drafted:
+            num_rounds += 1
+            num_tokens += len(round_.tokens)
+    if not num_rounds:
         return None
-    return statistics.fmean(num_tokens)
+    return num_tokens / num_rounds
