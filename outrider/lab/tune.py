@@ -92,7 +92,7 @@ class TuneOptions:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuneResult:
     """All that was measured."""
 
     served: Model
@@ -166,20 +166,20 @@ def tune(
                     "--price and --address contradict each other: the pair is started on one device and on two"
                 )
             started = None
-            tuned = _tune_served(address, options, notes)
+            result = _tune_served(address, options, notes)
         elif hourly is None:
-            tuned = _tune_started(workers, options, notes, verbose)
+            result = _tune_started(workers, options, notes, verbose)
         else:
             plan = Plan(concurrencies, SECONDS)
             if seconds is not None:
                 plan = Plan(concurrencies, seconds)
-            tuned = _tune_with_price(workers, options, plan, hourly, notes, verbose)
+            result = _tune_with_price(workers, options, plan, hourly, notes, verbose)
         if as_json:
-            typer.echo(json.dumps(_to_json(tuned, options, started)))
+            typer.echo(json.dumps(_to_json(result, options, started)))
         else:
-            _show(tuned, options, started)
+            _show(result, options, started)
         if png is not None:
-            draw(tuned.studies, _title(tuned), png)
+            draw(result.studies, _title(result), png)
             notes.print(f"drawn: {png}")
 
 
@@ -240,31 +240,31 @@ def _check_pair(address: str | None, workers: Workers) -> None:
     )
 
 
-def _tune_served(address: str, options: TuneOptions, notes: Console) -> Tuned:
+def _tune_served(address: str, options: TuneOptions, notes: Console) -> TuneResult:
     with telling(notes, "starting") as tell:
         served, studies = asyncio.run(_studies(address, options, tell))
-    return Tuned(served, studies, None)
+    return TuneResult(served, studies, None)
 
 
-def _tune_started(workers: Workers, options: TuneOptions, notes: Console, verbose: bool) -> Tuned:
+def _tune_started(workers: Workers, options: TuneOptions, notes: Console, verbose: bool) -> TuneResult:
     with serving(workers, options.stop, notes, max_k=options.max_k, verbose=verbose) as endpoints:
         return _tune_served(endpoints.grpc, options, notes)
 
 
 def _tune_with_price(
     workers: Workers, options: TuneOptions, plan: Plan, price: Price, notes: Console, verbose: bool
-) -> Tuned:
+) -> TuneResult:
     """Measure the pair on two devices, one request at a time and under load, then under load on the target's device."""
     placed = deployments_of(with_cache(workers, options.prompts, options.max_tokens, max(plan.concurrencies)))
     with serving(placed[SPLIT], options.stop, notes, max_k=options.max_k, verbose=verbose) as endpoints:
-        tuned = _tune_served(endpoints.grpc, options, notes)
-        model = tuned.served.id
+        result = _tune_served(endpoints.grpc, options, notes)
+        model = result.served.id
         split = _under_load(SPLIT, endpoints.http, model, options, plan, notes)
         ngram = _under_load(NGRAM, endpoints.http, model, options, plan, notes)
     with serving(placed[COLOCATED], options.stop, notes, max_k=options.max_k, verbose=verbose) as endpoints:
         colocated = _under_load(COLOCATED, endpoints.http, model, options, plan, notes)
     money = Money({SPLIT: split, NGRAM: ngram, COLOCATED: colocated}, price)
-    return Tuned(tuned.served, tuned.studies, money)
+    return TuneResult(result.served, result.studies, money)
 
 
 def _under_load(
@@ -352,18 +352,18 @@ def start_with(study: Study, workers: Workers | None) -> str:
     return f"{settings} {command}"
 
 
-def _title(tuned: Tuned) -> str:
-    return f"{tuned.served.id}, drafted for by {tuned.served.draft_id}"
+def _title(result: TuneResult) -> str:
+    return f"{result.served.id}, drafted for by {result.served.draft_id}"
 
 
-def _show(tuned: Tuned, options: TuneOptions, started: Workers | None) -> None:
+def _show(result: TuneResult, options: TuneOptions, started: Workers | None) -> None:
     console = answer_console()
-    console.print(f"{_title(tuned)}: {len(options.prompts)} prompts, one at a time")
-    for study in tuned.studies:
+    console.print(f"{_title(result)}: {len(options.prompts)} prompts, one at a time")
+    for study in result.studies:
         show(study, console)
         console.print(f"start with: {start_with(study, started)}\n", markup=False)
-    if tuned.money is not None and started is not None:
-        show_money(tuned.money, _commands(started), console)
+    if result.money is not None and started is not None:
+        show_money(result.money, _commands(started), console)
 
 
 def _commands(workers: Workers) -> dict[str, str]:
@@ -377,17 +377,17 @@ def _commands(workers: Workers) -> dict[str, str]:
     }
 
 
-def _to_json(tuned: Tuned, options: TuneOptions, started: Workers | None) -> dict[str, Any]:
+def _to_json(result: TuneResult, options: TuneOptions, started: Workers | None) -> dict[str, Any]:
     studies = list[dict[str, Any]]()
-    for study in tuned.studies:
+    for study in result.studies:
         studies.append({**to_json(study), "start_with": start_with(study, started)})
     return {
-        "model": tuned.served.id,
-        "draft": tuned.served.draft_id,
+        "model": result.served.id,
+        "draft": result.served.draft_id,
         "num_prompts": len(options.prompts),
         "max_tokens": options.max_tokens,
         "repeats": options.repeats,
         "sampling": options.cuts,
         "studies": studies,
-        "money": tuned.money and money_to_json(tuned.money),
+        "money": result.money and money_to_json(result.money),
     }
