@@ -47,9 +47,10 @@ version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$tree/pyproject.toml")
 
 # Notes: the version's part of the CHANGELOG.
 awk -v version="$version" '
+    BEGIN { print "# Outrider " version }
     /^## \[/ { is_own = index($0, "[" version "]") || $0 == "## [Unreleased] - " version; next }
     is_own { print }' "$tree/CHANGELOG.md" >"$dist/NOTES.md"
-grep -q '[^[:space:]]' "$dist/NOTES.md" || fail "CHANGELOG.md has no entries under [$version]"
+grep -q '^- ' "$dist/NOTES.md" || fail "CHANGELOG.md has no entries under [$version]"
 
 # Source archive, chart and wheel.
 git archive --format=tar.gz --prefix="outrider-$version/" --output "$dist/outrider-$version.tar.gz" HEAD
