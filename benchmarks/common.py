@@ -22,9 +22,9 @@ from typing import Any
 
 from scipy.stats import t
 
+from benchmarks.machine import machine as describe_machine
+from benchmarks.machine import source_commit
 from benchmarks.tables import markdown_table
-from outrider.lab.load.machine import machine as describe_machine
-from outrider.lab.load.machine import source_commit
 
 REPO = Path(__file__).resolve().parent.parent
 WORK = REPO / ".work"

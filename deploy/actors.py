@@ -1,7 +1,8 @@
-"""The Ray actor that is a worker: the same `start_worker` as `python -m target_service`, in a process Ray restarts.
+"""The Ray actors of a worker: `start_worker` of a service in a process that Ray restarts, and the other ranks of a
+target. Created by `ray_workers.py`.
 
-A worker takes its cores itself, after a restart too, by locking a file for each: so a core is free as soon as its
-holder's process has ended, however that was.
+A worker takes its CPU cores itself, after a restart too, by locking a file for each: a core is free as soon as the
+process of its holder has ended, however it ended.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from outrider.wire.transport.address import join_host_port
 log = get_logger(__name__)
 
 _QUOTA_FILES = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+"""Files with the quota of CPU time, by cgroup v2 and v1."""
 _ALL_ADDRESSES = ("0.0.0.0", "::")
+"""Hosts that stand for all addresses of a machine."""
 _ALONE_S = 30.0
-"""Seconds until a worker that did not start again is tried without its launcher, which does so within 10 s."""
+"""Seconds after which a worker that did not start again ends by itself: its launcher ends it within 10 s."""
 
 
 def is_limited() -> bool:
-    """Return whether a quota of CPU time is set, as for containers, which share their cores with others unseen."""
+    """Return whether a quota of CPU time is set, as for a container, which shares its cores with others."""
     for path in _QUOTA_FILES:
         with contextlib.suppress(OSError):
             return path.read_text().split()[0] not in ("max", "-1")
@@ -44,13 +47,17 @@ def is_limited() -> bool:
 
 
 def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] | None = None) -> frozenset[int]:
-    """Take the `count` least occupied of the offered cores until this process ends; all of them where they are fewer.
+    """Lock the `count` least occupied of the offered cores until this process ends, or all where they are fewer.
 
-    `folder`: where the workers of a machine meet; None = `places.shared_folder`. `offered`: None = those that this
-    process may run on. Raises ConfigError when there is no place for locks.
+    folder: folder of the locks, which all workers of a machine share; None for `places.shared_folder`. offered: None
+    for the cores that this process may run on. Raises ConfigError where the locks cannot be made.
     """
-    folder = places.shared_folder() if folder is None else folder
-    cores = sorted(os.sched_getaffinity(0) if offered is None else offered)
+    # level 0 is free cores; at level 1 each core has a second holder
+    if folder is None:
+        folder = places.shared_folder()
+    if offered is None:
+        offered = frozenset(os.sched_getaffinity(0))
+    cores = sorted(offered)
     taken: set[int] = set()
     for level in itertools.count():
         for core in cores:
@@ -66,46 +73,52 @@ def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] |
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """What a worker is to be. The same for all its lives."""
+    """Settings and place of a worker, the same for all its lives."""
 
     member: str
+    """Name of the worker."""
     pool: str
+    """Name of its pool."""
     role: str
+    """target or draft."""
     settings: dict[str, Any]
-    """Fields of TargetConfig or DraftConfig; without `host` it listens on its machine's own address."""
+    """Fields of TargetConfig or DraftConfig; without `host` the worker listens on its machine's own address."""
     placement: Placement
-    """Also what Ray reserved for it, and where: a worker that was placed otherwise is another one."""
+    """What Ray reserved for it, and where: a worker with another placement is another worker."""
     ranks_folder: str | None = None
-    """Where the other ranks of a split target meet it."""
+    """Folder in which the other ranks of a split target find it; None for a worker of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker that can be called."""
+    """Outcome of a start: a worker that can be called."""
 
     address: str
     """host:port of its gRPC server."""
     pid: int
     epoch: int
+    """Number of its life."""
     metrics_address: str | None
+    """host:port of its Prometheus endpoint; None where it has none."""
     node: str
     """Address of its machine."""
     memory: str = ""
-    """What it takes, for people."""
+    """Memory that it takes, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A worker that could not start."""
+    """Outcome of a start that failed."""
 
     message: str
+    """Reason, for people."""
 
 
 class WorkerActor:
-    """Holds one worker. All is done in `__init__`: after a restart Ray runs nothing else."""
+    """Holds one worker. `__init__` starts it: after a restart Ray calls nothing else."""
 
     def __init__(self, spec: ActorSpec) -> None:
-        """Start the worker. Nothing here may import torch before the worker pins."""
+        """Start the worker. Nothing here may import torch before the worker has pinned its threads."""
         if spec.placement.visible_devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = spec.placement.visible_devices
         self._spec = spec
@@ -129,29 +142,29 @@ class WorkerActor:
         self._drain_with_node(config.drain_timeout_s)
 
     def __repr__(self) -> str:
-        """What Ray puts before its lines in the launcher's log."""
+        """Prefix of its lines in the launcher's log, by Ray."""
         return self._spec.member
 
     def outcome(self) -> Started | Refused:
-        """Return what came of the start. Ray calls it once `__init__` is through."""
+        """Return the outcome of the start."""
         return self._outcome
 
     def spec(self) -> ActorSpec:
-        """Return what it was started as, for a launcher that finds it and may want another."""
+        """Return what it was started with, for a launcher that finds it."""
         return self._spec
 
     def drain(self, limit_s: float) -> None:
-        """Let what runs here finish, for at most `limit_s`; gateways hear from the worker that it takes nothing new."""
+        """Finish the running slots, for at most `limit_s` seconds, and accept no new ones."""
         if isinstance(self._outcome, Started):
             self._handle.drain(limit_s)
 
     def stop(self, grace_s: float) -> None:
-        """End the streams and the engine. The process goes on until it is killed."""
+        """End the streams, within `grace_s` seconds, and the engine. The process goes on until it is killed."""
         if isinstance(self._outcome, Started):
             self._handle.stop(grace_s)
 
     def _drain_with_node(self, limit_s: float) -> None:
-        """Drain when the container that it is in, if any, is about to end."""
+        """Drain when the container of this process, if it has one, is about to end."""
         folder = os.environ.get(node_drain.FOLDER)
         if folder is None:
             return
@@ -169,7 +182,7 @@ class WorkerActor:
             log.warning("the %s worker will not hear of its node's end: %s", self._spec.role, error)
 
     def _watch(self) -> None:
-        """An engine that ended by itself ends the process, so that Ray starts a fresh one."""
+        """End the process when the engine ends by itself, so that Ray starts another."""
         try:
             self._handle.wait_failed()
         except Exception:
@@ -178,12 +191,16 @@ class WorkerActor:
 
 
 class FollowerActor:
-    """Holds a share of the target's weights. Its process ends with the target's, and Ray restarts both."""
+    """Holds one rank of a split target but the first. Its process ends with the target's, and Ray restarts both."""
 
     def __init__(
         self, folder: str, rank: int, cpu_cores: str | None, num_cores: int | None, visible_devices: str | None
     ) -> None:
-        """Follow the target that it meets in `folder`, on a thread of its own."""
+        """Follow the target that it finds in `folder`, on a thread of its own.
+
+        cpu_cores: as in the settings. num_cores: cores to take where they are not named. visible_devices: value of
+        CUDA_VISIBLE_DEVICES; None for Ray's.
+        """
         if visible_devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
         arguments = (Path(folder), rank, cpu_cores or _cores_here(num_cores))
@@ -196,12 +213,12 @@ class FollowerActor:
             follow(folder, rank, cpu_cores, lambda: None)
         except Exception:
             log.exception("rank %d of the target ended", rank)
-        # Also when the target has said that it ends: it may be about to start anew. Who stops both kills them for good.
+        # Also when the target has ended well: it may start again. Whoever stops both kills them for good.
         _exit_for_restart()
 
 
 def _settings_here(spec: ActorSpec, node: str) -> dict[str, Any]:
-    """Add what depends on the machine it runs on, which may be another in its next life."""
+    """Return the settings with what depends on the machine, which may be another in the next life."""
     settings = {"host": node, **spec.settings}
     if settings.get("cpu_cores") is None:
         settings["cpu_cores"] = _cores_here(spec.placement.num_cores)
@@ -223,7 +240,9 @@ def _cores_here(num_cores: int | None) -> str | None:
 
 
 def _config(role: str, settings: dict[str, Any]) -> WorkerConfig:
-    return TargetConfig(**settings) if role == "target" else DraftConfig(**settings)
+    if role == "target":
+        return TargetConfig(**settings)
+    return DraftConfig(**settings)
 
 
 def _start(config: WorkerConfig, ranks_folder: str | None) -> Any:
@@ -241,14 +260,18 @@ def _start(config: WorkerConfig, ranks_folder: str | None) -> Any:
 
 def _facts(handle: Any, node: str) -> Started:
     info = handle.info()
-    metrics = _reachable(info.metrics_address, node) if info.metrics_address else None
+    metrics = None
+    if info.metrics_address:
+        metrics = _reachable(info.metrics_address, node)
     return Started(_reachable(handle.address, node), info.pid, info.epoch, metrics, node, memory_taken(info))
 
 
 def _reachable(address: str, node: str) -> str:
-    """Return the address at which others reach it: nobody can connect to "all addresses"."""
+    # "0.0.0.0:7001" on 10.0.0.5: "10.0.0.5:7001"
     host, _, port = address.rpartition(":")
-    return join_host_port(node, int(port)) if host.strip("[]") in _ALL_ADDRESSES else address
+    if host.strip("[]") in _ALL_ADDRESSES:
+        return join_host_port(node, int(port))
+    return address
 
 
 def _node_address() -> str:
@@ -265,13 +288,13 @@ def _was_restarted() -> bool:
 
 
 def _exit_alone() -> None:
-    """End a worker that was restarted and did not start, unless the launcher, which is told why, ends it sooner."""
+    """End a worker that did not start again; the launcher, which reads its outcome, ends it sooner if it runs."""
     time.sleep(_ALONE_S)
     _exit_for_restart()
 
 
 def _exit_for_restart() -> None:
-    """Ray restarts an actor whose process ended, but not one whose `__init__` raised."""
-    time.sleep(1.0)  # one that ends at once would else be restarted without a pause
+    """End the process: Ray restarts an actor whose process ended, but not one whose `__init__` raised."""
+    time.sleep(1.0)  # Ray would restart it without a pause
     sys.stderr.flush()
     os._exit(1)

@@ -1,6 +1,6 @@
-"""`python -m deploy.chart_schema`: the text of the Helm chart's values.schema.json.
+"""`python -m deploy.chart_schema`: prints values.schema.json of the Helm chart.
 
-Settings of gateways and pools are those of the processes, from their own classes: `helm install` refuses a slip.
+It has the settings of gateways and workers from their own classes, so that `helm install` refuses a mistyped one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConf
 Schema = dict[str, Any]
 
 KEPT = ("type", "enum", "const", "anyOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-"""Of what pydantic says of a setting."""
+"""Keys of pydantic's schema of a setting that are kept."""
 IN_ALL = {"port", "tls_dir", "metrics_port"}
+"""Settings of every process that the chart sets."""
 SET_BY_CHART = {
     GatewayConfig: {
         *IN_ALL,
@@ -31,12 +32,12 @@ SET_BY_CHART = {
     TargetConfig: {*IN_ALL, "host", "model"},
     DraftConfig: {*IN_ALL, "host", "model"},
 }
-"""Settings that follow from other values."""
+"""Settings of each process that the chart sets by other values."""
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 1}
 MAP: Schema = {"type": "object"}
-"""Whatever Kubernetes takes there, which says itself what it does not take."""
+"""An object that Kubernetes itself checks."""
 LIST: Schema = {"type": "array", "items": MAP}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 NAME: Schema = {"type": "string", "maxLength": 40, "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
@@ -48,21 +49,27 @@ CPU: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, CPU_TEXT]}
 def closed(properties: Schema, *required: str) -> Schema:
     """Return the schema of an object with these properties and no others."""
     schema: Schema = {"type": "object", "additionalProperties": False, "properties": properties}
-    return {**schema, "required": list(required)} if required else schema
+    if required:
+        schema["required"] = list(required)
+    return schema
 
 
 def settings_of(cls: type[GatewayConfig | DraftConfig | TargetConfig]) -> Schema:
-    """Return the schema of a process's settings, but for those that the chart sets."""
-    found = cls.model_json_schema()["properties"]
-    return closed({name: _setting(found[name]) for name in sorted(found.keys() - SET_BY_CHART[cls])})
+    """Return the schema of a process's settings, without those that the chart sets."""
+    settings = cls.model_json_schema()["properties"]
+    names = sorted(settings.keys() - SET_BY_CHART[cls])
+    return closed({name: _setting(settings[name]) for name in names})
 
 
-def _setting(said: Schema) -> Schema:
-    kept = {key: value for key, value in said.items() if key in KEPT}
+def _setting(schema: Schema) -> Schema:
+    # {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": 1}: {"type": "integer"}
+    kept = {key: value for key, value in schema.items() if key in KEPT}
     if "anyOf" not in kept:
         return kept
-    choices = [one for one in kept["anyOf"] if one != {"type": "null"}]  # absent is left out
-    return {"anyOf": choices} if len(choices) > 1 else choices[0]
+    choices: list[Schema] = [choice for choice in kept["anyOf"] if choice != {"type": "null"}]  # null: left out
+    if len(choices) == 1:
+        return choices[0]
+    return {"anyOf": choices}
 
 
 POD: Schema = {
@@ -147,6 +154,7 @@ GATEWAY: Schema = {
     ),
 }
 NEEDED = ("name", "replicas", "cpu", "memory")
+"""Values that every pool must have."""
 TARGET: Schema = {
     **POOL,
     "servedName": {"type": "string", "minLength": 1},
@@ -191,7 +199,7 @@ VALUES: Schema = {
 
 
 def values_schema() -> str:
-    """Return the whole file. Draft 7: the newest that every Helm 3 reads."""
+    """Return the text of the file, in draft 7 of JSON Schema, the newest that every Helm 3 reads."""
     return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **closed(VALUES)}, indent=1) + "\n"
 
 

@@ -1,4 +1,6 @@
-"""Starts Ray on this machine and ends it with us, or joins a cluster and leaves it as it was."""
+"""Starts Ray on this machine and ends it with this process, or joins a cluster and leaves it as it was. For
+`launcher.py`.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,22 @@ _LOCAL_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes Ray listen on 127.0.0.1 alone, here too
     "RAY_prestart_worker_first_driver": "0",  # else an idle process per core
     "RAY_COLOR_PREFIX": "0",  # the launcher's log may be a file
-    "RAY_worker_niceness": "0",  # Ray's 15 is for batch jobs: whoever else runs here would come before answers
+    "RAY_worker_niceness": "0",  # Ray's 15 is for batch jobs: other processes here would come before requests
 }
+"""Environment of a Ray of our own."""
 
 
 class Cluster:
-    """Use as `with`. Everything that Ray started for us, agents too, has ended when the block is left."""
+    """A Ray cluster. Use as `with`: all that Ray started for this process, agents too, has ended after the block."""
 
     def __init__(self, address: str | None) -> None:
-        """Join the running cluster at `address`, or start Ray here (None), once the block is entered."""
+        """Prepare to join the running cluster at `address`, or to start Ray here where that is None."""
         self._wanted = address
         self._folder: str | None = None
 
     @property
     def is_ours(self) -> bool:
+        """Whether this process starts the cluster."""
         return self._wanted is None
 
     def __enter__(self) -> Cluster:
@@ -59,30 +63,31 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Return host:port at which others may join while it is up."""
+        """host:port at which others may join while it runs."""
         return str(_ray().get_runtime_context().gcs_address)
 
     @property
     def folder(self) -> str | None:
-        """Return the folder of the session that we started: logs and sockets. Whoever outlives us may remove it."""
+        """Folder of the session that this process started, with logs and sockets; None of another's cluster."""
         return self._folder
 
     def nodes(self) -> list[ClusterNode]:
-        """Return what each living machine has in all."""
+        """Return the resources of each running machine."""
         return [_node(node["Resources"], node["Labels"]) for node in _living()]
 
     def free(self) -> list[ClusterNode]:
-        """Return what is free now, by machine."""
+        """Return the free resources of each running machine."""
         from ray._private.state import available_resources_per_node
 
         free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
         return [_node(free.get(node["NodeID"], {}), node["Labels"]) for node in _living()]
 
     def local_cores(self) -> frozenset[int] | None:
-        """Return the cores to share out; None when workers may run on other machines, whose cores we do not know."""
+        """Return the CPU cores of the only machine, which is this one; None where workers may run on others."""
         nodes = _living()
-        here = len(nodes) == 1 and nodes[0]["NodeID"] == _ray().get_runtime_context().get_node_id()
-        return frozenset(os.sched_getaffinity(0)) if here else None
+        if len(nodes) != 1 or nodes[0]["NodeID"] != _ray().get_runtime_context().get_node_id():
+            return None
+        return frozenset(os.sched_getaffinity(0))
 
     def _start(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -102,14 +107,16 @@ class Cluster:
         try:
             self._init(local)
         except Exception as error:
-            where = "on this machine" if self.is_ours else f"at {self._wanted!r}"
+            where = f"at {self._wanted!r}"
+            if self.is_ours:
+                where = "on this machine"
             raise ConfigError(f"no Ray {where}: {_reason(error)}; start one, or use --no-ray") from error
         except SystemExit:  # Ray's own answer to SIGTERM while it starts
             raise StopRequested from None
 
     def _init(self, local: Mapping[str, Any]) -> None:
-        """Join, or start a Ray of our own; once more if it was not up in time, as on a machine that is busy."""
-        # Ray has workers import from the driver's current folder first, whatever PYTHONSAFEPATH says; not for a client.
+        """Join, or start a Ray of our own: once more where it was not up in time, as on a busy machine."""
+        # Ray's workers import from the driver's current folder first, whatever PYTHONSAFEPATH is; not for a client.
         job_config = _ray().job_config.JobConfig(_client_job=sys.flags.safe_path)
         options = {**local, "job_config": job_config}
         try:
@@ -123,8 +130,10 @@ class Cluster:
 
     def _end_ray(self) -> None:
         _ray().shutdown()
-        if self.is_ours and (left := end_descendants(STOP_GRACE_S)):
-            log.debug("ended what Ray left behind: %s", left)
+        if self.is_ours:
+            ended = end_descendants(STOP_GRACE_S)
+            if ended:
+                log.debug("ended what Ray left behind: %s", ended)
 
     def _end(self) -> None:
         self._end_ray()
@@ -133,7 +142,7 @@ class Cluster:
 
 
 def own_authentication(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for a Ray of our own: a token that only its processes know, or what the environment says."""
+    """Return variables for a Ray of our own: a new token for its processes, unless the environment has settings."""
     if environment.get("RAY_AUTH_MODE"):
         return {}
     if environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH"):
@@ -142,7 +151,7 @@ def own_authentication(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_reachable(address: str) -> None:
-    """Raise ConfigError unless somebody listens there: Ray itself tries for minutes and cannot be interrupted."""
+    """Raise ConfigError unless a server listens there: Ray itself tries for minutes and cannot be interrupted."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         raise ConfigError(
@@ -155,7 +164,7 @@ def check_reachable(address: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error.__cause__, _ray().exceptions.AuthenticationError):  # which goes on for a page
+    if isinstance(error.__cause__, _ray().exceptions.AuthenticationError):  # its own text is a page
         return f"{error}: its token is not RAY_AUTH_TOKEN, or that of RAY_AUTH_TOKEN_PATH, with RAY_AUTH_MODE=token"
     return str(error)
 
@@ -169,7 +178,7 @@ def _node(resources: dict[str, float], labels: dict[str, str]) -> ClusterNode:
 
 
 def _ray() -> Any:
-    """Imported late: it reads the environment. Untyped: so are its functions."""
+    """Return the module, imported late since it reads the environment, and untyped, as its functions are."""
     import ray
 
     return ray

@@ -1,6 +1,6 @@
-"""`python -m deploy.compose_check --config FILE`: what the service `check` of docker-compose.yml runs before others.
+"""`python -m deploy.compose_check --config FILE`: the service `check` of docker-compose.yml, which runs before others.
 
-Exit code 1, and one line on stderr, for a variable that is no setting, a value that no part would take, and a model's
+Exit code 1, and one line on stderr, for a variable that is no setting, a value that no part accepts, and a model's
 folder that cannot be read: `docker compose up` then ends.
 """
 
@@ -21,12 +21,15 @@ from outrider.wire.telemetry.log import tell_end
 
 _PART = re.compile("OUTRIDER_(GATEWAY|TARGET|DRAFT)_")
 _FOLDERS = {"MODEL": "OUTRIDER_TARGET_MODEL", "DRAFT": "OUTRIDER_DRAFT_MODEL"}
-"""By variable of the user: the variable that has the folder's path in the container."""
+"""Variable with a model's path in the container, by the user's variable with its path outside."""
 _LINKS = "links of a hub's cache lead out of the folder; copy it with `cp -rL`, or download it with `--local-dir`"
 
 
 def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Raise ConfigError naming what `docker compose up` cannot start with."""
+    """Raise ConfigError for what `docker compose up` cannot start with.
+
+    argv: as of `deploy.launcher`. variables: the environment of the service `check`.
+    """
     _check_names(variables)
     if variables.get("DRAFT") and not variables.get("MODEL"):
         raise ConfigError(f"DRAFT is {variables['DRAFT']!r} and MODEL is not set: name the model that it drafts for")
@@ -34,7 +37,9 @@ def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
         if variables.get(name):
             _check_folder(name, variables[name], Path(variables[inside]))
     config = read_config(read_arguments(argv), StopFlag())
-    served = variables.get(_FOLDERS["MODEL"]) if variables.get("MODEL") else None
+    served = None
+    if variables.get("MODEL"):
+        served = variables.get(_FOLDERS["MODEL"])
     if served and served not in [pool.worker.model for pool in config.targets]:
         raise ConfigError(
             f"MODEL is {variables['MODEL']!r}, and the pools of OUTRIDER_CLUSTER_FILE name their models: leave one out"
@@ -43,14 +48,14 @@ def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
-    """Refuse a variable that no part reads. Variables with a part's prefix are checked with its settings."""
+    """Raise ConfigError for a variable that no part reads. Those with a part's prefix are checked with its settings."""
     for name in variables:
         if name.startswith("OUTRIDER_") and not _PART.match(name) and name not in OTHER_VARIABLES:
             raise ConfigError(f"{name} is no setting; {meant(name, OTHER_VARIABLES)}")
 
 
 def _check_folder(name: str, path: str, folder: Path) -> None:
-    """Look for a model in the folder that is `path` to the user."""
+    """Raise ConfigError where the folder, `path` to the user, has no model."""
     if not folder.is_dir():
         raise ConfigError(f"{name} is {path!r}, which is a file; give the folder it lies in")
     config = folder / "config.json"
@@ -59,11 +64,14 @@ def _check_folder(name: str, path: str, folder: Path) -> None:
     except PermissionError:
         raise ConfigError(f"{name} is {path!r}, which user {os.getuid()} cannot read: `chmod -R a+rX` it") from None
     except OSError:
-        why = f"its config.json is a link to nowhere: {_LINKS}" if config.is_symlink() else "it has no config.json"
+        why = "it has no config.json"
+        if config.is_symlink():
+            why = f"its config.json is a link to nowhere: {_LINKS}"
         raise ConfigError(f"{name} is {path!r}, and that is no model's folder: {why}") from None
 
 
 def main(argv: Sequence[str]) -> int:
+    """Check, and return the exit code."""
     try:
         check(argv, os.environ)
     except ConfigError as error:

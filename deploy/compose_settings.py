@@ -1,7 +1,7 @@
-"""`python -m deploy.compose_settings`: the text of deploy/docker/settings.yml, written from the settings themselves.
+"""`python -m deploy.compose_settings`: prints deploy/docker/settings.yml, from the settings' own classes.
 
-Compose starts a container anew when something of its own has changed. So each service has its own variables of .env:
-one of the gateway leaves the workers as they are.
+Compose replaces a container when one of its own variables has changed. So each service has its own variables of .env: a
+change of the gateway's leaves the workers as they are.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ _HEAD = """\
 # `make env-example`.
 """
 _READ_BY = {"gateway": (GatewayConfig,), "launcher": (TargetConfig, DraftConfig)}
-"""Settings that each service reads, by service. Workers get theirs from the launcher."""
+"""Classes of the settings that each service reads. Workers get theirs from the launcher."""
 
 
 def variable_names(cls: type[GatewayConfig] | type[DraftConfig] | type[TargetConfig]) -> list[str]:
-    """Return the variables that hold a part's settings."""
+    """Return the names of the variables of a part's settings."""
     return [f"{cls.model_config['env_prefix']}{name}".upper() for name in cls.model_fields]
 
 
 def compose_settings() -> str:
-    """Return the whole file. A variable without a value is passed on where it is set."""
+    """Return the text of the file. A variable without a value is passed on where it is set."""
     services = {}
     for service, parts in _READ_BY.items():
-        names = [name for cls in parts for name in variable_names(cls)]
+        names = list[str]()
+        for cls in parts:
+            names += variable_names(cls)
         services[service] = {"environment": names}
     return _HEAD + yaml.safe_dump({"services": services}, sort_keys=False)
 

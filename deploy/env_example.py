@@ -1,4 +1,4 @@
-"""`python -m deploy.env_example`: the text of .env.example, written from the settings themselves."""
+"""`python -m deploy.env_example`: prints .env.example, from the settings' own classes."""
 
 from __future__ import annotations
 
@@ -87,29 +87,42 @@ _PARTS: dict[str, tuple[str, type[GatewayConfig] | type[DraftConfig] | type[Targ
     "target": ("Of every target pool; what the file of pools says wins.", TargetConfig, ("model", "host", "port")),
     "draft": ("Of every draft pool; what the file of pools says wins.", DraftConfig, ("model", "host", "port")),
 }
-"""By role: a remark, the class of its settings, and the names that docker-compose.yml or the file of pools sets."""
+"""Remark, class of the settings, and settings that docker-compose.yml or the file of pools makes, by role."""
+
+
+_WHERE = {"gateway": "docker-compose.yml", "target": "the file of pools", "draft": "the file of pools"}
+"""What makes these settings, by role."""
 
 
 def env_example() -> str:
-    """Return the whole file."""
+    """Return the text of the file."""
     parts = [_HEAD]
-    for role, (remark, cls, decided) in _PARTS.items():
-        parts.append(f"# --- the {role} ---" + (f"\n# {remark}" if remark else "") + "\n")
-        parts += [_setting(cls, name, role if name in decided else None) for name in cls.model_fields]
+    for role, (remark, cls, elsewhere) in _PARTS.items():
+        heading = f"# --- the {role} ---\n"
+        if remark:
+            heading += f"# {remark}\n"
+        parts.append(heading)
+        for name in cls.model_fields:
+            description = cls.model_fields[name].description or ""
+            if name in elsewhere:
+                description += f" Not from here: {_WHERE[role]} says it."
+            parts.append(_setting(cls, name, description))
     return "\n".join(parts)
 
 
-def _setting(cls: type[GatewayConfig] | type[DraftConfig] | type[TargetConfig], name: str, decided: str | None) -> str:
-    field = cls.model_fields[name]
-    words = " ".join((field.description or "").split())
-    if decided is not None:
-        where = "docker-compose.yml" if decided == "gateway" else "the file of pools"
-        words = f"{words} Not from here: {where} says it.".strip()
+def _setting(cls: type[GatewayConfig] | type[DraftConfig] | type[TargetConfig], name: str, description: str) -> str:
+    words = " ".join(description.split())
     lines = textwrap.wrap(words, 119, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-    default = "" if field.default in (None, PydanticUndefined) else field.default
-    value = str(default).lower() if isinstance(default, bool) else str(default)
     variable = f"{cls.model_config['env_prefix']}{name}".upper()
-    return "\n".join([*lines, f"#{variable}={value}"]) + "\n"
+    return "\n".join([*lines, f"#{variable}={_text(cls.model_fields[name].default)}"]) + "\n"
+
+
+def _text(default: object) -> str:
+    if default in (None, PydanticUndefined):
+        return ""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return str(default)
 
 
 if __name__ == "__main__":

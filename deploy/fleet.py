@@ -1,8 +1,7 @@
-"""The workers of a system and what becomes of them: started, followed through restarts, added, drained and ended.
+"""Owns the workers of a system: starts them, follows them through restarts, adds, drains and ends them.
 
-One owner: the launcher's main thread, which calls `tick` whenever a worker was seen, a few times a second. Workers are
-reached through `ray_workers`, seen through `sightings`; gateways hear of them through the memberships that `tick`
-returns.
+Of the launcher's main thread, which calls `tick` after each reply of a worker, a few times a second. `ray_workers`
+reaches the workers' actors, `sightings` calls the workers, and `tick` returns the membership that gateways get.
 """
 
 from __future__ import annotations
@@ -27,30 +26,28 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 _LOST_AFTER_S = 5.0
-"""Seconds of silence after which a worker is not to be used; one that refuses the connection twice is lost at once.
-Twice as long, and gateways send requests so much longer to a machine that is gone."""
+"""Seconds of failed calls after which a worker is lost; one that refuses the connection twice is lost at once."""
 HUNG_AFTER_S = 30.0
-"""Seconds for which a worker may hang before its process is ended, so that Ray starts another, and before another is
-tried in a pool whose last one could not start. Twice as long, and a pool of one serves nobody for so much longer."""
+"""Seconds that a worker may hang before its process is ended, so that Ray starts another; and seconds before the next
+start in a pool whose last worker could not start.
+"""
 DRAIN_LIMIT_S = 300.0
-"""Seconds for which running answers may hold on to a worker that its pool gives up. Twice as long, and shrinking waits
-so much longer for a client that reads slowly."""
-_MOST_ENDS = 3
-"""Times that a process may end while it starts for the first time. Twice as many, and a model that does not fit into
-memory is reported after twice as many loads."""
+"""Seconds that running requests may keep a worker that its pool gives up."""
+_MAX_ENDS = 3
+"""Ends of a process during its first start after which the start fails."""
 NOTICE_S = 1.5
-"""Seconds for which gateways may open slots on a draining worker until they have heard of it."""
+"""Seconds until all gateways have a new membership: they may open slots on a draining worker for so long."""
 
 
 class Workers(Protocol):
-    """`ray_workers.RayWorkers`."""
+    """The actors, as `ray_workers.RayWorkers` has them."""
 
     def create(self, pool: Pool, member: str) -> Replica: ...
     def adopt(self, pools: Iterable[Pool]) -> Mapping[str, tuple[Pool, Replica]]: ...
 
 
 class Eyes(Protocol):
-    """`sightings.Sightings`."""
+    """The calls of workers, as `sightings.Sightings` makes them."""
 
     def watch(self, member: str, role: Role, address: str) -> None: ...
     def forget(self, member: str) -> None: ...
@@ -58,7 +55,7 @@ class Eyes(Protocol):
 
 
 class Fleet:
-    """`start` once, then `tick` until `stop`."""
+    """The workers of a system. Call `start` once, then `tick` until the end, then `drain_all` and `end_all`."""
 
     def __init__(
         self,
@@ -72,10 +69,11 @@ class Fleet:
         *,
         needs_drafts: bool = False,
     ) -> None:
-        """Own the workers of `pools`.
+        """Prepare the workers of `pools`; none starts yet.
 
-        report(part, state, detail): shows users what happens. room(pool): returns why another worker cannot be placed.
-        needs_drafts: a draft that cannot start fails the start, as a target does.
+        report: called with a part, its state and a detail, for users. room: returns why there is no room for another
+        worker of a pool; None where there is. clock: monotonic seconds. needs_drafts: whether a draft that cannot start
+        fails the start, as a target does.
         """
         self._pools = {pool.name: pool for pool in pools}
         self._workers = workers
@@ -83,6 +81,7 @@ class Fleet:
         self._report = report
         self._clock = clock
         self._spared: set[str] = set()
+        """Workers whose silence may be the launcher's own."""
         self._notice_s = NOTICE_S
         self._is_ending = False
         self._loads = Loads()
@@ -90,6 +89,7 @@ class Fleet:
         self._members: dict[str, PoolMember] = {}
         self._ending: list[PoolMember] = []
         self._not_before_s: dict[str, float] = {}
+        """Time before which no worker of a pool starts, by pool."""
         self._counted_at_s = 0.0
         self._published = registry_pb2.Membership(epoch=secrets.randbits(64) | 1)
         self._has_started = False
@@ -99,36 +99,44 @@ class Fleet:
 
     @property
     def members(self) -> list[PoolMember]:
+        """All workers but those that are ending."""
         return list(self._members.values())
 
     def start(self) -> None:
-        """Ask for every worker; those that run already are taken over, also beyond the count where they may be."""
+        """Start every worker. Those of an earlier launcher are adopted, also beyond a pool's count, up to its max."""
         for name, (pool, worker) in self._workers.adopt(self._pools.values()).items():
             self._members[name] = PoolMember(name, pool, worker, was_there=True, may_be_used=True)
         for pool in self._pools.values():
-            found = sum(member.pool is pool for member in self._members.values())
-            self._sizes.wanted[pool.name] = max(pool.count, min(found, pool.max))
+            num_adopted = len(self._of(pool))
+            self._sizes.wanted[pool.name] = max(pool.count, min(num_adopted, pool.max))
         self._reconcile()
 
     def is_ready(self) -> bool:
-        """Return whether the start is over: at some tick no pool's workers had to be waited for any longer."""
+        """Return whether the start is over: at some tick each pool was complete, or had drafts that cannot start."""
         return self._has_started
 
     def is_settled(self) -> bool:
-        """Return whether all workers serve and none starts or ends: nothing changes then before a worker is seen again,
-        or somebody asks for another size.
+        """Return whether all workers serve and none starts or ends.
+
+        Nothing changes then before the next reply of a worker, or the next change of a size.
         """
-        is_quiet = all(member.state == SERVING and member.is_watched for member in self._members.values())
-        return self._has_started and is_quiet and not self._ending
+        for member in self._members.values():
+            if member.state != SERVING or not member.is_watched:
+                return False
+        return self._has_started and not self._ending
 
     def late(self) -> list[str]:
-        """Return the names of workers that are not ready."""
+        """Return the names of the workers that start."""
         return [member.name for member in self._members.values() if member.state == STARTING]
 
     def tick(self, reports: Iterable[registry_pb2.GatewayReport]) -> registry_pb2.Membership | None:
-        """Return the membership once gateways are to hear of a change. Raises OutriderError if the start fails."""
-        now_s, found = self._clock(), list(reports)
-        self._look(now_s, found)
+        """Bring all up to date, and return the membership where it has changed; None where it has not.
+
+        reports: the gateways'. Raises OutriderError where the start fails.
+        """
+        now_s = self._clock()
+        reports = list(reports)
+        self._look(now_s, reports)
         self._count_ends(now_s)
         for member in self.members:
             self._follow(member, now_s)
@@ -138,17 +146,23 @@ class Fleet:
         for name in self._sizes.set_by_hand():
             self._not_before_s.pop(name, None)
         if self._has_started:
-            self._sizes.set_by_load(found, now_s)
+            self._sizes.set_by_load(reports, now_s)
         self._reconcile()
-        return self._changed() if self._may_publish(now_s) else None
+        if not self._may_publish(now_s):
+            return None
+        return self._changed()
 
     def scale(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Ask for `count` workers, or for the sizes alone; an empty name means all pools. For any thread."""
+        """Set the size of a pool at the next tick, where `count` is one, and return the sizes then.
+
+        pool: its name; empty for all pools. May be called on any thread.
+        """
         return self._sizes.ask(pool, count)
 
     def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.Membership | None:
-        """Drain every worker and return the last membership. notice_s: until all gateways have heard of it."""
-        self._is_ending, self._notice_s = True, notice_s
+        """Drain every worker and return the last membership. notice_s: seconds until all gateways have it."""
+        self._is_ending = True
+        self._notice_s = notice_s
         for pool in self._all_pools():
             self._sizes.wanted[pool.name] = 0
         for member in self.members:
@@ -156,15 +170,15 @@ class Fleet:
         return self._changed()
 
     def is_idle(self, reports: Iterable[registry_pb2.GatewayReport] = ()) -> bool:
-        """Return whether no answer runs anywhere any more, as far as can be seen. For after `drain_all`."""
+        """Return whether no request runs on any worker, after `drain_all`. reports: the gateways'."""
         now_s = self._clock()
         self._look(now_s, reports)
         return all(self._is_unused(member, now_s) for member in self.members)
 
     def end_all(self, but_what_was_there: bool = False) -> None:
-        """Stop all workers side by side, and kill what does not stop within seconds.
+        """Stop all workers at the same time, and kill those that do not stop within seconds.
 
-        but_what_was_there: workers that run since before this launcher go on; its own start has failed.
+        but_what_was_there: whether workers of an earlier launcher go on, since this launcher's own start has failed.
         """
         for member in self.members:
             if not (but_what_was_there and member.was_there):
@@ -175,36 +189,48 @@ class Fleet:
 
     def _look(self, now_s: float, reports: Iterable[registry_pb2.GatewayReport]) -> None:
         for member in self.members:
-            self._hear(member, now_s)
+            self._read_actor(member, now_s)
         for seen in self._eyes.take():
             self._see(seen)
-        self._spare({name for report in reports for name in report.heard}, now_s)
+        heard = set[str]()
+        for report in reports:
+            heard.update(report.heard)
+        self._spare(heard, now_s)
 
     def _spare(self, heard: set[str], now_s: float) -> None:
-        """Begin the time anew of workers whose silence may be the launcher's own: it may be the one that is cut off.
+        """Do not count the silence of workers where it may be the launcher that is cut off.
 
-        heard: workers that answer gateways.
+        heard: names of workers that reply to gateways. A silent worker is spared where it is among them, or where all
+        workers are silent.
         """
-        num_placed = sum(member.started is not None for member in self.members)
-        can_see = num_placed < 2 or any(  # of one alone nobody can say
-            member.seen_at_s is not None and now_s - member.seen_at_s <= _LOST_AFTER_S for member in self.members
-        )
-        spared = set()
+        is_cut_off = self._is_cut_off(now_s)
+        spared = set[str]()
         for member in self.members:
-            since_s = None if member.hanging_since_s is None else member.failing_since_s
+            if member.hanging_since_s is None or member.failing_since_s is None:
+                continue
             is_heard = member.is_silent and member.name in heard
-            if since_s is None or now_s - since_s < _LOST_AFTER_S or (can_see and not is_heard):
+            if now_s - member.failing_since_s < _LOST_AFTER_S or not (is_cut_off or is_heard):
                 continue
             if member.name not in self._spared:
-                blind = "none of the workers does, so it is the launcher that is cut off"
-                why = "it answers a gateway" if can_see else blind
+                why = "it answers a gateway"
+                if is_cut_off:
+                    why = "none of the workers does, so it is the launcher that is cut off"
                 log.warning("%s does not answer here, and is not ended for it: %s", member.name, why)
             spared.add(member.name)
             member.hanging_since_s = now_s
         self._spared = spared
 
-    def _hear(self, member: PoolMember, now_s: float) -> None:
-        """What its actor says of its present life."""
+    def _is_cut_off(self, now_s: float) -> bool:
+        """Return whether two workers or more are placed, and none has replied lately. One alone does not show it."""
+        num_placed = 0
+        for member in self.members:
+            num_placed += member.started is not None
+            if member.seen_at_s is not None and now_s - member.seen_at_s <= _LOST_AFTER_S:
+                return False
+        return num_placed >= 2
+
+    def _read_actor(self, member: PoolMember, now_s: float) -> None:
+        """Take the actor's answer on its present life, where there is one."""
         answer = member.worker.answer()
         if isinstance(answer, Lost) or (isinstance(answer, Started) and answer.epoch != member.epoch and member.epoch):
             member.forget_life()
@@ -222,8 +248,9 @@ class Fleet:
             member.ask_at_s = now_s + PERIOD_S
 
     def _count_ends(self, now_s: float) -> None:
-        """Count the ends of processes that load for the first time. Raises Unavailable for a worker that is needed and
-        whose process ends again and again.
+        """Count the ends of processes during their first start, once a second.
+
+        Raises Unavailable where the process of a worker that is needed has ended _MAX_ENDS times.
         """
         if self._has_started or now_s - self._counted_at_s < PERIOD_S:
             return
@@ -232,7 +259,7 @@ class Fleet:
             if member.was_there or not self._is_first(member):
                 continue
             num_ends = member.worker.num_restarts()
-            if num_ends < _MOST_ENDS:
+            if num_ends < _MAX_ENDS:
                 continue
             why = (
                 f"the process of {member.name} ended {num_ends} times while it started; "
@@ -240,7 +267,7 @@ class Fleet:
             )
             if self._is_needed(member.pool):
                 raise Unavailable(why)
-            if not member.why:  # Ray goes on to start it
+            if not member.why:  # Ray goes on starting it
                 log.error("%s does not start: %s", member.name, why)
                 member.why = why
 
@@ -249,25 +276,28 @@ class Fleet:
         return pool.role == "target" or self._needs_drafts
 
     def _is_done_starting(self, pool: Pool, now_s: float) -> bool:
-        """Return whether `pool` is not waited for: its workers serve, or they are drafts that cannot start."""
+        """Return whether the start need not wait for `pool`: its workers serve, or are drafts that cannot start."""
         num_serving = len(self._census(pool).serving)
         num_wanted = self._sizes.wanted[pool.name]
         if num_serving >= num_wanted or self._is_needed(pool):
             return num_serving >= num_wanted
-        num_failed = sum(bool(member.why) for member in self._of(pool))
+        num_failed = len([member for member in self._of(pool) if member.why])
         is_late = now_s - self._began_s >= START_TIMEOUT_S
         return num_serving + num_failed >= num_wanted or pool.name in self._not_before_s or is_late
 
     def _is_kept(self, member: PoolMember) -> bool:
-        """Return whether a life that does not start is followed by another, for as long as it takes."""
+        """Return whether the worker is started again for as long as it takes, where a life does not start."""
         return member.has_served or member.was_there or not self._is_needed(member.pool)
 
     def _is_first(self, member: PoolMember) -> bool:
-        """Whether its failure is that of the system's start."""
+        """Return whether the worker's failure is one of the system's first start."""
         return not (self._has_started or self._is_ending or member.has_served)
 
     def _not_started(self, member: PoolMember, error: OutriderError, now_s: float) -> None:
-        """At first the system does not start if it needs the worker; later the pool tries another, after a pause."""
+        """Give a worker up: the pool starts another after a pause.
+
+        Raises `error` where the system starts for the first time and needs the worker.
+        """
         if self._is_first(member) and self._is_needed(member.pool):
             raise error
         log.warning("%s is given up: %s", member.name, error.message)
@@ -276,13 +306,16 @@ class Fleet:
         self._begin_end(member)
 
     def _try_later(self, member: PoolMember, why: str, now_s: float) -> None:
-        """Try a worker again after a pause: what it lacks now may come back. Each reason is logged once."""
+        """Start a worker again after a pause: a missing file may come back. Each reason is logged once."""
         if why != member.why:
-            again = " again" if member.has_served or member.was_there else ""
+            again = ""
+            if member.has_served or member.was_there:
+                again = " again"
             log.error("%s does not start%s: %s", member.name, again, why)
         member.note_refused(why, now_s)
 
     def _see(self, seen: Seen) -> None:
+        """Record the outcome of a call of a worker."""
         member = self._members.get(seen.member)
         if member is None or not member.is_watched or member.started is None or member.started.address != seen.address:
             return  # of another life, or given up
@@ -313,13 +346,16 @@ class Fleet:
     def _fail(self, member: PoolMember, seen: Seen, trouble: str) -> None:
         member.num_failures += 1
         member.failing_since_s = member.failing_since_s or seen.at_s
-        member.hanging_since_s = None if seen.refusal is not None else member.hanging_since_s or seen.at_s
+        if seen.refusal is not None:
+            member.hanging_since_s = None
+        else:
+            member.hanging_since_s = member.hanging_since_s or seen.at_s
         is_refused = seen.info is None and not seen.is_silent
         if seen.at_s - member.failing_since_s >= _LOST_AFTER_S or (is_refused and member.num_failures > 1):
             self._lose(member, trouble)
 
     def _lose(self, member: PoolMember, why: str) -> None:
-        """It is not to be used until it has said where it is, and answered there."""
+        """Record that a worker cannot be used until its actor has reported its address, and it replies there."""
         if member.state == SERVING:
             log.warning("%s at %s is lost: %s", member.name, member.started and member.started.address, why)
             self._report(member.name, "lost", why)
@@ -338,9 +374,11 @@ class Fleet:
             member.worker.restart()
             member.ask_at_s = now_s + PERIOD_S
         if member.state == DRAINING:
-            is_unused = self._is_unused(member, now_s)
-            if is_unused or now_s - member.draining_since_s >= DRAIN_LIMIT_S:
-                self._report(member.name, "ended", "it has drained" if is_unused else "its answers took too long")
+            if self._is_unused(member, now_s):
+                self._report(member.name, "ended", "it has drained")
+                self._begin_end(member)
+            elif now_s - member.draining_since_s >= DRAIN_LIMIT_S:
+                self._report(member.name, "ended", "its answers took too long")
                 self._begin_end(member)
         elif member.hangs(now_s, HUNG_AFTER_S):
             log.warning("%s has hung for %.0f s: its process is ended", member.name, HUNG_AFTER_S)
@@ -348,7 +386,10 @@ class Fleet:
             member.worker.restart()
 
     def _is_unused(self, member: PoolMember, now_s: float) -> bool:
-        """Of one that drains, by what was seen once no gateway opens slots there. One that hangs serves nobody."""
+        """Return whether a draining worker has no slots in use any more, or cannot serve them.
+
+        Only a reply from after the notice counts: until then gateways may open slots there.
+        """
         if not member.may_be_used or member.hangs(now_s, HUNG_AFTER_S):
             return True
         return member.is_idle_since(member.draining_since_s + self._notice_s)
@@ -358,7 +399,10 @@ class Fleet:
             self._begin_end(member)
         elif member.state != DRAINING:
             member.state, member.draining_since_s = DRAINING, self._clock()
-            self._report(member.name, "draining", member.started.address if member.started else "")
+            address = ""
+            if member.started is not None:
+                address = member.started.address
+            self._report(member.name, "draining", address)
 
     def _begin_end(self, member: PoolMember) -> None:
         del self._members[member.name]
@@ -376,28 +420,43 @@ class Fleet:
                 self._ending.remove(member)
 
     def _reconcile(self) -> None:
-        """Start what is missing, drain what is too much."""
+        """Start missing workers, first those that drain, and drain workers that are too many."""
         for pool in self._all_pools():
-            active = [member for member in self._of(pool) if member.state != DRAINING]
-            missing = self._sizes.wanted[pool.name] - len(active)
-            for member in [one for one in self._of(pool) if one.state == DRAINING][: max(0, missing)]:
+            active, draining = list[PoolMember](), list[PoolMember]()
+            for member in self._of(pool):
+                if member.state == DRAINING:
+                    draining.append(member)
+                else:
+                    active.append(member)
+            num_missing = self._sizes.wanted[pool.name] - len(active)
+            for member in draining[: max(0, num_missing)]:
                 self._take_back(member)
-                missing -= 1
-            if missing > 0 and self._clock() >= self._not_before_s.get(pool.name, -1.0):
-                for _ in range(missing):
+                num_missing -= 1
+            if num_missing > 0 and self._clock() >= self._not_before_s.get(pool.name, -1.0):
+                for _ in range(num_missing):
                     self._create(pool)
-            for member in sorted(active, key=lambda member: member.usefulness)[: max(0, -missing)]:
+            active.sort(key=lambda member: member.usefulness)
+            for member in active[: max(0, -num_missing)]:
                 self._drain(member)
 
     def _take_back(self, member: PoolMember) -> None:
-        """It takes requests again, once it is seen: its actor knows nothing of the drain."""
-        member.state = SERVING if member.is_well else STARTING
-        if member.is_well and member.started is not None:
-            self._report(member.name, "ready", member.started.address)
+        """Use a draining worker again, at once where its last reply is good. Its actor does not know of the drain."""
+        member.state = STARTING
+        if member.is_well:
+            member.state = SERVING
+            if member.started is not None:
+                self._report(member.name, "ready", member.started.address)
+
+    def _free_name(self, pool: Pool) -> str:
+        taken = {*self._members, *(member.name for member in self._ending)}
+        for index in range(2 * MAX_COUNT):
+            name = pool.member(index)
+            if name not in taken:
+                return name
+        raise AssertionError("a pool has no more than MAX_COUNT workers, and as many that end")
 
     def _create(self, pool: Pool) -> None:
-        taken = {*self._members, *(member.name for member in self._ending)}
-        name = next(name for index in range(2 * MAX_COUNT) if (name := pool.member(index)) not in taken)
+        name = self._free_name(pool)
         self._report(name, "loading", pool.worker.model)
         try:
             self._members[name] = PoolMember(name, pool, self._workers.create(pool, name))
@@ -408,19 +467,22 @@ class Fleet:
             self._not_before_s[pool.name] = self._clock() + HUNG_AFTER_S
 
     def _may_publish(self, now_s: float) -> bool:
-        """Not before the workers were found, or some after a while: until then gateways that a launcher before this one
-        knew go on with what it published.
+        """Return whether gateways may get the membership: after the start, or when some workers serve after a while.
+
+        Until then gateways of an earlier launcher go on with its membership.
         """
         if not self._is_published:
-            some = any(member.state == SERVING for member in self._members.values())
-            self._is_published = self._has_started or (some and now_s - self._began_s >= 2 * _LOST_AFTER_S)
+            num_serving = len([member for member in self._members.values() if member.state == SERVING])
+            is_late = now_s - self._began_s >= 2 * _LOST_AFTER_S
+            self._is_published = self._has_started or (num_serving > 0 and is_late)
         return self._is_published
 
     def _changed(self) -> registry_pb2.Membership | None:
+        """Return the membership, with the next version, where it differs from the last one; None where it does not."""
         now = registry_pb2.Membership(
             epoch=self._published.epoch,
             version=self._published.version,
-            pools=[_pool_message(pool) for pool in self._all_pools()],
+            pools=list(map(_pool_message, self._all_pools())),
             members=[member.message() for member in self._members.values()],
         )
         if now == self._published:

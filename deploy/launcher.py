@@ -1,9 +1,9 @@
 """`python -m deploy.launcher --config FILE`: starts a system's workers as Ray actors, follows and sizes their pools,
-and ends them when it ends. Gateways join its registry to hear who the workers are.
+and ends them when it ends. Gateways join its registry, which sends them the workers' addresses.
 
 Prints JSON lines on stdout: {"event": "progress", "part", "state", "detail"} while it works, and once, when every
 worker can be called, {"event": "ready", "registry", "members", ...}. `--config -` reads one line from stdin, and the
-end of stdin then ends the system: that is how `outrider up` makes sure that nothing outlives it.
+end of stdin then ends the system: so `outrider up` leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
+import math
 import os
 import secrets
 import sys
@@ -21,9 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+from deploy.actors import Started
 from deploy.cluster import Cluster
 from deploy.fleet import NOTICE_S, Fleet
-from deploy.member import SERVING
+from deploy.member import SERVING, PoolMember
 from deploy.placement import Placement, check_fits, place
 from deploy.ray_workers import RayWorkers
 from deploy.registry import Registry, reachable
@@ -42,21 +44,27 @@ from outrider.wire.transport.tls import CertificateFolder
 log = get_logger(__name__)
 
 _DRAFT_NODES_S = 30.0
-"""Seconds that machines for drafts are waited for before the targets start without them."""
+"""Seconds to wait for machines for drafts before the targets start without them."""
 _POLL_S = 0.1
-"""Seconds between two looks at workers that start or end, of which only Ray knows."""
+"""Seconds between two looks at workers that start or end, which Ray does not report."""
 _HERE = "127.0.0.1:0"
+"""Address of the registry of `outrider up`."""
 _ALONE = "0.0.0.0:7000"
+"""Address of the registry of a launcher on its own."""
 _TLS_DIR = "OUTRIDER_LAUNCHER_TLS_DIR"
-"""Variable for `ray.tls_dir`, where the file does not say it."""
+"""Variable for `ray.tls_dir`, where the file does not have it."""
 
 
 class Launcher:
-    """Runs one system's workers. `run` blocks until the flag is set."""
+    """Runs one system's workers. `run` blocks until `stop` is set."""
 
     def __init__(
         self, config: SystemConfig, ray_config: RayConfig, stop: StopFlag, events: TextIO, *, needs_drafts: bool
     ) -> None:
+        """Prepare a system; nothing starts yet.
+
+        events: where JSON lines go. needs_drafts: whether a draft that cannot start fails the start.
+        """
         self._config = config
         self._needs_drafts = needs_drafts
         self._ray_config = ray_config
@@ -65,17 +73,18 @@ class Launcher:
         # Two systems on one cluster must not find each other's actors.
         self._run = ray_config.name or secrets.token_hex(4)
         self._fleet: Fleet | None = None
-        folder = ray_config.tls_dir
-        self._certificates = None if folder is None else CertificateFolder(folder, "ray.tls_dir", Role.LAUNCHER)
+        self._certificates: CertificateFolder | None = None
+        if ray_config.tls_dir is not None:
+            self._certificates = CertificateFolder(ray_config.tls_dir, "ray.tls_dir", Role.LAUNCHER)
         self._registry = Registry(self._scale)
 
     def run(self) -> None:
-        """Start, follow and end the workers. Raises OutriderError when they cannot start."""
+        """Start, follow and end the workers. Raises OutriderError where they cannot start."""
         if self._ray_config.address is None:
             self._check_models()
         self.progress("ray", "starting", self._ray_config.address or "on this machine")
         with Cluster(self._ray_config.address) as cluster:
-            self._stop_flag.install()  # Ray has put its own handler in
+            self._stop_flag.install()  # Ray has installed its own handler
             self.progress("ray", "ready", f"{len(cluster.nodes())} node(s)", folder=cluster.folder)
             try:
                 address = self._registry.start(self._ray_config.registry or _HERE, self._certificates)
@@ -84,8 +93,10 @@ class Launcher:
                 self._registry.stop()
 
     def _check_models(self) -> None:
-        """Look for the models of workers that will be on this machine, before Ray is started for them."""
-        needed = self._config.pools if self._needs_drafts else self._config.targets
+        """Raise ConfigError for a model's path that leads nowhere, before Ray starts."""
+        needed: Sequence[Pool] = self._config.targets
+        if self._needs_drafts:
+            needed = self._config.pools
         for pool in needed:
             try:
                 local_path(pool.worker.model)
@@ -93,7 +104,7 @@ class Launcher:
                 raise ConfigError(f"{pool.setting}: {error.message}") from None
 
     def progress(self, part: str, state: str, detail: str, **more: object) -> None:
-        """Print how a part goes on, for who started the launcher."""
+        """Print an event on a part's state, for the process that started the launcher."""
         self._print(event="progress", part=part, state=state, detail=detail, **more)
 
     def _serve(self, cluster: Cluster, address: str) -> None:
@@ -117,29 +128,38 @@ class Launcher:
         )
         try:
             self._start(fleet, cluster, address)
-            while not self._stop_flag.wait(PERIOD_S if fleet.is_settled() else _POLL_S):
+            while not self._stop_flag.wait(_pause_s(fleet)):
                 self._tick(fleet)
         except StopRequested:
             self._end(fleet)
             raise
-        except BaseException:  # what gateways are served by meanwhile is not to end for it
+        except BaseException:  # workers of an earlier launcher go on serving gateways
             fleet.end_all(but_what_was_there=True)
             raise
         self._end(fleet)
 
     def _place(self, cluster: Cluster) -> dict[str, Placement]:
-        """Wait for machines of a cluster that others make: they may be about to join. Those of drafts that are not
-        needed have less time; they are placed by `_placement_of` when they are there.
+        """Return the placements of the pools, once there are machines for them.
+
+        Machines of another's cluster may be about to join. Those for drafts that are not needed are waited for less
+        long; `_placement_of` places them later. Raises ConfigError.
         """
-        began_s = time.monotonic()
-        limit_s = 0.0 if cluster.is_ours else system.NODE_TIMEOUT_S
+        started_s = time.monotonic()
+        limit_s = system.NODE_TIMEOUT_S
+        drafts_limit_s = _DRAFT_NODES_S
+        if cluster.is_ours:
+            limit_s = 0.0
+        if self._needs_drafts or cluster.is_ours:
+            drafts_limit_s = math.inf
         shown = ""
         while True:
             self._stop_flag.check()
-            waited_s = time.monotonic() - began_s
-            is_without_drafts = not (self._needs_drafts or cluster.is_ours) and waited_s >= _DRAFT_NODES_S
+            waited_s = time.monotonic() - started_s
+            pools: Sequence[Pool] = self._config.pools
+            if waited_s >= drafts_limit_s:
+                pools = self._config.targets
             try:
-                return self._placements(self._config.targets if is_without_drafts else self._config.pools, cluster)
+                return self._placements(pools, cluster)
             except ConfigError as error:
                 if waited_s >= limit_s:
                     raise
@@ -153,18 +173,18 @@ class Launcher:
         placements = place(replace(self._config, pools=tuple(pools)), nodes, cluster.local_cores())
         wanted = {pool.setting: (placements[pool.name], pool.count) for pool in pools}
         check_fits(wanted, nodes, "has")
-        if self._ray_config.name is None:  # what runs already may be what takes the room
+        if self._ray_config.name is None:  # else workers of an earlier launcher may take the room
             check_fits(wanted, cluster.free(), "has free")
         return placements
 
     def _placement_of(self, pool: Pool, placements: dict[str, Placement], cluster: Cluster) -> Placement:
-        """Return the placement of a pool. Raises ConfigError for drafts whose machines are not there yet."""
+        """Return the placement of a pool. Raises ConfigError for drafts without a machine yet."""
         if pool.name not in placements:
             placements.update(self._placements([pool], cluster))
         return placements[pool.name]
 
     def _why_no_room(self, pool: Pool, placements: Mapping[str, Placement], cluster: Cluster) -> str | None:
-        """On a machine of our own; elsewhere one may be about to join, and the worker waits for it."""
+        """Return why there is no room for another worker; None where there is, or a machine may be about to join."""
         if not cluster.is_ours:
             return None
         try:
@@ -191,8 +211,11 @@ class Launcher:
             self._registry.publish(changed)
 
     def _end(self, fleet: Fleet) -> None:
-        """What runs may go on for as long as the workers' own settings say."""
-        changed = fleet.drain_all(NOTICE_S if self._registry.reports() else 0.0)
+        """Drain the workers for as long as their settings have it, and end them."""
+        notice_s = 0.0
+        if self._registry.reports():
+            notice_s = NOTICE_S
+        changed = fleet.drain_all(notice_s)
         if changed is not None:
             self._registry.publish(changed)
         limit_s = max(pool.worker.drain_timeout_s for pool in self._config.pools)
@@ -209,25 +232,15 @@ class Launcher:
         return reply
 
     def _announce(self, fleet: Fleet, cluster: Cluster, address: str) -> None:
-        members = [
-            {
-                "name": member.name,
-                "pool": member.pool.name,
-                "role": member.pool.role,
-                "address": member.started.address,
-                "metrics": member.started.metrics_address,
-                "pid": member.started.pid,
-                "node": member.started.node,
-                "memory": member.started.memory,
-            }
-            for member in fleet.members
-            if member.state == SERVING and member.started is not None
-        ]
+        members = list[dict[str, object]]()
+        for member in fleet.members:
+            if member.state == SERVING and member.started is not None:
+                members.append(_member_event(member, member.started))
         self._print(event="ready", registry=reachable(address), members=members, run=self._run, ray=cluster.address)
 
     def _late(self, fleet: Fleet, cluster: Cluster) -> str:
         free = cluster.free()
-        offered = "; ".join(f"{one.num_cpus:g} CPU and {one.num_gpus:g} GPU" for one in free) or "nothing"
+        offered = "; ".join(f"{node.num_cpus:g} CPU and {node.num_gpus:g} GPU" for node in free) or "nothing"
         return (
             f"{' and '.join(fleet.late())} not ready after {system.START_TIMEOUT_S:g} s; the cluster has "
             f"free: {offered}. A model that is fetched from a hub may need another start"
@@ -238,8 +251,27 @@ class Launcher:
         self._events.flush()
 
 
+def _pause_s(fleet: Fleet) -> float:
+    if fleet.is_settled():
+        return PERIOD_S
+    return _POLL_S
+
+
+def _member_event(member: PoolMember, started: Started) -> dict[str, object]:
+    return {
+        "name": member.name,
+        "pool": member.pool.name,
+        "role": member.pool.role,
+        "address": started.address,
+        "metrics": started.metrics_address,
+        "pid": started.pid,
+        "node": started.node,
+        "memory": started.memory,
+    }
+
+
 def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; one that is wrong ends the process, as argparse does."""
+    """Parse the command line. A wrong one ends the process, as argparse does."""
     parser = argparse.ArgumentParser(prog="python -m deploy.launcher", description=__doc__)
     parser.add_argument("--config", required=True, help="YAML file; - reads one line of JSON from stdin")
     parser.add_argument("--registry", help=f"host:port that gateways join at; {_ALONE} unless the file says another")
@@ -248,18 +280,18 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def read_config(arguments: argparse.Namespace, stop: StopFlag) -> SystemConfig:
-    """Read the command line's file, or a line of stdin. Raises ConfigError."""
+    """Read the settings: the file of the command line, or a line of stdin, whose end then sets `stop`.
+
+    Raises ConfigError.
+    """
     if arguments.config != "-":
         values = read_yaml(Path(arguments.config))
         serve_metrics(values)
         ray = values.get("ray", {})
         if isinstance(ray, dict):
-            values["ray"] = {
-                "registry": _ALONE,
-                "tls_dir": os.environ.get(_TLS_DIR) or None,
-                **ray,
-                **({"registry": arguments.registry} if arguments.registry else {}),
-            }
+            values["ray"] = {"registry": _ALONE, "tls_dir": os.environ.get(_TLS_DIR) or None, **ray}
+            if arguments.registry:
+                values["ray"]["registry"] = arguments.registry
         return SystemConfig.read(values)
     line = sys.stdin.readline()
     threading.Thread(target=_stop_at_end_of_stdin, args=(stop,), name="stdin", daemon=True).start()
@@ -276,14 +308,14 @@ def _stop_at_end_of_stdin(stop: StopFlag) -> None:
 
 
 def _claim_stdout() -> TextIO:
-    """Return the real stdout for our lines alone: Ray repeats what its workers print."""
+    """Return stdout for the launcher's events, and send other output to stderr: Ray repeats its workers' output."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return events
 
 
 def run(config: SystemConfig, stop: StopFlag, events: TextIO, *, needs_drafts: bool) -> None:
-    """Run a system until `stop` is set. Raises OutriderError when workers that it needs cannot start."""
+    """Run a system until `stop` is set. Raises OutriderError where workers that it needs cannot start."""
     if config.ray is None:
         raise ConfigError("ray is off in the settings; start the workers as plain processes instead")
     configure_logging("info", "launcher", config.gateway.get("log_format", "text"))
@@ -298,6 +330,7 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO, *, needs_drafts: b
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run the launcher, and return the exit code."""
     events = _claim_stdout()
     configure_logging("info", "launcher")
     ignore_log_rotation()

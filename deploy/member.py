@@ -1,4 +1,4 @@
-"""Holds what is known of a worker under its lasting name, through all its lives. No I/O; the fleet owns it."""
+"""State of a worker under its lasting name, through all its lives. No I/O; the fleet owns it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STARTING = registry_pb2.MEMBER_STATE_STARTING
 SERVING = registry_pb2.MEMBER_STATE_SERVING
 DRAINING = registry_pb2.MEMBER_STATE_DRAINING
 MAX_RETRY_S = 10.0
-"""Seconds that the pause before another start grows to, from 1 s. A folder that is back is noticed so late."""
+"""Longest pause before another start of a worker, in seconds; the first is 1 s."""
 
 
 class Replica(Protocol):
-    """`ray_workers.Worker`."""
+    """An actor, as `ray_workers.RayWorker` has it."""
 
     def ask(self) -> None: ...
     def answer(self) -> Answer | None: ...
@@ -35,67 +35,74 @@ class Replica(Protocol):
 
 @dataclass(slots=True, eq=False)
 class PoolMember:
-    """Holds what the launcher knows of one worker of a pool."""
+    """State of one worker of a pool. Times are monotonic, in seconds."""
 
     name: str
     pool: Pool
     worker: Replica
+    """Its actor."""
     state: registry_pb2.MemberState = STARTING
     started: Started | None = None
-    """Where its last life that said so is, until that life is known to be over."""
+    """Addresses of its present life; None before they are known, and once that life is over."""
     epoch: int = 0
-    """The epoch of its last life that said where it is."""
+    """Number of its last life whose addresses were known; 0 before the first."""
     is_watched: bool = False
-    """It is asked for its facts where it says it is. Not while it is lost."""
+    """Whether the launcher calls it at its address every second. Not while it is lost."""
     info: common_pb2.WorkerInfo | None = None
-    """What it said of itself when it was last asked in that life."""
+    """Its last reply of GetInfo in this life."""
     info_at_s: float = 0.0
-    """When it was asked for `info`, monotonic seconds."""
+    """Time of the call that `info` is the reply to."""
     was_there: bool = False
-    """A launcher before this one started it."""
+    """Whether an earlier launcher started it."""
     may_be_used: bool = False
-    """Gateways may have streams to it: this life has served, or may have for a launcher before this one."""
+    """Whether gateways may have streams to it: this life has served, or may have for an earlier launcher."""
     has_served: bool = False
     num_failures: int = 0
+    """Failed calls in a row."""
     failing_since_s: float | None = None
-    """When it was last asked for its facts in vain for the first time; None once Ray says that its process ended."""
+    """Time of the first failed call in a row; None while calls succeed, and once its process has ended."""
     hanging_since_s: float | None = None
-    """Since when it says nothing at all, or that its engine hangs; None while neither. Refusing is an answer."""
+    """Time from which on nothing comes from it, or its engine hangs; None while neither. A refusal is a reply."""
     is_silent: bool = False
-    """Nothing came back when it was asked last."""
+    """Whether nothing came back from the last call."""
     seen_at_s: float | None = None
-    """When it was last asked for its facts and something came back."""
+    """Time of the last call from which anything came back."""
     ask_at_s: float | None = None
+    """Time at which its actor is asked for its outcome again; None where it is not due."""
     num_refused: int = 0
     """Lives in a row that did not start."""
     why: str = ""
-    """Why the last of these did not, with paths, for the log."""
+    """Reason of the last life that did not start, with paths, for the log."""
     retry_at_s: float | None = None
-    """When its process is to be ended, so that Ray starts another."""
+    """Time at which its process is ended, so that Ray starts another; None where that is not due."""
     draining_since_s: float = 0.0
     stopping_since_s: float | None = None
 
     def forget_life(self) -> None:
-        """Note that its life is over: nobody uses it, and how it failed does not count."""
+        """Record that its life is over: no gateway uses it, and its failures do not count any more."""
         self.started = self.info = self.failing_since_s = self.hanging_since_s = None
         self.may_be_used = False
 
     def hangs(self, now_s: float, after_s: float) -> bool:
+        """Return whether it has hung for `after_s` seconds."""
         return self.hanging_since_s is not None and now_s - self.hanging_since_s >= after_s
 
     def is_idle_since(self, noticed_s: float) -> bool:
-        """Return whether it had no answers when it was seen after `noticed_s`, when the last gateway had heard."""
+        """Return whether a reply from after `noticed_s` has no slots in use.
+
+        noticed_s: time by which all gateways have the membership in which it drains.
+        """
         return self.info is not None and self.info_at_s >= noticed_s and not self.info.num_slots_in_use
 
     def note_refused(self, why: str, now_s: float) -> None:
-        """Note that another life did not start. The next is tried after a pause, longer each time."""
+        """Record that another life did not start. The next one starts after a pause, longer each time."""
         self.forget_life()
         self.retry_at_s = now_s + min(2.0 ** min(self.num_refused, 4), MAX_RETRY_S)
         self.num_refused += 1
         self.why = why
 
     def note_serving(self) -> None:
-        """Note that this life serves: how lives before it failed does not count."""
+        """Record that this life serves; earlier lives' failures do not count any more."""
         self.state = SERVING
         self.has_served = True
         self.num_refused = 0
@@ -104,33 +111,39 @@ class PoolMember:
 
     @property
     def is_well(self) -> bool:
-        """Return whether it can be used, as far as it is seen."""
+        """Whether its last reply is good, and calls do not fail."""
         return self.is_watched and self.info is not None and self.failing_since_s is None
 
     @property
     def usefulness(self) -> tuple[bool, int, int]:
-        """Return the order of going: one that nobody uses yet, then the one with the fewest answers, then the last."""
-        slots = self.info.num_slots_in_use if self.info is not None else 0
-        return (self.state == SERVING, slots, -int(self.name.rpartition("-")[2]))
+        """Sort key by which a pool drains workers: those that do not serve, then by slots in use, then the newest."""
+        num_slots = 0
+        if self.info is not None:
+            num_slots = self.info.num_slots_in_use
+        return (self.state == SERVING, num_slots, -int(self.name.rpartition("-")[2]))
 
     def message(self) -> registry_pb2.Member:
-        started = self.started if self.state != STARTING else None
-        return registry_pb2.Member(
+        """Return the worker's entry in the membership, with its addresses unless it is starting."""
+        message = registry_pb2.Member(
             name=self.name,
             pool=self.pool.name,
             role=ROLES[self.pool.role],
             state=self.state,
-            address=started.address if started else "",
-            metrics_address=(started.metrics_address or "") if started else "",
-            node=started.node if started else "",
             why=without_folders(self.why, self.pool.worker.model),
         )
+        if self.started is not None and self.state != STARTING:
+            message.address = self.started.address
+            message.metrics_address = self.started.metrics_address or ""
+            message.node = self.started.node
+        return message
 
 
 def trouble_of(seen: Seen) -> str | None:
-    """Return why a worker is of no use as it was seen; None when it is."""
+    """Return why a worker cannot be used after this call of it; None where it can."""
     if seen.refusal is not None:
         return f"it refuses to say what it is: {seen.refusal}"
     if seen.info is None:
-        return "it does not answer" if seen.is_silent else "it cannot be reached"
+        if seen.is_silent:
+            return "it does not answer"
+        return "it cannot be reached"
     return trouble_of_step(seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6)

@@ -1,8 +1,9 @@
 """Drains the workers of a container that is about to end, before Ray's node ends, and they with it.
 
-Each worker listens on a socket in the folder that the image names, OUTRIDER_NODE_FOLDER: nobody else reaches it.
-`python -m deploy.node_drain` asks them all and returns when they have drained: before a pod ends. In compose
-deploy/docker/stay.py does the same. Ray and the launcher need not know; gateways hear it from the workers themselves.
+Each worker listens on a socket in the folder that the image names in OUTRIDER_NODE_FOLDER; no other user can reach it.
+`python -m deploy.node_drain` drains all of them and returns when they have: Kubernetes runs it before a pod ends. Under
+Compose deploy/docker/stay.py does the same. Neither Ray nor the launcher takes part; gateways read from the workers
+themselves that they drain.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = "OUTRIDER_NODE_FOLDER"
+"""Variable with the folder of the workers' sockets."""
 _HELLO_S = 3.0
-"""Seconds for a worker to say how long it may take, and beyond that time to end. One that says nothing hangs. Twice as
-long, and a container with a worker that hangs ends so much later."""
+"""Seconds for a worker to send its limit, after which it counts as hanging; and seconds beyond that limit."""
 
 
 def listen(folder: Path, drain: Callable[[], None], limit_s: float) -> None:
-    """Run `drain`, which takes at most `limit_s`, on a thread of its own when the container is about to end.
+    """Call `drain` on a thread of its own when the container is about to end.
 
-    Raises OSError when the folder cannot be used.
+    folder: folder of the workers' sockets. limit_s: most seconds that `drain` takes. Raises OSError where the folder
+    cannot be used.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{os.getpid()}.sock"
@@ -38,37 +40,44 @@ def listen(folder: Path, drain: Callable[[], None], limit_s: float) -> None:
 
 def _accept(server: socket.socket, drain: Callable[[], None], limit_s: float) -> None:
     while True:
-        asking, _ = server.accept()
-        threading.Thread(target=_answer, args=(asking, drain, limit_s), daemon=True).start()
+        connection, _ = server.accept()
+        threading.Thread(target=_answer, args=(connection, drain, limit_s), daemon=True).start()
 
 
-def _answer(asking: socket.socket, drain: Callable[[], None], limit_s: float) -> None:
-    """Who asks hears the limit at once, and the end of the connection once `drain` is through."""
-    with asking:
-        with contextlib.suppress(OSError):  # it does not wait for the answer
-            asking.sendall(f"{limit_s}\n".encode())
+def _answer(connection: socket.socket, drain: Callable[[], None], limit_s: float) -> None:
+    """Send the limit at once, and close the connection when `drain` has returned."""
+    with connection:
+        with contextlib.suppress(OSError):  # the other end may be gone
+            connection.sendall(f"{limit_s}\n".encode())
         drain()
 
 
 def drain_workers(folder: Path) -> int:
-    """Return how many workers there were, once each has drained, ended, or taken longer than it said."""
-    asked = [found for path in sorted(folder.glob("*.sock")) if (found := _ask(path)) is not None]
-    for connection, give_up_s in asked:
+    """Drain all workers at once, and return their number when each has drained, ended, or exceeded its limit."""
+    draining = list[tuple[socket.socket, float]]()
+    for path in sorted(folder.glob("*.sock")):
+        connected = _connect(path)
+        if connected is not None:
+            draining.append(connected)
+    for connection, give_up_s in draining:
         with connection:
             connection.settimeout(max(0.01, give_up_s - time.monotonic()))
-            with contextlib.suppress(OSError):  # too long, or its process was killed
+            with contextlib.suppress(OSError):  # beyond its limit, or its process was killed
                 connection.recv(1)
-    return len(asked)
+    return len(draining)
 
 
-def _ask(path: Path) -> tuple[socket.socket, float] | None:
-    """The connection, and until when to wait for its end; None where the process is gone or hangs."""
+def _connect(path: Path) -> tuple[socket.socket, float] | None:
+    """Start a worker's drain. Return the connection, and the monotonic time until which it may last.
+
+    None where the worker's process is gone or hangs.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(_HELLO_S)
     try:
         connection.connect(str(path))
-        with connection.makefile("r") as said:
-            limit_s = float(said.readline())
+        with connection.makefile("r") as reply:
+            limit_s = float(reply.readline())
     except (OSError, ValueError):
         connection.close()
         return None
@@ -76,9 +85,10 @@ def _ask(path: Path) -> tuple[socket.socket, float] | None:
 
 
 def main() -> int:
-    began_s = time.monotonic()
+    """Drain the workers of this container."""
+    started_s = time.monotonic()
     num_workers = drain_workers(Path(os.environ[FOLDER]))
-    sys.stderr.write(f"node: {num_workers} worker(s) drained within {time.monotonic() - began_s:.1f} s\n")
+    sys.stderr.write(f"node: {num_workers} worker(s) drained within {time.monotonic() - started_s:.1f} s\n")
     return 0
 
 

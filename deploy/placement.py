@@ -1,8 +1,9 @@
-"""Which device, GPUs and CPUs each worker gets, and whether they fit. Arithmetic only: no Ray, no torch."""
+"""Decides the device, GPUs and CPUs of each worker, and whether they fit. Arithmetic only: no Ray, no torch."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,19 +14,19 @@ from outrider.wire.settings.pools import Pool, check_offered, given_cores, share
 from outrider.wire.settings.system import SystemConfig
 
 NO_GPU = ""
-"""CUDA_VISIBLE_DEVICES that hides every GPU: Ray leaves the variable alone for an actor that asked for none."""
+"""Value of CUDA_VISIBLE_DEVICES that hides every GPU: Ray does not set the variable for an actor without a GPU."""
 GPU_LABEL = "outrider/gpu"
-"""Label of a node whose only GPU other nodes have, too, as containers of one machine may: its value is one for all of
-them, and for no other GPU of the cluster."""
-_MOST_STEPS = 20_000
-"""Tries to spread workers over nodes, a few ms; beyond it they are taken to fit, and Ray would wait for ever. Twice as
-many reach one more worker or so."""
+"""Label of a node whose only GPU other nodes share, as containers of one machine may. Its value is the same on all of
+them, and on no other node."""
+_MAX_STEPS = 20_000
+"""Tries to spread workers over nodes, which take a few ms; beyond them the workers are taken to fit."""
 _IN = re.compile(r"in\((.*)\)")
+"""Matches a selector in(a, b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """What one machine of the cluster has, or has free."""
+    """Resources of one machine of the cluster, all or the free ones."""
 
     num_cpus: float
     num_gpus: float
@@ -34,74 +35,83 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Says what one worker of a pool asks of Ray and is given; of a split target, what each of its ranks is given."""
+    """Resources of one worker of a pool; of a split target, those of each of its ranks."""
 
     device: str
-    """"cpu" or "cuda"; Ray shows a worker its own GPU only, as the first."""
+    """"cpu" or "cuda"; Ray shows a worker its own GPU alone, as the first."""
     num_gpus: float
+    """GPUs to reserve; a fraction of one that is shared."""
     num_cpus: float
-    """CPUs to reserve: Ray counts them, the worker pins itself."""
+    """CPUs to reserve. Ray only counts them; the worker pins itself."""
     num_cores: int | None
-    """Cores to pin itself to, of the machine where it finds itself; None = not pinned, or to those in its settings."""
+    """Number of cores that it pins itself to; None where it is not pinned, or its settings name the cores."""
     visible_devices: str | None
-    """CUDA_VISIBLE_DEVICES to set; None = as Ray sets it."""
+    """Value of CUDA_VISIBLE_DEVICES; None for Ray's."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Selectors of the machine's labels."""
     num_ranks: int = 1
-    """Processes on one machine, each with the above."""
+    """Processes on one machine, each with these resources."""
     gpu_memory_utilization: float | None = None
-    """The setting of that name where the worker's own settings do not say it; None = alone on its GPU."""
+    """The setting of that name for workers that do not set it; None where the worker is alone on its GPU."""
 
     def __str__(self) -> str:
-        gpus = f"{self.num_gpus:g} GPU" if self.num_gpus else ""
-        where = ", ".join(f"{key}={value}" for key, value in self.labels.items())
-        asked = [part for part in (gpus, f"{self.num_cpus:g} CPU", where) if part]
-        return ("" if self.num_ranks == 1 else f"{self.num_ranks} ranks of ") + ", ".join(asked)
+        parts = [f"{self.num_cpus:g} CPU"]
+        if self.num_gpus:
+            parts.insert(0, f"{self.num_gpus:g} GPU")
+        parts += [f"{key}={value}" for key, value in self.labels.items()]
+        text = ", ".join(parts)
+        if self.num_ranks > 1:
+            return f"{self.num_ranks} ranks of {text}"
+        return text
 
 
 def place(
     config: SystemConfig, nodes: Iterable[ClusterNode], local_cores: frozenset[int] | None
 ) -> dict[str, Placement]:
-    """Return the placement of each worker, by the name of its pool.
+    """Return the placement of each worker by its pool's name.
 
-    `local_cores`: to share out, of the only machine; None = workers are pinned where their settings say so.
-
-    Raises ConfigError naming what cannot be had.
+    local_cores: CPU cores of the only machine, to share among the workers; None where there are several machines, and
+    workers are pinned to the cores of their settings alone. Raises ConfigError where there is not enough.
     """
-    machines = list(nodes)
-    devices = {pool.name: _device(pool, machines) for pool in config.pools}
-    gpus = _gpus(config.pools, devices, machines)
-    memory = _gpu_memory(config.pools, gpus, machines, config.gpu_memory_utilization)
+    nodes = list(nodes)
+    devices = {pool.name: _device(pool, nodes) for pool in config.pools}
+    gpus = _gpus(config.pools, devices, nodes)
+    memory = _gpu_memory(config.pools, gpus, nodes, config.gpu_memory_utilization)
     on_cpu = [pool for pool in config.pools if devices[pool.name] == "cpu"]
     cpus = _shared_cpus(config.pools, on_cpu, local_cores)
-    return {
-        pool.name: _split(
-            pool,
-            Placement(
-                device=devices[pool.name],
-                num_gpus=gpus[pool.name],
-                num_cpus=pool.num_cpus or cpus.get(pool.name, 1.0),
-                num_cores=_num_cores(pool, cpus),
-                visible_devices=NO_GPU if devices[pool.name] == "cpu" else None,
-                labels=pool.labels,
-                gpu_memory_utilization=memory.get(pool.name),
-            ),
+    placements = dict[str, Placement]()
+    for pool in config.pools:
+        visible_devices = None
+        if devices[pool.name] == "cpu":
+            visible_devices = NO_GPU
+        whole = Placement(
+            device=devices[pool.name],
+            num_gpus=gpus[pool.name],
+            num_cpus=pool.num_cpus or cpus.get(pool.name, 1.0),
+            num_cores=_num_cores(pool, cpus),
+            visible_devices=visible_devices,
+            labels=pool.labels,
+            gpu_memory_utilization=memory.get(pool.name),
         )
-        for pool in config.pools
-    }
+        placements[pool.name] = _split(pool, whole)
+    return placements
 
 
 def check_fits(wanted: Mapping[str, tuple[Placement, int]], nodes: Iterable[ClusterNode], what: str) -> None:
-    """Raise ConfigError when no way of spreading the workers over the nodes satisfies them.
+    """Raise ConfigError where the workers cannot be spread over the nodes.
 
-    `wanted`: by pool, a worker's placement and how many there are. `what`: "has" or so.
+    wanted: a worker's placement and the number of workers, by pool. what: verb of the error, such as "has".
     """
-    machines = list(nodes)
-    workers = [one for one, count in wanted.values() for _ in range(count)]
-    workers.sort(key=lambda one: (one.num_gpus, one.num_cpus * one.num_ranks), reverse=True)
-    if _can_place(workers, [(node.num_cpus, node.num_gpus) for node in machines], machines):
+    nodes = list(nodes)
+    workers, needed = list[Placement](), list[str]()
+    for name, (placement, count) in wanted.items():
+        workers += [placement] * count
+        needed.append(f"{count} x {name}: {_amounts(placement)}")
+    workers.sort(key=lambda worker: (worker.num_gpus, worker.num_cpus * worker.num_ranks), reverse=True)
+    if _Spreading(workers, nodes).can_place():
         return
-    asked = "; ".join(f"{count} x {name}: {_amounts(one)}" for name, (one, count) in wanted.items())
-    offered = "; ".join(f"{one.num_gpus:g} GPU, {one.num_cpus:g} CPU{_labels(one.labels)}" for one in machines)
+    asked = "; ".join(needed)
+    offered = "; ".join(f"{node.num_gpus:g} GPU, {node.num_cpus:g} CPU{_labels(node.labels)}" for node in nodes)
     raise ConfigError(
         f"the workers cannot be placed: they need [{asked}] and the cluster {what} [{offered or 'no node'}] by node; "
         "choose device cpu, fewer cores or a share of a GPU, other labels, or add a node"
@@ -109,98 +119,149 @@ def check_fits(wanted: Mapping[str, tuple[Placement, int]], nodes: Iterable[Clus
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Return whether a selector of Ray's means a machine with these labels: value, !value, in(...) or !in(...)."""
+    """Return whether labels match a selector of Ray's: value, !value, in(...) or !in(...) by label."""
     return all(_has(labels.get(key), wanted) for key, wanted in selector.items())
 
 
 def _has(value: str | None, wanted: str) -> bool:
-    negated, positive = wanted.startswith("!"), wanted.removeprefix("!")
-    found = _IN.fullmatch(positive)
-    among = [one.strip() for one in found[1].split(",")] if found else [positive]
-    return (value in among) is not negated
+    # "in(a, b)" has "a"; "!in(a, b)" has "c"; "!a" has None
+    is_negated = wanted.startswith("!")
+    positive = wanted.removeprefix("!")
+    choices = [positive]
+    match = _IN.fullmatch(positive)
+    if match is not None:
+        choices = [choice.strip() for choice in match[1].split(",")]
+    return (value in choices) is not is_negated
 
 
-def _amounts(one: Placement) -> str:
-    amounts = f"{one.num_gpus * one.num_ranks:g} GPU, {one.num_cpus * one.num_ranks:g} CPU"
-    return amounts + _labels(one.labels)
+def _amounts(placement: Placement) -> str:
+    num_gpus, num_cpus = placement.num_gpus * placement.num_ranks, placement.num_cpus * placement.num_ranks
+    return f"{num_gpus:g} GPU, {num_cpus:g} CPU{_labels(placement.labels)}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    shown = {key: value for key, value in labels.items() if not key.startswith("ray.io/")}
-    return f" with {', '.join(f'{key}={value}' for key, value in shown.items())}" if shown else ""
+    shown = [f"{key}={value}" for key, value in labels.items() if not key.startswith("ray.io/")]
+    if not shown:
+        return ""
+    return f" with {', '.join(shown)}"
 
 
-def _can_place(workers: list[Placement], free: list[tuple[float, float]], nodes: Sequence[ClusterNode]) -> bool:
-    """Tries all ways, alike machines once; gives the benefit of the doubt when there are very many."""
-    steps = 0
-    wanted = [(one.num_cpus * one.num_ranks, one.num_gpus * one.num_ranks) for one in workers]
-    if any(sum(one[kind] for one in wanted) > sum(one[kind] for one in free) + 1e-6 for kind in (0, 1)):
-        return False
+Free = tuple[float, float]
+"""Free CPUs and GPUs of a machine."""
 
-    def rest(index: int, free: list[tuple[float, float]]) -> bool:
-        nonlocal steps
-        steps += 1
-        if index == len(workers) or steps > _MOST_STEPS:
+
+class _Spreading:
+    """A search for a way to spread workers over machines: all ways, machines that are alike once.
+
+    Where there are very many ways, the workers are taken to fit.
+    """
+
+    def __init__(self, workers: Sequence[Placement], nodes: Sequence[ClusterNode]) -> None:
+        self._workers = workers
+        self._nodes = nodes
+        self._num_steps = 0
+
+    def can_place(self) -> bool:
+        free = [(node.num_cpus, node.num_gpus) for node in self._nodes]
+        num_cpus = sum(worker.num_cpus * worker.num_ranks for worker in self._workers)
+        num_gpus = sum(worker.num_gpus * worker.num_ranks for worker in self._workers)
+        if num_cpus > sum(node.num_cpus for node in self._nodes) + 1e-6:
+            return False
+        if num_gpus > sum(node.num_gpus for node in self._nodes) + 1e-6:
+            return False
+        return self._can_place_from(0, free)
+
+    def _can_place_from(self, index: int, free: list[Free]) -> bool:
+        """Return whether the workers from `index` on fit into what is free."""
+        self._num_steps += 1
+        if index == len(self._workers) or self._num_steps > _MAX_STEPS:
             return True
-        one, tried = workers[index], set()
+        worker = self._workers[index]
+        tried = set[object]()
         for at, (num_cpus, num_gpus) in enumerate(free):
-            left = (
-                round(num_cpus - one.num_cpus * one.num_ranks, 4),
-                round(num_gpus - one.num_gpus * one.num_ranks, 4),
+            remaining = (
+                round(num_cpus - worker.num_cpus * worker.num_ranks, 4),
+                round(num_gpus - worker.num_gpus * worker.num_ranks, 4),
             )
-            kind = (num_cpus, num_gpus, tuple(sorted(nodes[at].labels.items())))
-            if kind in tried or min(left) < 0 or not matches(nodes[at].labels, one.labels):
+            labels = self._nodes[at].labels
+            kind = (num_cpus, num_gpus, tuple(sorted(labels.items())))
+            if kind in tried or min(remaining) < 0 or not matches(labels, worker.labels):
                 continue
             tried.add(kind)
-            if rest(index + 1, [*free[:at], left, *free[at + 1 :]]):
+            if self._can_place_from(index + 1, [*free[:at], remaining, *free[at + 1 :]]):
                 return True
         return False
 
-    return rest(0, free)
+
+def _rounded_down(amount: float) -> float:
+    """Return a whole number, or hundredths of one below 1, as Ray counts CPUs and GPUs."""
+    if amount >= 1:
+        return float(int(amount))
+    return int(100 * amount) / 100
 
 
 def _shared_cpus(pools: Iterable[Pool], on_cpu: list[Pool], local_cores: frozenset[int] | None) -> dict[str, float]:
-    """By pool: what each worker's share of the only machine is, where its pool does not say it."""
+    """Return the CPUs of each worker on the only machine by pool, for pools that do not set them.
+
+    Workers with cores in their settings have these, or parts of cores that several name. The remaining cores, without
+    the CPUs that pools set, are shared by the others on CPUs.
+    """
+    # cores 0 to 3, a target on cores 0,1: 2.0; a draft without any: the remaining 2.0
     if local_cores is None:
         return {}
     given = given_cores({pool.name: pool.worker for pool in pools})
     check_offered(given.values(), local_cores)
-    users = {core: sum(pool.max for pool in pools if core in given.get(pool.name, ())) for core in local_cores}
-    found: dict[str, float] = {}
+    num_users = Counter[int]()
+    for pool in pools:
+        for core in given.get(pool.name, ()):
+            num_users[core] += pool.max
+    cpus: dict[str, float] = {}
     for name, cores in given.items():
-        reserved = sum(1 / users[core] for core in cores)
-        found[name] = float(int(reserved)) if reserved >= 1 else int(100 * reserved) / 100
+        cpus[name] = _rounded_down(sum(1 / num_users[core] for core in cores))
     free = (local_cores - frozenset().union(*given.values())) or local_cores
-    unnamed = [pool for pool in on_cpu if pool.name not in given and pool.num_cpus is None]
-    sharing = [pool for pool in unnamed if pool.has_model]
-    found |= {pool.name: 0.0 for pool in unnamed if not pool.has_model}
-    numbers = {role: sum(pool.max for pool in sharing if pool.role == role) for role in ("target", "draft")}
-    said = sum(int(max(1.0, pool.num_cpus)) * pool.max for pool in on_cpu if pool.num_cpus is not None)
-    of_target, of_draft = shares(max(1, len(free) - said), numbers["target"], numbers["draft"])
-    return found | {pool.name: of_target if pool.role == "target" else of_draft for pool in sharing}
+    num_set = 0
+    sharing = list[Pool]()
+    num_sharing = {"target": 0, "draft": 0}
+    for pool in on_cpu:
+        if pool.num_cpus is not None:
+            num_set += int(max(1.0, pool.num_cpus)) * pool.max
+        elif pool.name in given:
+            continue
+        elif pool.has_model:
+            sharing.append(pool)
+            num_sharing[pool.role] += pool.max
+        else:
+            cpus[pool.name] = 0.0
+    of_target, of_draft = shares(max(1, len(free) - num_set), num_sharing["target"], num_sharing["draft"])
+    by_role = {"target": of_target, "draft": of_draft}
+    for pool in sharing:
+        cpus[pool.name] = by_role[pool.role]
+    return cpus
 
 
 def _num_cores(pool: Pool, cpus: Mapping[str, float]) -> int | None:
     if pool.worker.cpu_cores is not None:
         return None
-    amount = pool.num_cpus if pool.num_cpus is not None else cpus.get(pool.name)
-    return max(1, int(amount)) if amount else None
+    amount = pool.num_cpus
+    if amount is None:
+        amount = cpus.get(pool.name)
+    if not amount:
+        return None
+    return max(1, int(amount))
 
 
 def _split(pool: Pool, whole: Placement) -> Placement:
-    """A split target's CPUs, those of all its ranks, as those of each. GPUs are each rank's already."""
-    num_ranks = pool.worker.tensor_parallel if isinstance(pool.worker, TargetConfig) else 1
+    """Return the placement of each rank of a split target. `whole` has the CPUs of all ranks, and one rank's GPUs."""
+    num_ranks = _num_ranks(pool)
     if num_ranks == 1:
         return whole
     if whole.num_cores is None and pool.worker.cpu_cores is None:
         return replace(whole, num_ranks=num_ranks)
-    each = whole.num_cpus / num_ranks
-    return replace(
-        whole,
-        num_ranks=num_ranks,
-        num_cpus=float(int(each)) if each >= 1 else int(100 * each) / 100,
-        num_cores=None if whole.num_cores is None else max(1, whole.num_cores // num_ranks),
-    )
+    num_cores = whole.num_cores
+    if num_cores is not None:
+        num_cores = max(1, num_cores // num_ranks)
+    num_cpus = _rounded_down(whole.num_cpus / num_ranks)
+    return replace(whole, num_ranks=num_ranks, num_cpus=num_cpus, num_cores=num_cores)
 
 
 def _device(pool: Pool, nodes: list[ClusterNode]) -> str:
@@ -209,7 +270,9 @@ def _device(pool: Pool, nodes: list[ClusterNode]) -> str:
     num_gpus = sum(node.num_gpus for node in nodes if matches(node.labels, pool.labels))
     device = pool.worker.device
     if device == "auto":
-        return "cuda" if num_gpus else "cpu"
+        if num_gpus:
+            return "cuda"
+        return "cpu"
     if device.startswith("cuda:"):
         raise ConfigError(
             f"{pool.setting}.device is {device!r}: Ray chooses each worker's GPU; say cuda, or use --no-ray"
@@ -224,70 +287,98 @@ def _device(pool: Pool, nodes: list[ClusterNode]) -> str:
 
 
 def _gpus(pools: Iterable[Pool], devices: Mapping[str, str], nodes: list[ClusterNode]) -> dict[str, float]:
-    """Return the GPUs of each worker's process, by its pool's name: of a split target's, a rank. Several workers share
-    the only GPU by the sizes of their models.
+    """Return the GPUs of each worker, of a split target of each rank, by pool.
+
+    Several workers share the only GPU by the sizes of their models, without what pools set.
     """
     users = [pool for pool in pools if devices[pool.name] == "cuda"]
     shares: dict[str, float] = {}
     if _have_one_gpu(users, nodes):
-        taken = sum(pool.num_gpus * pool.max for pool in users if pool.num_gpus is not None)
-        by_size = gpu_shares(pool for pool in users if pool.num_gpus is None)
-        shares = {name: int(100 * share * max(0.0, 1 - taken)) / 100 for name, share in by_size.items()}
+        taken = 0.0
+        unset = list[Pool]()
+        for pool in users:
+            if pool.num_gpus is None:
+                unset.append(pool)
+            else:
+                taken += pool.num_gpus * pool.max
+        for name, share in gpu_shares(unset).items():
+            shares[name] = int(100 * share * max(0.0, 1 - taken)) / 100
     return {pool.name: _gpus_of(pool, devices[pool.name], shares.get(pool.name) or 1.0) for pool in pools}
 
 
 def _have_one_gpu(users: Sequence[Pool], nodes: Iterable[ClusterNode]) -> bool:
-    """Return whether several workers, none of them split, have one GPU between them."""
-    is_split = any(_num_ranks(pool) > 1 for pool in users)
-    return sum(pool.count for pool in users) > 1 and not is_split and sum(node.num_gpus for node in nodes) < 2
+    """Return whether several workers, none of them split, share one GPU."""
+    num_workers = 0
+    for pool in users:
+        if _num_ranks(pool) > 1:
+            return False
+        num_workers += pool.count
+    return num_workers > 1 and sum(node.num_gpus for node in nodes) < 2
 
 
 def _gpu_memory(
     pools: Sequence[Pool], gpus: Mapping[str, float], nodes: Sequence[ClusterNode], wanted: float | None
 ) -> dict[str, float]:
-    """Return `gpu_memory_utilization` by pool, of those whose workers share a GPU: as Ray counts it, or unseen by Ray,
-    with other nodes that show the same one. wanted: what workers may take of a GPU together, also one that has it
-    alone; None = GPU_FRACTION of one that is shared.
+    """Return `gpu_memory_utilization` by pool, for pools whose workers share a GPU.
+
+    They share it as Ray counts it, or, unknown to Ray, through nodes with the same GPU_LABEL. wanted: share of a GPU's
+    memory that its workers may take together, also a worker that is alone there; None for GPU_FRACTION of a shared one.
     """
     sharing = [pool for pool in pools if 0 < gpus[pool.name] < 1]
     if all(pool.num_gpus is None for pool in sharing):
-        found = utilizations(sharing, wanted)
+        memory = utilizations(sharing, wanted)
     else:
-        found = {pool.name: utilization_of(gpus[pool.name], wanted or GPU_FRACTION) for pool in sharing}
-    by_gpu: dict[str, list[Pool]] = {}
+        memory = {pool.name: utilization_of(gpus[pool.name], wanted or GPU_FRACTION) for pool in sharing}
+    pools_by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:
-        gpu = _only_gpu(pool, nodes) if gpus[pool.name] == 1 and _num_ranks(pool) == 1 else None
+        if gpus[pool.name] != 1 or _num_ranks(pool) > 1:
+            continue
+        gpu = _only_gpu(pool, nodes)
         if gpu is not None:
-            by_gpu.setdefault(gpu, []).append(pool)
-    for users in by_gpu.values():
-        found.update(utilizations(users, wanted))
+            pools_by_gpu.setdefault(gpu, []).append(pool)
+    for users in pools_by_gpu.values():
+        memory.update(utilizations(users, wanted))
+    if wanted is None:
+        return memory
     for pool in pools:
-        if wanted is not None and gpus[pool.name] >= 1 and pool.worker.gpu_memory_utilization is None:
-            found.setdefault(pool.name, wanted)
-    return found
+        if gpus[pool.name] >= 1 and pool.worker.gpu_memory_utilization is None:
+            memory.setdefault(pool.name, wanted)
+    return memory
 
 
 def _only_gpu(pool: Pool, nodes: Iterable[ClusterNode]) -> str | None:
-    """Return the value of GPU_LABEL that all nodes have where the pool's workers may run; None where they differ."""
-    found = {node.labels.get(GPU_LABEL) for node in nodes if node.num_gpus and matches(node.labels, pool.labels)}
-    return found.pop() if len(found) == 1 else None
+    """Return the value of GPU_LABEL on all nodes with a GPU that the pool's labels select; None where they differ."""
+    values = set[str | None]()
+    for node in nodes:
+        if node.num_gpus and matches(node.labels, pool.labels):
+            values.add(node.labels.get(GPU_LABEL))
+    if len(values) != 1:
+        return None
+    return values.pop()
 
 
 def _gpus_of(pool: Pool, device: str, share: float) -> float:
-    asked, num_ranks = pool.num_gpus, _num_ranks(pool)
+    asked = pool.num_gpus
+    num_ranks = _num_ranks(pool)
     if device == "cpu":
         if asked is not None:
             raise ConfigError(
                 f"{pool.setting}.num_gpus is {asked:g} and {pool.setting}.device is 'cpu'; leave one of them out"
             )
         return 0.0
-    if num_ranks > 1 and asked is not None and asked != num_ranks:  # ranks on one GPU could not speak
+    if num_ranks > 1 and asked is not None and asked != num_ranks:  # ranks on one GPU cannot communicate
         raise ConfigError(
             f"{pool.setting}.num_gpus is {asked:g} and {pool.setting}.tensor_parallel {num_ranks}: a rank takes one "
             f"GPU, no less and no more; say {num_ranks} or leave it out"
         )
-    return 1.0 if num_ranks > 1 else share if asked is None else asked
+    if num_ranks > 1:
+        return 1.0
+    if asked is None:
+        return share
+    return asked
 
 
 def _num_ranks(pool: Pool) -> int:
-    return pool.worker.tensor_parallel if isinstance(pool.worker, TargetConfig) else 1
+    if isinstance(pool.worker, TargetConfig):
+        return pool.worker.tensor_parallel
+    return 1

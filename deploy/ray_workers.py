@@ -1,9 +1,10 @@
-"""Workers as Ray sees them: made, found again, asked, restarted and ended. The only place that calls actors.
+"""Creates, finds, calls, restarts and ends the actors of workers. For `launcher.py` and `fleet.py`; nothing else calls
+actors.
 
-Nothing here waits but `adopt`: an actor that restarts answers when it is back, and that may be never.
+Nothing here waits but `adopt`: an actor that restarts replies when it is back, which may be never.
 
-A split target is one placement group on one machine, where its ranks meet in a folder and share every layer's sums:
-rank 0 is the worker itself, and there is a follower for each more. They end with the launcher.
+A split target is one placement group on one machine, whose ranks connect through a folder and add up every layer's
+results: rank 0 is the worker itself, the others are followers. They end with the launcher.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,40 +30,48 @@ from outrider.wire.transport.host import split_evenly
 log = get_logger(__name__)
 
 NAMESPACE = "outrider"
+"""Ray's namespace of the actors."""
 STOP_GRACE_S = 2.0
-"""Seconds that streams have to end by themselves. Twice as long: a stop takes so much longer where a client hangs."""
+"""Seconds that streams have to end by themselves."""
 
 
 class Ranks:
-    """Holds the ranks of one split target. `start_followers` and `stop` are called once each."""
+    """The ranks of one split target. Call `start_followers` and `stop` once each."""
 
     def __init__(self, placement: Placement, cpu_cores: str | None, parent: str | None) -> None:
-        """Reserve the ranks' places.
+        """Reserve the ranks' resources.
 
-        placement: of each rank. cpu_cores: to share out, as in the settings. parent: a folder that goes with Ray's
-        session; None = the system's folder for temporary files.
+        placement: of each rank. cpu_cores: cores of all ranks, as in the settings; None where they are not named.
+        parent: folder of Ray's session; None for the system's folder for temporary files.
         """
         self._placement = placement
         num_ranks = placement.num_ranks
-        self._cores = split_evenly(parse_cores(cpu_cores), num_ranks) if cpu_cores else [None] * num_ranks
+        self._cores: Sequence[Collection[int] | None] = [None] * num_ranks
+        if cpu_cores:
+            self._cores = split_evenly(parse_cores(cpu_cores), num_ranks)
         self._followers: list[Any] = []
-        # Its length does not depend on the worker's name, for a socket's path may have 107 bytes.
+        # Without the worker's name, since a socket's path may have 107 bytes.
         folder = f"outrider-ranks-{secrets.token_hex(4)}"
         if parent is None:
             parent = str(parent_for_sockets(f"/{folder}/{SOCKET}"))
         self.folder = str(Path(parent) / folder)
+        """Folder through which the ranks connect."""
         wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus}
         bundle = {name: amount for name, amount in wanted.items() if amount}
-        labels = {"bundle_label_selector": [dict(placement.labels)] * num_ranks} if placement.labels else {}
+        labels: dict[str, Any] = {}
+        if placement.labels:
+            labels["bundle_label_selector"] = [dict(placement.labels)] * num_ranks
         self._group: Any = _ray().util.placement_group([bundle] * num_ranks, "STRICT_PACK", **labels)
 
     def cores_of(self, rank: int) -> str | None:
-        """Return a rank's cores as `cpu_cores` takes them; None where the settings say none."""
+        """Return a rank's cores, as `cpu_cores` takes them; None where the settings name none."""
         cores = self._cores[rank]
-        return None if cores is None else format_cores(cores)
+        if cores is None:
+            return None
+        return format_cores(cores)
 
     def options(self, options: dict[str, Any], rank: int) -> dict[str, Any]:
-        """Turn the options of an actor on its own into those of a rank, which hold after restarts too."""
+        """Return the options of a rank's actor, which also hold after restarts. options: of an actor on its own."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
@@ -70,15 +79,16 @@ class Ranks:
         return {**alone, "scheduling_strategy": strategy}
 
     def start_followers(self, options: dict[str, Any]) -> None:
-        """Start ranks 1 and up. options: as of the worker itself."""
-        ray, placement = _ray(), self._placement
+        """Start ranks 1 and up. options: of an actor on its own."""
+        ray = _ray()
+        placement = self._placement
         for rank in range(1, placement.num_ranks):
             mine = {**self.options(options, rank), "name": f"{options['name']}-rank-{rank}"}
             arguments = (self.folder, rank, self.cores_of(rank), placement.num_cores, placement.visible_devices)
             self._followers.append(ray.remote(FollowerActor).options(**mine).remote(*arguments))
 
     def stop(self) -> None:
-        """Kill the followers and give their places back. For after the target has ended."""
+        """Kill the followers and release their resources, after the target has ended."""
         ray = _ray()
         for follower in self._followers:
             with contextlib.suppress(Exception):
@@ -90,20 +100,23 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Its process ended, or it cannot be asked now."""
+    """Outcome of a call of an actor whose process has ended, or that cannot be called now."""
 
     message: str
+    """Ray's reason."""
     is_final: bool
-    """Ray will not restart it."""
+    """Whether Ray will not restart it."""
 
 
 Answer = Started | Refused | Lost
+"""Outcome of an actor's present life."""
 
 
 class RayWorker:
-    """Asks, restarts and ends one actor."""
+    """Calls, restarts and ends one actor."""
 
     def __init__(self, actor: Any, ranks: Ranks | None) -> None:
+        """Take an actor, and ask for its outcome. ranks: of a split target; None for a worker of one rank."""
         self._actor = actor
         self._ranks = ranks
         self._pending: Any = None
@@ -111,21 +124,24 @@ class RayWorker:
         self.ask()
 
     def ask(self) -> None:
-        """Ask for its outcome, of this life or the next. `answer` has it later."""
+        """Call for the outcome of its present life, or of the next one where it restarts. `answer` returns it later."""
         try:
             self._pending = self._actor.outcome.remote()
         except Exception as error:
-            self._pending, self._failed = None, _lost(error)
+            self._pending = None
+            self._failed = _lost(error)
 
     def answer(self) -> Answer | None:
-        """Return the answer to the last `ask`, once; None while there is none."""
+        """Return the outcome of the last `ask`, once; None while there is none."""
         ray = _ray()
         if self._failed is not None:
-            failed, self._failed = self._failed, None
+            failed = self._failed
+            self._failed = None
             return failed
         if self._pending is None or not ray.wait([self._pending], timeout=0)[0]:
             return None
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         try:
             outcome: Started | Refused = ray.get(pending)
             return outcome
@@ -133,10 +149,10 @@ class RayWorker:
             return _lost(error)
 
     def num_restarts(self) -> int:
-        """Return the lives that Ray has started after the first; 0 where Ray cannot say.
+        """Return the number of lives after the first; 0 where Ray cannot tell.
 
-        `ask` cannot count them: it waits for the life that loads, however many end. Ray's public API says the number
-        through the dashboard alone.
+        `ask` cannot count them: it waits for the life that loads, however many end. Ray's public API has the number in
+        the dashboard alone.
         """
         try:
             from ray._private.state import actors
@@ -147,21 +163,21 @@ class RayWorker:
             return 0
 
     def restart(self) -> None:
-        """End its process, so that Ray starts another: also one that hangs."""
+        """End its process, also one that hangs, so that Ray starts another."""
         with contextlib.suppress(Exception):
             _ray().kill(self._actor, no_restart=False)
 
     def begin_stop(self) -> None:
-        """Have its streams and its engine end; `has_stopped` says when. A dead actor has nothing to stop."""
+        """Start ending its streams and its engine; see `has_stopped`. A dead actor has nothing to stop."""
         with contextlib.suppress(Exception):
             self._pending = self._actor.stop.remote(STOP_GRACE_S)
 
     def has_stopped(self) -> bool:
-        """Return whether it has stopped, or cannot be asked."""
+        """Return whether it has stopped, or cannot be called."""
         return self._pending is None or bool(_ray().wait([self._pending], timeout=0)[0])
 
     def kill(self) -> None:
-        """End it for good, with its slots: drain it first."""
+        """End it for good, and its slots with it; drain it before."""
         with contextlib.suppress(Exception):
             _ray().kill(self._actor, no_restart=True)
         if self._ranks is not None:
@@ -174,16 +190,16 @@ def _lost(error: Exception) -> Lost:
 
 
 class RayWorkers:
-    """Makes the actors of one system."""
+    """Creates and finds the actors of one system."""
 
     def __init__(
         self, run: str, placement_of: Callable[[Pool], Placement], *, lasting: bool, local: bool, folder: str | None
     ) -> None:
-        """Make actors of the system that is named `run` on the cluster.
+        """Prepare to create actors.
 
-        placement_of: returns where a pool's workers go, or raises ConfigError. lasting: they outlive this process, for
-        the next launcher of that name. local: all is on this machine, and listens on 127.0.0.1. folder: of Ray's
-        session, when it is ours.
+        run: the system's name on the cluster. placement_of: returns the placement of a pool's workers, or raises
+        ConfigError. lasting: whether actors outlive this process, for the next launcher of that name. local: whether
+        all run on this machine, and listen on 127.0.0.1. folder: folder of Ray's session; None of another's cluster.
         """
         self._run = run
         self._placement_of = placement_of
@@ -192,7 +208,7 @@ class RayWorkers:
         self._folder = folder
 
     def create(self, pool: Pool, member: str) -> RayWorker:
-        """Make an actor, which may wait for a machine and then loads. Raises Unavailable when Ray takes no actor."""
+        """Create an actor, which may wait for a machine before it loads. Raises Unavailable where Ray refuses it."""
         try:
             return self._create(pool, member)
         except Exception as error:
@@ -212,12 +228,12 @@ class RayWorkers:
         return RayWorker(_ray().remote(WorkerActor).options(**options).remote(spec), ranks)
 
     def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, RayWorker]]:
-        """Return the workers that a launcher of this name left behind, by name; drain and end those of other settings.
+        """Return the workers of an earlier launcher of this name, by name. Drain and end those with other settings.
 
-        One that does not answer is ended at once.
+        One that does not reply is ended at once.
         """
-        by_name = {pool.name: pool for pool in pools}
-        found: dict[str, tuple[Pool, RayWorker]] = {}
+        pools_by_name = {pool.name: pool for pool in pools}
+        adopted: dict[str, tuple[Pool, RayWorker]] = {}
         replaced: list[tuple[Any, ActorSpec]] = []
         for name in self._left_behind():
             try:
@@ -225,18 +241,19 @@ class RayWorkers:
             except ValueError:  # it ended since it was listed
                 continue
             spec = _spec_of(actor)
-            pool = None if spec is None else by_name.get(spec.pool)
-            if spec is not None and pool is not None and self._spec(pool, spec.member) == spec:
-                log.info("%s runs already", spec.member)
-                found[spec.member] = (pool, RayWorker(actor, None))
-            elif spec is not None:
-                log.info("%s runs with other settings than now: it drains, and another is started", spec.member)
-                replaced.append((actor, spec))
-            else:
+            if spec is None:
                 log.warning("%s of another launcher does not say what it is: it is ended", name)
                 _kill(actor)
+                continue
+            pool = pools_by_name.get(spec.pool)
+            if pool is not None and self._spec(pool, spec.member) == spec:
+                log.info("%s runs already", spec.member)
+                adopted[spec.member] = (pool, RayWorker(actor, None))
+            else:
+                log.info("%s runs with other settings than now: it drains, and another is started", spec.member)
+                replaced.append((actor, spec))
         _drain_and_kill(replaced)
-        return found
+        return adopted
 
     def _left_behind(self) -> list[str]:
         if not self._lasting:
@@ -245,11 +262,17 @@ class RayWorkers:
         return sorted(name for name in names if name.startswith(f"{self._run}/"))
 
     def _options(self, member: str, placement: Placement) -> dict[str, Any]:
-        """Ray restarts it until somebody kills it, or until its launcher has gone when it is not lasting."""
+        """Return the options of an actor on its own.
+
+        Ray restarts it until it is killed, or until its launcher has gone where it is not lasting.
+        """
+        lifetime = None
+        if self._lasting and placement.num_ranks == 1:
+            lifetime = "detached"
         return {
             "name": f"{self._run}/{member}/{secrets.token_hex(4)}",  # an ended one's name is not free at once
             "namespace": NAMESPACE,
-            "lifetime": "detached" if self._lasting and placement.num_ranks == 1 else None,
+            "lifetime": lifetime,
             "scheduling_strategy": "SPREAD",
             "label_selector": dict(placement.labels),
             "max_restarts": -1,
@@ -270,12 +293,16 @@ class RayWorkers:
 
 
 def _drain_and_kill(workers: Sequence[tuple[Any, ActorSpec]]) -> None:
-    """Let them drain side by side, each for as long as its settings say, and end them."""
+    """Drain workers at the same time, each for as long as its settings have it, and end them."""
     default_s: float = WorkerConfig.model_fields["drain_timeout_s"].default
-    limits_s = [float(spec.settings.get("drain_timeout_s", default_s)) for _, spec in workers]
-    draining = [actor.drain.remote(limit_s) for (actor, _), limit_s in zip(workers, limits_s, strict=True)]
+    max_limit_s = 0.0
+    draining = list[Any]()
+    for actor, spec in workers:
+        limit_s = float(spec.settings.get("drain_timeout_s", default_s))
+        max_limit_s = max(max_limit_s, limit_s)
+        draining.append(actor.drain.remote(limit_s))
     if draining:
-        _ray().wait(draining, num_returns=len(draining), timeout=max(limits_s) + STOP_GRACE_S)
+        _ray().wait(draining, num_returns=len(draining), timeout=max_limit_s + STOP_GRACE_S)
     for actor, _ in workers:
         _kill(actor)
 
@@ -286,7 +313,7 @@ def _kill(actor: Any) -> None:
 
 
 def _spec_of(actor: Any) -> ActorSpec | None:
-    """None for one that does not answer: it hangs, restarts, or is of another version."""
+    """Return what an actor was started with; None where it hangs, restarts, or is of another version."""
     try:
         spec: ActorSpec = _ray().get(actor.spec.remote(), timeout=10.0)
     except Exception:
@@ -295,7 +322,7 @@ def _spec_of(actor: Any) -> ActorSpec | None:
 
 
 def _ray() -> Any:
-    """Imported late: it reads the environment. Untyped: so are its functions."""
+    """Return the module, imported late since it reads the environment, and untyped, as its functions are."""
     import ray
 
     return ray

@@ -1,4 +1,4 @@
-"""The launcher's gRPC server: gateways join it, hear who the workers are, and say what they see."""
+"""The launcher's gRPC server: gateways join it, receive the membership, and send reports of their load."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from outrider.wire.transport.tls import CertificateFolder, warn_of_open_port
 log = get_logger(__name__)
 
 _REPORT_LIFE_S = 10.0
-"""Seconds for which a gateway's report counts. Twice as long, and load of a gateway that hangs is acted upon so much
-longer."""
+"""Seconds for which a gateway's report counts."""
 
 Scale = Callable[[str, int | None], "concurrent.futures.Future[pb.ScaleReply]"]
-"""(pool, workers or None) -> its sizes. May be called on any thread; the future may raise OutriderError."""
+"""Called with a pool and a number of workers, or None; returns the sizes. May be called on any thread; the future may
+raise OutriderError."""
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
-    """Serves gateways on the loop's thread; `reports` may be called on any."""
+    """Serves gateways on the loop's thread. `reports` may be called on any thread."""
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
@@ -45,18 +45,24 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._is_stopping = False
 
     def reports(self) -> list[pb.GatewayReport]:
-        """Return the last report of every gateway that is joined and has reported lately."""
+        """Return the last report of each joined gateway, without those older than _REPORT_LIFE_S."""
         oldest_s = time.monotonic() - _REPORT_LIFE_S
-        return [report for at_s, report in list(self._reports.values()) if at_s >= oldest_s]
+        reports = list[pb.GatewayReport]()
+        for at_s, report in list(self._reports.values()):
+            if at_s >= oldest_s:
+                reports.append(report)
+        return reports
 
     def publish(self, membership: pb.Membership) -> None:
+        """Send the membership to all gateways. Call on the loop's thread."""
         self._membership = membership
-        self._changed.set()  # wakes those who wait on this one; the next wait for another
+        self._changed.set()  # wakes those that wait for this event; the next ones wait for another
         self._changed = asyncio.Event()
 
     async def Join(
         self, request_iterator: AsyncIterator[pb.GatewayReport], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.Membership]:
+        """Read a gateway's reports, and yield the present membership and each later one."""
         self._num_joins += 1
         reading = asyncio.create_task(self._read(self._num_joins, request_iterator))
         self._joined.add(reading)
@@ -65,22 +71,25 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 yield membership
             if self._is_stopping:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the launcher is stopping; join again")
-            reading.result()  # raises what it refused the gateway for
+            reading.result()  # raises the error that ended the reading
         finally:
             self._joined.discard(reading)
             reading.cancel()
 
     async def Scale(self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ScaleReply:
-        count = request.count if request.HasField("count") else None
+        """Set the number of workers of a pool where the request has one, and return the sizes."""
+        count = None
+        if request.HasField("count"):
+            count = request.count
         return await asyncio.wrap_future(self._scale(request.pool, count))
 
     async def end_all(self) -> None:
+        """End all gateways' calls; they join again elsewhere."""
         self._is_stopping = True
         for reading in list(self._joined):
             reading.cancel()
 
     async def _memberships(self, reading: asyncio.Task[None]) -> AsyncIterator[pb.Membership]:
-        """The present one and each later one, until the gateway has gone."""
         while not reading.done():
             changed, membership = self._changed, self._membership
             if membership.version:
@@ -109,27 +118,28 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 
 
 def _check_protocol(name: str, report: pb.GatewayReport) -> None:
-    """Raise IncompatiblePair for a gateway that speaks another protocol than this registry."""
     refusal = other_protocol(f"the gateway {name}", report.protocol, "this registry")
     if refusal is not None:
         raise IncompatiblePair(refusal)
 
 
 class Registry:
-    """Runs the server on a thread of its own: the process's only gRPC loop."""
+    """Runs the registry's server on a thread of its own, with the process's only gRPC loop."""
 
     def __init__(self, scale: Scale) -> None:
         self._server = ServerThread()
         self._servicer: RegistryServicer | None = None
         self._scale = scale
         self.address = ""
+        """host:port at which it listens."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of the server's thread."""
         return self._server.loop
 
     def start(self, address: str, certificates: CertificateFolder | None) -> str:
-        """Listen at `address`, as in the settings. Return "host:port". Raises ConfigError when that cannot be."""
+        """Listen at `address`, as in the settings, and return host:port. Raises ConfigError where it cannot."""
 
         def add_services(server: grpc.aio.Server) -> list[str]:
             self._servicer = RegistryServicer(self._scale)
@@ -148,20 +158,24 @@ class Registry:
     def publish(self, membership: pb.Membership) -> None:
         """Send the membership to all gateways, from any thread."""
         assert self._servicer is not None
-        told = pb.Membership(protocol=PROTOCOL)
-        told.MergeFrom(membership)
-        self._server.post([lambda: self._servicer.publish(told)])  # type: ignore[union-attr]
+        message = pb.Membership(protocol=PROTOCOL)
+        message.MergeFrom(membership)
+        self._server.post([lambda: self._servicer.publish(message)])  # type: ignore[union-attr]
 
     def reports(self) -> list[pb.GatewayReport]:
-        return [] if self._servicer is None else self._servicer.reports()
+        """Return the last reports of the gateways, from any thread."""
+        if self._servicer is None:
+            return []
+        return self._servicer.reports()
 
     def stop(self) -> None:
+        """End all calls and the server."""
         if self._servicer is not None:
             self._server.stop(0.5, self._servicer.end_all)
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """Split "[::1]:7000" into ("::1", 7000). Raises ConfigError."""
+    """Split "[::1]:7000" into ("::1", 7000). Raises ConfigError for another form."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"ray.registry is {address!r}, must be host:port, such as 0.0.0.0:7000", param="registry")
@@ -169,6 +183,6 @@ def split_host_port(address: str) -> tuple[str, int]:
 
 
 def reachable(address: str) -> str:
-    """Return the address for a process on this machine: nobody can connect to "all addresses"."""
+    """Return an address to connect to from this machine: "0.0.0.0:7000" becomes "127.0.0.1:7000"."""
     host, port = split_host_port(address)
     return join_host_port({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)

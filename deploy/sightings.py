@@ -1,6 +1,6 @@
-"""Asks each worker for its facts every second, whatever Ray says of it: what the launcher itself sees.
+"""Calls GetInfo of each worker every second, for the fleet's own view of their health.
 
-Ray calls a machine alive for ten seconds and more after it has gone.
+Ray takes a machine to be alive for ten seconds and more after it has gone.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 log = get_logger(__name__)
 
 PERIOD_S = 1.0
-"""Seconds between two questions to a worker, and between two looks at anything else that only Ray knows. Twice as long,
-and a lost worker is noticed, and load acted upon, so much later."""
+"""Seconds between two calls of a worker, and between two looks at what only Ray knows."""
 TIMEOUT_S = 3.0
-"""Seconds that a worker has to answer. Twice as long, and silence is noticed so much later."""
+"""Seconds that a worker has to reply."""
 _LIVING = ("Tls handshake failed", "Socket closed")
-"""In what gRPC says of a connection that somebody there closed, a server that does not take our certificate above all.
-Its words may change: without them it counts as a broken one."""
+"""Texts in gRPC's errors of a connection that a living server closed, above all one that refuses our certificate. In
+other versions of gRPC they may differ: the connection then counts as broken."""
 _STUBS: dict[str, Any] = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One answer of a worker, or that there was none."""
+    """One call of a worker and its outcome."""
 
     member: str
+    """Name of the worker."""
     address: str
-    """At which it was asked."""
+    """host:port that was called."""
     at_s: float
-    """time.monotonic when it was asked: what it says is not older."""
+    """Monotonic time of the call: the reply is not older."""
     info: pb.WorkerInfo | None
+    """The reply; None where none came."""
     is_silent: bool = False
-    """Nothing came back at all: it hangs, or its machine is gone. Otherwise the connection was refused or broken."""
+    """Whether nothing at all came: the worker hangs, or its machine is gone. Without it a missing reply is a broken
+    or refused connection, or a refusal."""
     refusal: str | None = None
-    """What a server that lives there said instead."""
+    """Error of a server that lives at the address; None where there was none."""
 
 
 class Sightings:
-    """Watches workers. `watch` and `forget` may be called on any thread, `take` by the owner of the members."""
+    """Calls the watched workers every second. `watch` and `forget` may be called on any thread, `take` by the fleet."""
 
     def __init__(
         self,
@@ -62,7 +64,11 @@ class Sightings:
         certificates: CertificateFolder | None,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
-        """`loop`: the process's gRPC loop. notify: called on it when there is something to `take`."""
+        """Prepare to call workers.
+
+        loop: the process's gRPC loop. certificates: of the launcher; None without TLS. notify: called on the loop when
+        there is something to `take`.
+        """
         self._loop = loop
         self._notify = notify
         self._certificates = certificates
@@ -70,18 +76,19 @@ class Sightings:
         self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
 
     def watch(self, member: str, role: Role, address: str) -> None:
-        """Ask the worker at this address from now on, and at no other."""
+        """Call the worker at this address from now on, and at no other."""
         self._call(self._start, member, role, address)
 
     def forget(self, member: str) -> None:
+        """Call this worker no longer."""
         self._call(self._end, member)
 
     def take(self) -> list[Seen]:
-        """Return what was seen since the last call, oldest first; something of before `forget` may be among it."""
-        found: list[Seen] = []
+        """Return the outcomes since the last `take`, oldest first. Some may be of workers that are forgotten."""
+        outcomes: list[Seen] = []
         while not self._seen.empty():
-            found.append(self._seen.get())
-        return found
+            outcomes.append(self._seen.get())
+        return outcomes
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
@@ -97,20 +104,20 @@ class Sightings:
 
     async def _watch(self, member: str, role: Role, address: str) -> None:
         dialer = Dialer(address, Part(role), CONTROL_BYTES, self._certificates)
-        refusals = Reasons()  # at most so many lines for one address, whatever it says in turn
+        refusals = Reasons()  # bounds the lines of the log for one address
         try:
             while True:
-                began_s = time.monotonic()
-                seen = await self._ask(dialer, member, role, address, began_s)
+                called_s = time.monotonic()
+                seen = await self._get_info(dialer, member, role, address, called_s)
                 if seen.refusal is not None and refusals.note(seen.refusal):
                     log.warning("%s at %s refuses to say what it is: %s", member, address, seen.refusal)
                 self._seen.put(seen)
                 self._notify()
-                await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - began_s)))
+                await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - called_s)))
         finally:
             await dialer.close()
 
-    async def _ask(self, dialer: Dialer, member: str, role: Role, address: str, at_s: float) -> Seen:
+    async def _get_info(self, dialer: Dialer, member: str, role: Role, address: str, at_s: float) -> Seen:
         try:
             stub = _STUBS[role](dialer.channel())
             info = await stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT_S)
@@ -120,13 +127,13 @@ class Sightings:
             bound_strings(info)
             return Seen(member, address, at_s, info)
         except grpc.aio.AioRpcError as error:
-            is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            refusal = None if is_silent else _refusal(error)
-            return Seen(member, address, at_s, None, is_silent, refusal)
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return Seen(member, address, at_s, None, is_silent=True)
+            return Seen(member, address, at_s, None, refusal=_refusal(error))
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> str | None:
-    """None when nobody may be there: the connection is refused or broken, or was given up as dead."""
+    """Return the error of a living server; None where the connection is refused, broken or given up as dead."""
     details = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and not any(word in details for word in _LIVING):
         return None

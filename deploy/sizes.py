@@ -1,12 +1,13 @@
-"""How many workers each pool is to have: at the start, by hand and by load. The fleet owns `Sizes` and makes it so.
+"""Decides how many workers each pool is to have: at the start, by hand and by load. For `fleet.py`, which starts and
+drains them.
 
-`Loads` reduces what workers and gateways report to what is seen of a pool, a `Sight`; a `Scaler` decides by it. No I/O,
-and no clock of their own.
+`Loads` sums up the reports of workers and gateways as a pool's load, a `Sight`; a `Scaler` decides by it. No I/O, and
+no clock of their own.
 
-A pool grows by one after a few seconds of too much, shrinks by one after a minute of too little, and never while a
-worker is starting: what that one changes is not seen yet. A worker that drains bars shrinking alone: load that rises
-meanwhile takes it back. The last draft goes when nothing at all runs that it could draft for, and one comes back when
-something has run for as long as growing asks.
+A pool grows by one worker after a few seconds of too much load, and shrinks by one after a minute of too little; it
+does neither while a worker starts, whose effect is still to come. While one drains, the pool can grow, which takes that
+worker back, but not shrink. The last draft goes when no request of its targets runs, and one comes back when some have
+run for as long as growing takes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import concurrent.futures
 import math
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -30,30 +31,33 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 WINDOW_S = 5.0
-"""Seconds over which shares and refusals count. Twice as long, and a pool follows its load so much later."""
+"""Seconds over which shares and refusals are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What is seen of a pool at one moment."""
+    """Load of a pool at one moment."""
 
     num_serving: int
+    """Workers that serve."""
     num_starting: int = 0
+    """Workers that start."""
     num_draining: int = 0
+    """Workers that drain."""
     num_queued: int = 0
-    """Answers that wait for a place, at all gateways. Of a draft pool: not looked at."""
+    """Choices that wait for a slot, at all gateways; 0 for a draft pool."""
     num_refused: int = 0
-    """Answers refused for want of places in the last seconds, likewise."""
+    """Choices refused for want of a slot in the last WINDOW_S, at all gateways; 0 for a draft pool."""
     num_asked: int = 0
-    """Of a draft pool: answers that run or wait in its target pools, at all gateways."""
+    """Choices that run or wait in a draft pool's target pools, at all gateways; 0 for a target pool."""
     busy_share: float | None = None
-    """Mean over the serving workers, of the last seconds, in [0, 1]; None = not known."""
+    """Mean share of the last seconds that the serving workers spent in steps, 0 to 1; None where it is not known."""
     late_share: float | None = None
-    """Of a draft pool: rounds whose proposal came too late, over its target pools' rounds; None = no rounds."""
+    """Share of the rounds of a draft pool's target pools whose proposal was late; None without rounds."""
 
 
 class Change(Enum):
-    """Of the number of workers."""
+    """Change of a pool's number of workers."""
 
     STAY = 0
     GROW = 1
@@ -62,16 +66,17 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, and why: for the log."""
+    """A change, and its reason for the log."""
 
     change: Change
     reason: str
 
 
 class Scaler:
-    """Sizes one pool. Ask it about once a second."""
+    """Decides the size of one pool. Call `decide` about once a second."""
 
     def __init__(self, role: Role, least: int, most: int, config: ScalingConfig) -> None:
+        """Prepare for a pool of `least` to `most` workers."""
         self._role = role
         self._least = least
         self._most = most
@@ -80,11 +85,11 @@ class Scaler:
         self._under_since_s = math.nan
 
     def reset(self) -> None:
-        """Forget what was seen before: somebody has set the size by hand."""
+        """Forget earlier loads: the size was set by hand."""
         self._over_since_s = self._under_since_s = math.nan
 
     def decide(self, sight: Sight, now_s: float) -> Decision:
-        """Return what to do now. now_s: of any clock that never goes back."""
+        """Return the change that is due now. now_s: time of any monotonic clock."""
         if sight.num_starting:
             self.reset()
             return Decision(Change.STAY, "a worker is starting")
@@ -99,25 +104,37 @@ class Scaler:
 
     def _change(self, change: Change, is_allowed: bool, reason: str) -> Decision:
         if not is_allowed:
-            return Decision(Change.STAY, f"{reason}, and the pool has {'max' if change is Change.GROW else 'min'}")
+            limit = "min"
+            if change is Change.GROW:
+                limit = "max"
+            return Decision(Change.STAY, f"{reason}, and the pool has {limit}")
         self.reset()
         return Decision(change, reason)
 
     def _too_much(self, sight: Sight) -> str | None:
-        config = self._config
+        """Return the reason to grow; None where there is none."""
         if not sight.num_serving:
-            return f"no draft for {sight.num_asked} answers" if sight.num_asked else None
-        if self._role == "target" and sight.num_queued + sight.num_refused > config.queue_high * sight.num_serving:
-            refused = f" and {sight.num_refused} were refused" if sight.num_refused else ""
-            return f"{sight.num_queued} answers wait for {sight.num_serving} targets{refused}"
-        if self._role == "target" and sight.busy_share is not None and sight.busy_share > config.busy_high:
-            return f"busy for {sight.busy_share:.0%} of the time"
-        if self._role == "draft" and sight.late_share is not None and sight.late_share > config.late_high:
+            if not sight.num_asked:
+                return None
+            return f"no draft for {sight.num_asked} answers"
+        if self._role == "target":
+            return self._too_much_for_targets(sight)
+        if sight.late_share is not None and sight.late_share > self._config.late_high:
             return f"{sight.late_share:.0%} of the steps get their drafts too late"
         return None
 
+    def _too_much_for_targets(self, sight: Sight) -> str | None:
+        if sight.num_queued + sight.num_refused > self._config.queue_high * sight.num_serving:
+            reason = f"{sight.num_queued} answers wait for {sight.num_serving} targets"
+            if sight.num_refused:
+                reason += f" and {sight.num_refused} were refused"
+            return reason
+        if sight.busy_share is not None and sight.busy_share > self._config.busy_high:
+            return f"busy for {sight.busy_share:.0%} of the time"
+        return None
+
     def _too_little(self, sight: Sight) -> str | None:
-        """Not while it is unknown or one goes already, and not when the others would have too much then."""
+        """Return the reason to shrink; None where there is none, the load is not known, or a worker drains already."""
         if (
             sight.busy_share is None
             or sight.num_draining
@@ -127,34 +144,46 @@ class Scaler:
         ):
             return None
         if sight.num_serving == 1:  # the last one of a pool that may have none
-            is_idle = sight.busy_share == 0 and not sight.num_asked
-            return "idle" if is_idle else None
-        others = sight.busy_share * sight.num_serving / (sight.num_serving - 1)
-        return f"busy for {sight.busy_share:.0%} of the time" if others < self._config.busy_low else None
+            if sight.busy_share == 0 and not sight.num_asked:
+                return "idle"
+            return None
+        # 3 workers busy for 20 % of the time: the remaining 2 would be for 30 %
+        share_of_others = sight.busy_share * sight.num_serving / (sight.num_serving - 1)
+        if share_of_others >= self._config.busy_low:
+            return None
+        return f"busy for {sight.busy_share:.0%} of the time"
 
 
-def _since(before_s: float, holds: bool, now_s: float) -> float:
-    """When a condition began to hold without a pause; NaN while it does not."""
+def _since(since_s: float, holds: bool, now_s: float) -> float:
+    """Return the time since which a condition holds without a pause; NaN while it does not. since_s: the last one."""
     if not holds:
         return math.nan
-    return now_s if math.isnan(before_s) else before_s
+    if math.isnan(since_s):
+        return now_s
+    return since_s
 
 
 _Samples = deque[tuple[float, int, int]]
-"""(when, a sum that only grows, another one)."""
+"""Samples of the last WINDOW_S: the time, and two sums that only grow."""
 
 
 class Loads:
-    """Collects every answer of a worker and every report of a gateway, and returns a pool's `sight`."""
+    """Collects the replies of workers and the reports of gateways, and sums them up by pool."""
 
     def __init__(self) -> None:
         self._busy: dict[str, _Samples] = {}
+        """Microseconds in steps, by worker."""
         self._rounds: dict[tuple[str, str], _Samples] = {}
+        """Rounds, and those with a late proposal, by gateway and target pool."""
         self._queued: dict[str, int] = {}
+        """Choices that wait, by target pool."""
         self._refused: dict[tuple[str, str], _Samples] = {}
+        """Refused choices, by gateway and target pool."""
         self._running: dict[str, int] = {}
+        """Choices that run, by target pool."""
 
     def add_info(self, member: str, info: common_pb2.WorkerInfo, at_s: float) -> None:
+        """Add a worker's reply of GetInfo. at_s: monotonic time of the call."""
         samples = self._busy.setdefault(member, deque())
         if samples and info.busy_us < samples[-1][1]:  # another life
             samples.clear()
@@ -162,50 +191,76 @@ class Loads:
             _add(samples, at_s, info.busy_us, 0)
 
     def forget(self, member: str) -> None:
+        """Forget a worker's replies."""
         self._busy.pop(member, None)
 
     def set_reports(self, reports: Iterable[registry_pb2.GatewayReport], at_s: float) -> None:
-        """Take the reports of all gateways that live, in place of those before."""
-        found = list(reports)
+        """Set the reports of all gateways that live; those of others are forgotten."""
         self._queued.clear()
         self._running.clear()
-        seen: set[tuple[str, str]] = set()
-        for report in found:
+        reported: set[tuple[str, str]] = set()
+        for report in reports:
             for load in report.pools:
                 self._queued[load.pool] = self._queued.get(load.pool, 0) + load.num_queued
                 self._running[load.pool] = self._running.get(load.pool, 0) + load.num_running
                 key = (report.gateway, load.pool)
-                seen.add(key)
+                reported.add(key)
                 _add(self._rounds.setdefault(key, deque()), at_s, load.num_rounds, load.num_late)
                 _add(self._refused.setdefault(key, deque()), at_s, load.num_refused, 0)
-        for key in self._rounds.keys() - seen:
+        for key in self._rounds.keys() - reported:
             del self._rounds[key], self._refused[key]
 
     def sight(self, pool: Pool, serving: Iterable[str], *, num_starting: int, num_draining: int) -> Sight:
-        """Return what is seen of a pool. serving: names of its workers that can be used."""
+        """Return the load of a pool. serving: names of its workers that can be used."""
         members = list(serving)
-        shares = [share for name in members if (share := _share(self._busy.get(name))) is not None]
+        num_queued = num_refused = 0
+        late_share = None
+        if pool.role == "target":
+            num_queued = self._queued.get(pool.name, 0)
+            num_refused = self._num_refused(pool.name)
+        else:
+            late_share = self._late_share(pool.serves)
+        num_asked = 0
+        for target in pool.serves:
+            num_asked += self._queued.get(target, 0) + self._running.get(target, 0)
         return Sight(
             num_serving=len(members),
             num_starting=num_starting,
             num_draining=num_draining,
-            num_queued=self._queued.get(pool.name, 0) if pool.role == "target" else 0,
-            num_asked=sum(self._queued.get(name, 0) + self._running.get(name, 0) for name in pool.serves),
-            num_refused=self._num_refused(pool.name) if pool.role == "target" else 0,
-            busy_share=sum(shares) / len(shares) if members and len(shares) == len(members) else None,
-            late_share=self._late(pool.serves) if pool.role == "draft" else None,
+            num_queued=num_queued,
+            num_asked=num_asked,
+            num_refused=num_refused,
+            busy_share=self._busy_share(members),
+            late_share=late_share,
         )
 
-    def _num_refused(self, target: str) -> int:
-        """In the last WINDOW_S."""
-        return sum(max(0, found[-1][1] - found[0][1]) for (_, pool), found in self._refused.items() if pool == target)
+    def _busy_share(self, members: Sequence[str]) -> float | None:
+        total = 0.0
+        for name in members:
+            share = _share(self._busy.get(name))
+            if share is None:
+                return None
+            total += share
+        if not members:
+            return None
+        return total / len(members)
 
-    def _late(self, targets: Iterable[str]) -> float | None:
-        names = set(targets)
-        samples = [found for (_, pool), found in self._rounds.items() if pool in names]
-        rounds = sum(found[-1][1] - found[0][1] for found in samples)
-        late = sum(found[-1][2] - found[0][2] for found in samples)
-        return late / rounds if rounds > 0 else None
+    def _num_refused(self, target: str) -> int:
+        num_refused = 0
+        for (_, pool), samples in self._refused.items():
+            if pool == target:
+                num_refused += max(0, samples[-1][1] - samples[0][1])
+        return num_refused
+
+    def _late_share(self, targets: Sequence[str]) -> float | None:
+        num_rounds = num_late = 0
+        for (_, pool), samples in self._rounds.items():
+            if pool in targets:
+                num_rounds += samples[-1][1] - samples[0][1]
+                num_late += samples[-1][2] - samples[0][2]
+        if num_rounds <= 0:
+            return None
+        return num_late / num_rounds
 
 
 def _add(samples: _Samples, at_s: float, first: int, second: int) -> None:
@@ -215,13 +270,14 @@ def _add(samples: _Samples, at_s: float, first: int, second: int) -> None:
 
 
 def _share(samples: _Samples | None) -> float | None:
-    """Microseconds of work over the time between the samples; None where there is no span yet."""
+    """Return the share of the time between the samples that was spent in steps; None where that is too short."""
     if samples is None or len(samples) < 2 or samples[-1][0] - samples[0][0] < WINDOW_S / 2:
         return None
     return min(1.0, 1e-6 * (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0]))
 
 
 _Asked = tuple[str, int | None, concurrent.futures.Future[registry_pb2.ScaleReply]]
+"""A pool, its number of workers or None, and the future of the sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,17 +285,18 @@ class Census:
     """A pool's workers by state."""
 
     serving: list[str]
-    """Their names."""
+    """Names of those that serve."""
     num_starting: int
     num_draining: int
 
     @property
     def total(self) -> int:
+        """Number of workers in any state."""
         return len(self.serving) + self.num_starting + self.num_draining
 
 
 class Sizes:
-    """Holds what each pool is to have. All on the fleet's thread, but for `ask`."""
+    """Holds the number of workers that each pool is to have. Of the fleet's thread, but for `ask`."""
 
     def __init__(
         self,
@@ -250,44 +307,55 @@ class Sizes:
         room: Callable[[Pool], str | None],
         report: Callable[[str, str, str], None],
     ) -> None:
-        """Begin with the pools' counts. census: counts a pool's workers. room, report: as in the fleet."""
+        """Start with the pools' counts.
+
+        census: returns a pool's workers by state. room, report: as in the fleet.
+        """
         self._pools = pools
         self._loads = loads
         self._census = census
         self._room = room
         self._report = report
-        self._scalers = {
-            pool.name: Scaler(pool.role, pool.min, pool.max, scaling) for pool in pools.values() if pool.sized_by_load
-        }
-        self.wanted = {pool.name: pool.count for pool in pools.values()}
+        self._scalers = dict[str, Scaler]()
+        self.wanted = dict[str, int]()
+        """Number of workers by pool."""
+        for pool in pools.values():
+            self.wanted[pool.name] = pool.count
+            if pool.sized_by_load:
+                self._scalers[pool.name] = Scaler(pool.role, pool.min, pool.max, scaling)
         self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
         self._by_load_at_s = 0.0
 
     def ask(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Ask for `count` workers, or for the sizes alone; an empty name means all pools. For any thread."""
+        """Set the size of a pool at the next `set_by_hand`, where `count` is one, and return the sizes then.
+
+        pool: its name; empty for all pools. May be called on any thread.
+        """
         done: concurrent.futures.Future[registry_pb2.ScaleReply] = concurrent.futures.Future()
         self._asked.put((pool, count, done))
         return done
 
     def set_by_hand(self) -> list[str]:
-        """Do what was asked since the last call. Return the pools that were set."""
-        names = []
+        """Set the sizes of all `ask` since the last call, and return the names of these pools."""
+        names = list[str]()
         while not self._asked.empty():
             name, count, done = self._asked.get()
             if not done.set_running_or_notify_cancel():
-                continue  # who asked has left
+                continue  # the caller has left
             try:
                 if count is not None:
                     self._set(self._pool(name), count)
                     names.append(name)
-                pools = [self._pool(name)] if name else list(self._pools.values())
-                done.set_result(registry_pb2.ScaleReply(pools=[self._size(pool) for pool in pools]))
+                pools = list(self._pools.values())
+                if name:
+                    pools = [self._pool(name)]
+                done.set_result(registry_pb2.ScaleReply(pools=list(map(self._size, pools))))
             except OutriderError as error:
                 done.set_exception(error)
         return names
 
     def set_by_load(self, reports: Iterable[registry_pb2.GatewayReport], now_s: float) -> None:
-        """Grow and shrink pools by what is seen of them, once a second."""
+        """Grow and shrink pools by their load, once a second. now_s: monotonic time."""
         if now_s - self._by_load_at_s < PERIOD_S:
             return
         self._by_load_at_s = now_s
@@ -295,15 +363,21 @@ class Sizes:
         for name, scaler in self._scalers.items():
             pool = self._pools[name]
             census = self._census(pool)
-            starting = max(census.num_starting, self.wanted[name] - len(census.serving))
-            sight = self._loads.sight(pool, census.serving, num_starting=starting, num_draining=census.num_draining)
+            num_starting = max(census.num_starting, self.wanted[name] - len(census.serving))
+            sight = self._loads.sight(pool, census.serving, num_starting=num_starting, num_draining=census.num_draining)
             decision = scaler.decide(sight, now_s)
-            wanted = self.wanted[name] + decision.change.value
-            if decision.change is Change.GROW and (reason := self._why_no_room(pool, wanted)):
-                log.warning("%s would get another worker: %s; but %s", name, decision.reason, reason)
-            elif decision.change is not Change.STAY:
-                self.wanted[name] = wanted
-                self._report(name, "scaling", f"to {wanted}: {decision.reason}")
+            if decision.change is not Change.STAY:
+                self._resize(pool, decision)
+
+    def _resize(self, pool: Pool, decision: Decision) -> None:
+        count = self.wanted[pool.name] + decision.change.value
+        if decision.change is Change.GROW:
+            reason = self._why_no_room(pool, count)
+            if reason is not None:
+                log.warning("%s would get another worker: %s; but %s", pool.name, decision.reason, reason)
+                return
+        self.wanted[pool.name] = count
+        self._report(pool.name, "scaling", f"to {count}: {decision.reason}")
 
     def _pool(self, name: str) -> Pool:
         if name not in self._pools:
@@ -312,19 +386,24 @@ class Sizes:
         return self._pools[name]
 
     def _set(self, pool: Pool, count: int) -> None:
-        least, most = (pool.min, pool.max) if pool.sized_by_load else (int(pool.role == "target"), MAX_COUNT)
+        least, most, limits = int(pool.role == "target"), MAX_COUNT, ""
+        if pool.sized_by_load:
+            least, most, limits = pool.min, pool.max, ", its min and max"
         if not least <= count <= most:
-            by = ", its min and max" if pool.sized_by_load else ""
-            raise ConfigError(f"{pool.name} cannot have {count} workers: from {least} to {most}{by}", param="count")
-        if count > self.wanted[pool.name] and (reason := self._why_no_room(pool, count)):
-            raise ConfigError(reason, param="count")
+            raise ConfigError(f"{pool.name} cannot have {count} workers: from {least} to {most}{limits}", param="count")
+        if count > self.wanted[pool.name]:
+            reason = self._why_no_room(pool, count)
+            if reason is not None:
+                raise ConfigError(reason, param="count")
         self.wanted[pool.name] = count
         if pool.name in self._scalers:
             self._scalers[pool.name].reset()
 
     def _why_no_room(self, pool: Pool, count: int) -> str | None:
-        """For so many workers. Those that drain are there: they can be taken back."""
-        return self._room(pool) if count > self._census(pool).total else None
+        """Return why there is no room for `count` workers; None where there is. Draining ones can be taken back."""
+        if count <= self._census(pool).total:
+            return None
+        return self._room(pool)
 
     def _size(self, pool: Pool) -> registry_pb2.PoolSize:
         census = self._census(pool)

@@ -91,7 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
             if revision not in ("main", "v1", COMMIT):
                 self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             else:
-                told = mirror.tree() if what == "tree" else {"id": mirror.model, "sha": COMMIT, "siblings": []}
+                siblings = [{"rfilename": name} for name in mirror.files]
+                told = mirror.tree() if what == "tree" else {"id": mirror.model, "sha": COMMIT, "siblings": siblings}
                 self._answer(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
         elif path.startswith(f"{mirror.model}/resolve/{COMMIT}/"):
             self._file(path.removeprefix(f"{mirror.model}/resolve/{COMMIT}/"))

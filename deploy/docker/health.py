@@ -1,8 +1,8 @@
-"""`python deploy/docker/health.py KIND ADDRESS...`: exit code 0 when what runs in this container serves; else says why.
+"""`python deploy/docker/health.py KIND HOST:PORT ...`: exit code 0 when this container's servers serve, else 1 and why.
 
-http: the gateway's /readyz, so that it is healthy when it can answer. grpc: the health service of a worker or of the
-launcher's registry. draft, target: a worker's engine does not hang, for Kubernetes, which ends it else as a launcher
-would. tcp: somebody listens. `hostname` as the host is this container's own address.
+Kinds: http, the gateway's /readyz. grpc, the health service of a worker or of the launcher's registry. draft and
+target, a worker whose engine does not hang: Kubernetes ends one that does, as a launcher would. tcp, any server. The
+host `hostname` is this container's own address.
 """
 
 from __future__ import annotations
@@ -17,28 +17,32 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 4.0
-"""Seconds for an answer. Doubled, a part that hangs is called unhealthy so much later."""
+"""Seconds for a reply, after which a part is unhealthy."""
 TLS_DIR = Path("/etc/outrider/secrets")
-"""Where the compose file and the Helm chart mount a part's certificate, if it has one."""
+"""Folder where the compose file and the Helm chart mount a part's certificate."""
 COMMAND_LINE = Path("/proc/1/cmdline")
-"""Of the gateway, which is the first process of its container."""
+"""Command line of the gateway, which is the first process of its container."""
 
 
 def check_http(host: str, port: int) -> str | None:
-    """Return why /readyz is not 200, or None."""
+    """Return why /readyz does not reply with 200; None where it does."""
     folder = _public_tls_dir()
-    connection = (
-        http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=_to_ourselves(Path(folder)))
-        if folder
-        else http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-    )
+    if folder:
+        context = _own_context(Path(folder))
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, port, timeout=TIMEOUT_S, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     connection.request("GET", "/readyz")
-    answer = connection.getresponse()
-    return None if answer.status == 200 else f"{answer.status}: {answer.read(500).decode(errors='replace')}"
+    reply = connection.getresponse()
+    if reply.status == 200:
+        return None
+    return f"{reply.status}: {reply.read(500).decode(errors='replace')}"
 
 
 def _public_tls_dir() -> str | None:
-    """The gateway's setting, from where the gateway has it: a flag, or else a variable."""
+    """Return the gateway's setting, from its flag or its variable."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--public-tls-dir", default=os.environ.get("OUTRIDER_GATEWAY_PUBLIC_TLS_DIR"))
     flags = COMMAND_LINE.read_bytes().decode(errors="replace").split("\0")
@@ -46,8 +50,11 @@ def _public_tls_dir() -> str | None:
     return folder
 
 
-def _to_ourselves(folder: Path) -> ssl.SSLContext:
-    """The certificate is our own and for other names than 127.0.0.1; shown as ours where clients must show one."""
+def _own_context(folder: Path) -> ssl.SSLContext:
+    """Return a context for a server with the certificate in `folder`, whose names are not checked.
+
+    It shows the same certificate where clients need one.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -57,25 +64,27 @@ def _to_ourselves(folder: Path) -> ssl.SSLContext:
 
 
 def check_grpc(host: str, port: int) -> str | None:
-    """Return why the health service does not say SERVING, or None."""
+    """Return why the health service does not report SERVING; None where it does."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    answer = _call(host, port, health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest())
-    if isinstance(answer, str):
-        return answer
-    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-    return None if serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    reply = _call(host, port, health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest())
+    if isinstance(reply, str):
+        return reply
+    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+        return None
+    state: str = health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
+    return state
 
 
 def check_draft(host: str, port: int) -> str | None:
-    """Return why a draft's engine makes no steps, or None."""
+    """Return why a draft's engine hangs; None where it does not."""
     from outrider.v1 import draft_pb2_grpc
 
     return _trouble_of_engine(host, port, draft_pb2_grpc.DraftServiceStub)
 
 
 def check_target(host: str, port: int) -> str | None:
-    """Return why a target's engine makes no steps, or None."""
+    """Return why a target's engine hangs; None where it does not."""
     from outrider.v1 import target_pb2_grpc
 
     return _trouble_of_engine(host, port, target_pb2_grpc.TargetServiceStub)
@@ -86,11 +95,13 @@ def _trouble_of_engine(host: str, port: int, stub: Any) -> str | None:
     from outrider.wire.transport.hang_watch import trouble_of_step
 
     info = _call(host, port, stub, "GetInfo", common_pb2.GetInfoRequest())
-    return info if isinstance(info, str) else trouble_of_step(info.current_step_us / 1e6, info.longest_step_us / 1e6)
+    if isinstance(info, str):
+        return info
+    return trouble_of_step(info.current_step_us / 1e6, info.longest_step_us / 1e6)
 
 
 def _call(host: str, port: int, stub: Any, method: str, request: Any) -> Any:
-    """The answer, or as text why there is none."""
+    """Return the reply, or as text why there is none."""
     import grpc
 
     with _channel(f"{host}:{port}", _speaks_tls(host, port)) as channel:
@@ -101,16 +112,16 @@ def _call(host: str, port: int, stub: Any, method: str, request: Any) -> Any:
 
 
 def _speaks_tls(host: str, port: int) -> bool:
-    """Return whether the port answers a TLS greeting.
+    """Return whether the server of the port speaks TLS.
 
-    That a certificate is mounted does not say that the part uses it: launcher and workers have their settings from a
-    file of pools, the environment, and what Ray gave them.
+    A mounted certificate need not be in use: launcher and workers have their settings from a file of pools, the
+    environment and Ray.
     """
     if not (TLS_DIR / "cert.pem").exists():
         return False
     with socket.create_connection((host, port), TIMEOUT_S) as connection:
         try:
-            context = _to_ourselves(TLS_DIR)
+            context = _own_context(TLS_DIR)
             context.set_alpn_protocols(["h2"])
             context.wrap_socket(connection).close()
         except (ssl.SSLError, ConnectionError):
@@ -121,16 +132,18 @@ def _speaks_tls(host: str, port: int) -> bool:
 def _channel(address: str, over_tls: bool) -> Any:
     import grpc
 
-    options: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0)]  # we ask ourselves
+    options: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0)]  # the server is in this container
     if not over_tls:
         return grpc.insecure_channel(address, options)
-    authority, key, certificate = ((TLS_DIR / name).read_bytes() for name in ("ca.pem", "key.pem", "cert.pem"))
+    authority = (TLS_DIR / "ca.pem").read_bytes()
+    key = (TLS_DIR / "key.pem").read_bytes()
+    certificate = (TLS_DIR / "cert.pem").read_bytes()
     options.append(("grpc.ssl_target_name_override", _own_name(certificate)))
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate), options)
 
 
 def _own_name(certificate: bytes) -> str:
-    """A name that our certificate is for, such as draft.outrider.internal: we ask ourselves, under whatever address."""
+    """Return a name of the certificate, such as draft.outrider.internal."""
     from cryptography import x509
 
     extensions = x509.load_pem_x509_certificate(certificate).extensions
@@ -139,7 +152,7 @@ def _own_name(certificate: bytes) -> str:
 
 
 def check_tcp(host: str, port: int) -> str | None:
-    """Connect; raises OSError where nobody listens."""
+    """Return None where a server listens. Raises OSError where none does."""
     socket.create_connection((host, port), TIMEOUT_S).close()
     return None
 
@@ -148,10 +161,11 @@ CHECKS = {"http": check_http, "grpc": check_grpc, "draft": check_draft, "target"
 
 
 def main(argv: list[str]) -> int:
-    """Check pairs of kind and host:port, all of which must serve. Return the exit code."""
+    """Check all pairs of kind and host:port, and return the exit code."""
     for kind, address in zip(argv[::2], argv[1::2], strict=True):
         host, _, port = address.rpartition(":")
-        host = socket.gethostname() if host == "hostname" else host
+        if host == "hostname":
+            host = socket.gethostname()
         try:
             reason = CHECKS[kind](host, int(port))
         except (OSError, http.client.HTTPException) as error:

@@ -1,6 +1,6 @@
-"""`python requirements.py EXTRA...`: what pyproject.toml asks for with these extras, a line each, for `pip install -r`.
+"""`python requirements.py EXTRA...`: prints the requirements of pyproject.toml with these extras, for `pip install -r`.
 
-An image installs it before the code is copied in, so that the layer lasts from one change of the code to the next.
+An image installs them before the code is copied in, so that their layer outlives changes of the code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def requirements(pyproject: Path, extras: list[str]) -> list[str]:
-    """Return the requirements of the project with these extras. Raises KeyError naming an extra that does not exist."""
+    """Return the requirements of a project with these extras. Raises KeyError for an extra that it does not have."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     found: list[str] = list(project["dependencies"])
     for extra in extras:

@@ -1,9 +1,9 @@
-"""`python deploy/docker/stay.py PROCESS`: lasts as long as this container's raylet, or gcs_server at the head.
+"""`python deploy/docker/stay.py PROCESS`: runs as long as this container's raylet, or gcs_server at the head.
 
-On SIGTERM its workers drain, then it ends.
+On SIGTERM it drains the container's workers and ends that process.
 
-A raylet that is asked to end tells the head, so that its workers are placed elsewhere without waiting for silence. A
-gcs_server has nobody to tell, and Ray 2.60's waits for ever for a dashboard to take its events: it is killed.
+A raylet gets SIGTERM and reports its end to the head, which places its workers elsewhere at once. A gcs_server has
+nobody to report to, and that of Ray 2.60 waits for ever for a dashboard to take its events: it is killed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from deploy.node_drain import FOLDER, drain_workers
 from outrider.wire.processes.processes import StopFlag
 
 _END = {"raylet": signal.SIGTERM, "gcs_server": signal.SIGKILL}
-"""The signal that ends a program of Ray's."""
+"""Signal that ends each program of Ray's."""
 _LOOK_S = 0.05
 """Seconds between two looks whether workers have drained or a second signal came."""
 
 
 def pid_of(program: str) -> int:
-    """Return the process id of a program of Ray's in this container. Raises LookupError when there is none."""
+    """Return the process id of a program of Ray's in this container. Raises LookupError where none runs."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (folder / "cmdline").read_text().split("\0")[0].endswith(f"/{program}"):
             return int(folder.name)
@@ -35,9 +35,9 @@ def pid_of(program: str) -> int:
 
 
 def stay(pid: int, program: str, folder: Path) -> int:
-    """Wait until process `pid` of a program of Ray's has ended. Return the exit code: 0 after a signal.
+    """Wait until process `pid` of a program of Ray's has ended, and return the exit code: 0 after a signal.
 
-    A second signal does not wait for the workers that listen in `folder`.
+    folder: folder of the workers' sockets. After a second signal it does not wait for the workers.
     """
     process = os.pidfd_open(pid)
     stop = StopFlag()

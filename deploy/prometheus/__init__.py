@@ -1,1 +1,1 @@
-"""What Prometheus reads of Outrider, and the check of its rules: `python -m deploy.prometheus`."""
+"""Prometheus' configuration and rules for Outrider, and their check: `python -m deploy.prometheus`."""

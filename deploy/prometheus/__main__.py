@@ -1,4 +1,4 @@
-"""`python -m deploy.prometheus`: promtool over configuration, rules and their tests; exit 1 if any of it fails."""
+"""`python -m deploy.prometheus`: runs promtool on configuration, rules and their tests; exit code 1 if one fails."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parent
 
 
 def main() -> int:
+    """Run promtool and return the exit code."""
     try:
         promtool = str(find("promtool"))
     except NotFound as error:
@@ -19,7 +20,10 @@ def main() -> int:
         return 1
     tests = sorted(str(path) for path in (FOLDER / "tests").glob("*.yml"))
     checks = (["check", "config", str(FOLDER / "prometheus.yml")], ["test", "rules", *tests])
-    return max(subprocess.run([promtool, *check], timeout=300).returncode for check in checks)
+    code = 0
+    for check in checks:
+        code = max(code, subprocess.run([promtool, *check], timeout=300).returncode)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where prometheus and promtool are: in PATH, or unpacked from Debian's package into the cache, not installed."""
+"""Finds prometheus and promtool: in PATH, or unpacked from Debian's package into the cache."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from outrider.wire.processes.places import cache_folder
 
 
 class NotFound(Exception):
-    """There is no such program here, and it cannot be fetched; says why and what to do."""
+    """The program is not here and cannot be fetched. The message has the reason and a remedy."""
 
 
 def find(program: str, *, fetch: bool = True) -> Path:
-    """Return where `prometheus` or `promtool` is. Raises NotFound.
+    """Return the path of `prometheus` or `promtool`. Raises NotFound.
 
-    fetch: ask Debian for it where it is not here yet.
+    fetch: whether to fetch Debian's package where it is not here yet.
     """
     in_path = shutil.which(program)
     if in_path is not None:
@@ -33,7 +33,7 @@ def find(program: str, *, fetch: bool = True) -> Path:
 
 
 def _unpack_debian(folder: Path, program: str) -> None:
-    """All or nothing: the package is unpacked beside `folder` and moved there."""
+    """Fetch and unpack the package beside `folder`, and move it there as a whole."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise NotFound(f"{program} is not in PATH, and this is no Debian to fetch it from; install Prometheus")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -45,9 +45,11 @@ def _unpack_debian(folder: Path, program: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(Path(scratch) / "unpacked", folder)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            said = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+            reason: object = error
+            if isinstance(error, subprocess.CalledProcessError):
+                reason = error.stderr
             raise NotFound(
-                f"{program} is not in PATH and Debian's package cannot be had: {said}; "
+                f"{program} is not in PATH and Debian's package cannot be had: {reason}; "
                 "try `apt-get update`, or put Prometheus into PATH"
             ) from None
 

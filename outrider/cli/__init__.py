@@ -1,4 +1,8 @@
-"""The command line. `main` is its entry; each command has its own file."""
+"""The command line `outrider`: a file or a folder for each command.
+
+Start at `main.py`, which names them. It imports the SDK, `wire`, and of `lab` the commands that live there; no torch,
+and no service: those run as child processes.
+"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The console script: `main` with a Ctrl-C while it still imports, and without what gRPC's C++ says of itself."""
+"""The console script: runs `main`, ends without a traceback on a Ctrl-C during imports, and silences gRPC's C++ log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. A Ctrl-C that comes before it has one of its own ends it with 130 and no traceback."""
+    """Run the command line. A Ctrl-C during its imports ends it with exit code 130 and no traceback."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when grpc is imported
     try:
         from outrider.cli.main import main as run

@@ -1,6 +1,6 @@
-"""Where the commands write: answers to stdout, everything about them to stderr.
+"""Consoles of the commands: answers go to stdout, everything about them to stderr.
 
-What is written comes from elsewhere, too: names of models, errors of servers. None of it styles or steers the terminal.
+Texts from elsewhere, such as names of models and errors of servers, neither style nor steer the terminal.
 """
 
 from __future__ import annotations
@@ -23,21 +23,28 @@ from outrider.wire.telemetry.log_writer import LogWriter
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-_MOST_COLUMNS = 1000
-"""Most characters that a line of a table may have."""
+_MAX_COLUMNS = 1000
+"""Most characters of a table's line."""
 _UNSEEN = "\ufffd"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """Return text that cannot steer a terminal: controls but tab and newline show as the control pictures of Unicode.
-    What has none, halves of surrogate pairs included, which cannot be written, shows as U+FFFD.
+    """Return text that cannot steer a terminal: controls but tab and newline become control pictures of Unicode.
+
+    Controls without a picture, and halves of surrogate pairs, which cannot be written, become U+FFFD.
     """
-    return _CONTROLS.sub(lambda match: chr(0x2400 + ord(match[0])) if match[0] < " " else _UNSEEN, text)
+    return _CONTROLS.sub(_picture, text)
+
+
+def _picture(match: re.Match[str]) -> str:
+    if match[0] < " ":
+        return chr(0x2400 + ord(match[0]))  # "\x1b": "␛"
+    return _UNSEEN
 
 
 class _Console(Console):
-    """Text in brackets is text unless a call says markup=True, and controls are visible."""
+    """A console that shows brackets as text, unless a call has markup=True, and controls as pictures."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -45,16 +52,17 @@ class _Console(Console):
 
 
 def answer_console() -> Console:
-    """Return stdout's console as it is now: it may be another than at import. Only a terminal gets colour codes."""
+    """Return a console of the present stdout, which tests replace. Only a terminal gets colour codes."""
     return _Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def note_console() -> Console:
+    """Return a console of the present stderr."""
     return _Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
 class _WriterFile(io.TextIOBase):
-    """A file for a console. Its writes never wait."""
+    """A file for a console whose writes never block."""
 
     encoding = "utf-8"
 
@@ -72,33 +80,36 @@ class _WriterFile(io.TextIOBase):
 
 
 def serving_console() -> Console:
-    """Return stderr's console for a process that serves meanwhile: what nobody reads in time is dropped, with a line
-    that says how much.
+    """Return a console of stderr for a process that serves meanwhile: lines that are not read in time are dropped, and
+    a line counts them.
     """
     writer = stderr_writer(lambda num_dropped: f"{num_dropped} lines were dropped here: they were not read in time\n")
     return _Console(file=cast("IO[str]", _WriterFile(writer)), highlight=False, soft_wrap=True, markup=False)
 
 
 def screen_console() -> Console:
-    """Return stdout's console for what has columns: its lines are cut to the terminal's width."""
+    """Return a console of stdout that cuts lines to the terminal's width. For tables."""
     return _Console(highlight=False, markup=False)
 
 
 def widen(console: Console, shown: RenderableType) -> None:
-    """Make a console wide enough that nothing of this is cut or wrapped."""
-    everything = console.options.update(max_width=_MOST_COLUMNS)
+    """Make a console wide enough that it neither cuts nor wraps this."""
+    everything = console.options.update(max_width=_MAX_COLUMNS)
     console.width = max(console.width, console.measure(shown, options=everything).maximum)
 
 
 def print_error(message: str, console: Console | None = None) -> None:
-    """Print one line on stderr, or on another console, whatever the message holds."""
+    """Print the message as one line, on stderr unless a console is given."""
     line = visible(" ".join(message.split()))
     (console or note_console()).print(Text.assemble(("error: ", "bold red"), line))
 
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """Turn the error tree into a line and exit code 1, and Ctrl-C into exit code 130. Bugs keep their traceback."""
+    """Turn an error of the error tree into a line and exit code 1, and Ctrl-C into exit code 130.
+
+    Other exceptions are bugs and keep their traceback.
+    """
     try:
         yield
     except OutriderError as error:

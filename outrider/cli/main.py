@@ -1,4 +1,4 @@
-"""The `outrider` command. Each command is a function in a file of its own; this one only names them."""
+"""The `outrider` command: lists the commands, each of which is a function in a file of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli.bench import bench
 from outrider.cli.demo.demo import demo
 from outrider.cli.doctor.doctor import doctor
 from outrider.cli.generate.chat import chat
@@ -37,7 +36,6 @@ app.command()(pull)
 app.command()(scale)
 app.command()(top)
 app.command()(doctor)
-app.command()(bench)
 app.command()(alpha)
 app.command()(tune)
 app.command()(train_head)

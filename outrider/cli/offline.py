@@ -1,7 +1,7 @@
-"""A system for one program: the process that `outrider.LLM` starts, and that ends with the program, however that ends.
+"""Runs a system for one program: the process that `outrider.LLM` starts. It ends when the program does.
 
-A line of JSON on stdin says what to start, and for which process. Lines of JSON on stdout say that it is "ready", with
-what `LLM` calls, or has "failed", with why; how the start goes on is shown on stderr.
+It reads a line of JSON from stdin: the models, the settings and the program's process id. It writes a line of JSON to
+stdout: the event "ready" with the gateway's address, or "failed" with the reason. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -28,31 +28,36 @@ from outrider.wire.settings.config import GatewayConfig, WorkerConfig
 from outrider.wire.settings.system import SystemConfig, gateway_config
 
 _LOOK_S = 0.2
-"""Seconds between two looks whether the program is there. Doubling it lets the system outlive it for twice as long."""
+"""Seconds between two looks whether the program still runs."""
 _DECIDED = frozenset(
     {
         *("model", "host", "port", "grpc_port", "metrics_port", "target", "draft", "target_for_draft", "registry"),
         *("model_name", "api_keys", "tls_dir", "public_tls_dir"),
     }
 )
-"""Settings that are not the program's to make: nobody else calls, and `target` and `draft` say which models."""
+"""Settings that a program may not make: nobody else calls its gateway, and `target` and `draft` name the models."""
 _DECIDED_VARIABLES = frozenset(
     f"OUTRIDER_{part}_{name}".upper() for part in ("target", "draft", "gateway") for name in _DECIDED
 )
-"""Those of services on this machine, which an LLM has nothing to do with."""
+"""Environment variables of these settings: they are of services on this machine, not of an LLM."""
 
 
 def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a system as `SystemConfig.read` takes it. target, draft: a model, or a worker's settings. settings: those
-    that all workers have, and those of the gateway, by name. Raises ConfigError.
+    """Return the settings of a system, as `SystemConfig.read` takes them.
+
+    target, draft: a model, or a worker's settings by name; a draft of None is none. settings: settings that all workers
+    have, and settings of the gateway, by name. Raises ConfigError for a name that is neither.
     """
     workers: dict[str, Any] = {}
     for role, part in (("target", target), ("draft", draft)):
-        if part is not None:
-            workers[role] = dict(part) if isinstance(part, Mapping) else {"model": part}
+        if isinstance(part, Mapping):
+            workers[role] = dict(part)
+        elif part is not None:
+            workers[role] = {"model": part}
     gateway: dict[str, Any] = {"port": 0, "grpc_port": 0}
     for name, value in settings.items():
-        is_worker, is_gateway = (name in kind.model_fields for kind in (WorkerConfig, GatewayConfig))
+        is_worker = name in WorkerConfig.model_fields
+        is_gateway = name in GatewayConfig.model_fields
         if name in _DECIDED or not (is_worker or is_gateway):
             raise ConfigError(
                 f"{name} is no setting of an LLM: it takes those that target and draft both have, and a gateway's; one "
@@ -60,26 +65,31 @@ def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dic
             )
         if is_gateway:
             gateway[name] = value
-        for worker in workers.values() if is_worker else ():
-            worker.setdefault(name, value)
-    # Nobody waits in vain: the program has as many answers on their way as run at once.
+        if is_worker:
+            for worker in workers.values():
+                worker.setdefault(name, value)
+    # A request of the program waits as long as it may run: the program sends as many as run at once.
     gateway.setdefault("max_queue_wait_s", gateway_config(gateway, target="127.0.0.1:0").request_timeout_s)
     return {**workers, "gateway": gateway, "ray": None}
 
 
 def forget_variables() -> None:
-    """Take what is decided out of the environment, of which all parts get the rest."""
-    for name in [name for name in os.environ if name.upper() in _DECIDED_VARIABLES]:
-        del os.environ[name]
+    """Remove the variables of settings that are not the program's to make; all parts inherit the others."""
+    for name in list(os.environ):
+        if name.upper() in _DECIDED_VARIABLES:
+            del os.environ[name]
 
 
 def main() -> int:
+    """Run the system until the program or a signal ends it, and return the exit code."""
     forget_variables()
     task = json.loads(sys.stdin.readline())
     stop = StopFlag()
     stop.install()
     threading.Thread(target=_end_with, args=(task["parent"], stop), name="parent", daemon=True).start()
-    console = note_console() if task["progress"] else Console(quiet=True)
+    console = note_console()
+    if not task["progress"]:
+        console = Console(quiet=True)
     try:
         config = SystemConfig.read(system_of(task["target"], task["draft"], task["settings"]))
         with Supervisor(config, stop, log_to(console, False, stop)) as system:
@@ -91,7 +101,9 @@ def main() -> int:
     except StopRequested:
         return 0
     except OutriderError as error:
-        log_lines = error.log_lines if isinstance(error, PartFailed) else []
+        log_lines = list[str]()
+        if isinstance(error, PartFailed):
+            log_lines = error.log_lines
         is_config = isinstance(error, ConfigError)
         _tell(event="failed", is_config=is_config, message=error.message, log_lines=log_lines)
         return 1
@@ -99,7 +111,7 @@ def main() -> int:
 
 
 def _end_with(parent: int, stop: StopFlag) -> None:
-    """Ask for the end once the process that started this one is gone: nobody reads running answers then."""
+    """Stop the system, and running requests at once, when the process that started this one has ended."""
     if hasattr(os, "pidfd_open"):  # Linux
         with contextlib.suppress(ProcessLookupError):
             select.select([os.pidfd_open(parent)], [], [])

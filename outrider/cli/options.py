@@ -1,4 +1,4 @@
-"""The options that several commands share, as dataclasses that `grouped` gives typer, and what they stand for."""
+"""Options that several commands share: single ones, and groups as dataclasses, which `grouped` unfolds for typer."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part'
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the fields of its dataclass parameters as options of their own, as typer wants them."""
+    """Return the command with an option for each field of its dataclass parameters, for typer."""
+    # f(name: str, *, limits: Limits) with Limits(a: int, b: int): f(*, name: str, a: int, b: int)
     groups: dict[str, Any] = {}
     options: list[inspect.Parameter] = []
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
-        own = {name: (hints[name], parameter.default)}
-        if is_dataclass(hints[name]):
-            groups[name] = hints[name]
-            kinds = get_type_hints(hints[name], include_extras=True)
-            own = {field.name: (kinds[field.name], field.default) for field in fields(hints[name])}
-        options += [
-            inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for each, (kind, default) in own.items()
-        ]
+        if not is_dataclass(hints[name]):
+            options.append(_keyword(name, hints[name], parameter.default))
+            continue
+        groups[name] = hints[name]
+        field_hints = get_type_hints(hints[name], include_extras=True)
+        for field in fields(groups[name]):
+            options.append(_keyword(field.name, field_hints[field.name], field.default))
 
     def run(**given: Any) -> None:
         for name, group in groups.items():
@@ -53,9 +52,13 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 @dataclass(frozen=True)
 class Generation:
-    """How an answer is made. What is not given is left to the SDK and the server."""
+    """Options of a request. The SDK and the server have defaults for those that are not given."""
 
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0
     top_p: TopP = None
@@ -101,19 +104,21 @@ class Generation:
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="Plain decoding: the target alone.")] = False
 
     def options(self, model: str | None, max_tokens: int) -> GenerateOptions:
-        """Return the SDK's arguments."""
-        given = {name: getattr(self, name) for name in ("top_p", "top_k", "min_p", "seed")} | {"model": model}
+        """Return the SDK's arguments of a request for this model; None for the only one."""
         options = GenerateOptions(max_tokens=max_tokens, temperature=self.temperature, stop=self.stop or ())
+        given = {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p, "seed": self.seed, "model": model}
         options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
         if self.json_schema is not None or self.regex is not None or self.choice:
-            options["structured_outputs"] = StructuredOutputs(
-                json=None if self.json_schema is None else _schema_text(self.json_schema),
-                regex=self.regex,
-                choice=self.choice or None,
-            )
+            schema = None
+            if self.json_schema is not None:
+                schema = _schema_text(self.json_schema)
+            options["structured_outputs"] = StructuredOutputs(json=schema, regex=self.regex, choice=self.choice or None)
+        num_draft_tokens = None
+        if self.num_draft_tokens is not None:
+            num_draft_tokens = read_num_draft_tokens(self.num_draft_tokens)
         options["speculation"] = Speculation(
             enabled=not self.no_speculation,
-            num_draft_tokens=None if self.num_draft_tokens is None else read_num_draft_tokens(self.num_draft_tokens),
+            num_draft_tokens=num_draft_tokens,
             acceptance=self.acceptance,
             drafter=self.drafter,
             tree=self.tree,
@@ -124,7 +129,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class CallOptions:
-    """Which model is asked, for how long, and how the gateway is reached."""
+    """Options of a call: the model, the timeout, and how the gateway is reached."""
 
     model: Annotated[str | None, typer.Option(help="A served model's id; absent = the only one.")] = None
     timeout: Annotated[float, typer.Option(help="Seconds until an answer is given up.")] = DEFAULT_TIMEOUT_S
@@ -141,7 +146,7 @@ class CallOptions:
 
     @property
     def options(self) -> ConnectOptions:
-        """Return the SDK's arguments."""
+        """The SDK's arguments of a connection."""
         return ConnectOptions(
             tls=self.tls, tls_ca=self.tls_ca, tls_cert=self.tls_cert, tls_key=self.tls_key, api_key=self.api_key
         )
@@ -149,7 +154,7 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Where the workers of a pair run, and in which type of numbers."""
+    """Devices, CPU cores and dtype of the workers of a pair."""
 
     target_device: Annotated[str | None, typer.Option(help="cpu, cuda or auto; without Ray also cuda:N.")] = None
     draft_device: Annotated[str | None, typer.Option(help="The same for the draft.")] = None
@@ -158,7 +163,7 @@ class PlacementOptions:
     draft_cores: Annotated[str | None, typer.Option(help="CPU cores of the draft.")] = None
 
     def workers(self, target: str | None, draft: str | None) -> dict[str, dict[str, str | None]]:
-        """Return the settings of both roles with these models, None where one was not given."""
+        """Return the settings of both workers by role and name; None for a setting that was not given."""
         return {
             "target": {
                 "model": target,
@@ -178,10 +183,15 @@ def _schema_text(path: Path) -> str:
 
 
 def completed_draft(incomplete: str) -> list[str]:
-    """Return the drafters without a model that begin so, and folders that do.
+    """Return the drafters without a model, and the folders, whose names begin so.
 
-    Nothing where no drafter does: the shell then completes folders by itself, and better.
+    Empty where no drafter's does: the shell then completes folders by itself, and better.
     """
-    named = [drafter for drafter in TABLE_DRAFTERS if drafter.startswith(incomplete)]
-    drafters = [f"{drafter}:" if drafter.reads_text else str(drafter) for drafter in named]
-    return drafters and [*drafters, *(f"{each}/" for each in sorted(Path().glob(f"{glob.escape(incomplete)}*/")))]
+    words = list[str]()
+    for drafter in TABLE_DRAFTERS:
+        if drafter.startswith(incomplete):
+            words.append(f"{drafter}:" if drafter.reads_text else str(drafter))
+    if not words:
+        return []
+    folders = sorted(Path().glob(f"{glob.escape(incomplete)}*/"))
+    return words + [f"{folder}/" for folder in folders]

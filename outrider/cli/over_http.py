@@ -1,4 +1,4 @@
-"""How commands that read a gateway over HTTP reach it."""
+"""Finds a gateway's HTTP server, and whom to trust over https. For `top` and `lab/tune.py`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.address import join_host_port
 
 HTTP_PORT: int = GatewayConfig.model_fields["port"].default
+"""Port of an address that names none."""
 
 
 def gateway_url(text: str, connect: ConnectOptions) -> str:
-    """Return the base URL of the gateway that somebody named, by its HTTP server or its gRPC server. Raises
-    ConfigError.
+    """Return the base URL of a gateway's HTTP server. text: its address, or that of its gRPC server.
+
+    Raises ConfigError for what is no address.
     """
     url = url_of(text, credentials_of(connect) is not None)
     with contextlib.suppress(httpx.ConnectError):
         try:
-            # Only whether it speaks HTTP is looked at: whom to trust is decided when it is read.
+            # This asks only whether it is an HTTP server: certificates are checked when it is read.
             httpx.get(f"{url}/healthz", timeout=PROBE_TIMEOUT_S, trust_env=False, verify=False)
         except httpx.HTTPError:
             return asyncio.run(_http_of(httpx.URL(url), connect)) or url
@@ -34,21 +36,27 @@ def gateway_url(text: str, connect: ConnectOptions) -> str:
 
 
 async def _http_of(url: httpx.URL, connect: ConnectOptions) -> str | None:
-    """Return the URL of the HTTP server of a gateway whose gRPC server is at `url`; None where that is none."""
     address = join_host_port(url.host, url.port or HTTP_PORT)
     try:
         async with AsyncClient(address, timeout_s=PROBE_TIMEOUT_S, retries=0, **connect) as client:
             port = await client.http_port()
     except OutriderError:
         return None
-    return str(url.copy_with(port=port)) if port else None
+    if not port:
+        return None
+    return str(url.copy_with(port=port))
 
 
 def url_of(text: str, with_tls: bool) -> str:
-    """Return the base URL; what a person types may leave out scheme and port, and end in /v1. Raises ConfigError."""
+    """Return the base URL for what a person typed: scheme and port may be missing, and a /v1 at the end is dropped.
+
+    Raises ConfigError for what is no address of an HTTP server.
+    """
     has_scheme = "://" in text
     scheme = "https" if with_tls else "http"
-    url = text if has_scheme else f"{scheme}://{text}"
+    url = text
+    if not has_scheme:
+        url = f"{scheme}://{text}"
     try:
         scheme, host = httpx.URL(url).scheme, httpx.URL(url).host
         if host and not has_scheme and httpx.URL(url).port is None:
@@ -63,9 +71,11 @@ def url_of(text: str, with_tls: bool) -> str:
 
 
 def trust_of(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
-    """Return whom to trust over https, and who to say that one is. Raises ConfigError naming the file."""
+    """Return the TLS context of these files: CAs to trust, and a certificate to show. Raises ConfigError."""
     if (certificate is None) != (key is None):
-        missing, given = ("--tls-key", "--tls-cert") if key is None else ("--tls-cert", "--tls-key")
+        missing, given = "--tls-cert", "--tls-key"
+        if key is None:
+            missing, given = given, missing
         raise ConfigError(f"{missing} is missing: {given} needs it")
     try:
         trust = ssl.create_default_context(cafile=ca)

@@ -1,4 +1,4 @@
-"""Shows how a start, or a measurement, goes on: with a spinner on a terminal, else in plain lines."""
+"""Shows the progress of a start or of a measurement: with spinners and bars on a terminal, else in plain lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Self
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
@@ -19,16 +18,16 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.text import Text
 
 Tell = Callable[[str], None]
+"""Called with a line of progress."""
 
 
 @contextmanager
 def telling(console: Console, first: str) -> Iterator[Tell]:
-    """Show the latest message, at first `first`, behind a spinner on a terminal; elsewhere print a line for each."""
+    """Yield a function that shows a message: behind a spinner, at first with `first`, or as a line off a terminal."""
     if not console.is_interactive:
         yield lambda text: console.print(text, markup=False)
         return
@@ -37,13 +36,13 @@ def telling(console: Console, first: str) -> Iterator[Tell]:
 
 
 LINE_EVERY_S = 10.0
-"""Seconds between two lines of a stage off a terminal. Doubling it halves a log."""
+"""Seconds between two lines of a stage off a terminal."""
 _STAGE_BAR_WIDTH = 20
-"""Columns: beside stage, times and text it fits a terminal of 80."""
+"""Columns of a bar: beside stage, times and text it fits a terminal of 80."""
 
 
 class _Shown:
-    """A `Progress` with these columns, on a terminal. Use as `with`."""
+    """A `Progress` of rich with these columns, drawn on a terminal alone. Use as `with`."""
 
     def __init__(self, console: Console, *columns: ProgressColumn) -> None:
         self._console = console
@@ -61,9 +60,9 @@ class _Shown:
 
 
 class StageProgress(_Shown):
-    """Shows a bar for each stage of long work, with the time that is left.
+    """Shows a bar for each stage of long work, with the remaining time.
 
-    Off a terminal it prints a line when a stage begins, now and then, and when it is through.
+    Off a terminal it prints a line when a stage begins, every LINE_EVERY_S, and when it is through.
     """
 
     def __init__(self, console: Console) -> None:
@@ -74,7 +73,7 @@ class StageProgress(_Shown):
         self._printed_s: dict[str, float] = {}
 
     def tell(self, stage: str, text: str, done: int, total: int, unit: str = "") -> None:
-        """Show that `done` of `total` of a stage is through. unit: behind both."""
+        """Show that `done` of `total` of a stage is through, with a text. unit: what both count, such as " s"."""
         if not self._console.is_terminal:
             now_s = time.monotonic()
             if done >= total or now_s - self._printed_s.get(stage, -LINE_EVERY_S) >= LINE_EVERY_S:
@@ -87,35 +86,15 @@ class StageProgress(_Shown):
         self._progress.update(self._tasks[stage], description=text, completed=done, total=total)
 
 
-class DownloadProgress(_Shown):
-    """Shows how much of a download is there, how fast it comes and how long it takes; off a terminal in lines."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        super().__init__(console, TextColumn("{task.description}", markup=False), *columns)
-        self._printed_s = time.monotonic()
-
-    def tell(self, what: str, num_bytes: int, total_bytes: int) -> None:
-        """Show that so many bytes are there."""
-        if not self._console.is_terminal:
-            now_s = time.monotonic()
-            if now_s - self._printed_s >= LINE_EVERY_S:
-                self._console.print(f"{what}: {num_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB", markup=False)
-                self._printed_s = now_s
-            return
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total_bytes, completed=num_bytes)
-        self._progress.update(self._tasks[what], completed=num_bytes)
-
-
 class StartProgress(_Shown):
-    """Shows how a start goes on, as a `supervisor.Reporter`; off a terminal it prints a line a part."""
+    """Shows the progress of a system's start, a line for each part: a `Reporter` of `supervisor.py`."""
 
     def __init__(self, console: Console) -> None:
         part, text = TextColumn("{task.fields[part]:<10}"), TextColumn("{task.description}", markup=False)
         super().__init__(console, SpinnerColumn(finished_text="[green]✓[/]"), part, TimeElapsedColumn(), text)
 
     def progress(self, part: str, state: str, detail: str) -> None:
+        """Show the state of a part, such as "loading", and a detail."""
         text = f"{state} {detail}".rstrip()
         if not self._console.is_terminal:
             self._console.print(f"{part}: {text}", markup=False)

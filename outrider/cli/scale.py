@@ -1,4 +1,4 @@
-"""`outrider scale`: what the pools of a running system have, and how many workers one of them is to have."""
+"""`outrider scale`: shows the pools of a running system, and changes the number of workers of one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 _CALL_TIMEOUT_S = 10.0
 _POLL_S = 0.5
+"""Seconds between two calls while a pool changes."""
 _ROLES = {pb.ROLE_TARGET: "target", pb.ROLE_DRAFT: "draft"}
 
 
@@ -40,7 +41,9 @@ def scale(
     Workers that are too many finish what runs on them and are then ended.
     """
     with errors_as_lines():
-        folder = None if tls_dir is None else CertificateFolder(tls_dir, "--tls-dir", Role.LAUNCHER)
+        folder = None
+        if tls_dir is not None:
+            folder = CertificateFolder(tls_dir, "--tls-dir", Role.LAUNCHER)
         sizes = asyncio.run(_scale(Dialer(registry, Role.LAUNCHER, CONTROL_BYTES, folder), pool, count, wait, timeout))
         for size in sizes:
             typer.echo(_line(size))
@@ -52,7 +55,7 @@ async def _scale(
     give_up = time.monotonic() + timeout_s
     try:
         sizes = await _call(dialer, pb.ScaleRequest(pool=pool or "", count=count))
-        while wait and count is not None and not all(_is_reached(size) for size in sizes):
+        while wait and count is not None and not all(map(_is_reached, sizes)):
             if time.monotonic() > give_up:
                 raise DeadlineExceeded(f"after {timeout_s:g} s: {_line(sizes[0])}")
             note_console().print(_line(sizes[0]), style="dim", markup=False)
@@ -82,6 +85,9 @@ def _is_reached(size: pb.PoolSize) -> bool:
 
 
 def _line(size: pb.PoolSize) -> str:
-    states = {"serving": size.num_serving, "starting": size.num_starting, "draining": size.num_draining}
-    shown = ", ".join(f"{number} {state}" for state, number in states.items() if number or state == "serving")
-    return f"{size.pool} ({_ROLES.get(size.role, 'unknown')}): {shown}, {size.num_wanted} wanted"
+    counts = [f"{size.num_serving} serving"]
+    if size.num_starting:
+        counts.append(f"{size.num_starting} starting")
+    if size.num_draining:
+        counts.append(f"{size.num_draining} draining")
+    return f"{size.pool} ({_ROLES.get(size.role, 'unknown')}): {', '.join(counts)}, {size.num_wanted} wanted"

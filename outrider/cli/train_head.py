@@ -1,4 +1,4 @@
-"""`outrider train-head`: train a draft head, or a draft, for a target on what that target writes."""
+"""`outrider train-head`: trains a draft head, or a draft, for a target on text that the target generates."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from outrider.wire.requests.params import ANY_VOCABULARY, SamplingParams
 KINDS = ("eagle3", "medusa", "pass", "draft")
 LOSSES = ("kl", "lk")
 DEPTHS = {"eagle3": 3, "medusa": 4, "pass": 4, "draft": 1}
-"""Draft tokens that are trained for; a draft's are all alike. Doubling it makes an update cost as much more."""
+"""Draft tokens of a proposal that are trained for, by kind; those of a draft model are all alike."""
 HELD_APART = 48
-"""Prompts of that file that are used, the first ones. Doubling it narrows the intervals by a third and takes as much
-longer."""
+"""Most prompts that acceptance is measured on, the first of the file: their intervals are narrow enough to compare."""
 STOP_S = 60.0
-"""Seconds that a training has to finish an update and save it. Doubled, a hung one is waited for so much longer."""
+"""Seconds that a training has, once it is stopped, to finish an update and save it."""
 HELD_APART_OF = 8
-"""One prompt of so many is held apart where no others are named."""
+"""One prompt in this many is held apart where --held-apart names no others."""
 
 Kind = Annotated[str, typer.Argument(help=f"What to train: {', '.join(KINDS)}.", show_default=False)]
 Target = Annotated[str, typer.Option(help="Folder of the target.", show_default=False)]
@@ -129,7 +128,7 @@ def train_head(
             "start": start,
             "loss": _one_of("--loss", loss, LOSSES),
             "depth": depth or DEPTHS[kind],
-            "taps": None if taps is None else _numbers(taps),
+            "taps": _numbers(taps),
             "draft_vocab": draft_vocab,
             "updates": updates,
             "batch_size": batch_size,
@@ -153,9 +152,10 @@ def train_head(
 
 
 def trained(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
-    """Train in a process of its own, which has torch; return its report, None when it was stopped.
+    """Train in a child process, which imports torch, and return its report; None when it was stopped.
 
-    Raises OutriderError. On KeyboardInterrupt it waits until that process has saved.
+    task: as `outrider.training.train_head` takes it. Raises OutriderError. On KeyboardInterrupt it waits until that
+    process has saved.
     """
     report = None
     found = events_of("outrider.training.train_head", task, "training", STOP_S)
@@ -175,14 +175,14 @@ def trained(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
 
 
 def stopped(work: Path) -> str:
-    """Say whether a training that was stopped left something to go on from."""
+    """Return a sentence: whether a training that was stopped left something to go on from in its folder `work`."""
     if any(work.glob("text-*/*.npz")) or any(work.glob("*/checkpoint.pt")):
         return "stopped; the same command goes on from here"
     return "stopped before anything was written; the same command begins anew"
 
 
 def show(report: dict[str, Any], out: Path, console: Console) -> None:
-    """Print the acceptance by draft token."""
+    """Print a training's report: the acceptance probability of each draft token, and what the training took."""
     rows = report["acceptance"]
     depths = sorted({row["depth"] for row in rows})
     table = Table(title="acceptance of each draft token", title_justify="left", box=None, pad_edge=False)
@@ -190,17 +190,21 @@ def show(report: dict[str, Any], out: Path, console: Console) -> None:
         table.add_column(name)
     for depth in depths:
         table.add_column(f"token {depth}", justify="right", no_wrap=True)
-    for temperature, drafter in dict.fromkeys((row["temperature"], row["drafter"]) for row in _by_temperature(rows)):
-        own = {r["depth"]: r for r in rows if (r["temperature"], r["drafter"]) == (temperature, drafter)}
-        cells = [shown(own[d]["mean"], own[d]["error"]) if d in own else "-" for d in depths]
-        table.add_row(f"{temperature:g}", drafter, *cells)
+    lines = dict[tuple[float, str], dict[int, str]]()
+    for row in sorted(rows, key=lambda row: float(row["temperature"])):
+        cells = lines.setdefault((row["temperature"], row["drafter"]), {})
+        cells[row["depth"]] = shown(row["mean"], row["error"])
+    for (temperature, drafter), cells in lines.items():
+        table.add_row(f"{temperature:g}", drafter, *(cells.get(depth, "-") for depth in depths))
     console.print(table)
-    left = report["updates"] - report["updates_done"]
-    console.print(
+    text = (
         f"{out}: {report['updates_done']} updates on {report['num_tokens']} tokens of the target in "
         f"{report['seconds']} s of training, {report['peak_bytes'] / 2**20:.0f} MiB of memory at most"
-        + (f"; {left} updates are left, which the same command makes" if left else "")
     )
+    num_remaining = report["updates"] - report["updates_done"]
+    if num_remaining:
+        text += f"; {num_remaining} updates are left, which the same command makes"
+    console.print(text)
     console.print(
         "Acceptance: the sum of min(target, draft) after draft tokens that were accepted; at temperature 0 how often "
         "both have the same best token. After ± the 95 % interval over prompts. draft: of --start.",
@@ -208,12 +212,8 @@ def show(report: dict[str, Any], out: Path, console: Console) -> None:
     )
 
 
-def _by_temperature(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: float(row["temperature"]))
-
-
 def _split(texts: list[str], held_apart: Path | None) -> tuple[list[str], list[str]]:
-    """Return the prompts to train on, and those to measure on: of another file, or some of these."""
+    """Return the prompts to train on, and those to measure on: the other file's, or some of these."""
     if held_apart is not None:
         return texts, first_prompts(held_apart, HELD_APART)
     if len(texts) < 2:
@@ -224,7 +224,6 @@ def _split(texts: list[str], held_apart: Path | None) -> tuple[list[str], list[s
 
 
 def _prompts(path: Path) -> list[str]:
-    """Return the prompts of a JSONL file or the lines of a text. Raises ConfigError."""
     if path.suffix == ".jsonl":
         return read_prompts(path)
     try:
@@ -233,7 +232,9 @@ def _prompts(path: Path) -> list[str]:
         raise ConfigError(f"cannot read prompts from {path}: {error}") from None
 
 
-def _numbers(text: str) -> list[int]:
+def _numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -247,12 +248,19 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
 
 
 def _check(task: dict[str, Any], num_prompts: int, depth: int | None) -> None:
-    """Raise ConfigError for a number that makes no sense, and for an option that the kind does not have."""
+    """Raise ConfigError for a wrong value, and for an option that the kind does not have."""
     kind = task["kind"]
-    least = {"num-prompts": num_prompts, **{name: task[name] for name in ("updates", "batch_size", "max_tokens")}}
-    for name, value in {**least, "depth": 1 if depth is None else depth}.items():
+    counts = {
+        "num-prompts": num_prompts,
+        "updates": task["updates"],
+        "batch-size": task["batch_size"],
+        "max-tokens": task["max_tokens"],
+    }
+    if depth is not None:
+        counts["depth"] = depth
+    for name, value in counts.items():
         if value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}, must be at least 1")
+            raise ConfigError(f"--{name} is {value}, must be at least 1")
     if task["seconds"] is not None and not task["seconds"] > 0:
         raise ConfigError(f"--seconds is {task['seconds']}, must be above 0")
     for name in ("target", "start"):
@@ -260,8 +268,8 @@ def _check(task: dict[str, Any], num_prompts: int, depth: int | None) -> None:
             raise ConfigError(
                 f"--{name} is {task[name]!r}, and there is no such folder; training needs a model's files"
             )
-    for each in task["temperatures"]:
-        SamplingParams(temperature=each).check(ANY_VOCABULARY)
+    for temperature in task["temperatures"]:
+        SamplingParams(temperature=temperature).check(ANY_VOCABULARY)
     if kind == "draft" and task["start"] is None:
         raise ConfigError("a draft is trained on from one that is there: name it with --start")
     of_eagle3 = ("taps", "draft_vocab")

@@ -1,4 +1,5 @@
-"""The laboratory: measures a pair and chooses its settings. No worker and no gateway imports it.
+"""Measures a pair of models and recommends settings for it: `outrider alpha` and `outrider tune`.
 
-Only `lab.models` imports torch. Start at `tune.py`.
+Imports the SDK, the command line's parts and `wire`; no worker and no gateway imports it. Only `lab.models` imports
+torch, in a process of its own. Start at `tune.py`.
 """

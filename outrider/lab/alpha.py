@@ -1,4 +1,7 @@
-"""`outrider alpha`: how well drafters guess a target, before anything is deployed."""
+"""`outrider alpha`: measures how often a target would accept what drafters propose, before anything is deployed.
+
+`lab/models/alpha.py` does the work in a child process, which imports torch.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,8 @@ from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.system import demo_model
 
 KINDS = (Drafter.MODEL, *TABLE_DRAFTERS)
+"""Drafters that can be measured."""
 DTYPES = get_args(TargetConfig.model_fields["dtype"].annotation)
-_PARTS = {None, *TABLE_DRAFTERS}
-_COMBINED = [each for each in Drafter if each.needs_draft_worker and each.own in _PARTS and each is not Drafter.MODEL]
 
 Draft = Annotated[
     list[str] | None,
@@ -70,14 +72,12 @@ def alpha(
             raise ConfigError(f"--dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
         texts = first_prompts(prompts, num_prompts)
         drafters = [drafter_of(text) for text in draft or [demo_model("draft")]]
-        for model in (target, *(each["source"] for each in drafters if each["kind"] == "model")):
-            if model is not None:
-                local_path(model)  # what is not there is told at once
-        settings = [
-            {"temperature": each, "top_p": top_p, "top_k": top_k, "min_p": min_p} for each in temperature or [0.0, 1.0]
-        ]
-        for each in settings:
-            SamplingParams(**each).check(ANY_VOCABULARY)  # type: ignore[arg-type]
+        _check_paths(target, drafters)
+        settings = list[dict[str, float]]()
+        for of_setting in temperature or [0.0, 1.0]:
+            settings.append({"temperature": of_setting, "top_p": top_p, "top_k": top_k, "min_p": min_p})
+        for setting in settings:
+            SamplingParams(**setting).check(ANY_VOCABULARY)  # type: ignore[arg-type]
         task = {
             "target": target or demo_model("target"),
             "drafters": drafters,
@@ -94,10 +94,31 @@ def alpha(
             show(rows, answer_console())
 
 
+def _check_paths(target: str | None, drafters: list[dict[str, str | None]]) -> None:
+    """Raise ConfigError for a model's path that leads nowhere, before anything is measured."""
+    if target is not None:
+        local_path(target)
+    for drafter in drafters:
+        if drafter["kind"] == "model" and drafter["source"] is not None:
+            local_path(drafter["source"])
+
+
+def _is_combined(text: str) -> bool:
+    # "ngram+model": n-grams, and the draft model where they have nothing
+    if text not in [drafter.value for drafter in Drafter]:
+        return False
+    drafter = Drafter(text)
+    own_drafters = {None, *TABLE_DRAFTERS}
+    return drafter.needs_draft_worker and drafter.own in own_drafters and drafter is not Drafter.MODEL
+
+
 def drafter_of(text: str) -> dict[str, str | None]:
-    """Read one drafter of the command line. Raises ConfigError naming what is missing."""
+    """Parse a drafter of the command line, such as model:FOLDER. Returns its kind and source; None for no source.
+
+    Raises ConfigError for a text that names none.
+    """
     kind, _, source = text.partition(":")
-    if text in _COMBINED:
+    if _is_combined(text):
         parts = text.replace("&", "+").replace("+", " and ")
         raise ConfigError(f"--draft {text}: measure its two parts, {parts}, one beside the other")
     if kind not in KINDS:
@@ -112,13 +133,18 @@ def drafter_of(text: str) -> dict[str, str | None]:
             raise ConfigError(f"--draft {text}: {kind} learns from the answer itself and takes no file")
         return {"kind": kind, "source": None}
     if not source:
-        what = "a text file" if Drafter(kind).reads_text else "a model folder"
+        what = "a model folder"
+        if Drafter(kind).reads_text:
+            what = "a text file"
         raise ConfigError(f"--draft {text}: {kind} needs {what}, such as {kind}:PATH")
     return {"kind": kind, "source": source}
 
 
 def measured(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
-    """Measure in a process of its own, which has torch. Raises OutriderError with what is wrong."""
+    """Measure in a child process, which imports torch, and return a row for each setting and drafter.
+
+    task: as `outrider.lab.models.alpha` takes it. Raises OutriderError.
+    """
     found = events_of("outrider.lab.models.alpha", task, "measurement", grace_s=1.0)
     with telling(notes, "starting") as tell, closing(found) as events:
         for event in events:
@@ -130,19 +156,16 @@ def measured(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """Print a table for each setting."""
+    """Print a table for each setting, and one of the draft's best temperatures."""
     names = names_of({row["drafter"] for row in rows})
-    for setting in {json.dumps(row["setting"]): row["setting"] for row in rows}.values():
-        own = [row for row in rows if row["setting"] == setting]
-        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-        words = ", ".join(f"{name} {value:g}" for name, value in setting.items() if off.get(name) != value)
-        title = f"{words}; {own[0]['num_tokens']} tokens of the target"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        table.add_column("drafter", overflow="fold")
-        for name in ("alpha", "coupled", "at least", "greedy", "drafts at"):
-            table.add_column(name, justify="right", no_wrap=True)
+    rows_by_setting = dict[str, list[dict[str, Any]]]()
+    for row in rows:
+        rows_by_setting.setdefault(json.dumps(row["setting"]), []).append(row)
+    for own in rows_by_setting.values():
+        title = f"{_setting_text(own[0]['setting'])}; {own[0]['num_tokens']} tokens of the target"
+        table = _table(title, "alpha", "coupled", "at least", "greedy", "drafts at")
         for row in own:
-            estimates = (shown(**row[name]) for name in ("alpha", "coupled", "bound", "greedy"))
+            estimates = [shown(**row[name]) for name in ("alpha", "coupled", "bound", "greedy")]
             table.add_row(names[row["drafter"]], *estimates, f"{100 * row['drafted']['mean']:.0f} %")
         console.print(table)
     console.print(
@@ -154,38 +177,64 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     _show_temperatures(rows, names, console)
 
 
-def _show_temperatures(rows: list[dict[str, Any]], names: Mapping[str, str], console: Console) -> None:
-    table = Table(
-        title="The draft's best temperature, where the target keeps its own",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-    )
+def _setting_text(setting: Mapping[str, float]) -> str:
+    # {"temperature": 1.0, "top_p": 0.9, "top_k": 0, "min_p": 0.0}: "temperature 1, top_p 0.9"
+    off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    return ", ".join(f"{name} {value:g}" for name, value in setting.items() if off.get(name) != value)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("drafter", overflow="fold")
-    for name in ("target's", "best", "alpha there", "gain"):
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _show_temperatures(rows: list[dict[str, Any]], names: Mapping[str, str], console: Console) -> None:
+    title = "The draft's best temperature, where the target keeps its own"
+    table = _table(title, "target's", "best", "alpha there", "gain")
     for row in rows:
         best = row["draft_temperature"]
         if best is not None:
-            numbers = (f"{temperature:g}" for temperature in (row["setting"]["temperature"], best["temperature"]))
-            table.add_row(names[row["drafter"]], *numbers, shown(**best["alpha"]), shown(**best["gain"]))
+            table.add_row(
+                names[row["drafter"]],
+                f"{row['setting']['temperature']:g}",
+                f"{best['temperature']:g}",
+                shown(**best["alpha"]),
+                shown(**best["gain"]),
+            )
     console.print(table)
 
 
 def shown(mean: float | None, error: float | None) -> str:
-    """Return an estimate's mean and error as text."""
+    """Return an estimate as text. error: half the width of its 95 % interval; None where it has none."""
     if mean is None:
         return "-"
-    return f"{mean:.3f}" if error is None else f"{mean:.3f}±{error:.3f}"
+    if error is None:
+        return f"{mean:.3f}"
+    return f"{mean:.3f}±{error:.3f}"
 
 
 def names_of(drafters: Collection[str]) -> dict[str, str]:
-    """Return each drafter with the end of its path, so that a row is a line: as much of it as no other one has."""
+    """Return the short name of each drafter: its kind and as much of the end of its path as no other drafter has."""
+    # "model:/a/x", "model:/b/x": "model:a/x", "model:b/x"
+    num_drafters = Counter[str]()
+    for drafter in drafters:
+        num_drafters.update(_ends(drafter))
+    names = dict[str, str]()
+    for drafter in drafters:
+        names[drafter] = drafter
+        for end in _ends(drafter):
+            if num_drafters[end] == 1:
+                names[drafter] = end
+                break
+    return names
 
-    def ends(drafter: str) -> list[str]:
-        kind, _, source = drafter.partition(":")
-        parts = Path(source).parts
-        return [f"{kind}:{Path(*parts[start:])}" for start in reversed(range(len(parts)))] or [kind]
 
-    num_of = Counter(end for drafter in drafters for end in ends(drafter))
-    return {drafter: next((end for end in ends(drafter) if num_of[end] == 1), drafter) for drafter in drafters}
+def _ends(drafter: str) -> list[str]:
+    # "model:/a/x": ["model:x", "model:a/x", "model:/a/x"]
+    kind, _, source = drafter.partition(":")
+    parts = Path(source).parts
+    ends = [f"{kind}:{Path(*parts[start:])}" for start in reversed(range(len(parts)))]
+    return ends or [kind]

@@ -1,4 +1,4 @@
-"""`outrider demo`: the whole system once, three ways to draft, how fast each is here, and the proof of the text."""
+"""`outrider demo`: runs the whole system once, measures three ways to draft, and proves the text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.wire.processes.processes import StopFlag
 from outrider.wire.settings.system import DEMO_NAME, SystemConfig, demo_model
 
 _NEAR_TIE = 1e-4
-"""Two logits closer than this may change places when only the order of float32 additions differs."""
+"""Difference of two logits below which the order of float32 additions may decide which is larger."""
 
 
 def demo(
@@ -38,6 +38,7 @@ def demo(
     with failures_as_lines(notes):
         settings = SystemConfig.read(_settings(no_ray))
         shown = parts()
+        measured = list[Measured]()
         stop = StopFlag()
         stop.install()
         with Supervisor(settings, stop, log_to(notes, verbose, stop)) as system:
@@ -48,8 +49,9 @@ def demo(
             console.print(legend())
             with Client(endpoints.grpc) as client:
                 asking = Asking(client, max_tokens, REPETITION_PENALTY, stop)
-                measured = [_show(asking, number, part) for number, part in enumerate(shown, start=1)]
-        answers = [answer for each in measured for answer in each.answers]
+                for number, part in enumerate(shown, start=1):
+                    measured.append(_show(asking, number, part))
+        answers = _answers_of(measured)
         notes.print(
             "\nThe proof: transformers' generate makes the same answers in another process, without drafts; "
             f"about a minute, {REFERENCE_TIMEOUT_S / 60:g} at most"
@@ -63,34 +65,44 @@ def demo(
 
 
 def _settings(no_ray: bool) -> dict[str, object]:
-    """Return settings with any free ports, since nobody else calls, and float32, which the comparison needs."""
+    ray: dict[str, object] | None = {}
+    if no_ray:
+        ray = None
     return {
+        # float32: the comparison needs the bits of transformers' own forward
         "target": {"model": demo_model("target"), "dtype": "float32"},
         "draft": {"model": demo_model("draft"), "dtype": "float32"},
         "gateway": {"port": 0, "grpc_port": 0, "model_name": DEMO_NAME},
-        "ray": None if no_ray else {},
+        "ray": ray,
     }
 
 
 def _show(asking: Asking, number: int, part: Part) -> Measured:
-    """Print the first prompt's answer as it comes, then measure all of the part's."""
-    console, notes = answer_console(), note_console()
+    _print_first_answer(asking, number, part)
+    notes = note_console()
+    pairs = []
+    with telling(notes, "measuring") as tell:
+        for index, prompt in enumerate(part.prompts, start=1):
+            pairs.append(measure(asking, prompt, part.speculation, part.before))
+            if notes.is_terminal:
+                tell(f"measuring: {index} of {len(part.prompts)} prompts, with drafts and without in turn")
+    measured = Measured(pairs)
+    answer_console().print(f"   {_speed(measured)}")
+    return measured
+
+
+def _print_first_answer(asking: Asking, number: int, part: Part) -> None:
+    console = answer_console()
     console.print(f"\n{number}. {part.title}: {part.says}", style="bold")
     prompt = part.prompts[0]
     plain = asking.answer(prompt, False)
     console.print(prompt, style="dim", end="")
     printer = AnswerPrinter(console)
-    asking.answer(prompt, part.speculation, None if part.before is None else part.before(plain.text), printer.show)
+    prediction = None
+    if part.before is not None:
+        prediction = part.before(plain.text)
+    asking.answer(prompt, part.speculation, prediction, printer.show)
     printer.end()
-    pairs = []
-    with telling(notes, "measuring") as tell:
-        for index, each in enumerate(part.prompts, start=1):
-            pairs.append(measure(asking, each, part.speculation, part.before))
-            if notes.is_terminal:
-                tell(f"measuring: {index} of {len(part.prompts)} prompts, with drafts and without in turn")
-    measured = Measured(pairs)
-    console.print(f"   {_speed(measured)}")
-    return measured
 
 
 def _speed(measured: Measured) -> str:
@@ -102,44 +114,51 @@ def _speed(measured: Measured) -> str:
 
 
 def report(shown: Sequence[Part], measured: Sequence[Measured], comparison: Comparison) -> None:
-    """Print the table, what does not pay here and why, and the proof."""
+    """Print a table of the parts, why one does not pay on this machine, and whether the text is the target's."""
     console = answer_console()
-    answers = [answer for each in measured for answer in each.answers]
+    answers = _answers_of(measured)
     wrong = {id(answers[difference["answer"]]) for difference in comparison.differences}
     table = Table(box=None, pad_edge=False)
-    for name in ("drafts by", "over plain", "accepted", "tokens/pass", "the target's text"):
-        table.add_column(name, justify="left" if name == "drafts by" else "right", no_wrap=True)
-    for part, each in zip(shown, measured, strict=True):
-        usage = each.usage
+    table.add_column("drafts by", no_wrap=True)
+    for name in ("over plain", "accepted", "tokens/pass", "the target's text"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part, own in zip(shown, measured, strict=True):
+        usage = own.usage
         accepted = f"{figure(usage.acceptance_rate)} ({usage.num_accepted_tokens}/{usage.num_draft_tokens})"
-        is_own = _is_own(each.answers, wrong)
-        table.add_row(part.title, f"{each.speedup:.2f}x", accepted, figure(usage.tokens_per_target_pass), is_own)
+        num_wrong = len(wrong.intersection(map(id, own.answers)))
+        right = f"{len(own.answers) - num_wrong} of {len(own.answers)}"
+        table.add_row(part.title, f"{own.speedup:.2f}x", accepted, figure(usage.tokens_per_target_pass), right)
     console.print()
     console.print(table)
-    for part, each in zip(shown, measured, strict=True):
-        if each.speedup < 1:
-            console.print(f"\n{part.title} does not pay on this machine: {_why_not(each)}")
+    for part, own in zip(shown, measured, strict=True):
+        if own.speedup < 1:
+            console.print(f"\n{part.title} does not pay on this machine: {_why_not(own)}")
     for difference in comparison.differences:
-        near = ", a near-tie" if difference["top2_gap"] < _NEAR_TIE else ""
-        console.print(
+        text = (
             f"  answer {difference['answer']} differs at position {difference['position']}: token "
             f"{difference['found']}, the target alone says {difference['expected']}; "
-            f"its two best logits are {difference['top2_gap']:.2g} apart{near}"
+            f"its two best logits are {difference['top2_gap']:.2g} apart"
         )
-    verdict = "no" if comparison.differences else "yes"
+        if difference["top2_gap"] < _NEAR_TIE:
+            text += ", a near-tie"
+        console.print(text)
+    verdict = "yes"
+    if comparison.differences:
+        verdict = "no"
     console.print(
         f"\nmatches target alone: {verdict} ({comparison.num_answers} answers, {comparison.num_tokens} tokens, "
         "against transformers' generate in another process)"
     )
 
 
-def _is_own(answers: Sequence[DemoAnswer], wrong: set[int]) -> str:
-    num_own = sum(id(answer) not in wrong for answer in answers)
-    return f"{num_own} of {len(answers)}"
+def _answers_of(measured: Sequence[Measured]) -> list[DemoAnswer]:
+    answers = list[DemoAnswer]()
+    for own in measured:
+        answers += own.answers
+    return answers
 
 
 def _why_not(measured: Measured) -> str:
-    """Say what a round costs and brings."""
     return (
         f"a round with drafts takes {measured.round_cost:.1f} times as long as a plain step, and makes "
         f"{figure(measured.usage.tokens_per_target_pass)} tokens. The target is so small that its draft costs nearly "

@@ -1,7 +1,7 @@
-"""What `outrider demo` shows: three ways to draft, each with prompts whose answers are of the kind that it is for.
+"""The three ways to draft that `outrider demo` shows, each with prompts for whose outputs it is made.
 
-The demo target follows no instructions: it goes on with Python. Under a penalty on repetition its greedy text does not
-run in circles.
+The demo target follows no instructions: it continues Python. With a penalty on repetition its greedy output has no
+loops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.wire.settings.system import demo_model
 
 REPETITION_PENALTY = 1.1
 NUM_DRAFT_TOKENS = 5
-"""Tokens that the draft model drafts a round, fixed: the demo shows what drafts do, whether they pay here or not."""
+"""Draft tokens of the draft model a round, fixed: the demo shows them whether they pay on this machine or not."""
 NUM_PROMPTS = 5
 
 
@@ -26,16 +26,16 @@ class Part:
 
     title: str
     says: str
-    """What is shown, in a sentence."""
+    """A sentence on what this way does."""
     prompts: tuple[str, ...]
-    """The first one's answer is shown."""
+    """Prompts that are measured; the output of the first is printed, too."""
     speculation: Speculation
     before: Callable[[str], str] | None = None
-    """Returns the text before an edit from the one after it: the request's prediction. None = there is none."""
+    """Returns the request's prediction, a text before an edit, from the plain output; None for no prediction."""
 
 
 def parts() -> list[Part]:
-    """Return them in order. Raises ConfigError where only the package is installed."""
+    """Return the three ways in order. Raises ConfigError where the demo pair is not installed."""
     held_out = read_prompts(Path(demo_model("target")).parent / "prompts.jsonl")
     return [
         Part(
@@ -61,7 +61,7 @@ def parts() -> list[Part]:
 
 
 def before_edit(after: str) -> str:
-    """Return a text as it was before an edit that put in its third line."""
+    """Return the text without its third line, which an edit is taken to have put in."""
     lines = after.split("\n")
     return "\n".join(lines[:2] + lines[3:])
 

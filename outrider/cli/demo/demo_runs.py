@@ -1,4 +1,4 @@
-"""What the demo measures: the same greedy answers with and without drafts, and who else would give them."""
+"""Measures the same greedy outputs with drafts and without, and compares them with transformers' own. For `demo.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,24 +17,24 @@ from outrider.wire.processes.processes import LOOK_S, Child, StopFlag
 from outrider.wire.settings.system import demo_model
 
 REFERENCE_TIMEOUT_S = 600.0
-"""Seconds for transformers' own answers."""
+"""Seconds that transformers may take for its own outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoAnswer:
-    """One greedy answer."""
+    """One greedy output."""
 
     prompt: str
     text: str
     ids: list[int]
     usage: Usage
     elapsed_s: float
-    """From the call to the last token, as the client saw it."""
+    """Seconds from the call to the last token, by the client's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How the demo asks for its answers."""
+    """What all requests of the demo have in common."""
 
     client: Client
     max_tokens: int
@@ -48,7 +48,7 @@ class Asking:
         prediction: str | None = None,
         show: Callable[[Round], None] = lambda round_: None,
     ) -> DemoAnswer:
-        """Stream one greedy answer. Raises StopRequested between two rounds."""
+        """Stream one greedy output. show: called with each round. Raises StopRequested between two rounds."""
         started = time.perf_counter()
         rounds: list[Round] = []
         options = GenerateOptions(
@@ -64,95 +64,128 @@ class Asking:
                 self.stop.check()
                 show(round_)
                 rounds.append(round_)
-        usage = rounds[-1].usage if rounds else None
-        if usage is None:
+        if not rounds or rounds[-1].usage is None:
             raise OutriderError("the gateway ended the stream without its last message")
-        text = "".join(round_.text_delta for round_ in rounds)
-        return DemoAnswer(prompt, text, list(_ids(rounds)), usage, time.perf_counter() - started)
+        elapsed_s = time.perf_counter() - started
+        text = ""
+        ids = list[int]()
+        for round_ in rounds:
+            text += round_.text_delta
+            ids += [token.id for token in round_.tokens]
+        return DemoAnswer(prompt, text, ids, rounds[-1].usage, elapsed_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The same answer without drafts and with them, each made twice."""
+    """The same output without drafts and with them, each generated twice."""
 
     plain: tuple[DemoAnswer, DemoAnswer]
     drafted: tuple[DemoAnswer, DemoAnswer]
 
     @property
     def answers(self) -> list[DemoAnswer]:
+        """All four outputs."""
         return [*self.plain, *self.drafted]
 
     @property
     def speedup(self) -> float:
-        """Times as fast as without drafts."""
-        return sum(one.elapsed_s for one in self.plain) / sum(one.elapsed_s for one in self.drafted)
+        """Speed with drafts over that without."""
+        return _elapsed_s(self.plain) / _elapsed_s(self.drafted)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of one part of the demo."""
+    """The outputs of one way to draft."""
 
     pairs: list[Pair]
-    """By prompt."""
+    """Outputs by prompt."""
 
     @property
     def speedup(self) -> float:
-        """Median over the prompts."""
-        return statistics.median(pair.speedup for pair in self.pairs)
+        """Median over the prompts of the speed with drafts over that without."""
+        return statistics.median(self.speedups)
 
     @property
     def speedups(self) -> list[float]:
-        """From the smallest to the largest."""
+        """Speed with drafts over that without, of each prompt, ascending."""
         return sorted(pair.speedup for pair in self.pairs)
 
     @property
     def usage(self) -> Usage:
-        """Of the answers with drafts."""
-        return total_usage([answer.usage for pair in self.pairs for answer in pair.drafted])
+        """Total usage of the outputs with drafts."""
+        return _total_usage(self._drafted)
 
     @property
     def answers(self) -> list[DemoAnswer]:
-        return [answer for pair in self.pairs for answer in pair.answers]
+        """All outputs of all prompts."""
+        answers = list[DemoAnswer]()
+        for pair in self.pairs:
+            answers += pair.answers
+        return answers
+
+    @property
+    def _drafted(self) -> list[DemoAnswer]:
+        answers = list[DemoAnswer]()
+        for pair in self.pairs:
+            answers += pair.drafted
+        return answers
+
+    @property
+    def _plain(self) -> list[DemoAnswer]:
+        answers = list[DemoAnswer]()
+        for pair in self.pairs:
+            answers += pair.plain
+        return answers
 
     @property
     def round_cost(self) -> float:
         """Time of a round with drafts over that of a plain step."""
-        plain = [answer for pair in self.pairs for answer in pair.plain]
-        drafted = [answer for pair in self.pairs for answer in pair.drafted]
-        return _step_s(drafted) / _step_s(plain)
+        return _step_s(self._drafted) / _step_s(self._plain)
 
 
 def _step_s(answers: Sequence[DemoAnswer]) -> float:
-    """Return the seconds of a pass of the target, all around it included."""
-    usage = total_usage([answer.usage for answer in answers])
-    return sum(answer.elapsed_s for answer in answers) / max(1, usage.num_rounds + usage.num_plain_steps)
+    """Return the seconds of an output for each step of the target."""
+    usage = _total_usage(answers)
+    return _elapsed_s(answers) / max(1, usage.num_rounds + usage.num_plain_steps)
+
+
+def _elapsed_s(answers: Sequence[DemoAnswer]) -> float:
+    return sum(answer.elapsed_s for answer in answers)
+
+
+def _total_usage(answers: Sequence[DemoAnswer]) -> Usage:
+    return total_usage([answer.usage for answer in answers])
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How answers compare with transformers' own `generate` on the target."""
+    """Differences between outputs and those of transformers' `generate` on the target."""
 
     num_answers: int
     num_tokens: int
+    """Tokens of all outputs that were compared."""
     differences: list[dict[str, Any]]
-    """answer, position, expected, found, top2_gap."""
+    """First difference of each output that has one: answer, position, expected, found, top2_gap."""
 
 
 def measure(asking: Asking, prompt: str, speculation: Speculation, before: Callable[[str], str] | None) -> Pair:
-    """Return answers to a prompt without and with drafts, in turn, so that what else the machine does falls on both.
+    """Generate the output for a prompt plain, twice with drafts, and plain: what else the machine does falls on both.
 
-    before: makes the prediction from the answer.
+    before: returns the request's prediction from the plain output; None for no prediction.
     """
     first = asking.answer(prompt, False)
-    prediction = None if before is None else before(first.text)
-    drafted = [asking.answer(prompt, speculation, prediction) for _ in range(2)]
-    return Pair((first, asking.answer(prompt, False)), (drafted[0], drafted[1]))
+    prediction = None
+    if before is not None:
+        prediction = before(first.text)
+    drafted = asking.answer(prompt, speculation, prediction)
+    again = asking.answer(prompt, speculation, prediction)
+    return Pair((first, asking.answer(prompt, False)), (drafted, again))
 
 
 def compare(
     model: str, max_tokens: int, repetition_penalty: float, answers: Sequence[DemoAnswer], stop: StopFlag
 ) -> Comparison:
-    """Have a separate process generate from the prompts with transformers, and compare. Ends the process."""
+    """Generate from the same prompts with transformers in another process, and return the differences."""
     task = {
         "model": model,
         "max_tokens": max_tokens,
@@ -176,11 +209,15 @@ def read_prompts(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read prompts from {path}: {error}") from None
-    return [_prompt_of(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    prompts = list[str]()
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            prompts.append(_prompt_of(line, f"{path}, line {number}"))
+    return prompts
 
 
 def first_prompts(path: Path | None, count: int) -> list[str]:
-    """Return the first prompts of a file, by default the demo pair's. Raises ConfigError when it has none."""
+    """Return the first `count` prompts of a file, by default the demo pair's. Raises ConfigError where it has none."""
     file = path or Path(demo_model("target")).parent / "prompts.jsonl"
     texts = read_prompts(file)[:count]
     if not texts:
@@ -194,16 +231,10 @@ def _prompt_of(line: str, where: str) -> str:
         item = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{where} is no JSON ({error}); {wanted}") from None
-    prompt = item.get("prompt") if isinstance(item, dict) else None
-    if not isinstance(prompt, str):
+    if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
         raise ConfigError(f"{where} is {line[:80]!r}; {wanted}")
+    prompt: str = item["prompt"]
     return prompt
-
-
-def _ids(rounds: Sequence[Round]) -> Iterator[int]:
-    for round_ in rounds:
-        for token in round_.tokens:
-            yield token.id
 
 
 def _await_compared(child: Child, stop: StopFlag) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""`outrider doctor`: what would go wrong on this machine, and with a pair, before anything is started."""
+"""`outrider doctor`: finds what would go wrong on this machine, and with a pair, before anything is started."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Annotated, Any
@@ -55,22 +56,29 @@ def doctor(
     with errors_as_lines():
         if dtype not in DTYPES:
             raise ConfigError(f"--dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
-        tables = [each for each in draft or () if each.partition(":")[0] in TABLE_DRAFTERS]
-        drafts = [each for each in draft or () if each not in tables]
+        tables, drafts = list[str](), list[str]()
+        for name in draft or ():
+            if name.partition(":")[0] in TABLE_DRAFTERS:
+                tables.append(name)
+            else:
+                drafts.append(name)
         if target is None and drafts:
             raise ConfigError(f"--draft is {drafts[0]} and there is no target; say --target MODEL")
         no_models = None
         if target is None:
             try:
-                target, drafts = demo_model("target"), [] if tables else [demo_model("draft")]
+                demo_target = demo_model("target")
+                if not tables:
+                    drafts = [demo_model("draft")]
+                target = demo_target
             except ConfigError as error:
                 no_models = Finding("models", "warning", error.message)
         task = {"target": target, "drafts": drafts, "device": device, "dtype": dtype}
-        found, console = list[Finding](), answer_console()
+        console = answer_console()
+        counts = Counter[str]()
         for finding in findings_of(task, tables, host, port, grpc_port, console, no_models):
-            found.append(finding)
+            counts[finding.state] += 1
             show(console, finding)
-        counts = {state: sum(each.state == state for each in found) for state in STYLES}
         console.print(f"\nproblems: {counts['problem']}, warnings: {counts['warning']}, ok: {counts['ok']}")
         if counts["problem"]:
             raise typer.Exit(EXIT_FAILED)
@@ -85,34 +93,38 @@ def findings_of(
     console: Console,
     no_models: Finding | None,
 ) -> Iterator[Finding]:
-    """Yield all findings, of the machine and of the pair.
+    """Yield the findings of the machine's checks, then of the pair's.
 
     task: target, drafts, device and dtype as `outrider.engine.checkup` takes them. tables: drafters without a model.
-    console: where findings are printed; on a terminal the spinner is drawn there, too, so that lines go above it.
-    no_models: why there is no target to look at.
+    console: console of the findings; on a terminal the spinner is drawn below them. no_models: the finding that there
+    is no target; None where there is one.
     """
     has_engine = True
-    for finding in checks(host, port, grpc_port, min(1, len(task["drafts"]))):  # each draft is looked at by itself
-        has_engine = has_engine and not (finding.check == "extra engine" and finding.state == "problem")
+    for finding in checks(host, port, grpc_port, min(1, len(task["drafts"]))):  # each draft is checked by itself
+        if finding.check == "extra engine" and finding.state == "problem":
+            has_engine = False
         yield finding
-    for each in tables:
-        yield Finding(f"draft {each}", "ok", "needs no model: it takes the target's tokens")
+    for table in tables:
+        yield Finding(f"draft {table}", "ok", "needs no model: it takes the target's tokens")
     if no_models is not None:
         yield no_models
     if not has_engine:
         return  # torch is what reads the rest
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # a check fetches no weights
     made = events_of("outrider.engine.checkup", task, "check of the pair", grace_s=1.0, env=offline)
-    shown = console if console.is_interactive else note_console()
+    progress_console = console
+    if not console.is_interactive:
+        progress_console = note_console()
     try:
-        with telling(shown, "importing torch"), closing(made) as events:
-            yield from (Finding(**{name: event[name] for name in Finding.__slots__}) for event in events)
+        with telling(progress_console, "importing torch"), closing(made) as events:
+            for event in events:
+                yield Finding(event["check"], event["state"], event["found"], event["remedy"])
     except OutriderError as error:
         yield Finding("torch", "problem", error.message, "pip check: do the libraries fit together?")
 
 
 def show(console: Console, finding: Finding) -> None:
-    """Print a finding in a line, and the remedy in another."""
+    """Print a finding as a line, and its remedy as another."""
     state = Text(f"{finding.state:<8}", STYLES[finding.state])
     console.print(Text.assemble(state, " ", (finding.check, "bold"), f": {finding.found}"))
     if finding.remedy and finding.state != "ok":

@@ -1,4 +1,4 @@
-"""Checks of this machine for `outrider doctor`: what would go wrong here, the value found, and the remedy. No torch."""
+"""Checks of this machine for `outrider doctor`, each with what was found and a remedy. Imports no torch."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ WITHOUT: dict[str, tuple[State, str]] = {
     "certs": ("ok", "no `outrider certs`"),
     "quant": ("ok", "no checkpoints that torchao quantised"),
     "trace": ("ok", "no trace_endpoint"),
-    "tune": ("ok", "no `--png` of `outrider tune` and `outrider bench`"),
+    "tune": ("ok", "no `--png` of `outrider tune`"),
 }
-"""By extra of the package: how bad it is that something of it is missing, and what does not work then."""
+"""By extra of the package: the state of a finding that a library of it is missing, and what does not work then."""
 RAY_STORE_BYTES = 100 << 20
-"""What `outrider up` lets Ray keep in shared memory."""
+"""Shared memory that `outrider up` gives Ray's object store."""
 OWN_FILES = 256
-"""Files that a gateway holds beside its users' connections, about. Doubled, a lower limit is warned of."""
+"""Files that a gateway holds beside its users' connections, about."""
 SPARE_DISK_BYTES = 1 << 30
-"""Less is warned of: logs, the compiled forward and downloads go there. Doubled, it is warned of sooner."""
+"""Free bytes below which there is a warning: logs, the compiled forward and downloads need them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,19 @@ class Finding:
     """The outcome of one check."""
 
     check: str
+    """Name of the check."""
     state: State
     found: str
+    """What was found, for people."""
     remedy: str = ""
+    """What to do where the state is not ok."""
 
 
 def checks(host: str, port: int, grpc_port: int, num_drafts: int) -> Iterator[Finding]:
-    """Check all that needs no torch. The arguments are as `outrider up` takes them."""
+    """Yield the findings of all checks that need no torch.
+
+    host, port, grpc_port: where the gateway would listen. num_drafts: draft workers that would share the cores.
+    """
     yield from versions()
     yield from settings()
     yield cores(frozenset(os.sched_getaffinity(0)), num_drafts)
@@ -64,9 +70,9 @@ def checks(host: str, port: int, grpc_port: int, num_drafts: int) -> Iterator[Fi
 
 
 def versions(package: str = "outrider") -> Iterator[Finding]:
-    """Python and every library against what the package asks for."""
+    """Check Python and the libraries against the requirements of an installed package, a finding for each extra."""
     try:
-        wanted = [Requirement(each) for each in metadata.requires(package) or ()]
+        requirements = list(map(Requirement, metadata.requires(package) or ()))
         python = metadata.metadata(package)["Requires-Python"]
     except metadata.PackageNotFoundError:
         yield Finding("versions", "warning", f"{package} is not installed, so nothing says what it needs", "make setup")
@@ -77,60 +83,75 @@ def versions(package: str = "outrider") -> Iterator[Finding]:
     else:
         yield Finding("Python", "problem", found, f"needs {python}")
     for extra in ("", *WITHOUT):
-        own = [each for each in wanted if _is_of(each, extra)]
-        yield _libraries(own, extra)
+        yield _check_libraries([own for own in requirements if _is_of(own, extra)], extra)
 
 
 def _is_of(requirement: Requirement, extra: str) -> bool:
-    """Whether a requirement is of an extra and not of the package itself; of the package where `extra` is empty."""
+    # "x; extra == 'ray'" is of the extra ray; "x" and "x; python_version > '3'" are of the package itself, extra ""
     marker = requirement.marker
-    of_package = marker is None or marker.evaluate({"extra": ""})
-    return of_package if not extra else not of_package and marker is not None and marker.evaluate({"extra": extra})
+    is_of_package = marker is None or marker.evaluate({"extra": ""})
+    if not extra:
+        return is_of_package
+    return not is_of_package and marker is not None and marker.evaluate({"extra": extra})
 
 
-def _libraries(wanted: list[Requirement], extra: str) -> Finding:
-    check = f"extra {extra}" if extra else "libraries"
-    missing, old, there, lacking = list[str](), list[str](), list[str](), list[str]()
-    for each in wanted:
+def _check_libraries(requirements: list[Requirement], extra: str) -> Finding:
+    missing, outdated, installed, to_install = list[str](), list[str](), list[str](), list[str]()
+    for requirement in requirements:
+        needed = f"'{requirement.name}{requirement.specifier}'"
         try:
-            version = metadata.version(each.name)
+            version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            missing.append(each.name)
+            missing.append(requirement.name)
+            to_install.append(needed)
+            continue
+        if requirement.specifier.contains(version, prereleases=True):
+            installed.append(f"{requirement.name} {version}")
         else:
-            if each.specifier.contains(version, prereleases=True):
-                there.append(f"{each.name} {version}")
-                continue
-            old.append(f"{each.name} {version} (needs {each.specifier})")
-        lacking.append(f"'{each.name}{each.specifier}'")
-    remedy = f"pip install {' '.join(lacking)}"
-    if old:
-        return Finding(check, "problem", ", ".join(old), remedy)
+            outdated.append(f"{requirement.name} {version} (needs {requirement.specifier})")
+            to_install.append(needed)
+    check = "libraries"
+    if extra:
+        check = f"extra {extra}"
+    remedy = f"pip install {' '.join(to_install)}"
+    if outdated:
+        return Finding(check, "problem", ", ".join(outdated), remedy)
     if missing:
         state, loss = WITHOUT.get(extra, ("problem", "nothing runs"))
         return Finding(check, state, f"without {', '.join(missing)}: {loss}", remedy)
-    return Finding(check, "ok", ", ".join(there) if extra else f"{len(there)} as asked for")
+    if extra:
+        return Finding(check, "ok", ", ".join(installed))
+    return Finding(check, "ok", f"{len(installed)} as asked for")
 
 
 def settings() -> list[Finding]:
-    """Check whether the environment has variables that name no setting: the first of each part, which stops at it."""
-    given = sorted(name for name in os.environ if name.startswith(("OUTRIDER_TARGET_", "OUTRIDER_DRAFT_")))
-    given += sorted(name for name in os.environ if name.startswith("OUTRIDER_GATEWAY_"))
-    messages: list[str] = []
+    """Check the environment for variables that name no setting: a finding for the first of each part."""
+    messages = list[str]()
     for config in (TargetConfig, DraftConfig, GatewayConfig):
         try:
             check_variables(config)
         except ConfigError as error:
             messages.append(error.message)
     if not messages:
+        given = _variables("OUTRIDER_TARGET_", "OUTRIDER_DRAFT_") + _variables("OUTRIDER_GATEWAY_")
         return [Finding("environment", "ok", ", ".join(given) or "no settings in it")]
-    distinct = dict.fromkeys(messages)  # a variable of no part stops each of them
+    distinct = dict.fromkeys(messages)  # each part would stop at a variable of none
     return [Finding("environment", "problem", message, "unset it, or correct its name") for message in distinct]
 
 
+def _variables(*prefixes: str) -> list[str]:
+    return sorted(name for name in os.environ if name.startswith(prefixes))
+
+
 def cores(offered: frozenset[int], num_drafts: int, cgroup: Path = Path("/sys/fs/cgroup")) -> Finding:
-    """How `outrider up` would share the cores out, and whether the container may use them."""
+    """Check how many cores `outrider up` would give target and draft, and whether the container may use them.
+
+    offered: cores of this process. num_drafts: draft workers. cgroup: folder of the container's limits.
+    """
     of_target, of_draft = shares(len(offered), 1, num_drafts)
-    found = f"{len(offered)}: the target gets {of_target:g}" + (f", a draft {of_draft:g}" if num_drafts else "")
+    found = f"{len(offered)}: the target gets {of_target:g}"
+    if num_drafts:
+        found += f", a draft {of_draft:g}"
     quota = _quota(cgroup)
     if quota is not None and quota < len(offered):
         remedy = (
@@ -144,45 +165,47 @@ def cores(offered: frozenset[int], num_drafts: int, cgroup: Path = Path("/sys/fs
 
 
 def _quota(cgroup: Path) -> float | None:
-    """Cores that the container may use at a time, by cgroup v2 or v1; None without a limit."""
+    """Return the cores that the container may use at a time, by cgroup v2 or v1; None without a limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):
         try:
-            quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text()
+            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
         except OSError:
             return None
-    return int(quota) / int(period) if quota.strip().isdigit() else None
+    if not quota.strip().isdigit():  # "max" in v2, "-1" in v1
+        return None
+    return int(quota) / int(period)
 
 
 def ports(host: str, wanted: Mapping[str, int]) -> Iterator[Finding]:
-    """Whether the ports that a gateway would listen on are free. wanted: by option."""
+    """Check whether a gateway could listen on these ports. wanted: ports by option."""
     for option, port in wanted.items():
         try:
             check_free(host, port, option)
         except ConfigError as error:
-            end_it = f"end what listens there, or say {option} PORT"
-            remedy = (
-                end_it if error.param == "port" else "127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses"
-            )
+            remedy = "127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses"
+            if error.param == "port":
+                remedy = f"end what listens there, or say {option} PORT"
             yield Finding(f"port {port}", "problem", error.message, remedy)
         else:
             yield Finding(f"port {port}", "ok", f"free on {host}")
 
 
-def open_files(most: int) -> Finding:
-    """Whether a gateway may hold a connection for each answer that runs or waits. most: the hard limit."""
-    if most == resource.RLIM_INFINITY:
+def open_files(limit: int) -> Finding:
+    """Check whether a gateway may hold a connection for each request that runs or waits. limit: the hard limit."""
+    if limit == resource.RLIM_INFINITY:
         return Finding("open files", "ok", "no limit")
     fields = GatewayConfig.model_fields
     needed = fields["max_running"].default + fields["max_queue"].default + OWN_FILES
-    if most < needed:
-        return Finding("open files", "warning", f"{most}, and a full gateway needs about {needed}", "ulimit -Hn 65536")
-    return Finding("open files", "ok", f"{most}")
+    if limit < needed:
+        return Finding("open files", "warning", f"{limit}, and a full gateway needs about {needed}", "ulimit -Hn 65536")
+    return Finding("open files", "ok", f"{limit}")
 
 
 def shared_memory(folder: Path) -> Finding:
-    """Whether Ray has room for its store; where there is too little it takes a disk."""
+    """Check whether Ray's object store fits into shared memory; Ray takes a disk where it does not."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -195,19 +218,20 @@ def shared_memory(folder: Path) -> Finding:
 
 
 def temporary_files() -> Finding:
-    """Whether Ray's sockets fit into the folder for temporary files, or into another."""
+    """Check whether the paths of Ray's sockets fit into the folder for temporary files, or into another."""
     check = "temporary files"
     wanted = tempfile.gettempdir()
     try:
         parent = parent_for_sockets(RAY_SOCKET)
     except ConfigError as error:
         return Finding(check, "warning", error.message, "TMPDIR=/tmp, or say --no-ray")
-    where = wanted if str(parent) == wanted else f"{wanted}; Ray's in {parent}, where the paths of its sockets fit"
-    return Finding(check, "ok", where)
+    if str(parent) == wanted:
+        return Finding(check, "ok", wanted)
+    return Finding(check, "ok", f"{wanted}; Ray's in {parent}, where the paths of its sockets fit")
 
 
 def disk(home: Path) -> Finding:
-    """Whether models can be fetched and the C++ forward be kept."""
+    """Check whether there is room to fetch models and to keep the compiled C++ forward."""
     folder = Path(os.environ.get("HF_HOME") or home / ".cache")
     while not folder.exists():
         folder = folder.parent

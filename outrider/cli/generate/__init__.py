@@ -1,1 +1,1 @@
-"""`outrider generate` and `outrider chat`: requests to a running gateway, and how answers are shown."""
+"""`outrider generate` and `outrider chat`: send requests to a running gateway and print the outputs (`render.py`)."""

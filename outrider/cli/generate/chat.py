@@ -9,7 +9,7 @@ import typer
 
 from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console, print_error
-from outrider.cli.generate.render import AnswerPrinter, legend, tokens_per_pass
+from outrider.cli.generate.render import AnswerPrinter, legend, served_ids, tokens_per_pass
 from outrider.client import Client, GenerateOptions, InvalidRequest, Message, OutriderError, Usage
 from outrider.client.aio import DEFAULT_ADDRESS
 
@@ -27,7 +27,7 @@ def chat(
     with errors_as_lines():
         options = generation.options(connection.model, max_tokens)
         with Client(address, timeout_s=connection.timeout, **connection.options) as client:
-            served = ", ".join(known.id for known in client.models())  # an absent server is noticed before typing
+            served = served_ids(client)  # an absent server is noticed before typing
             conversation = Conversation(client, options, system)
             note_console().print(f"{served} at {address}. /reset forgets, /quit leaves, Ctrl-C stops an answer.")
             last_answered = _loop(conversation)
@@ -36,16 +36,19 @@ def chat(
 
 
 def _loop(conversation: Conversation) -> bool:
-    """Read lines until /quit or the end of input. Return whether the last message was answered."""
+    """Read and answer lines until /quit or the end of input. Return whether the last message was answered."""
     if sys.stdin.isatty():
         with suppress(ImportError):
             import readline  # noqa: F401  editing and recall, by being imported
         note_console().print(legend())
+    prompt = ""
+    if sys.stdin.isatty():
+        prompt = "> "
     answered = True
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() else "").strip()
-        except KeyboardInterrupt:  # a line given up; Ctrl-D leaves
+            line = input(prompt).strip()
+        except KeyboardInterrupt:  # drops the line; Ctrl-D leaves
             typer.echo(err=True)
             continue
         except EOFError:
@@ -61,22 +64,25 @@ def _loop(conversation: Conversation) -> bool:
 
 
 class Conversation:
-    """The messages so far. A turn enters the history only with its answer, so a failed one can be tried again."""
+    """The messages of a chat. A message is kept with its answer alone, so that a failed one can be sent again."""
 
     def __init__(self, client: Client, options: GenerateOptions, system: str | None) -> None:
         self._client = client
         self._options = options
-        self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._first = list[Message]()
+        if system is not None:
+            self._first.append({"role": "system", "content": system})
         self._messages = list(self._first)
 
     def reset(self) -> None:
+        """Forget all messages but the system's."""
         self._messages = list(self._first)
 
     def say(self, text: str) -> bool:
-        """Stream the answer. Return whether there was one; an error is shown and the conversation goes on."""
-        asked: list[Message] = [*self._messages, {"role": "user", "content": text}]
+        """Send a message and print its answer. Return whether there was one; an error is printed."""
+        messages: list[Message] = [*self._messages, {"role": "user", "content": text}]
         try:
-            answer = self._answer(asked)
+            answer = self._answer(messages)
         except InvalidRequest as error:
             print_error(f"{error.message} (/reset starts again)")
             return False
@@ -84,11 +90,11 @@ class Conversation:
             print_error(error.message)
             return False
         if answer:
-            self._messages = [*asked, {"role": "assistant", "content": answer}]
+            self._messages = [*messages, {"role": "assistant", "content": answer}]
         return True
 
     def _answer(self, messages: list[Message]) -> str:
-        """Return the text, as far as it came: Ctrl-C cancels the rest."""
+        """Print and return the answer. Ctrl-C cancels the rest of it."""
         printer = AnswerPrinter(answer_console())
         options: GenerateOptions = {**self._options, "messages": messages}
         parts: list[str] = []

@@ -1,4 +1,4 @@
-"""`outrider generate`: one prompt, streamed, with what speculation did."""
+"""`outrider generate`: sends one prompt and prints the streamed output, with figures of its speculation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from outrider.cli import options as opt
 from outrider.cli.console import answer_console, errors_as_lines, note_console
-from outrider.cli.generate.render import AnswerPrinter, legend, summary
+from outrider.cli.generate.render import AnswerPrinter, legend, served_ids, summary
 from outrider.client import Choice, Client, Completion, InvalidRequest, SyncRoundStream, Usage
 from outrider.client.aio import DEFAULT_ADDRESS
 
@@ -36,7 +36,9 @@ def generate(
         options = generation.options(connection.model, max_tokens)
         if prediction is not None:
             options["prediction"] = _read_prediction(prediction)
-        text = _read_stdin() if prompt == "-" else prompt
+        text = prompt
+        if prompt == "-":
+            text = _read_stdin()
         with Client(address, timeout_s=connection.timeout, **connection.options) as client:
             if as_json:
                 completion = completion_json(client.generate(text, **options))
@@ -49,7 +51,7 @@ def generate(
 
 
 def _served(client: Client, model: str | None) -> str:
-    return model or ", ".join(served.id for served in client.models())
+    return model or served_ids(client)
 
 
 def _read_stdin() -> str:
@@ -87,10 +89,10 @@ def _show(stream: SyncRoundStream) -> None:
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
-    """Return the fields that `--json` prints of an answer."""
+    """Return what `--json` prints of a completion."""
     return {
         "request_id": completion.request_id,
-        "choices": [_choice_json(choice) for choice in completion.choices],
+        "choices": list(map(_choice_json, completion.choices)),
     }
 
 

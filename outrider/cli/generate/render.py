@@ -1,4 +1,4 @@
-"""Shows an answer with its tokens coloured by kind, after Leviathan et al. 2023, Figure 1, and sums it up."""
+"""Prints an output with its tokens coloured by kind, as Figure 1 of Leviathan et al. (2023), and sums it up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.console import visible
-from outrider.client import Round, TokenKind, Usage
+from outrider.client import Client, Round, TokenKind, Usage
 
 STYLES = {
     TokenKind.ACCEPTED: "green",
@@ -19,18 +19,27 @@ STYLES = {
     TokenKind.PREDICTED: "magenta",
 }
 _FRAGMENT = "\ufffd"
+"""Text of a piece of a character in a token's own text."""
 
 
 def legend() -> Text:
-    parts = [(f"{kind.value} ", style) for kind, style in STYLES.items()]
-    return Text.assemble("tokens: ", *parts)
+    """Return the names of the kinds in their colours."""
+    text = Text("tokens: ")
+    for kind, style in STYLES.items():
+        text.append(f"{kind.value} ", style)
+    return text
+
+
+def served_ids(client: Client) -> str:
+    """Return the ids of the served models."""
+    return ", ".join(model.id for model in client.models())
 
 
 class KindPainter:
-    """Lays the tokens' kinds over the text deltas of one answer.
+    """Assigns the kinds of one output's tokens to the characters of its text deltas.
 
-    The two do not line up by themselves: a character may take several tokens, and text that may be the start of a
-    stop string is held back. Every character of every delta comes out once, in order; only its colour is inferred.
+    Tokens and deltas differ in length: a character may take several tokens, and text that may begin a stop string is
+    held back. Every character of every delta comes out once, in order; only its kind is inferred.
     """
 
     def __init__(self) -> None:
@@ -58,13 +67,17 @@ class KindPainter:
         if text.startswith(rest):
             return len(rest)
         # A piece of a character, or a token that shows differently here: its part ends where the next whole one starts.
-        following = next((other for _, other in self._pending if other and _FRAGMENT not in other), None)
-        position = rest.find(following) if following is not None else -1
-        return position if position >= 0 else len(rest)
+        for _, following in self._pending:
+            if following and _FRAGMENT not in following:
+                position = rest.find(following)
+                if position >= 0:
+                    return position
+                break
+        return len(rest)
 
 
 class AnswerPrinter:
-    """Writes rounds as they come. On a terminal: coloured, control characters shown; elsewhere: the exact text."""
+    """Prints rounds as they come: on a terminal coloured and with visible control characters, elsewhere as they are."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -72,25 +85,28 @@ class AnswerPrinter:
         self._at_line_start = True
 
     def show(self, round_: Round) -> None:
+        """Print the text of a round."""
         if not round_.text_delta:
             return
         self._at_line_start = round_.text_delta.endswith("\n")
         if self._console.is_terminal:
-            spans = [(visible(text), STYLES[kind]) for kind, text in self._painter.paint(round_)]
-            self._console.print(Text.assemble(*spans), end="")
+            coloured = Text()
+            for kind, text in self._painter.paint(round_):
+                coloured.append(visible(text), STYLES[kind])
+            self._console.print(coloured, end="")
         else:
             self._console.file.write(round_.text_delta)
         self._console.file.flush()
 
     def end(self) -> None:
-        """End the line if the text did not, so that what follows starts on its own."""
+        """End the line where the text did not."""
         if not self._at_line_start:
             self._console.file.write("\n")
             self._console.file.flush()
 
 
 def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:
-    """Return two lines: what was made and how fast; what speculation did. Seconds are the client's."""
+    """Return two lines on an output: its tokens and speed, by the client's clock, and its speculation."""
     made = (
         f"{usage.num_completion_tokens} tokens in {elapsed_s:.2f} s, "
         f"{usage.num_completion_tokens / elapsed_s:.1f} tokens/s, first after {first_token_s * 1000:.0f} ms"
@@ -103,10 +119,15 @@ def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:
 
 
 def tokens_per_pass(usage: Usage) -> str:
-    """Return tokens per target pass, with the mark of an answer that is not exact."""
-    mark = f"; not exact: lenience {usage.lenience:g}" if usage.lenience is not None and usage.num_draft_tokens else ""
-    return f"{figure(usage.tokens_per_target_pass)} tokens per target pass{mark}"
+    """Return the tokens per step of the target as text, and the lenience of an output that is not exact."""
+    text = f"{figure(usage.tokens_per_target_pass)} tokens per target pass"
+    if usage.lenience is not None and usage.num_draft_tokens:
+        text += f"; not exact: lenience {usage.lenience:g}"
+    return text
 
 
 def figure(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
+    """Return a number as text; "none" for None."""
+    if value is None:
+        return "none"
+    return f"{value:.2f}"

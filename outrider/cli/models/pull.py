@@ -1,16 +1,21 @@
-"""`outrider pull`: fetch what is served of a model from a hub, before it is started."""
+"""`outrider pull`: fetches what is served of a model from a hub, before it is started."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from outrider.cli.console import answer_console, errors_as_lines, note_console
+from outrider.cli.console import EXIT_INTERRUPTED, answer_console, errors_as_lines, note_console
 from outrider.cli.models import hub
-from outrider.cli.progress import DownloadProgress
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import local_path
 
@@ -33,32 +38,45 @@ def pull(
 ) -> None:
     """Fetch a model: its configuration, tokenizer, chat template and weights as safetensors, and no other form of them.
 
-    What was interrupted goes on where it was. HF_ENDPOINT names another hub, HF_TOKEN a token for models that ask for
+    Files that are whole are not fetched again. HF_ENDPOINT names another hub, HF_TOKEN a token for models that ask for
     one.
     """
     notes = note_console()
     with errors_as_lines():
-        if _folder(model) is not None:
+        if _local_path(model) is not None:
             raise ConfigError(f"{model} is a folder here: outrider up --target {shlex.quote(model)} reads it as it is")
-        hub.check_installed()
         if offline or hub.is_offline():
             folder = hub.find(model, revision, to)
         else:
             notes.print(f"{model} at {revision}", markup=False)
-            try:
-                with DownloadProgress(notes) as progress:
-                    folder = hub.pull(model, revision, to, lambda there, total: progress.tell("fetched", there, total))
-            except KeyboardInterrupt:
-                notes.print("interrupted: the same command goes on where it stopped")
-                raise
-        by_id = to is None and revision == hub.DEFAULT_REVISION
-        named = shlex.quote(model if by_id else str(folder))
+            with _ending_at_once(notes):
+                folder = hub.pull(model, revision, to)
+        served_by_id = to is None and revision == hub.DEFAULT_REVISION
+        target = str(folder)
+        if served_by_id:
+            target = model
         answer_console().print(str(folder), markup=False)
-        notes.print(f"start it: outrider up --target {named} --draft DRAFT, or --no-draft", markup=False)
+        notes.print(f"start it: outrider up --target {shlex.quote(target)} --draft DRAFT, or --no-draft", markup=False)
 
 
-def _folder(model: str) -> Path | None:
+def _local_path(model: str) -> Path | None:
     try:
         return local_path(model)
     except ConfigError:
         raise ConfigError(f"{model!r} is no id of a hub's model: say OWNER/NAME, without the hub's address") from None
+
+
+@contextmanager
+def _ending_at_once(notes: Console) -> Iterator[None]:
+    """End the process on Ctrl-C: the library would first wait for its threads, whose connections may stall."""
+
+    def end(signal_number: int, frame: FrameType | None) -> None:
+        hub.remove_unfinished()
+        notes.print("\ninterrupted: the same command fetches what is missing")
+        os._exit(EXIT_INTERRUPTED)
+
+    previous = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,1 +1,4 @@
-"""`outrider top`: a screen of what a running system does."""
+"""`outrider top`: draws a running system on one screen.
+
+`top.py` scrapes the gateway and its workers, `series.py` parses and compares scrapes, `top_screen.py` draws them.
+"""

@@ -1,4 +1,4 @@
-"""`outrider top`: a running system on one screen, read again and again from what it says over HTTP."""
+"""`outrider top`: draws a running system on one screen, again and again, from its HTTP endpoints."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from outrider.wire.errors import Unavailable
 from outrider.wire.transport.address import is_host_port
 
 TIMEOUT_S = 2.0
-"""Seconds until somebody who does not answer is taken to be away. Doubled, a screen with one that hangs is drawn that
-much more seldom."""
+"""Seconds after which a gateway or worker without a reply counts as away."""
 
 
 def top(
@@ -57,7 +56,7 @@ def top(
 
 async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | bool) -> None:
     console = screen_console()
-    # trust_env: a proxy of the outside world knows neither the gateway nor its workers.
+    # trust_env: a proxy to the outside reaches neither the gateway nor its workers.
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=trust) as http:
         reader = Reader(http, url)
         view = await reader.read()
@@ -86,7 +85,7 @@ async def _watch(console: Console, reader: Reader, view: View, interval_s: float
 
 @contextlib.contextmanager
 def _ended_by_keys() -> Iterator[None]:
-    """Cancel the running task on q and on signals; keys come one by one and are not shown, as long as this lasts."""
+    """Cancel the running task on q and on signals, until the block ends. Typed keys are not shown."""
     task, loop, keyboard = asyncio.current_task(), asyncio.get_running_loop(), sys.stdin.fileno()
     assert task is not None
 
@@ -110,34 +109,40 @@ def _ended_by_keys() -> Iterator[None]:
 
 
 class Reader:
-    """Reads a gateway and its workers, and keeps what each said last: rates need two readings."""
+    """Scrapes a gateway and its workers, and keeps the last scrape of each: rates need two."""
 
     def __init__(self, http: httpx.AsyncClient, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._http = http
         self._url = url
         self._clock = clock
         self._last: dict[str, Scrape] = {}
-        """By URL, of those that answered the last time."""
+        """Last scrape by URL, of those that replied the last time."""
         self._view: View | None = None
 
     async def read(self) -> View:
-        """Read all once more. Where the gateway is away the view says so, beside what was last read."""
+        """Scrape all once more. Where the gateway is away the view has the reason, and the previous scrapes."""
         try:
             metrics, ready, groups = await asyncio.gather(
                 self._scrape(self._url), self._json("/readyz"), self._json("/sd")
             )
-            readiness, members = _readiness(ready), _members(groups)
+            readiness = _readiness(ready)
+            members = _members(groups)
             workers = await asyncio.gather(*map(self._worker, members.values()))
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             self._last.clear()
             return self._without(_reason(error))
-        found = {member: span for member, span in zip(members, workers, strict=True) if span}
-        self._view = View(self._url, time.time(), metrics, readiness, found)
+        spans = dict[str, Span]()
+        for member, span in zip(members, workers, strict=True):
+            if span is not None:
+                spans[member] = span
+        self._view = View(self._url, time.time(), metrics, readiness, spans)
         return self._view
 
     def _without(self, reason: str) -> View:
-        empty = Scrape(self._clock(), {})
-        last = self._view or View(self._url, time.time(), Span(empty, empty), {})
+        last = self._view
+        if last is None:
+            empty = Scrape(self._clock(), {})
+            last = View(self._url, time.time(), Span(empty, empty), {})
         return View(last.url, last.now_s, last.gateway, last.readiness, last.workers, away=reason)
 
     async def _worker(self, address: str) -> Span | None:
@@ -150,7 +155,7 @@ class Reader:
             return None
 
     async def _scrape(self, url: str) -> Span:
-        """Raises httpx.HTTPError, and ValueError where what answers serves no metrics."""
+        """Raises httpx.HTTPError, and ValueError where the reply has no metrics."""
         reply = (await self._http.get(f"{url}/metrics")).raise_for_status()
         now = Scrape.parse(reply.text, self._clock())
         before = self._last.get(url, now)
@@ -161,21 +166,27 @@ class Reader:
         return (await self._http.get(self._url + path)).json()
 
 
-def _readiness(said: Any) -> Mapping[str, Any]:
-    """Return what /readyz said. Raises ValueError where that is none of a gateway's."""
-    refused = said.get("refused", []) if isinstance(said, dict) else None
-    if not isinstance(refused, list) or not all(isinstance(each, str) for each in refused):
+def _readiness(reply: Any) -> Mapping[str, Any]:
+    """Return the reply of /readyz. Raises ValueError where it is no gateway's."""
+    if not isinstance(reply, dict):
         raise ValueError("/readyz is none of a gateway's")
-    return said  # type: ignore[no-any-return]
+    refused = reply.get("refused", [])
+    if not isinstance(refused, list) or not all(isinstance(reason, str) for reason in refused):
+        raise ValueError("/readyz is none of a gateway's")
+    return reply
 
 
 def _members(groups: Any) -> dict[str, str]:
-    """Return where the workers' metrics are, by the member's name, from what /sd said. Raises ValueError, LookupError
-    or TypeError where that is none of a gateway's.
+    """Return the addresses of the workers' metrics by the member's name, from the reply of /sd.
+
+    Raises ValueError, LookupError or TypeError where it is no gateway's.
     """
-    members = {group["labels"]["member"]: group["targets"][0] for group in groups}
-    if not all(isinstance(each, str) for pair in members.items() for each in pair):
-        raise ValueError("/sd is none of a gateway's")
+    members = dict[str, str]()
+    for group in groups:
+        member, address = group["labels"]["member"], group["targets"][0]
+        if not isinstance(member, str) or not isinstance(address, str):
+            raise ValueError("/sd is none of a gateway's")
+        members[member] = address
     return members
 
 

@@ -1,9 +1,9 @@
-"""What `outrider top` shows: one screen drawn from scrapes. No I/O."""
+"""Draws the screen of `outrider top` from scrapes. No I/O."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,42 +11,46 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.monitor.series import Labels, Span, ratio
+from outrider.cli.monitor.series import Labels, Scrape, Span, ratio
 
 BAR_WIDTH = 30
-"""Columns of a whole round: beside label and figures it fits a terminal of 80."""
+"""Columns of the bar of a whole round: beside label and figures it fits a terminal of 80."""
 WIDE = 110
-"""Columns from which on pool and role have columns of their own; a worker's name says both."""
+"""Terminal columns from which on pool and role have columns of their own; a worker's name has both."""
 _NAMES = ("target", "draft")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that was read of a system last."""
+    """The last scrapes of a system."""
 
     url: str
+    """URL of the gateway's HTTP server."""
     now_s: float
-    """Unix seconds."""
+    """Time of the last scrapes, in Unix seconds."""
     gateway: Span
+    """The gateway's last two scrapes."""
     readiness: Mapping[str, Any]
-    """What /readyz said: ready, reason, refused."""
+    """Reply of /readyz: ready, reason, refused."""
     workers: Mapping[str, Span] = field(default_factory=dict)
-    """By the member's name: those whose metrics could be read."""
+    """The last two scrapes of each worker that could be scraped, by the member's name."""
     away: str | None = None
-    """Why the gateway could not be read now; what else is here is older then."""
+    """Why the gateway could not be scraped now; the other fields are older then. None where it was."""
 
 
 def screen(view: View, width: int) -> RenderableType:
-    """Draw all of it for a terminal of so many columns."""
+    """Draw the view for a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(view), *_figures(view.gateway)]
-    parts += [Text(f"! {each}", style="bold red") for each in troubles(view)]
+    parts += [Text(f"! {trouble}", style="bold red") for trouble in troubles(view)]
     parts += [Text(), _workers(view, width), Text(), _pairs(view)]
     return Group(*parts, Text(), _round(view.gateway), _ahead(view.gateway))
 
 
 def _head(view: View) -> Text:
     started_s = view.gateway.after.started_s
-    uptime = "" if started_s is None else f"  up {duration(view.now_s - started_s)}"
+    uptime = ""
+    if started_s is not None:
+        uptime = f"  up {duration(view.now_s - started_s)}"
     if view.away is not None:
         state = ("gone", "bold red")
     elif view.readiness.get("ready"):
@@ -57,48 +61,53 @@ def _head(view: View) -> Text:
 
 
 def _figures(gateway: Span) -> Iterator[Text]:
-    tokens = gateway.increase("spec_emitted_tokens_total")
-    passes = [gateway.increase(f"spec_{name}_total") or 0.0 for name in ("rounds", "plain_steps")]
+    tokens_per_step = ratio(gateway.increase("spec_emitted_tokens_total"), _num_steps(gateway, {}))
     yield _line(
         ("running", number(gateway.after.value("outrider_running"))),
         ("waiting", number(gateway.after.value("outrider_queue_depth"))),
         ("answers/s", number(gateway.rate("outrider_requests_total"), 1)),
         ("tokens/s", number(gateway.rate("spec_emitted_tokens_total"), 1)),
-        ("tokens per target pass", number(ratio(tokens, sum(passes)), 2)),
+        ("tokens per target pass", number(tokens_per_step, 2)),
     )
     yield _line(
-        *(
-            (what, " ".join(f"p{100 * share:.0f} {seconds(gateway.quantile(share, name))}" for share in (0.5, 0.95)))
-            for what, name in (
-                ("first token", "outrider_time_to_first_token_seconds"),
-                ("between tokens", "outrider_inter_token_seconds"),
-            )
-        )
+        ("first token", _quantiles(gateway, "outrider_time_to_first_token_seconds")),
+        ("between tokens", _quantiles(gateway, "outrider_inter_token_seconds")),
     )
+
+
+def _quantiles(gateway: Span, name: str) -> str:
+    return f"p50 {seconds(gateway.quantile(0.5, name))} p95 {seconds(gateway.quantile(0.95, name))}"
 
 
 def _line(*figures: tuple[str, str]) -> Text:
-    parts = [part for name, value in figures for part in ((f"{name} ", "dim"), (value, "bold"), "  ")]
-    return Text.assemble(*parts[:-1])
+    line = Text()
+    for name, value in figures:
+        if line:
+            line.append("  ")
+        line.append(f"{name} ", "dim")
+        line.append(value, "bold")
+    return line
 
 
 def troubles(view: View) -> Iterator[str]:
-    """Say what a person should look at, a line each; nothing where all is well."""
+    """Yield sentences on what a person should look at; none where all is well."""
     now = view.gateway.after
     if view.away is not None:
         yield f"the gateway is gone ({view.away}): what follows is what it said last; asking again"
     elif not view.readiness.get("ready"):
         yield f"no request would be served: {view.readiness.get('reason') or 'the gateway does not say why'}"
-    yield from (f"not used: {each}" for each in view.readiness.get("refused", ()))
-    for found, lost in now.find("outrider_worker_lost"):
+    for reason in view.readiness.get("refused", ()):
+        yield f"not used: {reason}"
+    for labels, lost in now.find("outrider_worker_lost"):
         if lost:
-            yield f"{found['member']} ought to serve and does not"
+            yield f"{labels['member']} ought to serve and does not"
     for name, counts in _pool_states(view.gateway).items():
         if set(counts) - {"serving"}:
-            yield f"pool {name}: {', '.join(f'{count} {state}' for state, count in counts.items())}"
-    for found, connected in now.find("outrider_registry_connected"):
+            states = ", ".join(f"{count} {state}" for state, count in counts.items())
+            yield f"pool {name}: {states}"
+    for labels, connected in now.find("outrider_registry_connected"):
         if not connected:
-            yield f"the launcher's registry at {found['registry']} is away: the last membership stays in force"
+            yield f"the launcher's registry at {labels['registry']} is away: the last membership stays in force"
     if now.value("outrider_api_keys_outdated"):
         yield "the file of API keys cannot be used: those that it had are in force"
     for member, worker in view.workers.items():
@@ -108,109 +117,150 @@ def troubles(view: View) -> Iterator[str]:
 
 
 def _pool_states(gateway: Span) -> dict[str, Counter[str]]:
-    """Members by state, of each pool that has any."""
+    """Return the number of members by pool and state."""
     pools: dict[str, Counter[str]] = {}
-    for found, count in gateway.after.find("outrider_members"):
+    for labels, count in gateway.after.find("outrider_members"):
         if count:
-            pools.setdefault(found["pool"], Counter())[found["state"]] = int(count)
+            pools.setdefault(labels["pool"], Counter())[labels["state"]] = int(count)
     return pools
 
 
 def state_of(gateway: Span, member: Labels) -> str:
-    """Return a member's state as far as series say: by name only whether it is connected and ought to be; the others
-    by pool, where all members of one are in the same.
+    """Return a member's state as far as it follows from the series.
+
+    The state itself is known where all members of its pool are in one; else only whether the member is connected, lost
+    or away. member: its labels.
     """
     states = _pool_states(gateway).get(member["pool"], Counter())
     if len(states) == 1:
         return next(iter(states))
-    of_it = {"member": member["member"], "pool": member["pool"]}
-    if gateway.after.value("outrider_worker_connected", **of_it):
+    labels = {"member": member["member"], "pool": member["pool"]}
+    if gateway.after.value("outrider_worker_connected", **labels):
         return "connected"
-    return "lost" if gateway.after.value("outrider_worker_lost", **of_it) else "away"
+    if gateway.after.value("outrider_worker_lost", **labels):
+        return "lost"
+    return "away"
 
 
 def _workers(view: View, width: int) -> Table:
-    with_pool = width >= WIDE
-    table = _table("worker", *(("pool", "role") if with_pool else ()), "state", "model")
+    has_pool = width >= WIDE
+    names = ["worker", "state", "model"]
+    if has_pool:
+        names[1:1] = ["pool", "role"]
+    table = _table(*names)
     for name in ("busy", "slots", "KV blocks", "steps/s", "batch"):
         table.add_column(name, justify="right", no_wrap=True)
-    for found, _ in view.gateway.after.find("outrider_worker_connected"):
-        state = state_of(view.gateway, found)
-        pool = (found["pool"], found["worker"]) if with_pool else ()
-        figures = _worker_figures(view.workers.get(found["member"]), view.gateway, found)
-        style = "" if state in ("serving", "connected") else "red"
-        table.add_row(*map(_name, (found["member"], *pool)), _name(state, style), *figures)
+    for labels, _ in view.gateway.after.find("outrider_worker_connected"):
+        cells = [_name(labels["member"])]
+        if has_pool:
+            cells += [_name(labels["pool"]), _name(labels["worker"])]
+        state = state_of(view.gateway, labels)
+        style = ""
+        if state not in ("serving", "connected"):
+            style = "red"
+        figures = _worker_figures(view.workers.get(labels["member"]), view.gateway, labels)
+        table.add_row(*cells, _name(state, style), *figures)
     return table
 
 
 def _worker_figures(worker: Span | None, gateway: Span, member: Labels) -> tuple[str | Text, ...]:
-    """What it is, then figures; without metrics of its own only how many answers this gateway has there."""
+    """Return the cells model, busy, slots, KV blocks, steps/s and batch.
+
+    Without metrics of the worker: how many requests this gateway has there.
+    """
     if worker is None:
         placed = gateway.after.value("outrider_member_requests", member=member["member"])
         return (_name("no metrics"), "-", f"{number(placed)} here", "-", "-", "-")
-    is_, now = "outrider_worker_", worker.after
-    info = next((found for found, _ in now.find(f"{is_}info")), {})
+    model = device = ""
+    for info, _ in worker.after.find("outrider_worker_info"):
+        model, device = info.get("model", "-"), info.get("device", "")
+        break
     return (
-        _name(f"{info.get('model', '-')} {info.get('device', '')}".strip()),
+        _name(f"{model or '-'} {device}".strip()),
         percent(_busy(worker)),
-        f"{number(now.value(f'{is_}slots_in_use'))}/{number(now.value(f'{is_}slots'))}",
-        f"{number(now.value(f'{is_}kv_blocks_in_use'))}/{number(now.value(f'{is_}kv_blocks'))}",
-        number(worker.rate(f"{is_}batch_size_count"), 1),
-        number(worker.mean(f"{is_}batch_size"), 1),
+        _in_use(worker.after, "slots"),
+        _in_use(worker.after, "kv_blocks"),
+        number(worker.rate("outrider_worker_batch_size_count"), 1),
+        number(worker.mean("outrider_worker_batch_size"), 1),
     )
+
+
+def _in_use(worker: Scrape, what: str) -> str:
+    in_use = worker.value(f"outrider_worker_{what}_in_use")
+    return f"{number(in_use)}/{number(worker.value(f'outrider_worker_{what}'))}"
 
 
 def _busy(worker: Span) -> float | None:
     """Return the share of the time in steps. A step counts when it ends, also what of it was before the interval."""
     share = worker.rate("outrider_worker_busy_seconds_total")
-    return None if share is None else min(1.0, share)
+    if share is None:
+        return None
+    return min(1.0, share)
 
 
 def _pairs(view: View) -> Table:
-    """Pairs that made steps in the interval, and those whose workers serve."""
-    gateway, table = view.gateway, _table(*_NAMES)
+    """Draw the pairs that made steps in the interval, and those whose workers serve."""
+    table = _table(*_NAMES)
     for name in ("accepted", "length", "rounds/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("plain steps/s", overflow="fold")
-    served = {info["model"] for each in view.workers.values() for info, _ in each.after.find("outrider_worker_info")}
-    pairs = dict.fromkeys(tuple(found[name] for name in _NAMES) for found, _ in gateway.after.find("spec_rounds_total"))
+    served = set[str]()
+    for worker in view.workers.values():
+        served.update(info["model"] for info, _ in worker.after.find("outrider_worker_info"))
+    pairs = dict[tuple[str, str], None]()  # a pair has a series for each reason
+    for labels, _ in view.gateway.after.find("spec_rounds_total"):
+        pairs[labels["target"], labels["draft"]] = None
     for target, draft in pairs:
-        pair = {"target": target, "draft": draft}
-        if not (_num_steps(gateway, pair) or {target, draft} <= served):
-            continue
-        accepted = gateway.increase("spec_accepted_tokens_total", **pair)
-        kept = ratio(accepted, gateway.increase("spec_rounds_total", **pair))
-        table.add_row(
-            _name(target),
-            _name(draft or "none"),
-            percent(ratio(accepted, gateway.increase("spec_draft_tokens_total", **pair))),
-            number(None if kept is None else 1 + kept, 2),
-            number(gateway.rate("spec_rounds_total", **pair), 1),
-            _plain(gateway, pair),
-        )
+        if _num_steps(view.gateway, {"target": target, "draft": draft}) or {target, draft} <= served:
+            table.add_row(_name(target), _name(draft or "none"), *_pair_figures(view.gateway, target, draft))
     return table
 
 
+def _pair_figures(gateway: Span, target: str, draft: str) -> list[str]:
+    pair = {"target": target, "draft": draft}
+    accepted = gateway.increase("spec_accepted_tokens_total", **pair)
+    accepted_length = ratio(accepted, gateway.increase("spec_rounds_total", **pair))
+    if accepted_length is not None:
+        accepted_length += 1  # the recovered or bonus token
+    return [
+        percent(ratio(accepted, gateway.increase("spec_draft_tokens_total", **pair))),
+        number(accepted_length, 2),
+        number(gateway.rate("spec_rounds_total", **pair), 1),
+        _plain(gateway, pair),
+    ]
+
+
 def _num_steps(gateway: Span, pair: Mapping[str, str]) -> float:
-    return sum(gateway.increase(f"spec_{name}_total", **pair) or 0.0 for name in ("rounds", "plain_steps"))
+    num_rounds = gateway.increase("spec_rounds_total", **pair) or 0.0
+    num_plain_steps = gateway.increase("spec_plain_steps_total", **pair) or 0.0
+    return num_rounds + num_plain_steps
 
 
 def _plain(gateway: Span, pair: Mapping[str, str]) -> str:
-    rates = {
-        found["reason"]: gateway.rate("spec_plain_steps_total", **pair, reason=found["reason"]) or 0.0
-        for found, _ in gateway.after.find("spec_plain_steps_total", **pair)
-    }
-    often = sorted((reason for reason, rate in rates.items() if rate), key=lambda reason: -rates[reason])
-    return ", ".join(f"{reason} {rates[reason]:.1f}" for reason in often) or "-"
+    rates = dict[str, float]()
+    for labels, _ in gateway.after.find("spec_plain_steps_total", **pair):
+        reason = labels["reason"]
+        rate = gateway.rate("spec_plain_steps_total", **pair, reason=reason)
+        if rate:
+            rates[reason] = rate
+    if not rates:
+        return "-"
+    by_rate = sorted(rates, key=lambda reason: -rates[reason])
+    return ", ".join(f"{reason} {rates[reason]:.1f}" for reason in by_rate)
 
 
 def _round(gateway: Span) -> Table:
-    """Where the time from verdict to verdict goes, of rounds with drafts. A target that runs ahead begins a step before
-    the verdict before is heard of: its parts may exceed their total, so shares are of the sum of the parts.
+    """Draw the parts of the time from verdict to verdict, of rounds with drafts.
+
+    A target that runs ahead starts a step before the gateway has the previous verdict: the parts may exceed the total,
+    so shares are of the sum of the parts.
     """
-    name = "spec_round_seconds"
-    total, held, verify = (gateway.mean(name, phase=phase) for phase in ("total", "deliver", "verify"))
-    overhead = None if total is None or held is None or verify is None else max(0.0, total - held - verify)
+    total = gateway.mean("spec_round_seconds", phase="total")
+    held = gateway.mean("spec_round_seconds", phase="deliver")
+    verify = gateway.mean("spec_round_seconds", phase="verify")
+    overhead = None
+    if total is not None and held is not None and verify is not None:
+        overhead = max(0.0, total - held - verify)
     parts = {"held for drafts": held, "verify": verify, "overhead": overhead}
     whole = sum(part or 0.0 for part in parts.values())
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -226,17 +276,21 @@ def _round(gateway: Span) -> Table:
 
 
 def _ahead(gateway: Span) -> Text:
-    hits, misses = (gateway.increase("spec_lookup_total", result=each) for each in ("hit", "miss"))
+    hits = gateway.increase("spec_lookup_total", result="hit")
+    misses = gateway.increase("spec_lookup_total", result="miss")
     share = ratio(hits, (hits or 0.0) + (misses or 0.0))
     late = ratio(gateway.increase("spec_wasted_tokens_total"), gateway.increase("spec_draft_tokens_total"))
     return Text.assemble(
-        *(("drafts lay ready ", "dim"), percent(share), (" of the steps; came too late ", "dim"), percent(late)),
+        ("drafts lay ready ", "dim"),
+        percent(share),
+        (" of the steps; came too late ", "dim"),
+        percent(late),
         (" of what was verified", "dim"),
     )
 
 
 def _table(*names: str) -> Table:
-    """Where there is no room, names are cut and figures are not: only columns that may wrap give way."""
+    """Return an empty table that cuts names, and no figures, where the terminal is too narrow."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in names:
         table.add_column(_name(name))
@@ -248,26 +302,34 @@ def _name(text: str, style: str = "") -> Text:
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    """Return a number as text; "-" for None."""
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}"
 
 
 def percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
+    """Return a share as text; "-" for None."""
+    if share is None:
+        return "-"
+    return f"{100 * share:.0f} %"
 
 
 def seconds(value: float | None) -> str:
-    """Return seconds in a unit for people."""
+    """Return seconds as text, in ms below 1 s; "-" for None."""
     if value is None:
         return "-"
-    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.1f} s"
+    if value < 1:
+        return f"{1000 * value:.1f} ms"
+    return f"{value:.1f} s"
 
 
 def duration(value_s: float) -> str:
     """Return a long time in its two largest units: 1 h 5 min."""
-    units: Sequence[tuple[int, str]] = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-    rest, found = max(0, int(value_s)), list[str]()
-    for size, name in units:
-        if rest >= size or (found and len(found) < 2):
-            found.append(f"{rest // size} {name}")
-        rest %= size
-    return " ".join(found[:2]) or "0 s"
+    rest_s = max(0, int(value_s))
+    parts = list[str]()
+    for size_s, name in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        if rest_s >= size_s or (parts and len(parts) < 2):
+            parts.append(f"{rest_s // size_s} {name}")
+        rest_s %= size_s
+    return " ".join(parts[:2]) or "0 s"

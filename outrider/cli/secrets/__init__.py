@@ -1,1 +1,1 @@
-"""API keys and certificates."""
+"""`outrider keys` and `outrider certs`: make API keys, and certificates for TLS (`authority.py`)."""

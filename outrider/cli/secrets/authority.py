@@ -1,11 +1,12 @@
-"""Make certificates for mutual TLS between the parts, and for the gateway's users. For `certs`.
+"""Makes certificates for mutual TLS between the parts, and for the gateway's users. For `certs.py`.
 
-They are signed by an authority of one's own, whose key and certificate lie in a folder, with a folder for each part
-beside them. Needs cryptography (the extra `certs`).
+A certificate authority of one's own signs them. Its key and certificate are in a folder, which has a folder for each
+part. Needs cryptography (the extra `certs`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,12 +24,18 @@ from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CA, CERTIFICATE, KEY
 
 CA_KEY = "ca-key.pem"
+"""File of the authority's key."""
 PUBLIC = "public"
 """Folder of the gateway's certificate for its users."""
 CA_LIFE = timedelta(days=3650)
+"""Time that an authority's certificate is valid."""
 LIFE = timedelta(days=365)
+"""Time that a part's certificate is valid."""
 _BACKDATED = timedelta(minutes=5)
-"""How long before its making a certificate is valid from: the parts' clocks differ."""
+"""Time before its making from which a certificate is valid: the parts' clocks differ."""
+
+_NO_HOST = re.compile("[ :/,]")
+"""Matches a character that no host name has."""
 
 PrivateKey = ec.EllipticCurvePrivateKey
 Names = Sequence[x509.GeneralName]
@@ -36,12 +43,16 @@ Names = Sequence[x509.GeneralName]
 
 @dataclass(frozen=True)
 class Authority:
+    """A certificate authority: its key and its own certificate."""
+
     key: PrivateKey
     certificate: x509.Certificate
 
     @classmethod
     def create(cls, now: datetime) -> Authority:
-        key, name = _new_key(), _name("Outrider CA")
+        """Make a new authority, valid for CA_LIFE from `now`."""
+        key = _new_key()
+        name = _name("Outrider CA")
         builder = _builder(name, name, key, now, now + CA_LIFE)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
@@ -50,7 +61,7 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> Authority | None:
-        """Return the folder's authority, or None without one. Raises ConfigError."""
+        """Read the authority of a folder; None where it has none. Raises ConfigError for files that are damaged."""
         if not (folder / CA_KEY).exists() and not (folder / CA).exists():
             return None
         try:
@@ -67,7 +78,10 @@ class Authority:
         return cls(key, certificate)
 
     def issue(self, common_name: str, names: Names, now: datetime, life: timedelta = LIFE) -> tuple[bytes, bytes]:
-        """Return certificate and key, PEM, for both ends of a connection; they never outlive the authority."""
+        """Make a certificate for either end of a connection, and return it and its key as PEM.
+
+        It is valid for `life` from `now`, and no longer than the authority. names: host names and URIs of its owner.
+        """
         key = _new_key()
         until = min(now + life, self.certificate.not_valid_after_utc)
         builder = _builder(_name(common_name), self.certificate.subject, key, now, until)
@@ -82,14 +96,14 @@ class Authority:
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], now: datetime) -> list[Path]:
-    """Make the CA, unless there is one, and new certificates for every role and for users. Return the folders written.
+    """Write new certificates for every role and for the gateway's users, and the CA where there is none.
 
-    `hosts`: names and addresses that users reach the gateway by; empty: those of the certificate before, else this
-    machine's. The parts know each other by role alone, so that no worker can pass for the gateway before users.
-    Raises ConfigError.
+    Returns the folders of the certificates. hosts: names and addresses by which users reach the gateway; empty for
+    those of its present certificate, else for this machine's. The parts' certificates name roles, not hosts, so that
+    users take no worker for the gateway. Raises ConfigError.
     """
     users = folder / PUBLIC
-    names = [host_name(host) for host in hosts] or _names_in(users / CERTIFICATE) or _this_machine()
+    names = list(map(host_name, hosts)) or _names_in(users / CERTIFICATE) or _this_machine()
     authority = Authority.read(folder)
     if authority is None:
         authority = Authority.create(now)
@@ -111,12 +125,12 @@ def _write_pair(folder: Path, certificate: bytes, key: bytes) -> None:
 
 
 def host_name(text: str) -> x509.GeneralName:
-    """Read an IP address or a DNS name such as *.example.com. Raises ConfigError for anything else."""
+    """Parse an IP address or a DNS name such as *.example.com. Raises ConfigError for anything else."""
     try:
         return x509.IPAddress(ip_address(text))
     except ValueError:
         pass
-    if not text or text.startswith(("http:", "https:")) or any(c in text for c in " :/,"):
+    if not text or text.startswith(("http:", "https:")) or _NO_HOST.search(text):
         raise ConfigError(f"host is {text!r}, must be a name or an IP address, without a port", param="host")
     try:
         return x509.DNSName(text)
@@ -125,7 +139,6 @@ def host_name(text: str) -> x509.GeneralName:
 
 
 def _names_in(path: Path) -> list[x509.GeneralName]:
-    """Return the names in a certificate; none where there is no certificate."""
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
         return list(found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
@@ -134,7 +147,7 @@ def _names_in(path: Path) -> list[x509.GeneralName]:
 
 
 def _this_machine() -> list[x509.GeneralName]:
-    return [host_name(host) for host in ("localhost", "127.0.0.1", "::1")]
+    return list(map(host_name, ("localhost", "127.0.0.1", "::1")))
 
 
 def _builder(
@@ -183,7 +196,6 @@ def _key_pem(key: PrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Write a file, and make its folder. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`outrider certs`: apart from what makes them, which needs an extra that the rest of the command line does without."""
+"""`outrider certs`: makes certificates by `authority.py`, which needs an extra that no other command needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider keys`: make, list and revoke the API keys of a gateway. A key is shown once; the file has its hash."""
+"""`outrider keys`: makes, lists and revokes the API keys of a gateway. A key is shown once; the file has its hash."""
 
 from __future__ import annotations
 
@@ -42,9 +42,14 @@ def new(
 ) -> None:
     """Make a key: printed once on stdout, its hash added to the file."""
     with errors_as_lines():
-        keys = read_keys(file) if file.exists() else ()
+        keys: tuple[ApiKey, ...] = ()
+        if file.exists():
+            keys = read_keys(file)
         if any(key.name == name for key in keys):
             raise ConfigError(f"{file} has a key of {name!r} already; revoke it first, or choose another name")
+        expires = None
+        if expires_days is not None:
+            expires = datetime.now(UTC) + timedelta(days=expires_days)
         secret = new_key()
         fields = {
             "name": name,
@@ -53,7 +58,7 @@ def new(
             "tokens_per_minute": tokens_per_minute,
             "max_concurrent": max_concurrent,
             "weight": weight,
-            "expires": None if expires_days is None else datetime.now(UTC) + timedelta(days=expires_days),
+            "expires": expires,
             "control_tokens_in_content": control_tokens_in_content,
         }
         try:
@@ -72,11 +77,18 @@ def list_(file: KeyFile = DEFAULT_FILE) -> None:
     with errors_as_lines():
         table = Table("name", "requests/min", "tokens/min", "at once", "weight", "expires")
         for key in read_keys(file):
-            limits = (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent)
-            expires = "never" if key.expires is None else key.expires.isoformat(timespec="seconds")
-            shown = ("any" if limit is None else str(limit) for limit in limits)
-            table.add_row(key.name, *shown, f"{key.weight:g}", expires)
+            limits = map(_limit, (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent))
+            expires = "never"
+            if key.expires is not None:
+                expires = key.expires.isoformat(timespec="seconds")
+            table.add_row(key.name, *limits, f"{key.weight:g}", expires)
         answer_console().print(table)
+
+
+def _limit(value: int | None) -> str:
+    if value is None:
+        return "any"
+    return str(value)
 
 
 @app.command("revoke")
@@ -84,9 +96,9 @@ def revoke(name: Name, file: KeyFile = DEFAULT_FILE) -> None:
     """Take a key out of the file; a running gateway refuses it within seconds."""
     with errors_as_lines():
         keys = read_keys(file)
-        rest = tuple(key for key in keys if key.name != name)
-        if len(rest) == len(keys):
+        remaining = tuple(key for key in keys if key.name != name)
+        if len(remaining) == len(keys):
             known = ", ".join(key.name for key in keys) or "none"
             raise ConfigError(f"{file} has no key of {name!r}; it has: {known}")
-        write_keys(file, rest)
+        write_keys(file, remaining)
         note_console().print(f"the key of {name} is revoked")

@@ -1,1 +1,5 @@
-"""`outrider up`: starts and watches the processes of a system on this machine. Start at `up.py`."""
+"""`outrider up`: starts and watches the processes of a system on this machine.
+
+Start at `up.py`, the command, and `supervisor.py`, which runs the processes. It starts the services as modules and
+imports none.
+"""

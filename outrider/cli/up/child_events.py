@@ -1,4 +1,4 @@
-"""Runs a module that needs torch in a process of its own and yields what it reports. For `alpha` and `train-head`."""
+"""Runs a module that imports torch in a child process and yields its events. For `alpha`, `doctor` and `train-head`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from outrider.wire.processes.processes import LOOK_S, Child, Event, StopFlag
 def events_of(
     module: str, task: dict[str, Any], what: str, grace_s: float, env: Mapping[str, str] | None = None
 ) -> Generator[Event, None, None]:
-    """Start `python -m module` with the task as a line of its stdin; yield its events until it has ended.
+    """Start `python -m module` with the task as a line of JSON on its stdin, and yield its events until it ends.
 
-    what: names it in errors. env: its environment, in place of ours. When the generator is closed, the process has
-    `grace_s` seconds to stop; a second signal ends it at once. Raises ConfigError with what the event "failed" says,
-    OutriderError when it ends in any other way than well, and KeyboardInterrupt on SIGTERM and SIGHUP, too, with the
+    what: its name in errors. env: its environment; None for this process's. When the generator is closed, the process
+    has `grace_s` seconds to stop; a second signal ends it at once. Raises ConfigError with the message of the event
+    "failed", OutriderError for an exit code other than 0, and KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP, with the
     process stopped. Call from the main thread.
     """
     stop = StopFlag()
@@ -34,8 +34,8 @@ def events_of(
                 if child.events.empty() and child.returncode == 0:
                     return
                 if child.events.empty():
-                    said = " / ".join(child.last_lines(5)) or f"it ended with exit code {child.returncode}"
-                    raise OutriderError(f"the {what} gave no result: {said}")
+                    reason = " / ".join(child.last_lines(5)) or f"it ended with exit code {child.returncode}"
+                    raise OutriderError(f"the {what} gave no result: {reason}")
                 event = child.events.get()
                 if event["event"] == "failed":
                     raise ConfigError(event["message"])

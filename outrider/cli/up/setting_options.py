@@ -1,6 +1,6 @@
-"""An option of `outrider up` for each setting of its parts, made of the settings themselves.
+"""Makes an option of `outrider up` from each setting of its parts. For `up.py`.
 
-The gateway's have their own names (--max-queue), the workers' the role before them (--target-max-slots).
+A gateway's setting has its own name (--max-queue), a worker's the role before it (--target-max-slots).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _OF_UP = {
     "target": frozenset({"model", "device", "cpu_cores", "tls_dir"}),
     "draft": frozenset({"model", "device", "cpu_cores", "tls_dir", "drafter", "drafter_text", "target_model"}),
 }
-"""Settings that `outrider up` has options of its own for, or fills in."""
+"""Settings for which `outrider up` has options of its own, or which it fills in."""
 _WHERE = frozenset({"target", "draft", "target_for_draft", "registry"})
-"""Settings of the gateway that follow from where the workers run."""
+"""Settings of the gateway that follow from the workers' addresses."""
 _PARTS: dict[str, type[BaseSettings]] = {"gateway": GatewayConfig, "target": TargetConfig, "draft": DraftConfig}
 _GATEWAYS = "Settings of the gateway"
 
@@ -37,18 +37,22 @@ class _Setting:
 
     @property
     def argument(self) -> str:
-        """Return the name of the command's parameter."""
+        """Name of the command's parameter."""
         return f"{self.part}_{self.name}"
 
     @property
     def option(self) -> Any:
-        prefix = "" if self.part == "gateway" else f"{self.part}-"
-        flag = prefix + self.name.replace("_", "-")
-        is_switch = self.info.annotation is bool
-        panel = {"rich_help_panel": _GATEWAYS} if self.part == "gateway" else {"hidden": True}
-        names = f"--{flag}/--no-{flag}" if is_switch else f"--{flag}"
-        option: Any = typer.Option(names, help=self.info.description, show_default=False, **panel)
-        return Annotated[bool | None if is_switch else str | None, option]
+        """Annotation of this parameter, for typer."""
+        flag = self.name.replace("_", "-")
+        panel: dict[str, Any] = {"rich_help_panel": _GATEWAYS}
+        if self.part != "gateway":
+            flag = f"{self.part}-{flag}"
+            panel = {"hidden": True}
+        if self.info.annotation is bool:
+            switch: Any = typer.Option(f"--{flag}/--no-{flag}", help=self.info.description, show_default=False, **panel)
+            return Annotated[bool | None, switch]
+        option: Any = typer.Option(f"--{flag}", help=self.info.description, show_default=False, **panel)
+        return Annotated[str | None, option]
 
 
 def _settings() -> Iterator[_Setting]:
@@ -59,7 +63,10 @@ def _settings() -> Iterator[_Setting]:
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with those options in place of its parameter `settings`: those that are given, by part."""
+    """Return the command with an option for each setting in place of its parameter `settings`.
+
+    That parameter gets the values by part and name, None for an option that was not given.
+    """
     options = {setting.argument: setting for setting in _settings()}
     before = inspect.signature(command).parameters
     parameters = [parameter for name, parameter in before.items() if name != "settings"]

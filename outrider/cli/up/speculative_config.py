@@ -1,4 +1,7 @@
-"""vLLM's `--speculative-config`: which draft it starts here. Keys and methods are those of vLLM's SpeculativeConfig."""
+"""Translates vLLM's `--speculative-config` into flags of `outrider up`. For `vllm_flags.py`.
+
+Keys and methods are those of vLLM's SpeculativeConfig.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ from outrider.wire.settings.config import GatewayConfig
 
 _DEFAULT_MAX = GatewayConfig.model_fields["max_draft_tokens"].default
 OWN_DRAFTERS = {"ngram": "ngram", "ngram_gpu": "ngram", "[ngram]": "ngram", "suffix": "lookup"}
-"""Our drafter for each of vLLM's methods that have no model."""
+"""Drafter for each of vLLM's methods without a model."""
 WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "dspark")
-"""Methods whose `model` is our --draft: what a folder holds is read from its configuration."""
+"""Methods whose `model` becomes --draft: the folder's configuration tells its kind."""
 REFUSED_METHODS = {
     "mlp_speculator": "train a head of this target with `outrider train-head`, or name an EAGLE, Medusa or MTP head",
     "extract_hidden_states": "leave it out: `outrider train-head` takes the hidden states of the target itself",
     "custom_class": "one of the methods that are here, or `outrider train-head` for a head of your own",
 }
+"""What to do instead, by method that is not served."""
 _RUN_TIME = "leave it out: how a draft is run follows from its device"
 _NO_EFFECT = {
     "prompt_lookup_max": "n-grams of 2 to 4 tokens are counted, the longest that was seen before decides",
@@ -32,7 +36,7 @@ _NO_EFFECT = {
     "num_speculative_tokens_per_batch_size": "-K auto, the default, chooses by what pays at each load",
     "enable_adaptive_verification": "-K auto, the default, chooses by what pays at each load",
 }
-"""Keys that are taken and change nothing: what is so here."""
+"""Notes by key that is accepted and changes nothing."""
 _REFUSED_KEYS = {
     "draft_tensor_parallel_size": "1, or leave it out: a draft is not split",
     "tensor_parallel_size": "--tensor-parallel-size, which is the target's",
@@ -40,9 +44,9 @@ _REFUSED_KEYS = {
     "code_revision": "leave it out: no model's own code is run",
     "rejection_sample_method": "leave it out: drafts are kept by an exact rule, chosen with --acceptance",
     "draft_sample_method": "leave it out: drafts are drawn with their probabilities, which keeps more of them",
-    "synthetic_acceptance_rate": "leave it out: `outrider tune` computes what an acceptance rate would bring",
-    "synthetic_acceptance_rates": "leave it out: `outrider tune` computes what acceptance rates would bring",
-    "synthetic_acceptance_length": "leave it out: `outrider tune` computes what acceptance rates would bring",
+    "synthetic_acceptance_rate": "leave it out: `outrider tune` measures what the draft's own acceptance brings",
+    "synthetic_acceptance_rates": "leave it out: `outrider tune` measures what the draft's own acceptance brings",
+    "synthetic_acceptance_length": "leave it out: `outrider tune` measures what the draft's own acceptance brings",
     "kv_cache_dtype": "leave it out: the KV cache has the weights' dtype",
     "moe_backend": _RUN_TIME,
     "attention_backend": "--draft-attention-path",
@@ -53,6 +57,7 @@ _REFUSED_KEYS = {
     "disable_by_batch_size": "-K auto, the default, drafts less as the load grows",
     "acceptance_method": "--acceptance",
 }
+"""What to type instead, by key that is refused."""
 _HARMLESS = {
     "draft_tensor_parallel_size": (1,),
     "rejection_sample_method": ("standard", "strict", "probabilistic"),
@@ -61,16 +66,20 @@ _HARMLESS = {
     "disable_padded_drafter_batch": (False,),
     "kv_cache_dtype": ("auto",),
 }
-"""Values of refused keys that say what is so anyway."""
+"""Values of refused keys that are accepted: they ask for what is so here."""
 _TAKEN = ("model", "method", "num_speculative_tokens", "quantization", "max_model_len")
+"""Keys that have an effect."""
 
 
 def draft_flags(config: Mapping[str, object]) -> tuple[list[str], list[str]]:
-    """Return the flags of `outrider up` for a speculative config, and what to say of its keys.
+    """Return the flags of `outrider up` for a speculative config, and notes on its keys.
 
-    Raises ConfigError for a key, or a value, that is not taken, with what to type instead.
+    Raises ConfigError for a key, or a value, that is not accepted, with what to type instead.
     """
-    notes = [note for key, value in config.items() for note in _checked(key, value)]
+    # {"method": "ngram", "num_speculative_tokens": 4}: --no-draft --drafter ngram -K 4
+    notes = list[str]()
+    for key, value in config.items():
+        notes += _notes_on(key, value)
     model, method = _text(config, "model"), _text(config, "method")
     if method is None and model in OWN_DRAFTERS:
         method = model
@@ -106,18 +115,19 @@ def _drafter(model: str | None, method: str | None) -> list[str]:
 
 
 def _lengths(number: object) -> list[str]:
-    """Return the flags for so many draft tokens a round."""
     if type(number) is not int or not 0 < number <= MAX_DRAFT_TOKENS:
         raise ConfigError(
             f"num_speculative_tokens of --speculative-config is {number!r}, must be a number from 1 to "
             f"{MAX_DRAFT_TOKENS}, or left out: K is then what pays"
         )
-    more = ["--max-draft-tokens", str(number)] if number > _DEFAULT_MAX else []
-    return ["-K", str(number), *more]
+    flags = ["-K", str(number)]
+    if number > _DEFAULT_MAX:
+        flags += ["--max-draft-tokens", str(number)]
+    return flags
 
 
-def _checked(key: str, value: object) -> list[str]:
-    """Return what to say of a key. Raises ConfigError for one that is not taken."""
+def _notes_on(key: str, value: object) -> list[str]:
+    """Return the notes on a key, none or one. Raises ConfigError for a key that is not accepted."""
     if key in _TAKEN or value in _HARMLESS.get(key, ()):
         return []
     if key in _NO_EFFECT:
@@ -126,8 +136,10 @@ def _checked(key: str, value: object) -> list[str]:
         raise ConfigError(f"{key} of --speculative-config is {value!r}, not taken here; instead: {_REFUSED_KEYS[key]}")
     known = [*_TAKEN, *_NO_EFFECT]
     close = difflib.get_close_matches(key, known, 1)
-    meant = f"did you mean {close[0]}?" if close else f"taken: {', '.join(_TAKEN)}"
-    raise ConfigError(f"{key!r} is no key of --speculative-config here; {meant}")
+    remedy = f"taken: {', '.join(_TAKEN)}"
+    if close:
+        remedy = f"did you mean {close[0]}?"
+    raise ConfigError(f"{key!r} is no key of --speculative-config here; {remedy}")
 
 
 def _text(config: Mapping[str, object], key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""`outrider up`: the whole system on this machine (or a Ray cluster) until Ctrl-C."""
+"""`outrider up`: runs the whole system on this machine, or a Ray cluster, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from outrider.wire.settings.pools import Values
 from outrider.wire.settings.system import merged, read_yaml
 
 _ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to | is back\b')
-"""Finds, in either form of log, the lines shown without --verbose: faults, workers that are back after one, and pools
-that grow or shrink."""
+"""Matches, in either form of log, the lines shown without --verbose: faults, workers that are back after one, and
+pools that grow or shrink."""
 
 Model = Annotated[
     str | None,
@@ -104,9 +104,10 @@ TlsDir = Annotated[
 
 
 class VllmCommand(TyperCommand):
-    """A command that takes vLLM's flags, too."""
+    """A command that accepts vLLM's flags, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Translate vLLM's flags, print notes on them, and parse the command line."""
         if not ctx.resilient_parsing:  # as for a shell's completion
             with errors_as_lines():
                 args, notes = translated(args)
@@ -116,7 +117,9 @@ class VllmCommand(TyperCommand):
             return list(super().parse_args(ctx, args))
         except Exception as error:
             if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # a flag that is not known
-                ours = [name for param in self.params for name in param.opts]
+                ours = list[str]()
+                for param in self.params:
+                    ours += param.opts
                 error.possibilities = similar_flags(error.option_name, ours)
             raise
 
@@ -177,7 +180,9 @@ def up(
     }
     console = serving_console()
     with failures_as_lines(console), _key_file(api_key or (), flags["gateway"]):
-        file = read_yaml(config) if config is not None else {}
+        file: Values = {}
+        if config is not None:
+            file = read_yaml(config)
         system_config = merged(
             file,
             flags,
@@ -189,7 +194,9 @@ def up(
         ignore_log_rotation()
         stop = StopFlag()
         stop.install()
-        key = api_key[0] if api_key else os.environ.get(KEY_VARIABLE)
+        key = os.environ.get(KEY_VARIABLE)
+        if api_key:
+            key = api_key[0]
         with Supervisor(system_config, stop, log_to(console, verbose, stop), api_key=key) as system:
             with StartProgress(console) as progress:
                 endpoints = system.start(progress, needs_drafts=draft is not None)
@@ -200,13 +207,14 @@ def up(
 
 def _names_draft(file: Values) -> bool:
     """Return whether the file, or the environment, names a draft, or pools."""
-    variables = ("OUTRIDER_DRAFT_MODEL", "OUTRIDER_DRAFT_DRAFTER")
-    return bool({"draft", "drafts", "targets"} & set(file)) or any(os.environ.get(each) for each in variables)
+    if {"draft", "drafts", "targets"} & set(file):
+        return True
+    return bool(os.environ.get("OUTRIDER_DRAFT_MODEL") or os.environ.get("OUTRIDER_DRAFT_DRAFTER"))
 
 
 @contextmanager
 def _key_file(keys: Sequence[str], gateway: Values) -> Iterator[None]:
-    """Have the gateway ask for these keys, which are in a file, hashed, for as long as the block lasts."""
+    """Write the keys' hashes into a file, and set it in the gateway's settings, until the block ends."""
     if not keys:
         yield
         return
@@ -216,33 +224,38 @@ def _key_file(keys: Sequence[str], gateway: Values) -> Iterator[None]:
         raise ConfigError("--api-key and --api-keys contradict each other; put all keys into the file")
     with tempfile.TemporaryDirectory(prefix="outrider-keys-") as folder:
         path = Path(folder) / "keys.yaml"
-        named = [KeyEntry(name=f"key-{index}", sha256=digest_of(key)) for index, key in enumerate(keys)]
-        write_keys(path, tuple(named))
+        entries = [KeyEntry(name=f"key-{index}", sha256=digest_of(key)) for index, key in enumerate(keys)]
+        write_keys(path, tuple(entries))
         gateway["api_keys"] = str(path)
         yield
 
 
 def log_to(console: Console, verbose: bool, stop: StopFlag) -> Any:
-    """Return a function that shows a line of a part's log, or leaves it out: what parts say of each other's end, once
-    that was asked for, alarms nobody.
+    """Return a function that prints a line of a part's log: every line with `verbose`, else those on faults.
+
+    Once a stop is requested, faults are left out: the parts report each other's end.
     """
+    style = None
+    if verbose:
+        style = "dim"
 
     def show(part: str, line: str) -> None:
         if verbose or (_ALARMING.search(line) and not stop.is_set()):
-            console.print(f"{part}: {line}", markup=False, style="dim" if verbose else None)
+            console.print(f"{part}: {line}", markup=False, style=style)
 
     return show
 
 
 @contextmanager
 def failures_as_lines(console: Console) -> Iterator[None]:
-    """Show an error as one line with the end of its log, if any, and exit with 1; a requested stop is none."""
+    """Print an error as one line, with the end of a part's log, and exit with 1. A requested stop is no error."""
     try:
         yield
     except StopRequested:
         return
     except OutriderError as error:
         print_error(error.message, console)
-        for line in error.log_lines if isinstance(error, PartFailed) else ():
-            console.print(f"  {line}", markup=False, style="dim")
+        if isinstance(error, PartFailed):
+            for line in error.log_lines:
+                console.print(f"  {line}", markup=False, style="dim")
         raise typer.Exit(EXIT_FAILED) from None

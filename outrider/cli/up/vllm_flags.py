@@ -1,6 +1,6 @@
-"""vLLM's flags, as `outrider up` and `outrider serve` take them: one table of what each is here.
+"""Translates vLLM's flags into those of `outrider up`, by one table. For `up.py`.
 
-Names are those of vLLM 0.15's documentation and of some releases before. docs/vllm.md is for people.
+Names are those of vLLM 0.15's documentation and of some earlier releases. docs/vllm.md is for users.
 """
 
 from __future__ import annotations
@@ -15,37 +15,40 @@ from outrider.cli.up.speculative_config import draft_flags
 from outrider.wire.errors import ConfigError
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-"""What vLLM's numbers may end in, and by how much they are then multiplied."""
+"""Factor by the ending of a number, as vLLM has them: 8k is 8000, 8K is 8192."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class VllmFlag:
-    """What stands here for one of vLLM's flags."""
+    """Translation of one of vLLM's flags."""
 
     ours: Sequence[str] = ()
-    """Flags of `outrider up` that get its value; or, for a flag without a value, that stand in its place."""
+    """Flags of `outrider up` that get its value, or that replace it where it has none."""
     takes: str = "one"
-    """How many values it has: "none", "one", or "several", each of which becomes a flag of its own."""
+    """Number of its values: "none", "one", or "several", each of which becomes a flag of its own."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """Values that are called otherwise here; "" = leave the flag out, for that is so without it."""
+    """Our name by value; "" where the flag is dropped, since it asks for what is so here."""
     reads: Callable[[str], str] | None = None
-    """Turns a value into ours. Raises ValueError."""
+    """Converts a value. Raises ValueError."""
     note: str = ""
-    """What is said where it is taken, and something has to be known of it."""
+    """Note that is printed where it is accepted."""
     refused: str = ""
-    """What to type instead, of a flag that is not taken."""
+    """What to type instead, where it is not accepted; empty where it is."""
 
 
 def _whole(text: str) -> str:
-    """Return a number that may be written 8k or 8K, as vLLM takes it."""
-    factor = _SUFFIXES.get(text[-1:], 0)
-    return str(int(float(text[:-1]) * factor)) if factor else str(int(text))
+    factor = _SUFFIXES.get(text[-1:])
+    if factor is None:
+        return str(int(text))
+    return str(int(float(text[:-1]) * factor))
 
 
 def _list(text: str) -> str:
-    """Return a list in JSON with commas between."""
-    return ",".join(json.loads(text)) if text.startswith("[") else text
+    # '["a", "b"]': "a,b"
+    if text.startswith("["):
+        return ",".join(json.loads(text))
+    return text
 
 
 _SO_ANYWAY = "so anyway"
@@ -181,7 +184,7 @@ FLAGS: dict[str, VllmFlag] = {
     "--ngram-prompt-lookup-min": VllmFlag(refused="--no-draft --drafter ngram"),
     "--speculative-draft-tensor-parallel-size": VllmFlag(refused=f"{_LEAVE_OUT}: a draft is not split"),
 }
-"""By vLLM's name. A name that is the same here, and whose values are, too, is in no table."""
+"""Translations by vLLM's name. A flag that has the same name and values here is not among them."""
 
 SHORT = {
     "-tp": "--tensor-parallel-size",
@@ -193,71 +196,96 @@ SHORT = {
     "-sc": "--speculative-config",
     "-asc": "--api-server-count",
 }
-"""vLLM's short names."""
+"""vLLM's short names of flags."""
 _OPTIMIZATION = re.compile(r"^-O(?=\d)")
-"""Beginning of vLLM's -O3, which has its value in one word with it."""
+"""Matches vLLM's -O3, a flag and its value in one word."""
 _SPECULATION = "--speculative-config"
 _SIMILAR = 0.75
-"""Least likeness, by difflib from 0 to 1, of a flag that may be meant: room for a slip or two."""
+"""Least similarity, by difflib from 0 to 1, of a flag that is suggested for a mistyped one."""
 
 
 class _NotTaken(ConfigError):
-    """A flag of vLLM's that does nothing here."""
+    """A flag of vLLM's is not accepted."""
 
 
 def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command line with our flags in place of vLLM's, and what to say of those.
+    """Return a command line with our flags in place of vLLM's, and the notes on those.
 
-    What is no flag of vLLM's stays as it is. Raises ConfigError for all flags that are not taken, with what to type,
-    and for a value that is wrong.
+    Other words stay as they are. Raises ConfigError for all flags that are not accepted, with what to type instead, and
+    for a wrong value.
     """
-    ours: list[str] = []
-    notes: list[str] = []
-    refused: list[str] = []
-    speculation: dict[str, object] = {}
-    has_speculation = False
-    rest = list(args)
-    while rest:
-        written = _OPTIMIZATION.sub("-O=", rest.pop(0))
-        name, _, value = written.partition("=")
+    # ["--max-model-len", "8k"]: ["--target-context-limit", "8000"]
+    translation = _Translation(list(args))
+    while translation.rest:
+        translation.translate_next(has_model=_names_model(args))
+    return translation.finish()
+
+
+class _Translation:
+    """A command line that is translated word by word."""
+
+    def __init__(self, rest: list[str]) -> None:
+        self.rest = rest
+        """Words that are not translated yet."""
+        self._ours = list[str]()
+        self._notes = list[str]()
+        self._refused = list[str]()
+        self._speculation: dict[str, object] | None = None
+
+    def translate_next(self, has_model: bool) -> None:
+        written = _OPTIMIZATION.sub("-O=", self.rest.pop(0))
+        name, equals, value = written.partition("=")
         name = SHORT.get(name, name)
         if name.startswith("--"):
             name = name.replace("_", "-")
+        switch = FLAGS.get(name.replace("--no-", "--", 1))
         if name == _SPECULATION or name.startswith(f"{_SPECULATION}."):
-            has_speculation = True
-            text = value if "=" in written else _next_value(name, rest)
-            speculation.update(_speculation_of(name, text))
+            if not equals:
+                value = _next_value(name, self.rest)
+            self._speculation = {**(self._speculation or {}), **_speculation_of(name, value)}
         elif name in FLAGS:
-            values = [value] if "=" in written else _values(name, FLAGS[name], rest)
-            if name == "--api-key" and len(values) > 1 and not _names_model(args):
+            values = [value]
+            if not equals:
+                values = _values(name, FLAGS[name], self.rest)
+            if name == "--api-key" and len(values) > 1 and not has_model:
                 raise ConfigError(
                     f"{name} has {len(values)} values, and no model stands in front of them; say MODEL {name} KEY"
                 )
-            try:
-                flags, note = _ours(name, FLAGS[name], values)
-            except _NotTaken as error:
-                refused.append(error.message)
-                continue
-            ours += flags
-            notes += [note] if note else []
-        elif (switch := FLAGS.get(name.replace("--no-", "--", 1))) is not None and switch.takes == "none":
+            self._add_flag(name, FLAGS[name], values)
+        elif switch is not None and switch.takes == "none":
             if switch.refused:
-                notes.append(_said(name, _SO_ANYWAY))
+                self._notes.append(f"{name}: {_SO_ANYWAY}")
             else:
-                refused.append(f"{name} is vLLM's, and not taken here; instead: {_LEAVE_OUT}: it is always so here")
+                self._refused.append(
+                    f"{name} is vLLM's, and not taken here; instead: {_LEAVE_OUT}: it is always so here"
+                )
+        elif equals and name.startswith("--"):
+            self._ours.append(f"{name}={value}")
         else:
-            ours.append(f"{name}={value}" if "=" in written and name.startswith("--") else written)
-    if refused:
-        raise ConfigError(". ".join(refused))
-    if has_speculation:
-        flags, said = draft_flags(speculation)
-        ours += flags
-        notes += said
-    return ours, notes
+            self._ours.append(written)
+
+    def _add_flag(self, name: str, flag: VllmFlag, values: Sequence[str]) -> None:
+        try:
+            flags, note = _ours(name, flag, values)
+        except _NotTaken as error:
+            self._refused.append(error.message)
+            return
+        self._ours += flags
+        if note:
+            self._notes.append(f"{name}: {note}")
+
+    def finish(self) -> tuple[list[str], list[str]]:
+        if self._refused:
+            raise ConfigError(". ".join(self._refused))
+        if self._speculation is not None:
+            flags, notes = draft_flags(self._speculation)
+            self._ours += flags
+            self._notes += notes
+        return self._ours, self._notes
 
 
 def similar_flags(written: str, ours: Sequence[str]) -> list[str]:
-    """Return the flags, of `ours` and of vLLM's, whose names are nearest to one that is not known, best first."""
+    """Return the flags, of `ours` and of vLLM's, most similar to an unknown one, at most two, the best first."""
     known = {*ours, *FLAGS, _SPECULATION}
     return difflib.get_close_matches(written.replace("_", "-"), known, n=2, cutoff=_SIMILAR)
 
@@ -268,7 +296,6 @@ def _names_model(args: Sequence[str]) -> bool:
 
 
 def _values(name: str, flag: VllmFlag, rest: list[str]) -> list[str]:
-    """Take a flag's values off the rest of the command line."""
     if flag.takes == "none":
         return []
     values = [_next_value(name, rest)]
@@ -284,28 +311,29 @@ def _next_value(name: str, rest: list[str]) -> str:
 
 
 def _ours(name: str, flag: VllmFlag, values: Sequence[str]) -> tuple[list[str], str]:
-    """Return what stands for a flag with these values, and what to say of it."""
+    """Return our flags for one of vLLM's with these values, and the note on it, perhaps empty."""
     is_known = bool(values) and all(value in flag.words for value in values)
     if flag.refused and not is_known:
         written = " ".join([name, *values])
         raise _NotTaken(f"{written} is vLLM's, and not taken here; instead: {flag.refused}")
-    if any(flag.words.get(value) == "" for value in values):  # it is so without it
-        return [], _said(name, flag.note)
+    if "" in map(flag.words.get, values):  # it is so without the flag
+        return [], flag.note
     values = [flag.words.get(value, value) for value in values]
     if flag.takes == "none":
-        return list(flag.ours), _said(name, flag.note)
+        return list(flag.ours), flag.note
     if flag.reads is not None:
         values = [_read(name, flag.reads, value) for value in values]
     if name == "--served-model-name" and len(values) > 1:
         raise ConfigError(
             f"{name} has {len(values)} names, and a model has one here; requests may also name its folder"
         )
-    flags = [part for value in values for our in flag.ours for part in (our, value)]
-    return flags, "" if flags else _said(name, flag.note)
-
-
-def _said(name: str, note: str) -> str:
-    return f"{name}: {note}" if note else ""
+    flags = list[str]()
+    for value in values:
+        for our in flag.ours:
+            flags += [our, value]
+    if flags:
+        return flags, ""
+    return [], flag.note
 
 
 def _read(name: str, reads: Callable[[str], str], value: str) -> str:
@@ -316,7 +344,7 @@ def _read(name: str, reads: Callable[[str], str], value: str) -> str:
 
 
 def _speculation_of(name: str, text: str) -> dict[str, object]:
-    """Return what one flag says: the whole as JSON, or one key of it, as --speculative-config.method ngram."""
+    # --speculative-config '{"method": "ngram"}' or --speculative-config.method ngram: {"method": "ngram"}
     key = name.removeprefix(_SPECULATION).removeprefix(".")
     if key:
         try:

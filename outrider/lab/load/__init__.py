@@ -1,1 +1,5 @@
-"""Load on a running gateway, at one concurrency after the other, and the figures of it. Start at `load.py`."""
+"""Sends completions to a running gateway over HTTP, as users do, and sums up their speed.
+
+`outrider tune --price` and `benchmarks/` use it; it imports no part of either. Start at `load.py`, which sends
+requests; `ladder.py` repeats them at several concurrencies with speculation and without.
+"""

@@ -1,4 +1,4 @@
-"""Send requests over HTTP as users do, and keep what became of each. The load of `outrider bench` and `benchmarks/`.
+"""Sends requests over HTTP as users do, and records what became of each. For `outrider tune --price` and `benchmarks/`.
 
 Streams are read as they come; a refused request is not sent again. Times are of the monotonic clock, which all
 processes of a machine share.
@@ -8,53 +8,54 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 TEMPERATURES = (0.0, 0.8)
-"""Temperatures of a load that says none; its requests take them in turn."""
+"""Default temperatures of a load; request number i has the one at i modulo their number."""
+_MAX_QUOTED_BYTES = 200
+"""Last bytes of a reply that an error quotes."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A kind of request, and where to send it. Those of a number are alike, seed included."""
+    """A series of numbered requests to one server. Requests with the same number are alike, seed included."""
 
     url: str
     """Base URL of the server."""
     prompts: tuple[str, ...]
-    """Prompts that requests take in turn, from the first again."""
+    """Prompts; request number i has the one at i modulo their number."""
     max_tokens: int
+    """Largest number of output tokens of a request."""
     temperatures: tuple[float, ...] = TEMPERATURES
+    """Temperatures; request number i has the one at i modulo their number."""
     ignore_eos: bool = True
-    """Whether each answer has to have max_tokens tokens."""
+    """Whether every output has exactly `max_tokens` tokens."""
     shared_prefixes: bool = True
-    """Whether a prompt that came before may be found in the workers' caches."""
+    """Whether a worker's prefix cache may hold a prompt of an earlier request."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More fields of the body, such as `model`."""
     timeout_s: float = 120.0
-    headers: Mapping[str, str] = field(default_factory=dict)
-    verify: ssl.SSLContext | bool = True
+    """Seconds that a connection may give nothing."""
 
     def client(self) -> httpx.AsyncClient:
         """Return a client of the server. Use as `async with`."""
         return httpx.AsyncClient(
             base_url=self.url,
             timeout=self.timeout_s,
-            headers={"Accept-Encoding": "identity", **self.headers},  # streams are read as they come
-            verify=self.verify,
+            headers={"Accept-Encoding": "identity"},  # a compressed stream would come in larger pieces
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=False,
         )
 
     def body(self, number: int) -> dict[str, Any]:
-        """Return the fields of a request."""
-        asked = {
+        """Return the body of the request with this number."""
+        fields = {
             "prompt": self.prompts[number % len(self.prompts)],
             "max_tokens": self.max_tokens,
             "temperature": self.temperatures[number % len(self.temperatures)],
@@ -63,51 +64,61 @@ class Load:
             "stream_options": {"include_usage": True},
         }
         if self.ignore_eos:
-            asked["ignore_eos"] = True
+            fields["ignore_eos"] = True
         if not self.shared_prefixes:
-            asked["cache_salt"] = uuid.uuid4().hex
-        return {**asked, **self.extra}
+            fields["cache_salt"] = uuid.uuid4().hex
+        return {**fields, **self.extra}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request and its outcome, with monotonic times."""
+    """One request and its outcome. Times are seconds of the monotonic clock."""
 
     sent_s: float
+    """Time at which the request was sent."""
     first_s: float | None
-    """When its first token came."""
+    """Time of its first token; None where none came."""
     ended_s: float
+    """Time at which its stream ended."""
     status: int
-    """HTTP status; 0 when there was none."""
+    """HTTP status; 0 where no reply came."""
     retry_after: str | None
+    """The reply's Retry-After header."""
     fault: str | None = None
-    """Why it ended in another way than with its whole answer or a refusal."""
+    """What went wrong; None for a complete output and for a refusal (429)."""
     usage: Mapping[str, Any] | None = None
-    """As the server told it with the last token."""
+    """`usage` of the last message of the stream."""
 
     @property
     def whole(self) -> bool:
+        """Whether the output is complete."""
         return self.status == 200 and self.fault is None
 
     @property
     def refused(self) -> bool:
+        """Whether the server was too busy for the request."""
         return self.status == 429
 
     @property
     def total_s(self) -> float:
+        """Seconds from sending the request to the end of its stream."""
         return self.ended_s - self.sent_s
 
     @property
     def first_token_s(self) -> float:
-        """Seconds to the first token, which must have come."""
+        """Seconds from sending the request to its first token. Only for requests that got one."""
         assert self.first_s is not None
         return self.first_s - self.sent_s
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer, which must be whole."""
+        """Number of output tokens. Only for complete outputs."""
         assert self.usage is not None
         return int(self.usage["completion_tokens"])
+
+
+def _do_nothing(asked: Asked) -> None:
+    pass
 
 
 async def keep_running(
@@ -115,27 +126,33 @@ async def keep_running(
     load: Load,
     concurrency: int,
     numbers: Iterator[int],
-    done: Callable[[Asked], None] = lambda asked: None,
+    done: Callable[[Asked], None] = _do_nothing,
 ) -> list[Asked]:
-    """Keep `concurrency` requests running while there are numbers; wait for the last. done: called after each."""
-    asked: list[Asked] = []
+    """Send the requests with these numbers, `concurrency` at a time, and return their outcomes in order of their ends.
 
-    async def one_after_the_other() -> None:
+    done: called with each outcome.
+    """
+    outcomes: list[Asked] = []
+
+    async def send_in_turn() -> None:
         for number in numbers:
-            asked.append(await ask(client, load, number))
-            done(asked[-1])
+            outcome = await ask(client, load, number)
+            outcomes.append(outcome)
+            done(outcome)
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
-    return asked
+    await asyncio.gather(*(send_in_turn() for _ in range(concurrency)))
+    return outcomes
 
 
 async def ask(client: httpx.AsyncClient, load: Load, number: int) -> Asked:
-    """Send one request and read its stream. Whatever goes wrong is in what it returns."""
-    sent_s, first_s, status, retry_after, fault, usage = time.monotonic(), None, 0, None, None, None
+    """Send the request with this number, read its stream and return the outcome. Raises for no failure of it."""
+    sent_s = time.monotonic()
+    first_s, status, retry_after, fault, usage = None, 0, None, None, None
     received = bytearray()
     try:
         async with client.stream("POST", "/v1/completions", json=load.body(number)) as reply:
-            status, retry_after = reply.status_code, reply.headers.get("retry-after")
+            status = reply.status_code
+            retry_after = reply.headers.get("retry-after")
             async for data in reply.aiter_raw():
                 received += data
                 if first_s is None and b"data: " in received:  # comments may come before
@@ -143,34 +160,65 @@ async def ask(client: httpx.AsyncClient, load: Load, number: int) -> Asked:
     except httpx.HTTPError as error:
         fault = f"{type(error).__name__}: {error}"
     ended_s = time.monotonic()
+    if status != 200:
+        first_s = None
     if fault is None and status == 200:
         try:
-            usage, fault = _read(bytes(received), load)
+            usage, fault = _parse_stream(bytes(received), load)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             fault = f"its stream is none of completions: {type(error).__name__}: {error}"
     elif fault is None and status != 429:
-        fault = f"{status}: {_line(received[-200:])}"
-    return Asked(sent_s, first_s if status == 200 else None, ended_s, status, retry_after, fault, usage)
+        fault = f"{status}: {_end_of(received)}"
+    return Asked(sent_s, first_s, ended_s, status, retry_after, fault, usage)
 
 
-def _line(data: bytes | bytearray) -> str:
-    return " ".join(data.decode("utf-8", "replace").split())
+def _end_of(data: bytes | bytearray) -> str:
+    return " ".join(data[-_MAX_QUOTED_BYTES:].decode("utf-8", "replace").split())
 
 
-def _read(stream: bytes, load: Load) -> tuple[Mapping[str, Any] | None, str | None]:
-    """Return a streamed answer's usage and what it lacks, None when it is whole."""
+def _parse_stream(stream: bytes, load: Load) -> tuple[Mapping[str, Any] | None, str | None]:
+    """Return the usage of a streamed output and what is wrong with it; None for the latter where nothing is."""
+    # b"data: {...}\n\ndata: [DONE]\n\n": [b"{...}", b"[DONE]"]
     stream = stream.replace(b"\r\n", b"\n")
-    events = [event.removeprefix(b"data: ") for event in stream.split(b"\n\n") if event.startswith(b"data: ")]
+    events = list[bytes]()
+    for event in stream.split(b"\n\n"):
+        if event.startswith(b"data: "):
+            events.append(event.removeprefix(b"data: "))
     if not events or events[-1] != b"[DONE]":
-        return None, f"its stream ended with {_line(stream[-200:]) or 'nothing'}"
+        return None, f"its stream ended with {_end_of(stream) or 'nothing'}"
     messages = [json.loads(event) for event in events[:-1]]
-    if errors := [message["error"] for message in messages if "error" in message]:
-        return None, f"an error in its stream: {errors[0]}"
-    reasons = [choice.get("finish_reason") for message in messages for choice in message["choices"]]
-    usage = messages[-1].get("usage") if messages else None
-    if not reasons or reasons[-1] is None or any(reasons[:-1]) or (load.ignore_eos and reasons[-1] != "length"):
-        wanted = "length" if load.ignore_eos else "stop or length"
-        return usage, f"finish reasons {[reason for reason in reasons if reason]}, should be one, {wanted}"
-    if usage is None or (load.ignore_eos and usage["completion_tokens"] != load.max_tokens):
-        return usage, f"usage {usage}, should be {load.max_tokens} tokens{'' if load.ignore_eos else ' or fewer'}"
-    return usage, None
+    reasons = []
+    for message in messages:
+        if "error" in message:
+            return None, f"an error in its stream: {message['error']}"
+        reasons += [choice.get("finish_reason") for choice in message["choices"]]
+    usage = None
+    if messages:
+        usage = messages[-1].get("usage")
+    return usage, _fault_of_reasons(reasons, load) or _fault_of_usage(usage, load)
+
+
+def _fault_of_reasons(reasons: Sequence[str | None], load: Load) -> str | None:
+    # [None, None, "stop"]: one finish reason, with the last piece
+    found = list(filter(None, reasons))
+    expected = "stop or length"
+    is_expected = len(found) == 1 and reasons[-1] is not None
+    if load.ignore_eos:
+        expected = "length"
+        is_expected = is_expected and found == ["length"]
+    if is_expected:
+        return None
+    return f"finish reasons {found}, should be one, {expected}"
+
+
+def _fault_of_usage(usage: Mapping[str, Any] | None, load: Load) -> str | None:
+    if usage is None:
+        is_expected = False
+    elif load.ignore_eos:
+        is_expected = usage["completion_tokens"] == load.max_tokens
+    else:
+        is_expected = True
+    if is_expected:
+        return None
+    or_fewer = "" if load.ignore_eos else " or fewer"
+    return f"usage {usage}, should be {load.max_tokens} tokens{or_fewer}"

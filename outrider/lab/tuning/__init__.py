@@ -1,1 +1,5 @@
-"""`outrider tune`: runs, costs, expected speed and the choice of K, drafter and price. Start at `study.py`."""
+"""What `outrider tune` measures of a pair: the speed of every K, of each drafter, and the tokens for the money.
+
+Imports the SDK, `lab.load` and the parts of the command line that start a system. Start at `study.py`; `runs.py` and
+`costs.py` are used by `benchmarks/papers`, too.
+"""

@@ -1,32 +1,34 @@
-"""Which of the measured settings to run."""
+"""Chooses which of the measured settings to run."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.lab.tuning.runs import Pass
 from outrider.lab.tuning.settings import PLAIN
 
 TIE = 0.02
-"""A simpler setting is taken that is behind by no more than this, and ahead in at least one repeat."""
+"""Share of the speed by which a simpler setting may be behind and be chosen, if it was ahead in one repeat."""
 
 Speeds = Mapping[str, Sequence[float]]
-"""Tokens per second by setting, simplest first, one of each a repeat: passes of the same repeat are compared."""
+"""Tokens per second by setting, simplest first, and repeat: entries of the same repeat are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Compares speeds, repeat by repeat: the ratio of one setting's to another's."""
+    """Speeds of one setting over those of another, repeat by repeat."""
 
     median: float
     low: float
+    """Smallest ratio of a repeat."""
     high: float
+    """Largest ratio of a repeat."""
 
     @classmethod
     def of(cls, speeds: Sequence[float], others: Sequence[float]) -> Ratio:
-        ratios = [one / other for one, other in zip(speeds, others, strict=True)]
+        """Compare speeds with those of another setting; both by repeat."""
+        ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
         return cls(statistics.median(ratios), min(ratios), max(ratios))
 
     def __str__(self) -> str:
@@ -35,31 +37,38 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
+    """The setting to run, and the fastest measured."""
+
     name: str
+    """Name of the recommended setting."""
     fastest: str
-    """The same where it was measured the fastest."""
+    """Name of the fastest setting; the same where that is recommended."""
     speedup: Ratio
-    """Over plain decoding."""
+    """Speed of the recommended setting over plain decoding."""
     fastest_speedup: Ratio
-
-
-def speeds_of(passes: Mapping[str, Sequence[Pass]]) -> dict[str, list[float]]:
-    return {name: [one.tokens_per_s for one in own] for name, own in passes.items()}
+    """Speed of the fastest setting over plain decoding."""
 
 
 def choose(speeds: Speeds) -> Recommendation:
-    """Return the fastest, or what is simpler and as fast within noise. PLAIN is one of them."""
+    """Return the fastest setting, or the simplest that is as fast within noise. PLAIN is among the settings."""
+    fastest = _fastest(speeds, speeds)
+    name = _simplest_tie(speeds, fastest)
     plain = speeds[PLAIN]
-    fastest = max(speeds, key=lambda name: statistics.median(speeds[name]))
-    name = next(name for name in speeds if name == fastest or _ties(speeds[name], speeds[fastest]))
     return Recommendation(name, fastest, Ratio.of(speeds[name], plain), Ratio.of(speeds[fastest], plain))
 
 
-def fastest_of(speeds: Speeds) -> str:
-    """Return the name of the fastest setting but for plain decoding."""
-    return max((name for name in speeds if name != PLAIN), key=lambda name: statistics.median(speeds[name]))
+def fastest_drafted(speeds: Speeds) -> str:
+    """Return the name of the fastest setting that speculates."""
+    return _fastest(speeds, filter(PLAIN.__ne__, speeds))
 
 
-def _ties(speeds: Sequence[float], others: Sequence[float]) -> bool:
-    ratio = Ratio.of(speeds, others)
-    return ratio.median >= 1 - TIE and ratio.high >= 1
+def _fastest(speeds: Speeds, names: Iterable[str]) -> str:
+    return max(names, key=lambda name: statistics.median(speeds[name]))
+
+
+def _simplest_tie(speeds: Speeds, fastest: str) -> str:
+    for name in speeds:
+        ratio = Ratio.of(speeds[name], speeds[fastest])
+        if ratio.median >= 1 - TIE and ratio.high >= 1:
+            return name
+    return fastest

@@ -1,5 +1,5 @@
-"""The prompts through a running gateway under several settings in turn, one answer at a time, and the clock of each
-round.
+"""Generates the prompts' outputs on a running gateway under several settings in turn, one at a time, and times each
+round. For `outrider tune` and `benchmarks/papers`.
 """
 
 from __future__ import annotations
@@ -14,56 +14,77 @@ from outrider.wire.errors import OutriderError
 from outrider.wire.processes.processes import StopFlag
 
 _LEAD_IN_TOKENS = 16
+"""Fewest output tokens of an unmeasured run before a measured one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
+    """One output, round by round."""
+
     rounds: tuple[Round, ...]
     gaps_s: tuple[float, ...]
-    """How long the client waited for each round: the first from its call, the others from the round before."""
+    """Seconds that the client waited for each round: the first from its call, the others from the round before."""
 
     @property
     def num_tokens(self) -> int:
+        """Number of output tokens."""
         return sum(len(round_.tokens) for round_ in self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """All prompts once under one setting."""
+    """The outputs for all prompts under one setting, once."""
 
     answers: tuple[TimedAnswer, ...]
+    """Outputs in the order of the prompts."""
 
     @property
     def num_tokens(self) -> int:
+        """Number of output tokens in all."""
         return sum(answer.num_tokens for answer in self.answers)
 
     @property
     def tokens_per_s(self) -> float:
-        return self.num_tokens / sum(sum(answer.gaps_s) for answer in self.answers)
+        """Output tokens over the seconds that the client waited for them."""
+        waited_s = 0.0
+        for answer in self.answers:
+            waited_s += sum(answer.gaps_s)
+        return self.num_tokens / waited_s
+
+
+def speeds_of(passes: Sequence[Pass]) -> list[float]:
+    """Return the tokens per second of each pass."""
+    return [one.tokens_per_s for one in passes]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked under every setting."""
+    """The requests that every setting gets."""
 
     prompts: Sequence[str]
     max_tokens: int
+    """Largest number of output tokens of a request."""
     sampling: Mapping[str, float]
-    """temperature, top_p, top_k, min_p."""
+    """Sampling parameters by name: temperature, and top_p, top_k and min_p where they are given."""
     model: str
+    """Id of the served model."""
     timeout_s: float
+    """Seconds that a request may take."""
     stop: StopFlag
+    """Set where the measurement is to end."""
     _salt: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def temperature(self) -> float:
+        """The sampling temperature."""
         return self.sampling["temperature"]
 
     def options(
         self, index: int, repeat: int, speculation: Speculation, max_tokens: int, cache: str | None = None
     ) -> GenerateOptions:
-        """The seed is the prompt's and the repeat's. Answers of the same `cache` share a cached prompt; without one
-        each pays for its own.
+        """Return the SDK's arguments for prompt `index` in a repeat, which give it its seed.
+
+        cache: requests with the same one share a cached prompt; without one the prompt is prefilled.
         """
         options = GenerateOptions(
             model=self.model,
@@ -78,11 +99,12 @@ class Workload:
 
 
 async def lead_in(client: AsyncClient, load: Workload, speculation: Speculation) -> None:
-    """An answer that nobody measures: the gateway learns how long this setting's proposals take."""
+    """Generate an unmeasured output: from it the gateway learns how long this setting's proposals take."""
     k = speculation.num_draft_tokens
-    two_rounds = 2 * (k + 1) if isinstance(k, int) else 0
-    num_tokens = min(max(_LEAD_IN_TOKENS, two_rounds), load.max_tokens)
-    await _run_answer(client, load, 0, 0, speculation, num_tokens, cache="lead-in")
+    num_tokens = _LEAD_IN_TOKENS
+    if isinstance(k, int):
+        num_tokens = max(num_tokens, 2 * (k + 1))  # two rounds
+    await _run_answer(client, load, 0, 0, speculation, min(num_tokens, load.max_tokens), cache="lead-in")
 
 
 async def _run_answer(
@@ -95,8 +117,8 @@ async def _run_answer(
     cache: str | None = None,
 ) -> TimedAnswer:
     """Raises StopRequested between two rounds, and the error tree."""
-    rounds: list[Round] = []
-    gaps_s: list[float] = []
+    rounds = list[Round]()
+    gaps_s = list[float]()
     last_s = time.perf_counter()
     options = load.options(index, repeat, speculation, max_tokens, cache)
     async with client.stream(load.prompts[index], **options) as stream:
@@ -114,19 +136,28 @@ async def _run_answer(
 async def run_interleaved(
     client: AsyncClient, load: Workload, settings: Mapping[str, Speculation], repeats: range, done: Callable[[], None]
 ) -> dict[str, list[Pass]]:
-    """By setting a pass for each repeat. Every prompt is answered under all settings before the next one, and from
-    answer to answer forwards and backwards: what the machine does besides lasts longer than that, and hits all settings
-    alike.
+    """Return the passes of each setting by name, one a repeat.
 
-    repeats: the seeds' numbers. done: called after each answer.
+    Each prompt runs under all settings before the next one does, forwards and backwards in turn, so that what else the
+    machine does falls on all settings alike. repeats: numbers from which the seeds follow. done: called after each
+    output.
     """
-    answers: dict[str, list[list[TimedAnswer]]] = {name: [[] for _ in repeats] for name in settings}
-    for own, repeat in enumerate(repeats):
+    passes = dict[str, list[Pass]]()
+    for name in settings:
+        passes[name] = []
+    names = list(settings)
+    for position, repeat in enumerate(repeats):
+        answers = dict[str, list[TimedAnswer]]()
         for index in range(len(load.prompts)):
-            names = list(settings) if (own + index) % 2 == 0 else list(settings)[::-1]
-            for name in names:
+            # positions and prompts (0, 0), (0, 1), (1, 0), (1, 1): forwards, backwards, backwards, forwards
+            order = list(names)
+            if (position + index) % 2:
+                order.reverse()
+            for name in order:
                 await lead_in(client, load, settings[name])
                 answer = await _run_answer(client, load, index, repeat, settings[name], load.max_tokens)
-                answers[name][own].append(answer)
+                answers.setdefault(name, []).append(answer)
                 done()
-    return {name: [Pass(tuple(own)) for own in each] for name, each in answers.items()}
+        for name in names:
+            passes[name].append(Pass(tuple(answers[name])))
+    return passes

@@ -1,29 +1,29 @@
-"""What speculation gains by the formulas of Leviathan, Kalman and Matias (2023), "Fast inference from transformers via
-speculative decoding", from one alpha and one cost. For `outrider tune` and `make papers`.
+"""The formulas of Leviathan, Kalman and Matias (2023), "Fast inference from transformers via speculative decoding".
 
-alpha is the probability that a draft token is kept, the same at each position; k is the paper's gamma.
+For `outrider tune` and `make papers`. alpha is the probability that a draft token is accepted, the same at each
+position; k is the number of draft tokens a round, the paper's gamma.
 """
 
 from __future__ import annotations
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Return the tokens of a round of k drafts (equation 1)."""
+    """Return the mean number of tokens of a round of `k` draft tokens (equation 1)."""
     if alpha == 1.0:
         return k + 1.0
     return (1.0 - alpha ** (k + 1)) / (1.0 - alpha)
 
 
 def improvement(alpha: float, k: int, c: float) -> float:
-    """Return the factor on the speed of plain decoding (Theorem 3.8).
+    """Return the speed over plain decoding (Theorem 3.8).
 
-    c: a draft token's time over a step of the target, which is taken to be as fast with k + 1 tokens as with one.
+    c: time of a draft token over that of a target step, which is taken to be as fast with k + 1 tokens as with one.
     """
     return expected_tokens(alpha, k) / (k * c + 1.0)
 
 
 def operations(alpha: float, k: int, c: float) -> float:
-    """Return the factor on the arithmetic operations of plain decoding (Theorem 3.11).
+    """Return the arithmetic operations over those of plain decoding (Theorem 3.11).
 
     c: the draft's operations a token over the target's, in the paper c with a hat.
     """

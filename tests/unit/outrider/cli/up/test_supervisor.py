@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.cli.up.supervisor import DELAYS_S, STEADY_S, Restarts
+from outrider.cli.up.restarts import DELAYS_S, STEADY_S, Restarts
 
 
 def test_short_lives_are_followed_later_each_time_and_then_no_more() -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from deploy.placement import ClusterNode, place
 from deploy.ray_workers import RayWorkers
-from outrider.cli.up import supervisor
+from outrider.cli.up import machine_shares
 from outrider.engine import memory
 from outrider.wire.models.model_id import INDEX
 from outrider.wire.settings.gpu_shares import gpu_shares, num_weight_bytes
@@ -54,8 +54,8 @@ def by_launcher(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 def by_plain_processes(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    monkeypatch.setattr(supervisor, "GPU_DEVICE", Path("/dev/null"))
-    return supervisor.own_gpu_memory(system(models, ray=None).pools)
+    monkeypatch.setattr(machine_shares, "GPU_DEVICE", Path("/dev/null"))
+    return machine_shares.own_gpu_memory(system(models, ray=None).pools)
 
 
 def by_compose(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
@@ -122,6 +122,38 @@ def test_two_workers_on_one_gpu_have_a_budget_each(
     assert sum(budgets.values()) + sum(SIZES.values()) <= 0.9 * CARD
 
 
+def test_a_worker_alone_and_one_whose_settings_say_it_are_left_as_they_are(models: dict[str, str]) -> None:
+    alone = place(system({"target": models["target"]}), [ClusterNode(16, 1)], None)
+    apart = place(system(models), [ClusterNode(16, 2)], None)
+    assert [one.gpu_memory_utilization for one in (*alone.values(), *apart.values())] == [None, None, None]
+    draft = {"model": models["draft"], "device": "cuda", "gpu_memory_utilization": 0.3}
+    target = {"model": models["target"], "device": "cuda:0"}
+    assert machine_shares.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {
+        "target": 0.6
+    }
+    placed = place(system(models, target={**target, "device": "cuda"}, draft=draft), [ClusterNode(16, 1)], None)
+    assert {name: one.gpu_memory_utilization for name, one in placed.items()} == {"target": 0.6, "draft": None}
+    target["device"] = "cuda:1"
+    assert machine_shares.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {}
+
+
+def test_workers_that_ray_counts_parts_of_a_gpu_for_get_these_parts(models: dict[str, str]) -> None:
+    target = {"model": models["target"], "num_gpus": 0.6}
+    config = SystemConfig.read({"target": target, "draft": {"model": models["draft"], "count": 2}})
+    placed = place(config, [ClusterNode(16, 1)], None)
+    assert {name: (one.num_gpus, one.gpu_memory_utilization) for name, one in placed.items()} == {
+        "target": (0.6, 0.54),
+        "draft": (0.2, 0.18),
+    }
+
+
+def test_weights_that_leave_nothing_of_the_share_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 << 30, 80 << 30))
+    message = "gpu_memory_utilization is 0.1, 8.0 GiB of the 80.0 GiB of cuda:0, and .* takes 15.0 GiB: raise it"
+    with pytest.raises(ConfigError, match=message):
+        memory.shared_memory_bytes(torch.device("cuda:0"), 0.1, 15 << 30)
+
+
 def test_the_size_of_a_model_is_that_of_all_its_files_or_not_known(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).write_bytes(bytes(100))
@@ -135,3 +167,23 @@ def test_the_size_of_a_model_is_that_of_all_its_files_or_not_known(tmp_path: Pat
     assert "--gpu-memory-utilization" in flags(
         config.targets[0].worker.model_copy(update={"gpu_memory_utilization": 1})
     )
+
+
+def test_what_all_workers_of_a_gpu_may_take_together_is_a_setting_of_the_system(
+    models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_pool(config: SystemConfig, num_gpus: int) -> dict[str, float | None]:
+        placements = place(config, [ClusterNode(num_cpus=16, num_gpus=num_gpus)], None)
+        return {name: one.gpu_memory_utilization for name, one in placements.items()}
+
+    pair = system(models, gpu_memory_utilization=0.5)
+    shared = by_pool(pair, 1)
+    assert 0.49 < sum(share or 0.0 for share in shared.values()) <= 0.5
+    assert by_pool(pair, 2) == {"target": 0.5, "draft": 0.5}
+    assert by_pool(system({"target": models["target"]}, gpu_memory_utilization="0.8"), 1) == {"target": 0.8}
+    monkeypatch.setattr(machine_shares, "GPU_DEVICE", Path("/dev/null"))
+    plain = machine_shares.own_gpu_memory(system(models, ray=None).pools, 0.5)
+    assert plain == shared
+    for wrong in (0, 1.5, "much"):
+        with pytest.raises(ConfigError, match=f"gpu_memory_utilization is {wrong!r}, must be above 0 and at most 1"):
+            system(models, gpu_memory_utilization=wrong)

@@ -26,8 +26,8 @@ def machine() -> dict[str, str]:
 
 
 def source_commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, None where it runs from none."""
-    root = Path(__file__).resolve().parents[3]
+    """Return the commit of this checkout, None where it is no repository."""
+    root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():  # a repository further up is somebody else's
         return None
     commit, changed = _git(root, "rev-parse", "--short", "HEAD"), _git(root, "status", "--porcelain", "-uno")

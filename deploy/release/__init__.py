@@ -1,1 +1,0 @@
-"""What `make release` makes of a commit."""
