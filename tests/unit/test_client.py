@@ -41,8 +41,8 @@ from outrider.client import (
     TokenLogprobs,
     Usage,
 )
-from outrider.client.llm import _asked, _chats, _most_choices, _options, _prompts
-from outrider.client.types import PLAIN_ADVICE
+from outrider.client.llm_inputs import max_choices, read_chats, read_prompts, read_sampling
+from outrider.client.usage import PLAIN_ADVICE
 from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
@@ -332,29 +332,34 @@ def test_bad_input_is_refused_before_the_call(options: dict, param: str) -> None
 
 def test_an_llms_input_is_one_or_a_list_of_such() -> None:
     message = {"role": "user", "content": "hello"}
-    assert _prompts("one") == ["one"] and _prompts([1, 2]) == [[1, 2]] and _prompts(["a", [1]]) == ["a", [1]]
-    assert _chats([message]) == [[message]] and _chats([[message], [message]]) == [[message], [message]]
-    assert _chats("hello") == ["hello"] and _chats(message) == [message] and _chats([]) == _prompts([]) == []
+    text, ids, chat = ("one", {}), (None, {"prompt_ids": [1, 2]}), (None, {"messages": [message]})
+    assert (
+        read_prompts("one") == [text] and read_prompts([1, 2]) == [ids] and read_prompts(["one", [1, 2]]) == [text, ids]
+    )
+    assert read_chats([message]) == [chat] and read_chats([[message], [message]]) == [chat, chat]
+    assert read_chats([]) == read_prompts([]) == []
+    for wrong in ("hello", message):
+        assert read_chats(wrong) == [(None, {"messages": wrong})]  # type: ignore[arg-type]
     for wrong in (5, b"hello", {"a": 1}):
         with pytest.raises(errors.InvalidRequest, match=r"prompts is .*, must be a text"):
-            _prompts(wrong)  # type: ignore[arg-type]
-    assert _asked("one") == ("one", {}) and _asked([1, 2]) == (None, {"prompt_ids": [1, 2]})
+            read_prompts(wrong)  # type: ignore[arg-type]
     for wrong in (1.5, None, b"hello"):
         with pytest.raises(errors.InvalidRequest, match=r"prompts holds .*, must hold texts or lists"):
-            _asked(wrong)
+            read_prompts([wrong])  # type: ignore[list-item]
 
 
 def test_an_llms_sampling_is_one_or_one_of_each_prompt() -> None:
     two = [{"n": 2}, {}]
-    assert _options(None, 2) == [{}, {}] and _options(two[0], 2) == [two[0]] * 2 and _options(two, 2) == two
+    assert read_sampling(None, 2) == [{}, {}] and read_sampling(two[0], 2) == [two[0]] * 2
+    assert read_sampling(two, 2) == two
     for wrong in (5, "ab", b"ab", [None, None], [{}, 5]):
         with pytest.raises(errors.InvalidRequest, match=r"sampling is .*, must be a dict"):
-            _options(wrong, 2)
+            read_sampling(wrong, 2)
     with pytest.raises(errors.InvalidRequest, match="sampling has 2 entries for 3 prompts"):
-        _options(two, 3)
-    assert _most_choices([("a", {"n": 2}), ("b", {})]) == 2
+        read_sampling(two, 3)
+    assert max_choices([("a", {"n": 2}), ("b", {})]) == 2
     odd: list[Any] = [("a", {"n": n}) for n in (None, "x", 0, -1, 1.5)]
-    assert _most_choices(odd) == _most_choices([]) == 1, "they are refused where they are sent"
+    assert max_choices(odd) == max_choices([]) == 1, "they are refused where they are sent"
 
 
 def test_unknown_parameter_is_a_type_error() -> None:
