@@ -106,7 +106,7 @@ def described(part: Any) -> dict[str, Any] | None:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Return whether an error is one that the tokenizers library raises: an Exception, or a panic, which is none."""
+    """Return whether the tokenizers library raised the error: an Exception, or a panic, which is no Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

@@ -34,7 +34,7 @@ _HEADER = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-
 
 
 def round_span_id(ticket: int, committed_len: int) -> int:
-    """Return the id of a round's span, which gateway and target compute alike.
+    """Return the id of a round's span, which gateway and workers compute alike.
 
     ticket: of the lease. committed_len: committed tokens at the round's beginning.
     """
