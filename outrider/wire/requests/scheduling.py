@@ -68,12 +68,12 @@ class VirtualTokens:
         self._average = 0.0
         """Weighted mean of `_served` over the waiting callers."""
 
-    def wait(self, waiting: Mapping[bytes, float], here: Iterable[bytes]) -> None:
-        """Set the waiting callers and their weights, and the active callers (`here`), waiting or not. Others are
+    def wait(self, waiting: Mapping[bytes, float], active: Iterable[bytes]) -> None:
+        """Set the waiting callers and their weights, and the active callers, waiting or not. Others are
         forgotten.
         """
         served = dict[bytes, float]()
-        for caller in (*here, *waiting):
+        for caller in (*active, *waiting):
             served[caller] = self._served.get(caller, self._average)
         for caller in waiting.keys() - self._weights.keys():
             served[caller] = max(served[caller], self._average)

@@ -126,11 +126,11 @@ class Speculation:
             return self.chain_len(self.max_draft_tokens)
         return self.tree.depth
 
-    def chain_len(self, room: int) -> int:
-        """Return the length of the longest chain that a step may verify within a budget of `room` draft tokens."""
+    def chain_len(self, budget: int) -> int:
+        """Return the length of the longest chain that a step may verify within a budget of draft tokens."""
         if isinstance(self.num_draft_tokens, int):
-            return min(self.num_draft_tokens, room)
-        return room
+            return min(self.num_draft_tokens, budget)
+        return budget
 
     def to_proto(self) -> pb.Speculation:
         """Return the message."""

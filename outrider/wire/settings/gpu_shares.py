@@ -57,19 +57,19 @@ def utilization_of(share: float, fraction: float = GPU_FRACTION) -> float:
     return int(1000 * share * fraction) / 1000
 
 
-def utilizations(pools: Iterable[Pool], wanted: float | None = None) -> dict[str, float]:
+def utilizations(pools: Iterable[Pool], max_fraction: float | None = None) -> dict[str, float]:
     """Return `gpu_memory_utilization` of the pools whose workers share one GPU, by the pool's name.
 
-    Pools whose settings have it keep theirs and are left out; the others share the rest. wanted: fraction of the GPU
-    that all may take together; None = GPU_FRACTION, and nothing is returned for a worker alone, which goes by the free
-    memory. Raises ConfigError where nothing remains.
+    Pools whose settings have it keep theirs and are left out; the others share the rest. max_fraction: fraction of the
+    GPU that all may take together; None = GPU_FRACTION, and nothing is returned for a worker alone, which goes by the
+    free memory. Raises ConfigError where nothing remains.
     """
     sharing = list(pools)
-    if wanted is None and sum(pool.count for pool in sharing) < 2:
+    if max_fraction is None and sum(pool.count for pool in sharing) < 2:
         return {}
-    fraction = wanted
-    if fraction is None:
-        fraction = GPU_FRACTION
+    fraction = GPU_FRACTION
+    if max_fraction is not None:
+        fraction = max_fraction
     taken = sum((pool.worker.gpu_memory_utilization or 0.0) * pool.max for pool in sharing)
     open_pools = [pool for pool in sharing if pool.worker.gpu_memory_utilization is None]
     remaining = fraction - taken

@@ -162,15 +162,15 @@ def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[P
     return tuple(pools)
 
 
-def read_part(name: str, cls: type[_Part], values: object, beside: Sequence[str] = ()) -> _Part:
+def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence[str] = ()) -> _Part:
     """Return a process's settings: the given ones, then those of its environment variables. Raises ConfigError.
 
-    name: the part's, for errors. beside: names of other settings of the part, for the error on an unknown one.
+    name: the part's, for errors. other_names: names of other settings of the part, for the error on an unknown one.
     """
     given = mapping(name, values)
     unknown = sorted(set(given) - set(cls.model_fields))
     if unknown:
-        raise ConfigError(f"{name}.{unknown[0]} is no setting; {meant(unknown[0], [*cls.model_fields, *beside])}")
+        raise ConfigError(f"{name}.{unknown[0]} is no setting; {meant(unknown[0], [*cls.model_fields, *other_names])}")
     check_variables(cls)  # before `load`: errors on variables do not need the part's name
     texts: dict[str, str | None] = {}
     for key, value in given.items():
