@@ -91,7 +91,7 @@ def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.G
 
 
 def _set_input(request: gateway_pb2.GenerateRequest, prompt: str | None, given: dict[str, Any]) -> None:
-    inputs = [name for name in ("prompt_ids", "messages") if name in given]
+    inputs: list[str] = [name for name in ("prompt_ids", "messages") if name in given]
     if prompt is not None:
         inputs.append("prompt")
     if len(inputs) != 1:

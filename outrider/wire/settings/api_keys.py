@@ -125,7 +125,7 @@ def _line_of(location: tuple[int | str, ...], data: bytes) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _value_of(node: yaml.MappingNode, name: int | str) -> yaml.Node:
+def _value_of(node: yaml.MappingNode, name: int | str) -> Any:
     for key, value in node.value:
         if key.value == name:
             return value

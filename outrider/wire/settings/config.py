@@ -83,7 +83,9 @@ DefaultDrafter = Annotated[
 
 
 class _Settings(BaseSettings):
-    """Values of which the command line overrides given ones, and those the environment, where empty means absent."""
+    """Frozen settings. The command line overrides given values, and those override the environment, where an empty
+    variable counts as absent.
+    """
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True, cli_implicit_flags=True

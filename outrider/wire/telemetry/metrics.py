@@ -416,7 +416,8 @@ class WorkerMetrics:
         self.wire_bytes = counters("delivered_bytes", "Payload bytes of proposals sent.", "encoding")
         """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): bytes of proposals sent, per second
         (draft)."""
-        names, text = ["worker", "peer", "fate"], "of features, by link and by what became of them."
+        names = ["worker", "peer", "fate"]
+        text = "of features, by link and by what became of them."
         rows = Counter("outrider_worker_feature_rows", f"Rows {text}", names, registry=r)
         self.feature_rows = _Bound(rows, {"worker": worker})
         """sum by (peer, fate) (rate(outrider_worker_feature_rows_total[5m])): positions whose hidden states were sent,
