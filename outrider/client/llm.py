@@ -42,9 +42,9 @@ class LLM:
     ) -> None:
         """Start the system and wait until it can serve requests.
 
-        target, draft: a model's folder, or a mapping of all settings of the worker, "model" among them. progress: show
-        the progress of the start on stderr. settings: settings that target and draft share, such as dtype, and
-        settings of the gateway, such as num_draft_tokens.
+        target, draft: a model's folder, or a mapping of all settings of the worker, "model" among them; draft None = no
+        draft worker. progress: show the progress of the start on stderr. settings: settings that target and draft
+        share, such as dtype, and settings of the gateway, such as num_draft_tokens.
 
         Raises ConfigError for settings that cannot be used, Unavailable for a process that failed.
         """

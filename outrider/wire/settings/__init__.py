@@ -1,5 +1,5 @@
-"""Settings: of each process (`config`), of a whole system (`system`, `pools`, `gpu_shares`), and of API keys
-(`api_keys`).
+"""Settings: of each process (`config`), of a whole system (`system`, `pools`), and of API keys (`api_keys`).
 
-May import `outrider.wire` and pydantic. Start at `config`, whose docstrings are what `--help` and docs show.
+`cores` and `gpu_shares` divide a machine among workers, `variables` checks names in the environment. May import
+`outrider.wire` and pydantic. Start at `config`, whose docstrings are what `--help` and docs show.
 """

@@ -5,11 +5,8 @@ The draft's field `port` is `--port` on its command line and OUTRIDER_DRAFT_PORT
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import os
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -29,6 +26,11 @@ from outrider.wire.requests.speculation import (
     read_num_draft_tokens,
 )
 from outrider.wire.requests.tree_shape import TreeShape
+from outrider.wire.settings.cores import parse_cores as parse_cores
+from outrider.wire.settings.variables import OTHER_VARIABLES as OTHER_VARIABLES
+from outrider.wire.settings.variables import check_names
+from outrider.wire.settings.variables import meant as meant
+from outrider.wire.settings.variables import part_of as part_of
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
@@ -38,31 +40,6 @@ MIB = 1 << 20
 """Bytes of a MiB."""
 GPU_FRACTION = 0.9
 """Fraction of a GPU's memory that workers take by default. CUDA's contexts and torch's own memory need the rest."""
-MAX_CORES = 4096
-"""Cores that a machine may have."""
-_MIN_SIMILARITY = 0.75
-"""difflib's ratio of two names from which one is taken for a misspelling of the other."""
-_SERVICE_VARIABLE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)$")
-"""Ends of the names of environment variables that Kubernetes sets for a Service."""
-OTHER_VARIABLES = frozenset(
-    f"OUTRIDER_{name}"
-    for name in (
-        # of the SDK, the engine and the launcher
-        *("API_KEY", "CACHE_DIR", "LAUNCHER_TLS_DIR"),
-        # of compose
-        *("BIND", "HTTP_PORT", "GRPC_PORT", "METRICS_BIND", "METRICS_PORT", "CLUSTER_FILE", "CLUSTER_INTERNAL"),
-        *("SECRETS_DIR", "STOP_GRACE", "IMAGE_GATEWAY", "IMAGE_WORKER", "GPU_DRAFT", "GPU_TARGET"),
-        *("CPUS_DRAFT", "CPUS_TARGET", "CPUS_GATEWAY", "CPUS_HEAD"),
-        *("MEMORY_DRAFT", "MEMORY_TARGET", "MEMORY_GATEWAY", "MEMORY_HEAD"),
-        # of the workers' image
-        *("HEAD", "NODE_CPUS", "NODE_FOLDER", "NODE_LABELS", "OBJECT_STORE_BYTES", "START_TIMEOUT_S"),
-        # of the tests
-        *("REAL_MODEL",),
-    )
-)
-"""Environment variables that are not settings of target, draft or gateway."""
-_CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
-"""A core or a range of cores."""
 ContentControlTokens = Literal["allow", "text"]
 """Whether the texts of control tokens in content that users write are those tokens (allow) or plain text."""
 
@@ -491,63 +468,8 @@ def read_chat_template(config: GatewayConfig) -> str | None:
 
 
 def check_variables(cls: type[BaseSettings]) -> None:
-    """Check the names of environment variables, so that a misspelt setting is not ignored.
-
-    Raises ConfigError for a variable with this process's prefix that is no setting of `cls`, and for another OUTRIDER_
-    variable whose name is nearly a known one.
-    """
-    prefix = str(cls.model_config["env_prefix"])
-    variables = dict[str, str]()  # by the setting's name: {"port": "OUTRIDER_DRAFT_PORT"}
-    for key in os.environ:
-        if key.upper().startswith(prefix):
-            variables[key.upper().removeprefix(prefix).lower()] = key
-    for key in variables.values():
-        if _is_of_kubernetes(key):
-            raise ConfigError(
-                f"{key} is {os.environ[key]!r}, which Kubernetes writes for a Service of that name; "
-                "say enableServiceLinks: false in the pod's spec"
-            )
-    for name, key in variables.items():
-        if name not in cls.model_fields:
-            known = _variables_of(cls)
-            raise ConfigError(f"{key} is no setting of the {part_of(cls)}; {meant(key.upper(), known)}")
-    _check_other_variables()
-
-
-def _check_other_variables() -> None:
-    parts: list[type[BaseSettings]] = [TargetConfig, DraftConfig, GatewayConfig]
-    prefixes = tuple(str(part.model_config["env_prefix"]) for part in parts)
-    known = set(OTHER_VARIABLES).union(*map(_variables_of, parts))
-    for key in os.environ:
-        name = key.upper()
-        if not name.startswith("OUTRIDER_") or name.startswith(prefixes) or name in known or _is_of_kubernetes(key):
-            continue
-        # Compared without the common beginning, by which all names would be similar.
-        suffixes = [other.removeprefix("OUTRIDER_") for other in known]
-        close = difflib.get_close_matches(name.removeprefix("OUTRIDER_"), suffixes, 1, _MIN_SIMILARITY)
-        if close:
-            raise ConfigError(f"{key} is a setting of no part; did you mean OUTRIDER_{close[0]}?")
-
-
-def _variables_of(cls: type[BaseSettings]) -> list[str]:
-    return [f"{cls.model_config['env_prefix']}{name}".upper() for name in cls.model_fields]
-
-
-def _is_of_kubernetes(key: str) -> bool:
-    return bool(_SERVICE_VARIABLE.search(key)) or os.environ[key].startswith(("tcp://", "udp://", "sctp://"))
-
-
-def part_of(cls: type[BaseSettings]) -> str:
-    """Return the process that a settings class is of: target, draft or gateway."""
-    return str(cls.model_config["env_prefix"]).removeprefix("OUTRIDER_").removesuffix("_").lower()
-
-
-def meant(written: str, known: Collection[str]) -> str:
-    """Return the end of an error on an unknown name: the most similar known name, or all known names."""
-    close = difflib.get_close_matches(written, known, 1, _MIN_SIMILARITY)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"known: {', '.join(sorted(known))}"
+    """Check the names of environment variables: see `variables.check_names`. Raises ConfigError."""
+    check_names(cls, (TargetConfig, DraftConfig, GatewayConfig))
 
 
 def location_of(detail: Mapping[str, Any]) -> str:
@@ -558,26 +480,3 @@ def location_of(detail: Mapping[str, Any]) -> str:
 def reason(detail: Mapping[str, Any]) -> str:
     """Return the reason of an error of pydantic, without its heading."""
     return str(detail["msg"]).removeprefix("Value error, ")
-
-
-def parse_cores(text: str) -> frozenset[int]:
-    """Parse the numbers of cores: {0, 2, 3} for '0,2-3'. Raises ValueError."""
-    cores: set[int] = set()
-    for part in text.split(","):
-        numbers = _read_core_range(part.strip())
-        if not numbers:
-            raise ValueError(f"cpu cores are {text!r}, must look like 0 or 0,2-3")
-        cores.update(numbers)
-    return frozenset(cores)
-
-
-def _read_core_range(text: str) -> range:
-    # "2-3": range(2, 4); empty for what is no range
-    found = _CORES.fullmatch(text)
-    if found is None:
-        return range(0)
-    first = int(found[1])
-    last = int(found[2] or found[1])
-    if last >= MAX_CORES:
-        return range(0)
-    return range(first, last + 1)

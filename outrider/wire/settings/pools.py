@@ -1,14 +1,14 @@
-"""`Pool`, the workers of one role and one model: how many, on which machines, and on which cores.
+"""`Pool`, the workers of one role and one model: how many, with which settings, on which machines.
 
-Read by `system`. The launcher and `outrider up` divide the cores of one machine among workers with the same functions.
+`system` reads it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -22,14 +22,18 @@ from outrider.wire.settings.config import (
     load,
     location_of,
     meant,
-    parse_cores,
     reason,
 )
+from outrider.wire.settings.cores import Role as Role
+from outrider.wire.settings.cores import check_offered as check_offered
+from outrider.wire.settings.cores import format_cores as format_cores
+from outrider.wire.settings.cores import given_cores as given_cores
+from outrider.wire.settings.cores import share_cores as share_cores
+from outrider.wire.settings.cores import shares as shares
 
 Values = dict[str, Any]
 """Settings by name, as a file has them."""
 _Part = TypeVar("_Part", bound=WorkerConfig | GatewayConfig)
-Role = Literal["target", "draft"]
 MAX_COUNT = 1000
 """Workers of a pool."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -275,76 +279,3 @@ def _check_several(pool: Pool) -> None:
                 f"{pool.setting}.{name} is {getattr(pool.worker, name)} for up to {pool.max} workers, which may share "
                 "a machine; leave it out, and each takes a free one, or name machines with room for one each by labels"
             )
-
-
-def given_cores(workers: Mapping[str, WorkerConfig]) -> dict[str, frozenset[int]]:
-    """Return the cores of the workers whose settings have cpu_cores, by the worker's name."""
-    return {name: parse_cores(worker.cpu_cores) for name, worker in workers.items() if worker.cpu_cores}
-
-
-def check_offered(taken: Iterable[frozenset[int]], offered: frozenset[int]) -> None:
-    """Raise ConfigError if a core that a worker's settings give is not among those that this machine offers."""
-    given: frozenset[int] = frozenset().union(*taken)
-    if not given <= offered:
-        missing = format_cores(given - offered)
-        raise ConfigError(f"cpu_cores asks for core {missing}, this machine offers {format_cores(offered)}")
-
-
-def share_cores(
-    workers: Mapping[str, tuple[Role, WorkerConfig]],
-    on_cpu: Collection[str],
-    offered: frozenset[int],
-) -> dict[str, frozenset[int] | None]:
-    """Return the cores of each worker by its name: those of its settings, else a share of the other cores if the worker
-    is `on_cpu`; None = not pinned.
-
-    workers: role and settings by name. on_cpu: names of the workers that run on the CPU. offered: the cores of this
-    machine. Raises ConfigError as `check_offered`.
-    """
-    # 4 cores, a target and a draft: {"draft": {0}, "target": {1, 2, 3}}
-    given = given_cores({name: worker for name, (_, worker) in workers.items()})
-    check_offered(given.values(), offered)
-    free = sorted((offered - frozenset().union(*given.values())) or offered)
-    sharing: dict[Role, list[str]] = {"draft": [], "target": []}  # in the order in which they get cores
-    for name, (role, _) in workers.items():
-        if name not in given and name in on_cpu:
-            sharing[role].append(name)
-    target_share, draft_share = shares(len(free), len(sharing["target"]), len(sharing["draft"]))
-    share_by_role: dict[Role, float] = {"target": target_share, "draft": draft_share}
-    shared: dict[str, frozenset[int] | None] = dict.fromkeys(workers, None)
-    begin = 0.0
-    for role, names in sharing.items():
-        share = share_by_role[role]
-        for name in names:
-            shared[name] = _take_cores(free, int(begin), int(max(1.0, share)))
-            begin += share
-    return {**shared, **given}
-
-
-def _take_cores(cores: Sequence[int], begin: int, num_cores: int) -> frozenset[int]:
-    # Behind the last core it begins anew.
-    return frozenset(cores[index % len(cores)] for index in range(begin, begin + num_cores))
-
-
-def shares(num_cores: int, num_targets: int, num_drafts: int) -> tuple[float, float]:
-    """Return the number of cores for (each target, each draft).
-
-    Drafts get a quarter of the cores in all, at least one each, and targets the others. Where there are fewer cores
-    than workers, all get the same number below 1: they share cores.
-    """
-    num_workers = num_targets + num_drafts
-    if num_workers > num_cores:
-        share = int(100 * num_cores / num_workers) / 100
-        return share, share
-    if not num_targets:
-        return 0.0, float(num_cores // max(1, num_drafts))
-    draft_share = 0
-    if num_drafts:
-        draft_share = max(1, num_cores // 4 // num_drafts)
-    target_share = (num_cores - draft_share * num_drafts) // num_targets
-    return float(target_share), float(draft_share)
-
-
-def format_cores(cores: Iterable[int]) -> str:
-    """Return cores as the setting `cpu_cores` takes them: '0,2,3' for {0, 2, 3}."""
-    return ",".join(map(str, sorted(cores)))

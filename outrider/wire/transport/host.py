@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings.config import parse_cores
+from outrider.wire.settings.cores import parse_cores
 from outrider.wire.transport.rpc import tune_malloc
 
 
