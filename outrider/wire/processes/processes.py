@@ -1,7 +1,5 @@
-"""Child processes that end with this one: start them, read their events, end them and their descendants.
-
-`StopFlag` turns signals into a flag that code waits for, so that a process stops its parts in an order of its own.
-Used by launcher, workers and gateway.
+"""`Child`, a child process that ends with this one: start it, read its events, end it. Used by the launcher, `outrider
+up` and processes that report to them (`tell`).
 """
 
 from __future__ import annotations
@@ -11,138 +9,25 @@ import ctypes
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from outrider.wire.errors import OutriderError
+from outrider.wire.processes.descendants import LIBC
+from outrider.wire.processes.descendants import become_subreaper as become_subreaper
+from outrider.wire.processes.descendants import descendants as descendants
+from outrider.wire.processes.descendants import end_descendants as end_descendants
+from outrider.wire.processes.stop_flag import StopFlag as StopFlag
+from outrider.wire.processes.stop_flag import StopRequested as StopRequested
+from outrider.wire.processes.stop_flag import ignore_log_rotation as ignore_log_rotation
+from outrider.wire.processes.stop_flag import stop_signals as stop_signals
 
-_STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-
-
-def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop this process. SIGHUP is left out where it is ignored, as under nohup."""
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        return [signal.SIGINT, signal.SIGTERM]
-    return [*_STOPPING]
-
-
-def ignore_log_rotation() -> None:
-    """Ignore SIGUSR1, with which log rotation has a process open its log file anew: ours log to stderr. Call it in the
-    main thread.
-    """
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
-class StopRequested(Exception):
-    """Raised by a wait that a signal to stop has ended."""
-
-
-class StopFlag:
-    """A flag that is set by `set`, and by SIGINT, SIGTERM and SIGHUP once `install` was called.
-
-    A signal handler runs between any two instructions of the main thread, which may hold any lock. So the handler takes
-    no lock, and wakes waiting threads by a pipe. The interpreter writes to the pipe as well when a signal arrives: one
-    that arrives between the last instruction before a wait and the wait itself ends the wait.
-    """
-
-    def __init__(self) -> None:
-        self.hurry = False
-        """Whether a second signal has arrived: stop without grace."""
-        self._is_set = False
-        self._is_installed = False
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)
-
-    def __del__(self) -> None:
-        if not self._is_installed:  # else a later signal would be written to the file that has the number by then
-            os.close(self._reader)
-            os.close(self._writer)
-
-    def install(self) -> None:
-        """Install handlers of `stop_signals`, from the main thread. Call it again after a library installed its own."""
-        self._is_installed = True
-        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        for number in stop_signals():
-            signal.signal(number, self._on_signal)
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Install the signal handlers during the block, from the main thread."""
-        handlers = {number: signal.getsignal(number) for number in _STOPPING}
-        wakeup_fd = signal.set_wakeup_fd(-1)
-        self.install()
-        try:
-            yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(wakeup_fd)
-            self._is_installed = False
-
-    def set(self) -> None:
-        """Set the flag, from any thread."""
-        self._is_set = True
-        self.notify()
-
-    def is_set(self) -> bool:
-        """Return whether the flag is set."""
-        return self._is_set
-
-    def notify(self) -> None:
-        """End the current `wait`, or the next one, without setting the flag. Any thread may call it."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the wait ends in any case
-            os.write(self._writer, b"\0")
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the flag is set, `notify` is called or any signal arrives, at most `timeout_s` seconds (None = no
-        limit). Return whether the flag is set.
-
-        Of several waiting threads `notify` wakes one, and the flag all.
-        """
-        if self._is_installed and threading.current_thread() is threading.main_thread():
-            signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)  # an event loop may have put its own in
-        if self._is_set:
-            return True
-        timeout_ms = None
-        if timeout_s is not None:
-            timeout_ms = max(0.0, timeout_s) * 1000
-        readable = select.poll()
-        readable.register(self._reader, select.POLLIN)
-        if readable.poll(timeout_ms):
-            self._drain()
-        return self._is_set
-
-    def check(self) -> None:
-        """Raise StopRequested if the flag is set."""
-        if self._is_set:
-            raise StopRequested
-
-    def _drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._reader, 4096):
-                pass
-        if self._is_set:
-            self.notify()  # for the other waiting threads
-
-    def _on_signal(self, number: int, frame: types.FrameType | None) -> None:
-        # No call between these two lines: a second signal could be handled there, and would be taken for the first.
-        self.hurry = self.hurry or self._is_set
-        self._is_set = True
-        self.notify()
-
-
-_KILL_TIMEOUT_S = 10.0
-"""Seconds within which SIGKILL ends a process, unless the kernel holds it."""
 _HURRY_POLL_S = 0.05
 """Seconds between two calls of `hurry` in `Child.stop`."""
 _EXIT_TIMEOUT_S = 0.5
@@ -151,11 +36,6 @@ _READER_TIMEOUT_S = 1.0
 """Seconds that a reader thread takes to read the pipe of a process that has ended."""
 _PR_SET_PDEATHSIG = 1
 """Option of prctl: the signal that the kernel sends to a process when its parent ends."""
-_PR_SET_CHILD_SUBREAPER = 36
-"""Option of prctl: the process becomes the parent of its orphaned descendants."""
-_LIBC: ctypes.CDLL | None = None
-if sys.platform == "linux":
-    _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here, since little may safely be done in a forked child
 
 Event = dict[str, Any]
 """An event of a child, a line of JSON: its name under "event", and the event's fields."""
@@ -344,83 +224,16 @@ def tell_all(events: Callable[[], Iterable[Event]]) -> int:
 
 def _die_with_parent(parent: int) -> Callable[[], None]:
     def prepare() -> None:
-        if _LIBC is None:
+        if LIBC is None:
             return
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # the parent ended before the kernel was asked
             os._exit(1)
 
     return prepare
 
 
-def become_subreaper() -> None:
-    """Make this process the parent of its orphaned descendants, so that `end_descendants` finds them all.
-
-    For a process that owns all its children. Does nothing on a kernel other than Linux.
-    """
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the pids of the running descendants of `pid`, children before grandchildren. Empty without /proc."""
-    children = _running_children()
-    found: list[int] = []
-    pending = [pid]
-    while pending:
-        next_pids = children.get(pending.pop(0), [])
-        found += next_pids
-        pending += next_pids
-    return found
-
-
-def _running_children() -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}  # by the parent's pid
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended since
-            # "pid (name) state ppid ...": the name may hold spaces and parentheses
-            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state not in "ZX":
-                children.setdefault(int(parent), []).append(int(entry.parent.name))
-    return children
-
-
-def end_descendants(grace_s: float) -> list[int]:
-    """End every descendant of this process: send SIGTERM, and after `grace_s` seconds SIGKILL. Return their pids.
-
-    Call `become_subreaper` before any of them starts, so that none is lost with its parent.
-    """
-    ended: list[int] = []
-    start_s = time.monotonic()
-    while remaining := descendants(os.getpid()):
-        elapsed_s = time.monotonic() - start_s
-        if elapsed_s > grace_s + _KILL_TIMEOUT_S:
-            break
-        new = [pid for pid in remaining if pid not in ended]
-        ended += new
-        if elapsed_s >= grace_s:
-            _signal(remaining, signal.SIGKILL)
-        else:
-            _signal(new, signal.SIGTERM)
-        time.sleep(0.02)
-    _reap()
-    return ended
-
-
 def release_freed_memory() -> None:
     """Have glibc return freed memory to the kernel, from the middle of heaps and from threads' heaps too."""
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
-
-def _reap() -> None:
-    # Orphans that `become_subreaper` made children of this process stay zombies until it waits for them.
-    with contextlib.suppress(ChildProcessError):  # no child is left
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass

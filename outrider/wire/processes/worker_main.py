@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
-from outrider.wire.processes.processes import StopFlag, ignore_log_rotation
+from outrider.wire.processes.stop_flag import StopFlag, ignore_log_rotation
 from outrider.wire.settings.config import WorkerConfig, load
 from outrider.wire.telemetry.log import configure_logging, tell_end
 
