@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draft_service.drafters.tables import TableSlot
 from outrider.drafting.lookup import Lookup
-from outrider.drafting.suffixes import MOST_PLACES
+from outrider.drafting.suffixes import MAX_OCCURRENCES
 from outrider.engine.worker.slots import OpenSlots
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.drafting import Course, check_a_course, courses, ids, said
@@ -39,7 +39,7 @@ def test_the_longest_match_is_copied_and_the_latest_of_equals(min_n: int, max_n:
     dice = random.Random(f"{min_n} {max_n}")
     tokens: list[int] = []
     follower = Lookup(min_n, max_n).open([], 0)
-    for _ in range(MOST_PLACES):  # so that none of them is one too many
+    for _ in range(MAX_OCCURRENCES):  # so that none of them is one too many
         expected = copied([tokens], min_n, max_n)
         assert said(follower) == (None if expected is None else {expected: 1.0})
         tokens.append(dice.randrange(3))
