@@ -1,4 +1,7 @@
-"""Outrider: disaggregated speculative decoding. See docs/architecture.md."""
+"""Outrider: disaggregated speculative decoding. See docs/architecture.md.
+
+Users import `LLM` from here and everything else from `outrider.client`. Importing this package imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for by name, so that who asks for nothing has nothing to import."""
+    # LLM is imported at its first use: the client imports gRPC, which workers that import outrider do without.
     if name == "LLM":
         from outrider.client.llm import LLM
 

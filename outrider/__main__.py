@@ -1,4 +1,4 @@
-"""`python -m outrider`."""
+"""`python -m outrider`, the same as the command `outrider`."""
 
 from outrider.cli.__main__ import main
 

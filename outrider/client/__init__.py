@@ -1,8 +1,13 @@
-"""The SDK: call a gateway over gRPC. No torch, no server. See docs/sdk.md."""
+"""The SDK: call a gateway over gRPC from Python. See docs/sdk.md.
+
+Users import from here alone. Start at `aio`: `AsyncClient` builds a message (`request`), sends it (`retry`,
+`transport`) and reads the rounds (`stream`, `parse`); `sync.Client` runs it on a thread, `llm.LLM` starts a system of
+its own. This package may import `outrider.wire` and `outrider.v1`, and no torch and no server.
+"""
 
 from outrider.client.aio import AsyncClient
 from outrider.client.connect import ConnectOptions
-from outrider.client.request import GenerateOptions, Message
+from outrider.client.options import GenerateOptions, Message
 from outrider.client.retry import RetryPolicy
 from outrider.client.stream import RoundStream
 from outrider.client.sync import Client, SyncRoundStream
@@ -27,8 +32,8 @@ from outrider.client.types import (
     Token,
     TokenKind,
     TokenLogprobs,
-    Usage,
 )
+from outrider.client.usage import Usage
 from outrider.wire.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -1,30 +1,35 @@
-"""The SDK's core: `AsyncClient`. `sync.Client` runs this one on a thread of its own."""
+"""`AsyncClient`, the SDK's core. `sync.Client` and `llm.LLM` run one on a thread of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Unpack
 
 from outrider.client.connect import ConnectOptions
+from outrider.client.options import GenerateOptions
 from outrider.client.parse import parse_model
-from outrider.client.request import GenerateOptions, build_request
+from outrider.client.request import build_request
 from outrider.client.retry import RetryPolicy, call_with_retries, generate_with_retries
 from outrider.client.stream import RoundStream, collect
 from outrider.client.transport import GrpcTransport, Transport
 from outrider.client.types import Completion, Model
-from outrider.v1.gateway_pb2 import GetModelsRequest
+from outrider.v1.gateway_pb2 import GetModelsRequest, GetModelsResponse
 from outrider.wire.errors import ConfigError
 
 DEFAULT_ADDRESS = "127.0.0.1:8001"
 DEFAULT_TIMEOUT_S = 600.0
+"""Seconds that a call may take, retries included."""
 
 
 class AsyncClient:
-    """Calls one gateway over gRPC. Use as `async with`; one per event loop, shared by any number of tasks.
+    """A client of one gateway over gRPC. Use as `async with`; one per event loop, shared by any number of tasks.
 
-    `timeout_s` is each call's deadline, retries included, unless the call gives its own; None = none.
-    `retries` is a number of further attempts or a RetryPolicy. `transport` replaces gRPC (then `address` and
-    `connect` are not used). `connect`: see `ConnectOptions`. Every method raises the tree of `outrider.client` errors.
+    address: host:port, or a URL of the gateway's HTTP server. timeout_s: deadline of a call in seconds, retries
+    included, unless the call gives its own; None = none. retries: a number of further attempts, or a RetryPolicy.
+    transport: replaces gRPC; `address` and `connect` are then not used. connect: see `ConnectOptions`.
+
+    Every method raises subclasses of `OutriderError`.
     """
 
     def __init__(
@@ -39,8 +44,12 @@ class AsyncClient:
         if timeout_s is not None and not timeout_s > 0:
             raise ConfigError(f"timeout_s is {timeout_s}, must be greater than 0, or None", param="timeout_s")
         self._timeout_s = timeout_s
-        self._policy = RetryPolicy(retries) if isinstance(retries, int) else retries
-        self._transport = GrpcTransport(address, **connect) if transport is None else transport
+        if isinstance(retries, int):
+            retries = RetryPolicy(retries)
+        if transport is None:
+            transport = GrpcTransport(address, **connect)
+        self._policy = retries
+        self._transport = transport
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -55,25 +64,29 @@ class AsyncClient:
         await self._transport.close()
 
     async def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:
-        """Return the whole answer. Give one of `prompt`, `prompt_ids` and `messages`."""
+        """Return the completion of a request. Give one of `prompt`, `prompt_ids` and `messages`."""
         return await collect(self.stream(prompt, **options))
 
     def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> RoundStream:
-        """Return the answer round by round. The call starts with the first read; bad arguments raise here."""
+        """Return the rounds of a request as they are made. Arguments are checked here; the call starts with the first
+        read.
+        """
         request = build_request(prompt, options)
         timeout_s = options.get("timeout_s", self._timeout_s)
         return RoundStream(generate_with_retries(self._transport, request, timeout_s, self._policy))
 
     async def models(self) -> tuple[Model, ...]:
-        """Return the pairs served now."""
-        reply = await call_with_retries(
-            lambda left_s: self._transport.get_models(GetModelsRequest(), left_s), self._timeout_s, self._policy
-        )
-        return tuple(parse_model(model) for model in reply.models)
+        """Return the models that are served now."""
+        reply = await self._get_models()
+        return tuple(map(parse_model, reply.models))
 
     async def http_port(self) -> int:
-        """Return the port of the gateway's HTTP server; 0 where it does not say."""
-        reply = await call_with_retries(
-            lambda left_s: self._transport.get_models(GetModelsRequest(), left_s), self._timeout_s, self._policy
-        )
+        """Return the port of the gateway's HTTP server, or 0 where the gateway does not report it."""
+        reply = await self._get_models()
         return int(reply.http_port)
+
+    async def _get_models(self) -> GetModelsResponse:
+        def attempt(remaining_s: float | None) -> Awaitable[GetModelsResponse]:
+            return self._transport.get_models(GetModelsRequest(), remaining_s)
+
+        return await call_with_retries(attempt, self._timeout_s, self._policy)

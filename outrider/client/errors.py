@@ -1,8 +1,9 @@
-"""From gRPC statuses to the error tree: the client's side of `wire.rpc.abort`."""
+"""`from_rpc_error`: from gRPC statuses to the error tree. The gateway's side is `wire.transport.rpc.abort`."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import grpc
@@ -32,10 +33,12 @@ _BY_CODE: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: Forbidden,
 }
-_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification")
-_CUT_OFF = ("Socket closed", "Connection reset", "WRONG_VERSION_NUMBER")
-
-_OWN_DEADLINE = "Deadline Exceeded"  # in gRPC's words when the client's clock ran out, not the gateway's
+_UNTRUSTED = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification")
+"""gRPC's words for a certificate that is not trusted."""
+_CUT_OFF = re.compile("Socket closed|Connection reset|WRONG_VERSION_NUMBER")
+"""gRPC's words for a connection that the other side closed."""
+_OWN_DEADLINE = "Deadline Exceeded"
+"""gRPC's words for a deadline that passed on the client's clock, not on the gateway's."""
 
 
 def from_rpc_error(
@@ -46,11 +49,13 @@ def from_rpc_error(
     timeout_s: float | None = None,
     tls: bool = False,
 ) -> OutriderError:
-    """Return the error of our tree that a gateway, or gRPC itself, meant.
+    """Return the error of our tree for an error of a gateway, or of gRPC itself.
 
-    `connected`: the channel has a connection now; `timeout_s`: the call's deadline; `tls`: the channel uses TLS.
+    connected: whether the channel has a connection now. timeout_s: the call's deadline in seconds. tls: whether the
+    channel uses TLS.
     """
-    code, details = error.code(), error.details() or "no details"
+    code = error.code()
+    details = error.details() or "no details"
     if code is grpc.StatusCode.UNAVAILABLE and not connected:
         return Unavailable(f"no gateway answers at {address} ({details}); {_remedy(details, tls)}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None and _OWN_DEADLINE in details:
@@ -70,14 +75,12 @@ def from_rpc_error(
 
 
 def _remedy(details: str, tls: bool) -> str:
-    if any(words in details for words in _UNTRUSTED):
+    if _UNTRUSTED.search(details):
         return "its certificate is not trusted: give its CA (tls_ca), and a name that the certificate is for"
-    if any(words in details for words in _CUT_OFF):
-        return (
-            "it hung up: does it speak without TLS, or ask for a certificate (tls_cert, tls_key)?"
-            if tls
-            else "it hung up: does it speak TLS (tls, or tls_ca with its CA)?"
-        )
+    if _CUT_OFF.search(details) and tls:
+        return "it hung up: does it speak without TLS, or ask for a certificate (tls_cert, tls_key)?"
+    if _CUT_OFF.search(details):
+        return "it hung up: does it speak TLS (tls, or tls_ca with its CA)?"
     return "start one with `outrider up`, or give its gRPC address"
 
 
@@ -87,9 +90,13 @@ def _trailers(error: grpc.aio.AioRpcError) -> dict[str, str]:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Proxies may send dates or rubbish in `retry-after`: then our own back-off decides."""
+    # Proxies may send dates or rubbish in `retry-after`: then our own back-off decides.
+    if text is None:
+        return None
     try:
-        seconds = float(text) if text is not None else math.nan
+        seconds = float(text)
     except ValueError:
         return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    if not math.isfinite(seconds) or seconds < 0:
+        return None
+    return seconds

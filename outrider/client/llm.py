@@ -1,4 +1,8 @@
-"""The SDK without a service: `LLM` starts a system beside the program, asks it, and ends it."""
+"""`LLM`, the SDK without a service: it starts workers and a gateway, sends requests to them, and ends them.
+
+The processes are started through `python -m outrider.cli.offline`: it reads one line of JSON, the settings, and writes
+one, an event: "ready", or what failed.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,23 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from types import TracebackType
 from typing import Any
 
 from outrider.client.aio import AsyncClient
-from outrider.client.request import GenerateOptions, Message
+from outrider.client.llm_inputs import Request, Sampling, max_choices, read_chats, read_prompts, read_sampling
+from outrider.client.options import GenerateOptions, Message
 from outrider.client.sync import LoopThread
 from outrider.client.types import Completion
-from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
-
-Asked = tuple[str | None, GenerateOptions]
-"""What an answer is to: a text, or what is in the options."""
-Sampling = GenerateOptions | Sequence[GenerateOptions]
-"""How answers are made: of all, or one of each prompt."""
+from outrider.wire.errors import ConfigError, Unavailable
 
 
 class LLM:
-    """A target and its draft, served to this program alone: started here, ended by `close`, at the end of a `with`,
-    when it is dropped, and with the program, however that ends.
+    """A target and its draft, served to this program alone. Use as `with`; threads may share one.
 
-    The workers and a gateway are processes of their own, on ports of this machine alone; threads may share an LLM.
+    Workers and gateway are processes of their own that listen on this machine alone. They start with the LLM and end
+    with `close`, at the end of the `with`, when the LLM is garbage-collected, and when the program ends, however it
+    ends.
     """
 
     def __init__(
@@ -40,11 +40,13 @@ class LLM:
         progress: bool = True,
         **settings: Any,
     ) -> None:
-        """Return when a call would be answered.
+        """Start the system and wait until it can serve requests.
 
-        target, draft: a model's folder, or all settings of the worker, "model" among them. progress: show on stderr how
-        the start goes on. settings: those that target and draft both have, such as dtype, and a gateway's, such as
-        num_draft_tokens. Raises ConfigError for what cannot be started so, Unavailable for a part that failed.
+        target, draft: a model's folder, or a mapping of all settings of the worker, "model" among them; draft None = no
+        draft worker. progress: show the progress of the start on stderr. settings: settings that target and draft
+        share, such as dtype, and settings of the gateway, such as num_draft_tokens.
+
+        Raises ConfigError for settings that cannot be used, Unavailable for a process that failed.
         """
         task = {"parent": os.getpid(), "target": target, "draft": draft, "settings": settings, "progress": progress}
         try:
@@ -56,17 +58,17 @@ class LLM:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # What lies in the user's folder under one of our names is none of our modules.
+            # Without it a file in the user's folder would be imported in place of our module of that name.
             env={**os.environ, "PYTHONSAFEPATH": "1"},
-            process_group=0,  # Ctrl-C is for the program, which ends it
+            process_group=0,  # Ctrl-C reaches this program alone, which then ends the system
         )
         self._finalizer = weakref.finalize(self, _end, self._process, os.getpid())
         try:
             self._write(line)
-            ready = self._event()
+            ready = self._read_event()
             self._max_running = int(ready["max_running"])
             self.address: str = ready["address"]
-            """host:port of the gateway's gRPC server, for a client of this program's own."""
+            """host:port of the gateway's gRPC server, for further clients."""
             self._core = AsyncClient(self.address, timeout_s=None)
             self._thread = LoopThread(self._core, "LLM")
             self._stop_client = weakref.finalize(self, self._thread.stop)
@@ -83,41 +85,46 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End what runs, and the system; return when no process of it is left. Idempotent."""
+        """End every call in progress and the system, and wait until its processes have ended. Idempotent."""
         self._stop_client()
         self._finalizer()
 
     def generate(
         self, prompts: str | Sequence[int] | Sequence[str | Sequence[int]], sampling: Sampling | None = None
     ) -> list[Completion]:
-        """Return the answer to each prompt, in their order: texts, or token ids. As many run at once as the gateway
-        takes. Raises as `Client.generate` does: the first error of any, and the others are cancelled.
+        """Return the completion of each prompt, in their order.
+
+        prompts: a text, a list of token ids, or a list of those. sampling: options of all prompts, or a list with those
+        of each. As many requests run at once as the gateway admits. Raises as `Client.generate` does: the first error
+        cancels the other requests.
         """
-        return self._ask([_asked(prompt) for prompt in _prompts(prompts)], sampling)
+        return self._generate(read_prompts(prompts), sampling)
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], sampling: Sampling | None = None
     ) -> list[Completion]:
-        """Return the answer to each chat, or to the only one, as `generate` does."""
-        return self._ask([(None, GenerateOptions(messages=chat)) for chat in _chats(messages)], sampling)
+        """Return the completion of each chat, as `generate` does. messages: one chat, or a list of chats."""
+        return self._generate(read_chats(messages), sampling)
 
-    def _ask(self, asked: Sequence[Asked], sampling: Sampling | None) -> list[Completion]:
-        own = zip(asked, _options(sampling, len(asked)), strict=True)
+    def _generate(self, inputs: Sequence[Request], sampling: Sampling | None) -> list[Completion]:
+        requests = list[Request]()
+        for (text, own_options), options in zip(inputs, read_sampling(sampling, len(inputs)), strict=True):
+            requests.append((text, {**options, **own_options}))
         try:
-            return self._thread.run(self._answers([(text, {**each, **more}) for (text, more), each in own]))
+            return self._thread.run(self._generate_all(requests))
         except Unavailable:
             if self._process.poll() is not None:
-                self._event()  # it says why
+                self._read_event()  # raises the reason for which the system ended
             raise
 
-    async def _answers(self, requests: Sequence[Asked]) -> list[Completion]:
-        room = asyncio.Semaphore(max(1, self._max_running // _most_choices(requests)))
+    async def _generate_all(self, requests: Sequence[Request]) -> list[Completion]:
+        limit = asyncio.Semaphore(max(1, self._max_running // max_choices(requests)))
 
-        async def answer(text: str | None, options: GenerateOptions) -> Completion:
-            async with room:
+        async def generate(text: str | None, options: GenerateOptions) -> Completion:
+            async with limit:
                 return await self._core.generate(text, **options)
 
-        tasks = [asyncio.create_task(answer(*request)) for request in requests]
+        tasks = [asyncio.create_task(generate(text, options)) for text, options in requests]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -132,8 +139,7 @@ class LLM:
         except BrokenPipeError:
             raise Unavailable(f"the system ended at once, with exit code {self._process.wait()}") from None
 
-    def _event(self) -> dict[str, Any]:
-        """Wait for "ready", and return it. Raises what it has failed for."""
+    def _read_event(self) -> dict[str, Any]:
         assert self._process.stdout is not None, "it was started with a pipe"
         line = self._process.stdout.readline()
         if not line:
@@ -141,14 +147,15 @@ class LLM:
         event: dict[str, Any] = json.loads(line)
         if event["event"] == "ready":
             return event
-        kind: type[OutriderError] = ConfigError if event["is_config"] else Unavailable
-        raise kind("\n  ".join([event["message"], *event["log_lines"]]))
+        message = "\n  ".join([event["message"], *event["log_lines"]])
+        if event["is_config"]:
+            raise ConfigError(message)
+        raise Unavailable(message)
 
 
 def _end(process: subprocess.Popen[str], owner: int) -> None:
-    """End a system, and wait for its end, in the process that started it."""
     if os.getpid() != owner:
-        return  # it was forked, and the system is not its own
+        return  # a forked process: the system is its parent's
     if process.poll() is None:
         process.terminate()
     while True:
@@ -156,57 +163,6 @@ def _end(process: subprocess.Popen[str], owner: int) -> None:
             process.wait()
             break
         except KeyboardInterrupt:
-            process.terminate()  # a second time: at once
+            process.terminate()  # a second signal ends it at once
     if process.stdout is not None:
         process.stdout.close()
-
-
-def _prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> Sequence[Any]:
-    if not isinstance(prompts, str) and not _is_list(prompts):
-        raise InvalidRequest(
-            f"prompts is {repr(prompts)[:100]}, must be a text, a list of token ids, or a list of such", param="prompts"
-        )
-    is_one = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(each, int) for each in prompts))
-    return [prompts] if is_one else prompts
-
-
-def _chats(messages: Any) -> Sequence[Any]:
-    """Return each chat: what is no list of lists is one, or none, as is said when it is sent."""
-    return messages if _is_list(messages) and all(map(_is_list, messages)) else [messages]
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
-
-
-def _asked(prompt: Any) -> Asked:
-    if isinstance(prompt, str):
-        return prompt, GenerateOptions()
-    if not _is_list(prompt):
-        raise InvalidRequest(
-            f"prompts holds {repr(prompt)[:100]}, must hold texts or lists of token ids", param="prompts"
-        )
-    return None, GenerateOptions(prompt_ids=prompt)
-
-
-def _options(sampling: Any, num_prompts: int) -> Sequence[Any]:
-    """Return those of each prompt. Raises InvalidRequest."""
-    if sampling is None or isinstance(sampling, Mapping):
-        return [{} if sampling is None else sampling] * num_prompts
-    if not _is_list(sampling) or not all(isinstance(each, Mapping) for each in sampling):
-        raise InvalidRequest(
-            f'sampling is {repr(sampling)[:100]}, must be a dict such as {{"max_tokens": 16}}, or a list of such',
-            param="sampling",
-        )
-    if len(sampling) != num_prompts:
-        raise InvalidRequest(
-            f"sampling has {len(sampling)} entries for {num_prompts} prompts; give one for each, or one for all",
-            param="sampling",
-        )
-    return list(sampling)
-
-
-def _most_choices(requests: Sequence[Asked]) -> int:
-    """Return the most answers to one prompt. What is no such number is refused where it is sent."""
-    counts: list[Any] = [options.get("n") for _, options in requests]
-    return max((1, *(int(n) for n in counts if isinstance(n, Integral))))

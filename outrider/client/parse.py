@@ -1,8 +1,9 @@
-"""From the gateway's messages to the SDK's values."""
+"""From the gateway's messages to the SDK's values. `aio` and `stream` call it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from outrider.client.types import (
     Drafter,
@@ -18,8 +19,8 @@ from outrider.client.types import (
     Token,
     TokenKind,
     TokenLogprobs,
-    Usage,
 )
+from outrider.client.usage import Usage
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import OutriderError
 
@@ -43,34 +44,42 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
 }
 _S_PER_US = 1e-6
+"""Seconds per microsecond, the unit of times on the wire."""
 
 
 def parse_round(message: gateway_pb2.GenerateResponse) -> Round:
-    """Return the round of a message. Raises OutriderError when the gateway speaks a newer contract."""
+    """Return the round of a message. Raises OutriderError for a value that only a newer gateway sends."""
     if message.finish_reason not in _FINISH_REASONS:
         raise OutriderError(f"unknown finish reason {message.finish_reason} from the gateway; upgrade this client")
+    usage = None
+    if message.HasField("usage"):
+        usage = _usage(message.usage)
+    explanation = None
+    if message.HasField("explanation"):
+        explanation = _explanation(message.explanation)
     return Round(
         request_id=message.request_id,
         choice=message.choice,
-        tokens=tuple(_token(token) for token in message.tokens),
+        tokens=tuple(map(_token, message.tokens)),
         text_delta=message.text_delta,
         num_drafted=message.num_drafted,
         num_accepted=message.num_accepted,
         timings=_timings(message.timings),
         finish_reason=_FINISH_REASONS[message.finish_reason],
         stop_reason=message.stop_reason or None,
-        usage=_usage(message.usage) if message.HasField("usage") else None,
-        score=message.score if message.HasField("score") else None,
-        explanation=_explanation(message.explanation) if message.HasField("explanation") else None,
+        usage=usage,
+        score=_optional(message, "score"),
+        explanation=explanation,
     )
 
 
 def parse_model(message: gateway_pb2.Model) -> Model:
+    """Return the model of a message. Drafters that this client does not know are left out."""
     return Model(
         id=message.id,
         context_limit=message.context_limit,
         vocab_size=message.vocab_size,
-        draft_id=message.draft_id if message.HasField("draft_id") else None,
+        draft_id=_optional(message, "draft_id"),
         drafters=tuple(drafter for drafter in Drafter if drafter in message.drafters),
     )
 
@@ -87,16 +96,22 @@ def _token(message: gateway_pb2.GeneratedToken) -> Token:
 
 def _explanation(message: gateway_pb2.RoundExplanation) -> Explanation:
     verified = message.verified
+    rejection = None
+    if verified.HasField("rejection"):
+        rejection = _rejection(verified.rejection)
+    draft_s = None
+    if verified.HasField("draft_us"):
+        draft_s = verified.draft_us * _S_PER_US
     return Explanation(
         committed_len=message.committed_len,
         drafter=message.drafter or None,
         batch_size=message.batch_size,
         draft=tuple(map(_draft_token, verified.draft)),
-        rejection=_rejection(verified.rejection) if verified.HasField("rejection") else None,
+        rejection=rejection,
         queue_s=message.queue_us * _S_PER_US,
         forward_s=message.forward_us * _S_PER_US,
         accept_s=message.accept_us * _S_PER_US,
-        draft_s=verified.draft_us * _S_PER_US if verified.HasField("draft_us") else None,
+        draft_s=draft_s,
     )
 
 
@@ -109,17 +124,19 @@ def _draft_token(message: common_pb2.DraftToken) -> DraftToken:
 def _rejection(message: common_pb2.Rejection) -> Rejection:
     return Rejection(
         parent=message.parent,
-        token=_ranked([message.token])[0],
-        target=_ranked(message.target),
-        draft_law=_ranked(message.draft_law),
-        draft_guesses=_ranked(message.draft_guesses),
+        token=_ranked_token(message.token),
+        target=_ranked_tokens(message.target),
+        draft_law=_ranked_tokens(message.draft_law),
+        draft_guesses=_ranked_tokens(message.draft_guesses),
     )
 
 
-def _ranked(messages: Iterable[common_pb2.RankedToken]) -> tuple[RankedToken, ...]:
-    return tuple(
-        RankedToken(each.id, each.text, each.logprob if each.HasField("logprob") else None) for each in messages
-    )
+def _ranked_tokens(messages: Iterable[common_pb2.RankedToken]) -> tuple[RankedToken, ...]:
+    return tuple(map(_ranked_token, messages))
+
+
+def _ranked_token(message: common_pb2.RankedToken) -> RankedToken:
+    return RankedToken(message.id, message.text, _optional(message, "logprob"))
 
 
 def _timings(message: gateway_pb2.RoundTimings) -> RoundTimings:
@@ -141,9 +158,15 @@ def _usage(message: gateway_pb2.Usage) -> Usage:
         num_plain_steps=message.num_plain_steps,
         num_wasted_tokens=message.num_wasted_tokens,
         seed=message.seed,
-        lenience=message.lenience if message.HasField("lenience") else None,
+        lenience=_optional(message, "lenience"),
         num_cached_prompt_tokens=message.num_cached_prompt_tokens,
         num_accepted_prediction_tokens=message.num_accepted_prediction_tokens,
         num_rejected_prediction_tokens=message.num_rejected_prediction_tokens,
         plain_reason=message.plain_reason or None,
     )
+
+
+def _optional(message: Any, field: str) -> Any:
+    if not message.HasField(field):
+        return None
+    return getattr(message, field)

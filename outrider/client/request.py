@@ -1,14 +1,19 @@
-"""From keyword arguments to `GenerateRequest`. What cannot be encoded is refused here; the gateway knows the rest."""
+"""`build_request`: from keyword arguments to the gateway's `GenerateRequest`.
+
+It refuses what cannot be encoded and what no model allows. The gateway checks what depends on the model.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from enum import Enum
-from numbers import Integral, Real
-from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
+from numbers import Real
+from typing import Any, TypeVar
 
+from outrider.client.options import KNOWN, GenerateOptions, Message, check_types
 from outrider.client.types import AcceptanceRule, Drafter, DraftLogprobs, Speculation, StructuredOutputs
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
@@ -24,84 +29,11 @@ from outrider.wire.requests.scheduling import MAX_TPOT_MS, PRIORITY
 from outrider.wire.requests.speculation import check_num_draft_tokens, num_draft_tokens_to_proto
 from outrider.wire.requests.tree_shape import FORMS, TreeShape
 
+TokenIds = tuple[int, ...]
+Kind = TypeVar("Kind", bound=Enum)
 
-class Message(TypedDict):
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `stream`. What is absent takes the default of `SamplingParams`."""
-
-    prompt_ids: Sequence[int]
-    """Token ids instead of text."""
-    messages: Sequence[Message]
-    """A chat instead of text; the gateway applies the model's chat template."""
-    model: str
-    """A served model's id; absent = the only one."""
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: dict[int, float]
-    bad_words: Sequence[str | Sequence[int]]
-    """Words, or token sequences, that must not appear."""
-    min_tokens: int
-    seed: int
-    """64 bits; absent = the gateway draws one and reports it in the usage."""
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    num_logprobs: int
-    """Log-probs of the chosen token and of this many best ones, 0 to 20; absent = none."""
-    n: int
-    """Answers to the same prompt, 1 to 128."""
-    use_beam_search: bool
-    """Search n beams, at least 2, at temperature 0: the answers are those of the highest scores, best first."""
-    length_penalty: float
-    """Of a beam search: an answer's score is its sum of log-probs over length ** length_penalty. Absent = 1."""
-    early_stopping: bool | Literal["never"]
-    """Of a beam search: True ends it with n answers, "never" only where none can become better."""
-    stop: str | Sequence[str]
-    """Strings that end the output and are not part of it; at most 16."""
-    structured_outputs: StructuredOutputs
-    """What the answer has to be, such as `StructuredOutputs(regex=r"\\d+")`."""
-    speculation: Speculation | bool
-    """False = plain decoding."""
-    prediction: str
-    """What the answer may be or be like, as a file before an edit: drafts as far as the answer goes along with it."""
-    cache_salt: str
-    """Cached prefixes are shared only with calls of the same salt; 1 to 256 bytes of UTF-8."""
-    user: str
-    """Who asks: `lookup` copies nothing of another user's outputs, and a gateway with prefix_cache_scope `user` shares
-    no cached prefix with another."""
-    priority: int
-    """Among the requests of a caller those with a lower number go first; absent = 0."""
-    max_tpot_ms: float
-    """Milliseconds that a token should take at most, a hint; absent = as long as it takes."""
-    timeout_s: float | None
-    """Deadline of this call, retries included; None = none; absent = the client's."""
-
-
-_KNOWN = frozenset(get_type_hints(GenerateOptions))
-_SAMPLING = frozenset(field.name for field in fields(SamplingParams)) & _KNOWN
-_COUNTS = frozenset({"max_tokens", "top_k", "min_tokens", "seed", "num_logprobs", "n", "priority"})
-_NUMBERS = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "length_penalty",
-        "max_tpot_ms",
-        "timeout_s",
-    }
-)
+_SAMPLING = KNOWN & {field.name for field in fields(SamplingParams)}
+"""Options that are fields of `SamplingParams`."""
 _DRAFT_LOGPROBS = {
     DraftLogprobs.AUTO: common_pb2.DRAFT_LOGPROBS_AUTO,
     DraftLogprobs.FULL: common_pb2.DRAFT_LOGPROBS_FULL,
@@ -114,13 +46,16 @@ _ACCEPTANCE = {
 
 
 def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.GenerateRequest:
-    """Build the message of a call. Raises InvalidRequest naming the parameter; TypeError for an unknown keyword."""
+    """Build the message of a call. An option that is None counts as absent.
+
+    Raises InvalidRequest naming the parameter; TypeError for an unknown keyword.
+    """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    _check_types(options.keys(), given)
-    words, word_ids = _split_bad_words(given.get("bad_words", ()))
-    params = _sampling_params(given, word_ids).to_proto()
+    check_types(options.keys(), given)
+    bad_words, bad_ids = _split_bad_words(given.get("bad_words", ()))
+    params = _sampling_params(given, bad_ids).to_proto()
     if params.HasField("beams"):
-        params.beams.width = 0  # num_choices says it
+        params.beams.width = 0  # num_choices has it
     request = gateway_pb2.GenerateRequest(
         params=params,
         has_seed="seed" in given,
@@ -130,12 +65,14 @@ def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.G
     _set_input(request, prompt, given)
     if "structured_outputs" in given:
         request.structured_outputs.CopyFrom(_structured_outputs(given["structured_outputs"]))
-    _encode("model", lambda: setattr(request, "model", given.get("model", "")))
-    stop = given.get("stop", ())
-    for text in (stop,) if isinstance(stop, str) else _encode("stop", lambda: tuple(stop)):
+    with _encoding("model"):
+        request.model = given.get("model", "")
+    for text in _stop_strings(given.get("stop", ())):
         request.stop.append(_text("stop", text, "token ids go into stop_token_ids"))
-    _encode("bad_words", lambda: request.bad_words.extend(words))
-    _encode("user", lambda: setattr(request, "user", given.get("user", "")))
+    with _encoding("bad_words"):
+        request.bad_words.extend(bad_words)
+    with _encoding("user"):
+        request.user = given.get("user", "")
     if "priority" in given:
         PRIORITY.check("priority", given["priority"])
         request.priority = int(given["priority"])
@@ -144,36 +81,66 @@ def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.G
         request.max_tpot_ms = float(given["max_tpot_ms"])
     request.prediction = _text("prediction", given.get("prediction", ""), "token ids are not taken here")
     if "cache_salt" in given:
-        _encode("cache_salt", lambda: setattr(request, "cache_salt", given["cache_salt"]))
+        with _encoding("cache_salt"):
+            request.cache_salt = given["cache_salt"]
         check_cache_salt(request.cache_salt)  # an empty one would mean none on the wire
     return request
 
 
-def _check_types(names: Any, given: dict[str, Any]) -> None:
-    unknown = sorted(set(names) - _KNOWN)
-    if unknown:
-        raise TypeError(f"unknown parameter {unknown[0]!r}; known: {', '.join(sorted(_KNOWN))}")
-    for name, value in given.items():
-        kind = Integral if name in _COUNTS else Real if name in _NUMBERS else object
-        if not isinstance(value, kind) or (kind is not object and isinstance(value, bool)):
-            expected = "a whole number" if kind is Integral else "a number"
-            raise InvalidRequest(f"{name} is {value!r}, must be {expected}", param=name)
-    if not given.get("timeout_s", 1) > 0:
-        raise InvalidRequest(f"timeout_s is {given['timeout_s']}, must be greater than 0, or None", param="timeout_s")
+# ---- the input
 
 
-def _sampling_params(given: dict[str, Any], bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
+def _set_input(request: gateway_pb2.GenerateRequest, prompt: str | None, given: dict[str, Any]) -> None:
+    inputs: list[str] = [name for name in ("prompt_ids", "messages") if name in given]
+    if prompt is not None:
+        inputs.append("prompt")
+    if len(inputs) != 1:
+        raise InvalidRequest(
+            f"give one of prompt, prompt_ids and messages; got {', '.join(inputs) or 'none'}", param="prompt"
+        )
+    if prompt is not None:
+        request.prompt = _text("prompt", prompt, "token ids go into prompt_ids")
+    elif "prompt_ids" in given:
+        request.prompt_ids.SetInParent()
+        with _encoding("prompt_ids"):
+            request.prompt_ids.ids.extend(given["prompt_ids"])
+    else:
+        request.chat.SetInParent()
+        request.chat.messages.extend(_chat_messages(given["messages"]))
+
+
+def _chat_messages(messages: Any) -> list[gateway_pb2.ChatMessage]:
+    if isinstance(messages, str | Mapping):
+        text = f"messages is {repr(messages)[:100]}, must be a list of objects with role and content"
+        raise InvalidRequest(text, param="messages")
+    with _encoding("messages"):
+        return [_chat_message(message) for message in messages]
+
+
+def _chat_message(message: Message) -> gateway_pb2.ChatMessage:
+    if set(message) != {"role", "content"}:
+        raise InvalidRequest(
+            f"messages holds one with the keys {sorted(message)}, must be role and content", param="messages"
+        )
+    return gateway_pb2.ChatMessage(role=message["role"], content=message["content"])
+
+
+# ---- how tokens are drawn, and what ends the output
+
+
+def _sampling_params(given: dict[str, Any], bad_ids: tuple[TokenIds, ...]) -> SamplingParams:
     values = {name: value for name, value in given.items() if name in _SAMPLING}
-    values["bad_words"] = bad_words
-    stop_ids = given.get("stop_token_ids", ())
-    values["stop_token_ids"] = _encode("stop_token_ids", lambda: tuple(int(token_id) for token_id in stop_ids))
-    bias = given.get("logit_bias", {})
-    values["logit_bias"] = _encode("logit_bias", lambda: {int(key): float(value) for key, value in bias.items()})
+    values["bad_words"] = bad_ids
+    with _encoding("stop_token_ids"):
+        values["stop_token_ids"] = tuple(map(int, given.get("stop_token_ids", ())))
+    with _encoding("logit_bias"):
+        bias = given.get("logit_bias", {})
+        values["logit_bias"] = {int(token_id): float(value) for token_id, value in bias.items()}
     beams = _beams(given)
     if beams is not None:
         values = {"temperature": 0.0, **values, "beams": beams}
     params = SamplingParams(**values)
-    params.check(ANY_VOCABULARY)  # its size is known to the gateway only
+    params.check(ANY_VOCABULARY)  # the gateway alone knows the size of the model's
     return params
 
 
@@ -191,20 +158,37 @@ def _beams(given: dict[str, Any]) -> BeamParams | None:
     return None
 
 
-def _split_bad_words(words: Sequence[str | Sequence[int]]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:
+def _split_bad_words(words: Sequence[str | Sequence[int]]) -> tuple[list[str], tuple[TokenIds, ...]]:
+    # ["damn", [8, 9]]: (["damn"], ((8, 9),))
     if isinstance(words, str):
         raise InvalidRequest(
             f"bad_words is {words!r}, must be a list of words or of token sequences", param="bad_words"
         )
-    texts = [word for word in words if isinstance(word, str)]
-    ids = _encode("bad_words", lambda: tuple(tuple(map(int, word)) for word in words if not isinstance(word, str)))
-    return texts, ids
+    texts = list[str]()
+    sequences = list[TokenIds]()
+    for word in words:
+        if isinstance(word, str):
+            texts.append(word)
+            continue
+        with _encoding("bad_words"):
+            sequences.append(tuple(map(int, word)))
+    return texts, tuple(sequences)
+
+
+def _stop_strings(stop: Any) -> tuple[Any, ...]:
+    if isinstance(stop, str):
+        return (stop,)
+    with _encoding("stop"):
+        return tuple(stop)
 
 
 def _num_choices(n: int) -> int:
     if not 1 <= n <= MAX_CHOICES:
         raise InvalidRequest(f"n is {n}, must be from 1 to {MAX_CHOICES}", param="n")
     return int(n)
+
+
+# ---- how drafts are made, and what the output must be
 
 
 def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
@@ -227,7 +211,8 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
     if options.draft_logprobs is not None:
         message.draft_logprobs = _DRAFT_LOGPROBS[_member(DraftLogprobs, "draft_logprobs", options.draft_logprobs)]
     if options.draft_topk is not None:
-        _encode("speculation.draft_topk", lambda: setattr(message, "draft_topk", options.draft_topk))
+        with _encoding("speculation.draft_topk"):
+            message.draft_topk = options.draft_topk
     if options.acceptance is not None:
         message.acceptance = _ACCEPTANCE[_member(AcceptanceRule, "acceptance", options.acceptance)]
     if options.lenience is not None:
@@ -239,6 +224,22 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
             raise InvalidRequest(f"speculation.tree is {options.tree!r}; write {FORMS}", param="speculation.tree")
         message.tree.CopyFrom(TreeShape.parse(options.tree, "speculation.tree").to_proto())
     return message
+
+
+def _member(kind: type[Kind], name: str, value: Kind | str) -> Kind:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kind)
+        raise InvalidRequest(
+            f"speculation.{name} is {value!r}, must be one of {known}", param=f"speculation.{name}"
+        ) from None
+
+
+def _lenience(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidRequest(f"speculation.lenience is {value!r}, must be a number", param="speculation.lenience")
+    return float(value)
 
 
 def _structured_outputs(output: StructuredOutputs) -> gateway_pb2.StructuredOutputs:
@@ -255,74 +256,37 @@ def _structured_outputs(output: StructuredOutputs) -> gateway_pb2.StructuredOutp
         raise InvalidRequest(f"{param} has {' and '.join(given) or 'nothing'}, must have one", param=param)
     ((name, value),) = given.items()
     if name == "json" and not isinstance(value, str):
-        value = _encode(f"{param}.json", lambda: json.dumps(value, ensure_ascii=False, allow_nan=False))
+        with _encoding(f"{param}.json"):
+            value = json.dumps(value, ensure_ascii=False, allow_nan=False)
     elif name == "choice":
-        if isinstance(value, str):
-            raise InvalidRequest(f"{param}.choice is {value!r}, must be a list of strings", param=f"{param}.choice")
-        texts = _encode(f"{param}.choice", lambda: tuple(value))
-        value = gateway_pb2.Choices(texts=[_text(f"{param}.choice", text, "give a list of strings") for text in texts])
-    message: gateway_pb2.StructuredOutputs = _encode(
-        f"{param}.{name}", lambda: gateway_pb2.StructuredOutputs(strict=output.strict, **{name: value})
-    )
-    return message
+        value = _choices(f"{param}.choice", value)
+    with _encoding(f"{param}.{name}"):
+        return gateway_pb2.StructuredOutputs(strict=output.strict, **{name: value})
 
 
-Kind = TypeVar("Kind", bound=Enum)
+def _choices(param: str, value: Any) -> gateway_pb2.Choices:
+    if isinstance(value, str):
+        raise InvalidRequest(f"{param} is {value!r}, must be a list of strings", param=param)
+    with _encoding(param):
+        texts = tuple(value)
+    return gateway_pb2.Choices(texts=[_text(param, text, "give a list of strings") for text in texts])
 
 
-def _member(kind: type[Kind], name: str, value: Kind | str) -> Kind:
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(str(each.value) for each in kind)
-        raise InvalidRequest(
-            f"speculation.{name} is {value!r}, must be one of {known}", param=f"speculation.{name}"
-        ) from None
-
-
-def _lenience(share: object) -> float:
-    if isinstance(share, bool) or not isinstance(share, Real):
-        raise InvalidRequest(f"speculation.lenience is {share!r}, must be a number", param="speculation.lenience")
-    return float(share)
-
-
-def _set_input(request: gateway_pb2.GenerateRequest, prompt: str | None, given: dict[str, Any]) -> None:
-    inputs = [name for name in ("prompt_ids", "messages") if name in given] + (["prompt"] if prompt is not None else [])
-    if len(inputs) != 1:
-        raise InvalidRequest(
-            f"give one of prompt, prompt_ids and messages; got {', '.join(inputs) or 'none'}", param="prompt"
-        )
-    if prompt is not None:
-        request.prompt = _text("prompt", prompt, "token ids go into prompt_ids")
-    elif "prompt_ids" in given:
-        request.prompt_ids.SetInParent()
-        _encode("prompt_ids", lambda: request.prompt_ids.ids.extend(given["prompt_ids"]))
-    else:
-        if isinstance(given["messages"], str | Mapping):
-            text = f"messages is {repr(given['messages'])[:100]}, must be a list of objects with role and content"
-            raise InvalidRequest(text, param="messages")
-        request.chat.SetInParent()
-        _encode("messages", lambda: request.chat.messages.extend(_chat_message(item) for item in given["messages"]))
-
-
-def _chat_message(message: Message) -> gateway_pb2.ChatMessage:
-    if set(message) != {"role", "content"}:
-        raise InvalidRequest(
-            f"messages holds one with the keys {sorted(message)}, must be role and content", param="messages"
-        )
-    return gateway_pb2.ChatMessage(role=message["role"], content=message["content"])
+# ---- what cannot be encoded
 
 
 def _text(param: str, value: Any, remedy: str) -> str:
-    """Return the value. Raises InvalidRequest for another type, and for what is not UTF-8."""
     if not isinstance(value, str):
         raise InvalidRequest(f"{param} is {repr(value)[:100]}, must be a string; {remedy}", param=param)
-    _encode(param, lambda: value.encode("utf-8"))
+    with _encoding(param):
+        value.encode("utf-8")
     return value
 
 
-def _encode(param: str, put: Any) -> Any:
-    try:  # protobuf and `int` say what they refuse, but not for which parameter
-        return put()
+@contextmanager
+def _encoding(param: str) -> Iterator[None]:
+    # Errors of protobuf and `int` describe the value, but do not name the parameter.
+    try:
+        yield
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidRequest(f"{param} cannot be sent: {error}", param=param) from None

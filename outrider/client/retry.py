@@ -1,4 +1,4 @@
-"""When a call may be made again, and after how long."""
+"""When a failed call is tried again, and after how many seconds."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Which calls are made again: those whose error says so (Unavailable, Overloaded), before anything was answered.
+    """How often a call is tried again, and how long it waits before each attempt.
 
-    The n-th wait is drawn from [0, min(max_backoff_s, backoff_s * 2**n)], after the gateway's own `retry-after`.
+    Calls are tried again after errors that are `retryable` (Unavailable, Overloaded), if no part of the reply has
+    arrived. The n-th wait, from 0, is the gateway's `retry-after` plus a random time from
+    [0, min(max_backoff_s, backoff_s * 2**n)].
     """
 
     retries: int = 2
     """Further attempts after the first; 0 = none."""
     backoff_s: float = 0.1
+    """Upper bound of the first random wait, seconds."""
     max_backoff_s: float = 2.0
+    """Upper bound of every random wait, seconds."""
     max_wait_s: float = 30.0
-    """Longest wait that a gateway may ask for, seconds; when it asks for more, the error is raised at once."""
+    """Longest `retry-after` of a gateway that is waited for, seconds; with a longer one the error is raised at once."""
 
     def __post_init__(self) -> None:
         for name in ("retries", "backoff_s", "max_backoff_s", "max_wait_s"):
@@ -37,38 +41,42 @@ class RetryPolicy:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be 0 or more", param=name)
 
     def delay_s(self, error: OutriderError, attempt: int) -> float | None:
-        """Return the seconds to wait after `attempt` (0 is the first), or None when there must be no other."""
+        """Return the seconds to wait after `attempt` (0 is the first) failed, or None where it was the last."""
         if not error.retryable or attempt >= self.retries:
             return None
-        asked = error.retry_after_s or 0.0
-        if asked > self.max_wait_s:
+        retry_after_s = error.retry_after_s or 0.0
+        if retry_after_s > self.max_wait_s:
             return None
         exponent = min(attempt, 32)  # far past the cap; 2**attempt must not overflow
-        return asked + random.uniform(0.0, min(self.max_backoff_s, self.backoff_s * 2.0**exponent))
+        return retry_after_s + random.uniform(0.0, min(self.max_backoff_s, self.backoff_s * 2.0**exponent))
 
 
 class Deadline:
-    """When one call with all its attempts is given up. `timeout_s` None = never."""
+    """The deadline of one call with all its attempts. timeout_s: seconds from now; None = none."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
-        self._end = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        self._end_s: float | None = None
+        if timeout_s is not None:
+            self._end_s = asyncio.get_running_loop().time() + timeout_s
 
     def remaining_s(self) -> float | None:
-        """Return the seconds left, or None without a deadline. Raises DeadlineExceeded when none are left."""
-        if self._end is None:
+        """Return the remaining seconds, or None without a deadline. Raises DeadlineExceeded after it."""
+        if self._end_s is None:
             return None
-        left = self._end - asyncio.get_running_loop().time()
-        if left <= 0:
+        remaining_s = self._end_s - asyncio.get_running_loop().time()
+        if remaining_s <= 0:
             raise DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
-        return left
+        return remaining_s
 
 
 async def _pause(policy: RetryPolicy, deadline: Deadline, error: OutriderError, attempt: int) -> None:
-    """Sleep before the next attempt; raise `error` when there is none, or no time for it."""
+    # Raises `error` where there is no further attempt, or no time for it.
     delay_s = policy.delay_s(error, attempt)
-    left_s = deadline.remaining_s() if delay_s is not None else None
-    if delay_s is None or (left_s is not None and delay_s >= left_s):
+    if delay_s is None:
+        raise error
+    remaining_s = deadline.remaining_s()
+    if remaining_s is not None and delay_s >= remaining_s:
         raise error
     await asyncio.sleep(delay_s)
 
@@ -76,7 +84,10 @@ async def _pause(policy: RetryPolicy, deadline: Deadline, error: OutriderError, 
 async def call_with_retries(
     call: Callable[[float | None], Awaitable[Reply]], timeout_s: float | None, policy: RetryPolicy
 ) -> Reply:
-    """Repeat `call(remaining_s)` until it answers. For calls without effect."""
+    """Return the result of `call(remaining_s)`, tried again as `policy` allows. Only for calls without effect.
+
+    timeout_s: for all attempts together; None = no deadline. Raises the last attempt's error, or DeadlineExceeded.
+    """
     deadline = Deadline(timeout_s)
     for attempt in count():
         try:
@@ -89,7 +100,10 @@ async def call_with_retries(
 async def generate_with_retries(
     transport: Transport, request: GenerateRequest, timeout_s: float | None, policy: RetryPolicy
 ) -> AsyncGenerator[GenerateResponse, None]:
-    """Generate, with new attempts until the first message: a later one would repeat text, or change it."""
+    """Yield the messages of a Generate call, tried again as `policy` allows until the first message has arrived.
+
+    A later attempt would repeat text, or change it. timeout_s: for all attempts together; None = no deadline.
+    """
     deadline = Deadline(timeout_s)
     for attempt in count():
         started = False

@@ -1,4 +1,4 @@
-"""An answer in progress: rounds as they come, and what they add up to."""
+"""`RoundStream`, the rounds of a request in progress, and `collect`, which makes a completion of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 
 from outrider.client.parse import parse_round
-from outrider.client.types import Choice, Completion, Round
+from outrider.client.types import Choice, Completion, Round, Token
 from outrider.v1.gateway_pb2 import GenerateResponse
 from outrider.wire.errors import OutriderError
 
 
 class RoundStream(AsyncIterator[Round]):
-    """Rounds of all choices, interleaved, for one reader. Leaving the `async with` block cancels what still runs."""
+    """The rounds of all choices of a request, interleaved, for one reader.
+
+    Use as `async with` and `async for`. Leaving the block cancels a call that still runs.
+    """
 
     def __init__(self, responses: AsyncGenerator[GenerateResponse, None]) -> None:
         self._responses = responses
@@ -30,7 +33,7 @@ class RoundStream(AsyncIterator[Round]):
         await self.aclose()
 
     async def __anext__(self) -> Round:
-        """Return the next round. Raises the error tree; StopAsyncIteration at the end and after `aclose`."""
+        """Return the next round. Raises OutriderError; StopAsyncIteration at the end and after `aclose`."""
         if self._closed.is_set():
             raise StopAsyncIteration
         # A task of its own: `aclose` from elsewhere must be able to end a read, which a generator alone refuses.
@@ -50,7 +53,7 @@ class RoundStream(AsyncIterator[Round]):
         return await anext(self._responses, None)
 
     async def aclose(self) -> None:
-        """Cancel the call, unless it has ended. Idempotent."""
+        """Cancel the call if it still runs. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -61,7 +64,7 @@ class RoundStream(AsyncIterator[Round]):
 
 
 async def collect(stream: RoundStream) -> Completion:
-    """Read the stream to its end. Raises OutriderError when it ends before every choice has finished."""
+    """Read the stream to its end and return all choices. Raises OutriderError if it ends before each has finished."""
     rounds: dict[int, list[Round]] = defaultdict(list)
     async with stream:
         async for round_ in stream:
@@ -69,17 +72,23 @@ async def collect(stream: RoundStream) -> Completion:
     if not rounds:
         raise OutriderError("the gateway ended the call without an answer")
     choices = tuple(_choice(index, rounds[index]) for index in sorted(rounds))
-    return Completion(request_id=rounds[choices[0].index][0].request_id, choices=choices)
+    first_round = rounds[choices[0].index][0]
+    return Completion(request_id=first_round.request_id, choices=choices)
 
 
 def _choice(index: int, rounds: list[Round]) -> Choice:
     last = rounds[-1]
     if last.finish_reason is None or last.usage is None:
         raise OutriderError(f"the gateway ended the call before choice {index} had finished")
+    text = ""
+    tokens = list[Token]()
+    for round_ in rounds:
+        text += round_.text_delta
+        tokens += round_.tokens
     return Choice(
         index=index,
-        text="".join(round_.text_delta for round_ in rounds),
-        tokens=tuple(token for round_ in rounds for token in round_.tokens),
+        text=text,
+        tokens=tuple(tokens),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         usage=last.usage,

@@ -1,4 +1,4 @@
-"""The blocking face of the SDK: `AsyncClient` on a loop thread of its own. No logic but the hand-over."""
+"""`Client`, the blocking form of the SDK: it runs an `AsyncClient` on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Unpack
 
 from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, AsyncClient
 from outrider.client.connect import ConnectOptions
-from outrider.client.request import GenerateOptions
+from outrider.client.options import GenerateOptions
 from outrider.client.retry import RetryPolicy
 from outrider.client.stream import RoundStream
 from outrider.client.transport import Transport, check_fork
@@ -23,20 +23,24 @@ from outrider.wire.errors import OutriderError
 
 Result = TypeVar("Result")
 _JOIN_S = 5.0
+"""Seconds that `stop` waits for the thread's end."""
 
 
 class ClosedError(OutriderError):
-    """The client was closed. Closing a stream of it afterwards is no error."""
+    """The client was closed before or during the call."""
 
 
 class LoopThread:
-    """Run one AsyncClient's coroutines until `stop`. It does not refer to the Client, which can thus be collected."""
+    """A thread with an event loop that runs the coroutines of one AsyncClient until `stop`.
 
-    def __init__(self, core: AsyncClient, of: str = "client") -> None:
-        """of: what errors call it whose thread it is."""
+    owner: name of the object that has the thread, for error messages. No reference to that object is kept, so that it
+    can be garbage-collected.
+    """
+
+    def __init__(self, core: AsyncClient, owner: str = "client") -> None:
         self._core = core
-        self._of = of
-        self._owner = os.getpid()
+        self._owner = owner
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._stopped = False
         self._ready = threading.Event()
@@ -53,30 +57,36 @@ class LoopThread:
 
     @property
     def is_of_another_process(self) -> bool:
-        """Whether this process was forked from the thread's."""
-        return os.getpid() != self._owner
+        """Whether this process was forked from the one that started the thread, and so does not have it."""
+        return os.getpid() != self._pid
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for the coroutine's result. An exception in the waiting thread (Ctrl-C) cancels it."""
-        if self.is_of_another_process:  # threads are not forked: nobody would ever answer
+        """Run a coroutine on the thread and return its result. An exception in the waiting thread (Ctrl-C) cancels it.
+
+        Raises ClosedError after or during `stop`, OutriderError in a forked process.
+        """
+        if self.is_of_another_process:
             coroutine.close()
-            check_fork()  # says that a new client would not do
-            raise OutriderError(f"this {self._of} was made before this process was forked; make a new one here")
+            check_fork()  # raises where a new client would not work either
+            raise OutriderError(f"this {self._owner} was made before this process was forked; make a new one here")
         with self._lock:
             if self._stopped:
                 coroutine.close()
-                raise ClosedError(f"this {self._of} is closed; make a new one")
+                raise ClosedError(f"this {self._owner} is closed; make a new one")
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
         except CancelledError:
-            raise ClosedError(f"the {self._of} was closed while this call was in progress") from None
+            raise ClosedError(f"the {self._owner} was closed while this call was in progress") from None
         except BaseException:
             future.cancel()
             raise
 
     def stop(self) -> None:
-        """End the thread. Idempotent; any thread may call it, even this one when the garbage collector runs there."""
+        """End the thread and close its client. Idempotent; any thread may call it.
+
+        The garbage collector may call it on the thread itself, which then does not wait for its own end.
+        """
         with self._lock:
             if not self._stopped:
                 self._stopped = True
@@ -88,7 +98,7 @@ class LoopThread:
 class Client:
     """`AsyncClient` for code without an event loop. Use as `with`; threads may share one.
 
-    Arguments and errors are those of `AsyncClient`. A client that is dropped without `close` closes itself.
+    Arguments and errors are those of `AsyncClient`. A client that is garbage-collected closes itself.
     """
 
     def __init__(
@@ -117,23 +127,28 @@ class Client:
         self._finalizer()
 
     def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:
-        """Return the whole answer. Give one of `prompt`, `prompt_ids` and `messages`."""
+        """Return the completion of a request. Give one of `prompt`, `prompt_ids` and `messages`."""
         return self._thread.run(self._core.generate(prompt, **options))
 
     def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> SyncRoundStream:
-        """Return the answer round by round. The call starts with the first read; bad arguments raise here."""
+        """Return the rounds of a request as they are made. Arguments are checked here; the call starts with the first
+        read.
+        """
         return SyncRoundStream(self, self._thread, self._core.stream(prompt, **options))
 
     def models(self) -> tuple[Model, ...]:
-        """Return the pairs served now."""
+        """Return the models that are served now."""
         return self._thread.run(self._core.models())
 
 
 class SyncRoundStream(Iterator[Round]):
-    """`RoundStream` for `with` and `for`. Leaving the block cancels what still runs."""
+    """The rounds of all choices of a request, interleaved, for one reader.
+
+    Use as `with` and `for`. Leaving the block cancels a call that still runs.
+    """
 
     def __init__(self, client: Client, thread: LoopThread, stream: RoundStream) -> None:
-        self._client = client  # kept alive: a collected client would end this stream
+        self._client = client  # keeps it alive: a client that is garbage-collected ends its streams
         self._thread = thread
         self._stream = stream
 
@@ -146,16 +161,16 @@ class SyncRoundStream(Iterator[Round]):
         self.close()
 
     def __next__(self) -> Round:
-        round_ = self._thread.run(self._next())
+        round_ = self._thread.run(self._next_round())
         if round_ is None:
             raise StopIteration
         return round_
 
-    async def _next(self) -> Round | None:
+    async def _next_round(self) -> Round | None:
         return await anext(self._stream, None)
 
     def close(self) -> None:
-        """Cancel the call, unless it has ended. Idempotent; in a process forked since, the call is not its own."""
+        """Cancel the call if it still runs. Idempotent. Does nothing in a forked process, whose parent has the call."""
         if self._thread.is_of_another_process:
             return
         with suppress(ClosedError):

@@ -1,4 +1,4 @@
-"""The seam between the SDK and the network: a protocol of three methods, and gRPC behind it."""
+"""`Transport`, the protocol by which the SDK reaches a gateway, and `GrpcTransport`, its implementation over gRPC."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from outrider.wire.transport.rpc import client_options
 _MAX_MESSAGE_BYTES = 64 << 20
 _Stub: Any = GenerationServiceStub  # generated without types
 
-
-_open_channels: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Of this process; those it inherited from a fork, too."""
-_was_forked_from_grpc = False
-_closed_s = -math.inf
-"""Monotonic time at which the last channel was closed."""
 TEARDOWN_S = 0.1
-"""gRPC's threads end some milliseconds after a close. Of 4,300 children forked right after it 7 hung in gRPC's start,
-of 1,384 forked 0.05 s later or more none."""
+"""Seconds between the close of a channel and a fork, in which gRPC's threads end. Of 4,300 children forked right after
+a close 7 hung in gRPC's start, of 1,384 forked 0.05 s later or more none."""
+_open_channels: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Channels that are open in this process, or were so in the process that it was forked from."""
+_last_close_s = -math.inf
+"""Monotonic time at which a channel was last closed, in seconds."""
+_was_forked_from_grpc = False
+"""Whether this process was forked from one that had an open channel."""
 
 
 def _wait_for_teardown() -> None:
-    left_s = _closed_s + TEARDOWN_S - time.monotonic()
-    if left_s > 0:
-        time.sleep(left_s)
+    remaining_s = _last_close_s + TEARDOWN_S - time.monotonic()
+    if remaining_s > 0:
+        time.sleep(remaining_s)
 
 
 def _note_fork() -> None:
@@ -51,8 +51,9 @@ os.register_at_fork(before=_wait_for_teardown, after_in_child=_note_fork)
 
 
 def check_fork() -> None:
-    """Raise OutriderError in a process that was forked while a client had a connection. The threads of gRPC were not
-    forked with it, so that a call would never end, whichever client makes it.
+    """Raise OutriderError in a process that was forked while a client had a connection.
+
+    gRPC's threads do not exist in such a process, so that no call of any client would end.
     """
     if _was_forked_from_grpc:
         raise OutriderError(
@@ -62,47 +63,48 @@ def check_fork() -> None:
 
 
 class Transport(Protocol):
-    """Carries calls to a gateway. Raises the error tree only. `timeout_s` None = no deadline."""
+    """How calls reach a gateway. Methods raise OutriderError and nothing else. timeout_s: None = no deadline."""
 
     def generate(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerateResponse, None]:
-        """Start the call with the first read. Closing the generator cancels it."""
+        """Yield the messages of a Generate call. The first read starts it; closing the generator cancels it."""
 
-    async def get_models(self, request: GetModelsRequest, timeout_s: float | None) -> GetModelsResponse: ...
+    async def get_models(self, request: GetModelsRequest, timeout_s: float | None) -> GetModelsResponse:
+        """Return the models that are served now."""
 
     async def close(self) -> None:
         """End every call in progress. Idempotent."""
 
 
 class GrpcTransport:
-    """One channel to one gateway, made with the first call. It belongs to the event loop of that call.
+    """One gRPC channel to one gateway, opened by the first call. It belongs to the event loop of that call.
 
-    An address of the gateway's HTTP server does, too: the gateway says there where its gRPC is.
-
-    Raises ConfigError for an address gRPC cannot dial, and for files and keys that cannot be used.
+    address: host:port of the gateway's gRPC server, or the address of its HTTP server, which returns the gRPC port.
+    Raises ConfigError for an address that gRPC cannot use, and for files and keys that cannot be used.
     """
 
     def __init__(self, address: str, **options: Unpack[ConnectOptions]) -> None:
         self._given = read_address(address)
         self.address = self._given.target
-        self._credentials = credentials_of({**options, "tls": True} if self._given.is_tls else options)
-        self._is_found = False
-        """Whether it was looked for another port than the one that was given."""
+        """host:port of the gRPC server, or a name that gRPC resolves."""
+        if self._given.is_tls:
+            options = {**options, "tls": True}
+        self._credentials = credentials_of(options)
+        self._was_probed = False
+        """Whether the given address was probed for an HTTP server, which is done once."""
         self._metadata = metadata_of(options)
         self._keepalive = keepalive_of(options)
         self._channel: Any = None  # grpc's own types are partial
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    async def _find(self) -> bool:
-        """Look whether the address is that of an HTTP server, which says where gRPC is; once. Return whether it is.
-
-        Raises Unavailable for a URL at which no gateway answers.
-        """
-        if self._is_found or self._given.is_grpcs_own:
+    async def _find_grpc_at_http(self) -> bool:
+        # Returns whether the given address is a gateway's HTTP server, and then sets `address` to that of its gRPC.
+        # Raises Unavailable for a URL at which no gateway answers.
+        if self._was_probed or self._given.is_grpcs_own:
             return False
-        self._is_found = not self._given.is_http
+        self._was_probed = not self._given.is_http  # a URL is probed again where nothing answered
         found = await find_grpc(self._given, self._credentials is not None)
-        self._is_found = True
+        self._was_probed = True
         if found is None:
             return False
         self.address = found
@@ -111,7 +113,7 @@ class GrpcTransport:
 
     async def _stub(self) -> Any:
         check_fork()
-        if self._given.is_http and not self._is_found and not await self._find():
+        if self._given.is_http and not self._was_probed and not await self._find_grpc_at_http():
             raise Unavailable(f"{self._given.target} is no gateway's HTTP port; say --address host:port of its gRPC")
         if self._closed:
             raise OutriderError("this client is closed; make a new one")
@@ -153,14 +155,13 @@ class GrpcTransport:
         return response
 
     async def _raise(self, error: grpc.aio.AioRpcError, timeout_s: float | None) -> NoReturn:
-        """Raise what the error means. One of an HTTP port may be tried again, and goes to gRPC's then."""
-        up = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE)
-        connected = self._channel is not None and self._channel.get_state() in up
+        connected_states = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE)
+        connected = self._channel is not None and self._channel.get_state() in connected_states
         is_http = False
         if error.code() is grpc.StatusCode.UNAVAILABLE and not connected:
-            with contextlib.suppress(Unavailable):  # nobody is there, which the error says
-                is_http = await self._find()
-        if is_http:
+            with contextlib.suppress(Unavailable):  # the error below reports it
+                is_http = await self._find_grpc_at_http()
+        if is_http:  # a further attempt of the caller goes to gRPC
             raise Unavailable(f"{self._given.target} is the HTTP port; gRPC is at {self.address}") from None
         raise from_rpc_error(
             error, self.address, connected=connected, timeout_s=timeout_s, tls=self._credentials is not None
@@ -177,9 +178,10 @@ class GrpcTransport:
         await self._close_channel()
 
     async def _close_channel(self) -> None:
-        global _closed_s
-        channel, self._channel = self._channel, None
+        global _last_close_s
+        channel = self._channel
+        self._channel = None
         if channel is not None:
             await channel.close()
             _open_channels.discard(channel)
-            _closed_s = time.monotonic()
+            _last_close_s = time.monotonic()

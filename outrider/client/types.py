@@ -1,4 +1,4 @@
-"""What the SDK gives its users: plain frozen values, no protobuf."""
+"""The values that the SDK takes and returns: frozen dataclasses and enums, without protobuf. Totals are in `usage`."""
 
 from __future__ import annotations
 
@@ -7,39 +7,44 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
 
+from outrider.client.usage import Usage, total_usage
 from outrider.wire.requests.drafters import Drafter as Drafter
 from outrider.wire.requests.speculation import NumDraftTokens
 
 
 class TokenKind(Enum):
-    """Why a token is in the answer."""
+    """How an output token came about."""
 
     ACCEPTED = "accepted"
-    """Drafted and kept."""
+    """A draft token that the target accepted."""
     RECOVERED = "recovered"
-    """Drawn by the target at the first rejection."""
+    """Drawn by the target in place of the first rejected draft token."""
     BONUS = "bonus"
-    """The extra token after all drafts were kept."""
+    """Drawn by the target after it had accepted all draft tokens of a round."""
     PLAIN = "plain"
-    """Made by a step without drafts."""
+    """Drawn by the target in a step without draft tokens."""
     FORCED = "forced"
-    """Drafted and kept, where the grammar left no choice."""
+    """An accepted draft token where the grammar allowed no other token."""
     PREDICTED = "predicted"
-    """Drafted from the call's prediction, and kept."""
+    """An accepted draft token from the request's prediction."""
 
 
 class DraftTokenKind(Enum):
-    """What a draft token is."""
+    """How a draft token was proposed."""
 
     DRAWN = "drawn"
-    """Drawn from a law, against which it is tested."""
+    """Sampled from a distribution of the drafter, against which the acceptance rule tests it."""
     GUESS = "guess"
-    """Kept where the target says the same, as are the others."""
+    """Proposed without a distribution: accepted where the target draws the same token."""
     FORCED = "forced"
+    """Proposed by a grammar that allows no other token; accepted as a GUESS is."""
     PREDICTED = "predicted"
+    """Proposed from the request's prediction; accepted as a GUESS is."""
 
 
 class FinishReason(Enum):
+    """Why an output ended."""
+
     STOP = "stop"
     """An end-of-sequence id, a stop id or a stop string."""
     LENGTH = "length"
@@ -50,58 +55,70 @@ class DraftLogprobs(StrEnum):
     """How distributions travel from draft to target at temperature > 0. None of them changes the output's law."""
 
     AUTO = "auto"
+    """The server's choice."""
     FULL = "full"
+    """The whole vocabulary."""
     TOPK = "topk"
+    """The `Speculation.draft_topk` most likely tokens."""
 
 
 class AcceptanceRule(StrEnum):
-    """Which drafts are kept at temperature > 0. Neither changes the output's law."""
+    """Which draft tokens the target accepts at temperature > 0. Neither rule changes the output's law."""
 
     REJECTION = "rejection"
-    """With probability min(1, target / draft)."""
+    """Rejection sampling: accept with probability min(1, target / draft)."""
     COUPLED = "coupled"
-    """Where they are what the target draws by noise that both share: the text is a function of prompt, parameters and
-    seed, whatever the draft does."""
+    """Accept a draft token where the target, with the same noise, draws the same one: the output is then a function of
+    prompt, parameters and seed, whatever is drafted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How one request speculates; None = the server's default. Enums may be given by value, such as "coupled"."""
+    """How a request is drafted for. A field that is None takes the server's default.
+
+    Fields that are enums may be given by value, such as `acceptance="coupled"`.
+    """
 
     enabled: bool = True
+    """False: plain decoding."""
     num_draft_tokens: NumDraftTokens | None = None
-    """K, 0 to 64, or "auto": what makes the most tokens per second, step by step."""
+    """Most draft tokens that a round verifies (K), 0 to 64, or "auto": the number that makes the most tokens per
+    second, chosen step by step."""
     draft_logprobs: DraftLogprobs | str | None = None
     draft_topk: int | None = None
-    """N of TOPK, at least 1."""
+    """Tokens in a distribution of kind TOPK, at least 1."""
     acceptance: AcceptanceRule | str | None = None
     lenience: float | None = None
-    """Greater than 0, at most 1 = exact. Below it more drafts are kept, and the answer is not exactly the target's."""
+    """Factor on draft probabilities in the acceptance rule, greater than 0 and at most 1. 1 is exact; below it more
+    draft tokens are accepted, and the output no longer follows the target's distribution exactly."""
     drafter: Drafter | str | None = None
     tree: str | None = None
-    """Draft a tree: children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4. Not
-    with num_draft_tokens or lenience."""
+    """A draft tree in place of a chain: children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up
+    to a depth of 4. Not with num_draft_tokens or lenience."""
     explain: bool = False
-    """Let each round say what was verified and what was refused: `Round.explanation`. It changes no law. Not with a
-    beam search."""
+    """Whether each round carries an `Explanation` of what it verified and rejected. It does not change the output. Not
+    with a beam search."""
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """What the answer has to be: exactly one of these. It is, whatever is drafted, where the answer ends by itself."""
+    """The form that the output must have: give exactly one field besides `strict`.
+
+    Whatever is drafted, an output that ends by itself has the form; one that max_tokens ends may be cut.
+    """
 
     json: Mapping[str, Any] | bool | str | None = None
     """A JSON Schema (2020-12), or its text."""
     regex: str | None = None
-    """An expression for the whole text, in the syntax of Rust's `regex`."""
+    """A regular expression for the whole output, in the syntax of Rust's `regex`."""
     choice: Sequence[str] | None = None
-    """Texts, of which one is the answer."""
+    """Texts, one of which is the output."""
     grammar: str | None = None
-    """Lark as llguidance reads it, or GBNF."""
+    """A grammar in llguidance's dialect of Lark, or in GBNF."""
     json_object: bool = False
     """Any JSON object."""
     strict: bool = False
-    """Hold the schema to OpenAI's rules: all properties required, and no others allowed."""
+    """Whether the schema must keep OpenAI's rules: all properties required, and no others allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +126,15 @@ class TokenLogprobs:
     """Log-probs at one token's position under the target's unmodified distribution, nats."""
 
     logprob: float
+    """Of the token itself."""
     top: tuple[tuple[int, float], ...]
-    """(id, log-prob), most likely first."""
+    """(id, log-prob) of the most likely tokens, most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
+    """One token of the output."""
+
     id: int
     kind: TokenKind
     text: str
@@ -125,16 +145,16 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimings:
-    """Seconds, measured by the gateway. The parts sum to total, unless rounds came together."""
+    """Seconds that a round took, measured by the gateway. They sum to `total_s`, unless rounds arrived together."""
 
     total_s: float
-    """Since the round before, or since the target was told to begin."""
+    """Time since the choice's previous round, or for its first since the request was sent to the target."""
     deliver_s: float
-    """The target held its step back for drafts."""
+    """Time for which the target held its step until draft tokens arrived."""
     verify_s: float
     """Queue, forward and acceptance in the target."""
     overhead_s: float
-    """The rest."""
+    """The rest: network, gateway and commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,221 +164,128 @@ class DraftToken:
     id: int
     text: str
     parent: int
-    """Index of the draft token that it follows, which comes before it; -1 = the last committed token."""
+    """Index in `Explanation.draft` of the draft token that this one follows; -1 = the last committed token."""
     accepted: bool
-    """Kept by the rule, before any stop cuts it."""
+    """Whether the acceptance rule accepted it, though a stop before it may cut it from the output."""
     kind: DraftTokenKind
 
 
 @dataclass(frozen=True, slots=True)
 class RankedToken:
-    """A token that might have come."""
+    """A candidate for the position at which a round rejected."""
 
     id: int
     text: str
     logprob: float | None
-    """Nats; None of a guess."""
+    """Nats; None for a token that was proposed without a distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Where the path of accepted draft tokens ended with one refused."""
+    """The position at which a round rejected all draft tokens that it had there."""
 
     parent: int
-    """Index of the last accepted one; -1 = none was."""
+    """Index in `Explanation.draft` of the last accepted draft token; -1 = none was accepted."""
     token: RankedToken
-    """What the target said instead."""
+    """The recovered token."""
     target: tuple[RankedToken, ...]
-    """The target's best there, at most 5, best first, under the law that it draws from; at temperature 0, where all
-    mass is on the first, under that of temperature 1."""
+    """At most 5 tokens, most likely first, under the distribution that the target draws from here; at temperature 0,
+    which puts all mass on the first, under that of temperature 1."""
     draft_law: tuple[RankedToken, ...]
-    """The same of the law that the draft drew from; empty where nothing was drawn."""
+    """At most 5 tokens, most likely first, under the distribution that the draft tokens were sampled from here; empty
+    where none was sampled."""
     draft_guesses: tuple[RankedToken, ...]
-    """Where nothing was drawn, what the draft guessed, at most 5, best first."""
+    """Where none was sampled: at most 5 draft tokens that were proposed here, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What one round verified, why it went no further, and where its time went."""
+    """What one round verified, where it rejected, and how long its parts took."""
 
     committed_len: int
-    """Tokens of prompt and output before it."""
+    """Tokens of prompt and output before the round."""
     drafter: str | None
-    """Who drafted, such as "model", "ngram" or "grammar"; None for a plain step."""
+    """Label of the drafter, such as "model", "ngram" or "grammar"; None for a step without draft tokens."""
     batch_size: int
-    """Answers that shared the target's forward."""
+    """Choices, of this and other requests, in the same forward of the target."""
     draft: tuple[DraftToken, ...]
-    """Parents before their children."""
+    """The verified draft tokens, parents before their children."""
     rejection: Rejection | None
-    """None where all was kept, and where the answer ended before."""
+    """None where all draft tokens on the path were accepted, or the output ended before a rejection."""
     queue_s: float
-    """This and the next two are `RoundTimings.verify_s`."""
+    """Seconds in the target's queue; `queue_s`, `forward_s` and `accept_s` sum to `RoundTimings.verify_s`."""
     forward_s: float
     accept_s: float
     draft_s: float | None
-    """What the draft's steps took, beside all that; None where no draft worker drafted."""
-
-
-PLAIN_ADVICE = {
-    "off": "K is 0 or speculation off, for this request or as the server's default; or the server has nobody to draft: "
-    "start it with --draft MODEL or --drafter auto",
-    "end": "the answer was too short for drafts",
-    "no_draft": "no draft is connected; the drafters auto and ngram go on without",
-    "busy": "no draft has a slot free; give drafts more slots, or add one",
-    "none_parked": "no drafts were there in time; with num_draft_tokens=5 (-K 5) steps wait for them",
-    "nothing": "the drafter had nothing to propose, as n-grams where no text repeats itself; the drafter model has",
-    "does_not_pay": "K is auto, and drafts do not pay on this machine now: plain steps are as fast or faster; "
-    "num_draft_tokens=5 (-K 5) drafts all the same",
-    "refused": "what was drafted broke a rule of the protocol; the gateway's log says which",
-}
-"""What to say where nothing was drafted, and what to try, by why steps had no drafts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Totals of one answer, or of all answers of a call."""
-
-    num_prompt_tokens: int
-    num_completion_tokens: int
-    num_rounds: int
-    """Verifies with at least one draft token."""
-    num_draft_tokens: int
-    """Draft tokens given to a verify."""
-    num_accepted_tokens: int
-    num_plain_steps: int
-    """Steps without drafts."""
-    num_wasted_tokens: int
-    """Draft tokens that were right and came after their step."""
-    seed: int
-    """The caller's seed, or the one that the gateway drew."""
-    num_cached_prompt_tokens: int = 0
-    """Prompt tokens that the target had in its prefix cache. Of several answers: those that none had to compute."""
-    lenience: float | None = None
-    """None = exactly the target's law."""
-    num_accepted_prediction_tokens: int = 0
-    """Tokens that the call's prediction had foretold."""
-    num_rejected_prediction_tokens: int = 0
-    """Tokens of the prediction that are not in the answer."""
-    plain_reason: str | None = None
-    """Why most of the plain steps had no drafts, one of `PLAIN_ADVICE`; None where there were none."""
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted over drafted, in [0, 1]; None when nothing was drafted."""
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
-
-    @property
-    def mean_accepted_length(self) -> float | None:
-        """1 + accepted over rounds, as vLLM counts it; None when nothing was drafted."""
-        return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else None
-
-    @property
-    def mean_emitted_length(self) -> float | None:
-        """Output tokens of rounds over rounds: without what was accepted behind the end of the answer. None when
-        nothing was drafted.
-        """
-        num_emitted = self.num_completion_tokens - self.num_plain_steps
-        return max(0, num_emitted) / self.num_rounds if self.num_rounds else None
-
-    @property
-    def tokens_per_target_pass(self) -> float | None:
-        """Output tokens over the target's forwards (rounds and plain steps); None before the first."""
-        passes = self.num_rounds + self.num_plain_steps
-        return self.num_completion_tokens / passes if passes else None
-
-    def describe(self) -> str:
-        """Return in words what drafting did, or why nothing was drafted and what to try."""
-        if self.acceptance_rate is None or self.mean_accepted_length is None:
-            why = PLAIN_ADVICE.get(self.plain_reason or "")
-            return "nothing was drafted" + (f": {why}" if why else "")
-        accepted = f"acceptance rate {self.acceptance_rate:.2f} ({self.num_accepted_tokens}/{self.num_draft_tokens})"
-        return f"{accepted}, mean accepted length {self.mean_accepted_length:.2f}"
+    """Seconds of the draft worker's steps, which run beside the other parts; None where no draft worker drafted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round added to one answer. A choice's last round has finish_reason and usage."""
+    """What one round added to one choice. A choice's last round has `finish_reason` and `usage`."""
 
     request_id: str
     choice: int
-    """Index of the answer, 0 to n - 1."""
+    """Index of the choice, 0 to n - 1."""
     tokens: tuple[Token, ...]
     text_delta: str
-    """Text that became certain: never half a character, never the start of a stop string."""
+    """The text that became certain: never half a character, never the start of a stop string."""
     num_drafted: int
     num_accepted: int
     timings: RoundTimings
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
-    """The stop string or stop id that ended the answer; None for the model's own end of sequence."""
+    """The stop string or stop id that ended the output; None for the model's own end of sequence."""
     usage: Usage | None = None
     score: float | None = None
-    """Of a beam search, whose answers come whole: the sum of log-probs, nats, over length ** length_penalty."""
+    """With a beam search, whose outputs arrive whole: the sum of log-probs, nats, over length ** length_penalty."""
     explanation: Explanation | None = None
-    """Where `Speculation.explain` asks for it."""
+    """Given with `Speculation.explain`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer."""
+    """One of the n outputs of a request."""
 
     index: int
     text: str
     tokens: tuple[Token, ...]
     finish_reason: FinishReason
     stop_reason: str | None
+    """As `Round.stop_reason`."""
     usage: Usage
     score: float | None = None
-    """Of a beam search: the sum of log-probs, nats, over length ** length_penalty. The first answer has the highest."""
+    """As `Round.score`; the first choice has the highest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """All answers of a call."""
+    """All choices of a request."""
 
     request_id: str
     choices: tuple[Choice, ...]
-    """In the order of their index."""
+    """By index."""
 
     @property
     def text(self) -> str:
-        """The first answer's text."""
+        """The first choice's text."""
         return self.choices[0].text
 
     @property
     def usage(self) -> Usage:
-        """Usage summed over the answers; the prompt counts once."""
+        """Usage summed over the choices; the prompt counts once."""
         return total_usage([choice.usage for choice in self.choices])
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A served pair."""
+    """A served model: a target and what drafts for it."""
 
     id: str
     context_limit: int
     """Most tokens of prompt and output together."""
     vocab_size: int
     draft_id: str | None
-    """None when no draft serves it now."""
+    """Id of the draft's model; None when no draft serves this model now."""
     drafters: tuple[Drafter, ...] = ()
-    """Who may draft for a request now."""
-
-
-def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Return the sum over the answers to one prompt, at least one. The prompt counts once; the seed is shared."""
-    return Usage(
-        num_prompt_tokens=usages[0].num_prompt_tokens,
-        num_completion_tokens=sum(usage.num_completion_tokens for usage in usages),
-        num_rounds=sum(usage.num_rounds for usage in usages),
-        num_draft_tokens=sum(usage.num_draft_tokens for usage in usages),
-        num_accepted_tokens=sum(usage.num_accepted_tokens for usage in usages),
-        num_plain_steps=sum(usage.num_plain_steps for usage in usages),
-        num_wasted_tokens=sum(usage.num_wasted_tokens for usage in usages),
-        seed=usages[0].seed,
-        lenience=usages[0].lenience,
-        num_cached_prompt_tokens=min(usage.num_cached_prompt_tokens for usage in usages),
-        num_accepted_prediction_tokens=sum(usage.num_accepted_prediction_tokens for usage in usages),
-        num_rejected_prediction_tokens=sum(usage.num_rejected_prediction_tokens for usage in usages),
-        plain_reason=max(usages, key=lambda usage: usage.num_plain_steps).plain_reason,
-    )
+    """Drafters that a request may name now."""

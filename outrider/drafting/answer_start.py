@@ -42,10 +42,14 @@ class AnswerFollower:
 
     def walk(self) -> Walk:
         walk = self._follower.walk()
-        return _UnmarkedWalk(walk, self._mark_ids) if self._is_at_start else walk
+        if self._is_at_start:
+            return _UnmarkedWalk(walk, self._mark_ids)
+        return walk
 
     def has_next(self) -> bool:
-        return self._follower.has_next() and (not self._is_at_start or self.walk().next() is not None)
+        if not self._follower.has_next():
+            return False
+        return not self._is_at_start or self.walk().next() is not None
 
     @property
     def _is_at_start(self) -> bool:
@@ -63,7 +67,9 @@ class _UnmarkedWalk:
             return None
         ids, times = counts
         is_text = ~np.isin(ids, self._mark_ids)
-        return (ids[is_text], times[is_text]) if is_text.any() else None
+        if not is_text.any():
+            return None
+        return ids[is_text], times[is_text]
 
     def step(self, token_id: int) -> None:
         self._walk.step(token_id)

@@ -43,7 +43,8 @@ class Follower(Protocol):
     def truncate(self, num_tokens: int) -> None:
         """Truncate the sequence to its first `num_tokens` tokens."""
 
-    def walk(self) -> Walk: ...
+    def walk(self) -> Walk:
+        """Return a walk from the end of the sequence."""
 
     def has_next(self) -> bool:
         """Return whether a draft token from here is worth verifying."""
@@ -83,5 +84,6 @@ class Followed:
 
 
 def sorted_counts(counts: dict[int, int]) -> Counts:
+    """Return the counts of token ids as arrays, by ascending id."""
     ids = np.array(sorted(counts), dtype=np.int64)
     return ids, np.array([counts[token_id] for token_id in ids.tolist()], dtype=np.float64)

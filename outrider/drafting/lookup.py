@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from outrider.drafting.drafter import Counts, sorted_counts
 from outrider.drafting.suffixes import SuffixIndex
 
-MIN_N, MAX_N = 2, 8
-"""Minimum length of a match in tokens, and the length beyond which a longer match is no better."""
+MIN_N = 2
+"""Minimum length of a match in tokens."""
+MAX_N = 8
+"""Length in tokens beyond which a longer match is no better."""
 CORPUS_TOKENS = 65536
 """Number of tokens of ended outputs that are kept for later requests, about 1 MiB."""
 
@@ -37,23 +39,26 @@ class Corpus:
     Outputs with an empty corpus id are not kept.
     """
 
-    def __init__(self, min_n: int, max_n: int, most_tokens: int) -> None:
+    def __init__(self, min_n: int, max_n: int, max_tokens: int) -> None:
         self.num_tokens = 0
+        """Number of tokens of all outputs."""
         self._sizes = (min_n, max_n)
-        self._most_tokens = most_tokens
+        self._max_tokens = max_tokens
         self._shelves: dict[bytes, SuffixIndex] = {}
+        """Index of the outputs of each corpus id."""
         self._outputs: deque[tuple[bytes, int]] = deque()
         """corpus_id and number of tokens of each output, the oldest first."""
 
     def shelf(self, corpus_id: bytes) -> SuffixIndex | None:
+        """Return the index of the outputs with a corpus id; None where there are none."""
         return self._shelves.get(corpus_id)
 
     def add(self, output_ids: Sequence[int], corpus_id: bytes) -> None:
         """Keep an output, or the end of one that is longer than the corpus."""
-        kept = output_ids[max(0, len(output_ids) - self._most_tokens) :]
+        kept = output_ids[max(0, len(output_ids) - self._max_tokens) :]
         if not corpus_id or len(kept) <= self._sizes[0]:
             return  # too short to have a match with a token after it
-        while self.num_tokens + len(kept) > self._most_tokens:
+        while self.num_tokens + len(kept) > self._max_tokens:
             self._forget_oldest()
         shelf = self._shelves.setdefault(corpus_id, SuffixIndex(*self._sizes))
         for token_id in (*kept, None):
@@ -62,10 +67,10 @@ class Corpus:
         self.num_tokens += len(kept)
 
     def _forget_oldest(self) -> None:
-        corpus_id, count = self._outputs.popleft()
-        self.num_tokens -= count
+        corpus_id, num_tokens = self._outputs.popleft()
+        self.num_tokens -= num_tokens
         shelf = self._shelves[corpus_id]
-        shelf.drop(count + 1)  # and the separator after it
+        shelf.drop(num_tokens + 1)  # and the separator after it
         if shelf.is_empty:
             del self._shelves[corpus_id]
 
@@ -102,11 +107,15 @@ class LookupFollower:
         sequence [1, 2, 3, 9, 1, 2, 3]: the match is [1, 2, 3] at 0, and the walk proposes 9, 1, 2, 3, 9, ...
         """
         tail = self._own.last(self._max_n)
-        own, shelf = self._own.longest(tail), self._corpus.shelf(self._corpus_id)
-        other = None if shelf is None else shelf.longest(tail)
-        if shelf is not None and other is not None and (own is None or other.length > own.length):
-            return LookupWalk(shelf, other.end)
-        return LookupWalk(self._own, None if own is None else own.end)
+        own = self._own.longest(tail)
+        shelf = self._corpus.shelf(self._corpus_id)
+        if shelf is not None:
+            other = shelf.longest(tail)
+            if other is not None and (own is None or other.length > own.length):
+                return LookupWalk(shelf, other.end)
+        if own is None:
+            return LookupWalk(self._own, None)
+        return LookupWalk(self._own, own.end)
 
     def has_next(self) -> bool:
         return self.walk().next() is not None
@@ -122,19 +131,27 @@ class LookupWalk:
     def __init__(self, source: SuffixIndex, position: int | None) -> None:
         self._source = source
         self._position = position
-        self._guesses: list[int] = []
+        """Position of the token to copy next, in the source or behind its end; None = no match."""
+        self._draft_ids: list[int] = []
 
     def next(self) -> Counts | None:
-        copied = self._copied()
-        return None if copied is None else sorted_counts({copied: 1})
+        token_id = self._next_id()
+        if token_id is None:
+            return None
+        return sorted_counts({token_id: 1})
 
     def step(self, token_id: int) -> None:
-        copied = self._copied()
-        self._guesses.append(token_id)
-        self._position = self._position + 1 if self._position is not None and token_id == copied else None
+        is_copy = token_id == self._next_id()
+        self._draft_ids.append(token_id)
+        if self._position is not None and is_copy:
+            self._position += 1
+        else:
+            self._position = None
 
-    def _copied(self) -> int | None:
+    def _next_id(self) -> int | None:
         if self._position is None:
             return None
-        beyond = self._position - self._source.end
-        return self._source.at(self._position) if beyond < 0 else self._guesses[beyond]
+        num_behind = self._position - self._source.end
+        if num_behind >= 0:  # the draft tokens continue the source
+            return self._draft_ids[num_behind]
+        return self._source.at(self._position)

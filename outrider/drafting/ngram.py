@@ -33,11 +33,11 @@ class NgramFollower(Followed):
         self._orders = orders
         self._history = history
         self._followers: dict[tuple[int, ...], dict[int, int]] = {}
-        before = max(0, len(token_ids) - history)  # n-grams of these tokens are not counted
-        self.ids.extend(token_ids[:before])
-        self._start = before
+        num_uncounted = max(0, len(token_ids) - history)
+        self.ids.extend(token_ids[:num_uncounted])
+        self._start = num_uncounted
         """Position of the first token that is counted: `history` before the end, or 0."""
-        self.append(token_ids[before:])
+        self.append(token_ids[num_uncounted:])
 
     def append(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
@@ -56,18 +56,23 @@ class NgramFollower(Followed):
                 self._count_first(1)
 
     def walk(self) -> NgramWalk:
-        return NgramWalk(
-            self._followers, self._orders, self.ids[max(self._start, len(self.ids) - self._orders[0] + 1) :]
-        )
+        num_needed = self._orders[0] - 1  # tokens before the last of the longest n-gram
+        last_ids = self.ids[max(self._start, len(self.ids) - num_needed) :]
+        return NgramWalk(self._followers, self._orders, last_ids)
 
     def has_next(self) -> bool:
         """Return whether the last two tokens, or as many as the longest order needs, occurred before: one predicts
         little.
         """
-        needed = min(2, self._orders[0] - 1)
-        counted = len(self.ids) - self._start
-        contexts = (order - 1 for order in self._orders if needed <= order - 1 <= counted)
-        return any(tuple(self.ids[len(self.ids) - num :]) in self._followers for num in contexts)
+        min_context = min(2, self._orders[0] - 1)
+        num_counted = len(self.ids) - self._start
+        for order in self._orders:
+            num_context = order - 1
+            if not min_context <= num_context <= num_counted:
+                continue
+            if tuple(self.ids[len(self.ids) - num_context :]) in self._followers:
+                return True
+        return False
 
     def _count_last(self, by: int) -> None:
         end = len(self.ids)
@@ -81,7 +86,8 @@ class NgramFollower(Followed):
                 self._count(self._start, order, by)
 
     def _count(self, start: int, order: int, by: int) -> None:
-        context, last = tuple(self.ids[start : start + order - 1]), self.ids[start + order - 1]
+        context = tuple(self.ids[start : start + order - 1])
+        last = self.ids[start + order - 1]
         counts = self._followers.setdefault(context, {})
         counts[last] = counts.get(last, 0) + by
         if not counts[last]:

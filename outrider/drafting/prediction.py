@@ -17,7 +17,7 @@ from outrider.drafting.drafter import Counts, Followed, sorted_counts
 
 MAX_N = 16
 """Maximum number of tokens that must match before it proposes; after a jump, at least two must."""
-MOST_PLACES = 256
+MAX_OCCURRENCES = 256
 """Maximum number of occurrences compared for the longest match, from the last correct position on, and as many again
 from the beginning."""
 
@@ -44,9 +44,13 @@ class Prediction:
         if len(tail) < 2:
             return None
         pair = (tail[-2] << 32) | tail[-1]
-        starts = self._starts[np.searchsorted(self._pairs, pair) : np.searchsorted(self._pairs, pair, "right")]
+        begin = np.searchsorted(self._pairs, pair)
+        end = np.searchsorted(self._pairs, pair, "right")
+        starts = self._starts[begin:end]
         first = int(np.searchsorted(starts, near - 2))
-        ends = np.concatenate((starts[first : first + MOST_PLACES], starts[: min(first, MOST_PLACES)])) + 2
+        from_near = starts[first : first + MAX_OCCURRENCES]
+        from_beginning = starts[: min(first, MAX_OCCURRENCES)]
+        ends = np.concatenate((from_near, from_beginning)) + 2
         if not ends.size:
             return None
         length = 2
@@ -55,23 +59,24 @@ class Prediction:
             longer = longer[self._ids[longer - 1 - length] == tail[-1 - length]]
             if not longer.size:
                 break
-            ends, length = longer, length + 1
+            ends = longer
+            length += 1
         return int(ends[0]), length
 
 
-class _Place(NamedTuple):
+class _State(NamedTuple):
     """State after one token of the output."""
 
     position: int
     """Position in the text of the token expected next; the text's length where the output does not occur in it."""
     num_agreed: int
     """Number of consecutive tokens that agree up to there, including the match that led there."""
-    needed: int = 1
+    num_needed: int = 1
     """Number of agreeing tokens needed to propose: doubled by each wrong draft token, decremented by each correct one.
     """
-    heard: int = 0
+    num_confirmed: int = 0
     """Position after the last correct draft token."""
-    came: bool | None = None
+    was_correct: bool | None = None
     """Whether the draft token proposed for the previous position was correct; None where none was proposed."""
 
 
@@ -82,7 +87,7 @@ class PredictionFollower(Followed):
         super().__init__(token_ids[:num_prompt])
         self._text = text
         self._num_prompt = num_prompt
-        self._places = [_Place(0, 1)]
+        self._states = [_State(0, 1)]
         """States after the prompt and after each token of the output."""
         self.append(token_ids[num_prompt:])
 
@@ -90,39 +95,46 @@ class PredictionFollower(Followed):
         for token_id in token_ids:
             self.ids.append(token_id)
             if len(self.ids) > self._num_prompt:
-                self._places.append(self._after(self._places[-1], token_id))
+                self._states.append(self._next_state(self._states[-1], token_id))
 
     def truncate(self, num_tokens: int) -> None:
         super().truncate(num_tokens)
-        del self._places[max(0, num_tokens - self._num_prompt) + 1 :]
+        del self._states[max(0, num_tokens - self._num_prompt) + 1 :]
 
     def walk(self) -> PredictionWalk:
-        return PredictionWalk(self._text.ids, self._places[-1].position if self.has_next() else len(self._text.ids))
+        position = len(self._text.ids)
+        if self.has_next():
+            position = self._states[-1].position
+        return PredictionWalk(self._text.ids, position)
 
     def has_next(self) -> bool:
-        return self._says(self._places[-1])
+        return self._proposes(self._states[-1])
 
     def outcomes(self, num_tokens: int) -> list[bool]:
         """Return whether each draft token proposed for the last `num_tokens` output tokens was correct."""
-        places = self._places[max(1, len(self._places) - num_tokens) :]
-        return [place.came for place in places if place.came is not None]
+        states = self._states[max(1, len(self._states) - num_tokens) :]
+        return [state.was_correct for state in states if state.was_correct is not None]
 
-    def _says(self, place: _Place) -> bool:
-        return place.num_agreed >= place.needed and place.position < len(self._text.ids)
+    def _proposes(self, state: _State) -> bool:
+        return state.num_agreed >= state.num_needed and state.position < len(self._text.ids)
 
-    def _after(self, place: _Place, token_id: int) -> _Place:
-        agrees = self._text.ids[place.position : place.position + 1] == [token_id]
-        came = agrees if self._says(place) else None
-        needed, heard = place.needed, place.heard
-        if came:
-            needed, heard = max(1, needed - 1), place.position + 1
-        elif came is False:
-            needed = min(MAX_N, 2 * needed)
+    def _next_state(self, state: _State, token_id: int) -> _State:
+        agrees = self._text.ids[state.position : state.position + 1] == [token_id]
+        num_needed = state.num_needed
+        num_confirmed = state.num_confirmed
+        was_correct: bool | None = None
+        if self._proposes(state):
+            was_correct = agrees
+            if agrees:
+                num_needed = max(1, num_needed - 1)
+                num_confirmed = state.position + 1
+            else:
+                num_needed = min(MAX_N, 2 * num_needed)
         if agrees:
-            return _Place(place.position + 1, place.num_agreed + 1, needed, heard, came)
+            return _State(state.position + 1, state.num_agreed + 1, num_needed, num_confirmed, was_correct)
         tail = self.ids[max(self._num_prompt, len(self.ids) - MAX_N) :]
-        position, num_agreed = self._text.longest(tail, heard) or (len(self._text.ids), 0)
-        return _Place(position, num_agreed, needed, heard, came)
+        position, num_agreed = self._text.longest(tail, num_confirmed) or (len(self._text.ids), 0)
+        return _State(position, num_agreed, num_needed, num_confirmed, was_correct)
 
 
 class PredictionWalk:
@@ -133,8 +145,12 @@ class PredictionWalk:
         self._position = position
 
     def next(self) -> Counts | None:
-        return sorted_counts({self._ids[self._position]: 1}) if self._position < len(self._ids) else None
+        if self._position >= len(self._ids):
+            return None
+        return sorted_counts({self._ids[self._position]: 1})
 
     def step(self, token_id: int) -> None:
-        is_copy = self._ids[self._position : self._position + 1] == [token_id]
-        self._position = self._position + 1 if is_copy else len(self._ids)
+        if self._ids[self._position : self._position + 1] == [token_id]:
+            self._position += 1
+        else:
+            self._position = len(self._ids)

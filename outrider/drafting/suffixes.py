@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MOST_PLACES = 32
+MAX_OCCURRENCES = 32
 """Maximum number of latest occurrences that are compared for the longest match. It bounds the time on repetitive text.
 """
 
@@ -53,7 +53,9 @@ class SuffixIndex:
 
     def at(self, position: int) -> int | None:
         """Return the token at a position; None between texts and outside the sequence."""
-        return self._ids[position - self._first] if self._first <= position < self.end else None
+        if not self._first <= position < self.end:
+            return None
+        return self._ids[position - self._first]
 
     def append(self, token_id: int | None) -> None:
         self._ids.append(token_id)
@@ -66,7 +68,8 @@ class SuffixIndex:
 
     def pop(self) -> None:
         """Remove the last token."""
-        key, earlier = self._key(self.end), self._earlier.pop()
+        key = self._key(self.end)
+        earlier = self._earlier.pop()
         if key is not None and earlier is not None:
             self._last[key] = earlier
         elif key is not None:
@@ -79,7 +82,8 @@ class SuffixIndex:
             key = self._key(end)
             if key is not None and self._last.get(key) == end:
                 del self._last[key]
-        del self._ids[:count], self._earlier[:count]
+        del self._ids[:count]
+        del self._earlier[:count]
         self._first += count
 
     def longest(self, tail: Sequence[int | None]) -> Match | None:
@@ -88,9 +92,11 @@ class SuffixIndex:
 
         `tail`: the last `max_n` tokens or more, or all of a shorter sequence.
         """
+        if len(tail) < self._min_n:
+            return None
         best: Match | None = None
-        end = self._last.get(tuple(tail[-self._min_n :])) if len(tail) >= self._min_n else None
-        for _ in range(MOST_PLACES):
+        end = self._last.get(tuple(tail[-self._min_n :]))
+        for _ in range(MAX_OCCURRENCES):
             if end is None or end - self._min_n < self._first:
                 break
             if self.at(end) is not None:
@@ -103,12 +109,18 @@ class SuffixIndex:
         return best
 
     def _length(self, end: int, tail: Sequence[int | None]) -> int:
-        length, most = self._min_n, min(self._max_n, len(tail), end - self._first)
-        while length < most and self._ids[end - self._first - 1 - length] == tail[-1 - length]:
+        length = self._min_n
+        max_length = min(self._max_n, len(tail), end - self._first)
+        while length < max_length and self._ids[end - self._first - 1 - length] == tail[-1 - length]:
             length += 1
         return length
 
     def _key(self, end: int) -> tuple[int | None, ...] | None:
+        # The `min_n` tokens before `end`; None where there are fewer, or a separator is among them.
         start = end - self._first - self._min_n
-        key = tuple(self._ids[start : start + self._min_n]) if start >= 0 else ()
-        return None if not key or None in key else key
+        if start < 0:
+            return None
+        key = tuple(self._ids[start : start + self._min_n])
+        if None in key:
+            return None
+        return key

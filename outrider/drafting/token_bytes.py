@@ -5,7 +5,7 @@ them, and where a draft's tokens are mapped to a target's.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,17 @@ from outrider.wire.models.tokenizer_json import described
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Map GPT-2's printable stand-ins to bytes: printable Latin-1 stands for itself, others count up from U+0100."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    # GPT-2's printable characters for bytes: printable Latin-1 stands for itself, other bytes count up from U+0100.
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    alphabet = dict[str, int]()
+    num_others = 0
+    for byte in range(256):
+        if byte in printable:
+            alphabet[chr(byte)] = byte
+        else:
+            alphabet[chr(256 + num_others)] = byte
+            num_others += 1
+    return alphabet
 
 
 _BYTE_OF_CHAR = _byte_alphabet()
@@ -27,14 +34,17 @@ _BYTE_OF_CHAR = _byte_alphabet()
 
 def byte_level(token: str) -> bytes:
     """Return the bytes of a byte-level token; an added token may be written in letters outside the byte alphabet."""
-    known = bytes(_BYTE_OF_CHAR[char] for char in token if char in _BYTE_OF_CHAR)
-    return known if len(known) == len(token) else token.encode()
+    try:
+        return bytes(map(_BYTE_OF_CHAR.__getitem__, token))
+    except KeyError:
+        return token.encode()
 
 
 def fallback_byte(token: str) -> bytes | None:
     """Return the byte of a token `<0xNN>`; None for any other."""
-    is_one = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
-    return bytes.fromhex(token[3:5]) if is_one else None
+    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
+        return None
+    return bytes.fromhex(token[3:5])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +60,32 @@ class Spelling:
     @property
     def num_texts(self) -> int:
         """Number of ids that stand for text."""
-        return sum(1 for raw in self.of if raw)
+        return sum(map(bool, self.of))
 
 
 def read_spelling(tokenizer_json: bytes) -> Spelling:
     """Read the bytes of all ids. Raises `ConfigError` where a token adds other bytes than its own."""
-    tokenizer, document = Tokenizer.from_buffer(tokenizer_json), json.loads(tokenizer_json)
+    tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    model = json.loads(tokenizer_json)["model"]
     parts = _decoders(described(tokenizer.decoder))
-    is_byte_level = [part["type"] for part in parts if part["type"] != "Fuse"] == ["ByteLevel"]
-    has_fallback = any(part["type"] == "ByteFallback" for part in parts)
-    written = [] if is_byte_level else _replacements(parts)
+    kinds = [part["type"] for part in parts]
+    is_byte_level = [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]
+    has_fallback = "ByteFallback" in kinds
+    replacements = list[tuple[str, str]]()
+    if not is_byte_level:
+        replacements = _replacements(parts)
     added = tokenizer.get_added_tokens_decoder()
-    silent = {token_id for token_id, token in added.items() if token.special}
+    special_ids = {token_id for token_id, token in added.items() if token.special}
     vocab: Mapping[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    model = document["model"]
     unknown = vocab.get(model.get("unk_token") or "", model.get("unk_id"))
     of: list[bytes | None] = [None] * (max(vocab.values(), default=-1) + 1)
     fallback_ids = set[int]()
     for token, token_id in vocab.items():
-        if token_id in silent or token_id == unknown:
+        if token_id in special_ids or token_id == unknown:
             continue
-        raw = fallback_byte(token) if has_fallback else None
+        raw: bytes | None = None
+        if has_fallback:
+            raw = fallback_byte(token)
         if raw is not None:
             fallback_ids.add(token_id)
         elif is_byte_level:
@@ -78,11 +93,15 @@ def read_spelling(tokenizer_json: bytes) -> Spelling:
         elif token_id in added:
             raw = token.encode()
         else:
-            for old, new in written:
-                token = token.replace(old, new)
-            raw = token.encode()
+            raw = _replace_all(token, replacements).encode()
         of[token_id] = raw
     return Spelling(of, frozenset(fallback_ids))
+
+
+def _replace_all(text: str, replacements: Sequence[tuple[str, str]]) -> str:
+    for old, new in replacements:
+        text = text.replace(old, new)
+    return text
 
 
 def _decoders(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -95,7 +114,8 @@ def _decoders(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 def _replacements(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     found = list[tuple[str, str]]()
     for part in parts:
-        kind, pattern = part["type"], part.get("pattern")
+        kind = part["type"]
+        pattern = part.get("pattern")
         if kind == "Metaspace":
             found.append((part["replacement"], " "))
         elif kind == "Replace" and isinstance(pattern, dict) and "String" in pattern:

@@ -14,15 +14,23 @@ Where that is inexact, only acceptance suffers.
 from __future__ import annotations
 
 import codecs
-import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
 
+from outrider.drafting.text_runs import (
+    Mark,
+    TextRun,
+    bytes_of,
+    encode,
+    index_at,
+    last_texts,
+    piece_tokenizer,
+    start_ids_of,
+)
 from outrider.drafting.token_bytes import Spelling, read_spelling
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.fingerprint import first_difference, tokenizer_fingerprint
@@ -37,13 +45,6 @@ the draft. Measured (`make bench-tokenizers`): at 44 % both ways have as many to
 1.4 times the steps; at 20 % text has 1.2 times as many accepted."""
 
 Logits = NDArray[np.float32]
-
-
-class Mark(NamedTuple):
-    """A place in a text where a token of both the target and the draft begins."""
-
-    num_committed: int
-    num_own: int
 
 
 class Retokenization(Protocol):
@@ -95,7 +96,9 @@ def between(
     Raises `ConfigError` where the draft cannot serve that target.
     """
     if tokenizer_fingerprint(target_json) == tokenizer_fingerprint(draft_json):
-        return None if target_size == draft_size else Padded(target_size, draft_size)
+        if target_size == draft_size:
+            return None
+        return Padded(target_size, draft_size)
     difference = first_difference(target_json, draft_json)
     try:
         found = Intersection(target_json, draft_json, target_size, draft_size, end_ids)
@@ -117,16 +120,19 @@ class Padded:
     by_strings = False
 
     def __init__(self, target_size: int, draft_size: int) -> None:
-        self._target_size, self._draft_size = target_size, draft_size
+        self._target_size = target_size
+        self._draft_size = draft_size
 
     def logits(self, row: Logits) -> Logits:
         out = np.full(self._target_size, -np.inf, dtype=np.float32)
-        both = min(self._target_size, self._draft_size)
-        out[:both] = row[:both]
+        num_shared = min(self._target_size, self._draft_size)
+        out[:num_shared] = row[:num_shared]
         return out
 
     def draft_id(self, token_id: int) -> int:
-        return token_id if token_id < self._draft_size else 0
+        if token_id >= self._draft_size:
+            return 0
+        return token_id
 
     def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
         return list(own_ids), False
@@ -167,19 +173,29 @@ class Intersection:
 
         Raises `ConfigError` where a tokenizer's tokens are not bytes.
         """
-        target, draft = read_spelling(target_json), read_spelling(draft_json)
+        target = read_spelling(target_json)
+        draft = read_spelling(draft_json)
         self.spelling = target.of
         self._own_spelling = draft.of
-        self._target_tokenizer = _own_tokenizer(target_json)
-        self.tokenizer = _own_tokenizer(draft_json)
-        self.start_ids = _start_ids(draft_json) or tuple(end_ids[:1]) or (0,)
+        self._target_tokenizer = piece_tokenizer(target_json)
+        self.tokenizer = piece_tokenizer(draft_json)
+        self.start_ids = start_ids_of(draft_json) or tuple(end_ids[:1]) or (0,)
         self._size = target_size
         self._draft_of = _shared(_by_text(target, target_size), draft, draft_size)
         shared = sorted(self._draft_of)
+        columns = list[int]()
+        more = list[tuple[int, int]]()
+        for token_id in shared:
+            first, *others = self._draft_of[token_id]
+            columns.append(first)
+            for other in others:
+                more.append((token_id, other))
         self._shared = np.array(shared, dtype=np.int64)
-        self._columns = np.array([self._draft_of[each][0] for each in shared], dtype=np.int64)
-        more = [(each, other) for each in shared for other in self._draft_of[each][1:]]
+        """Ids of the target that are shared, ascending [N]."""
+        self._columns = np.array(columns, dtype=np.int64)
+        """For each of them the draft's id with the same text [N]."""
         self._more = np.array(more, dtype=np.int64).reshape(-1, 2).T
+        """Further ids of the draft with the same text: the target's id and the draft's [2, M]."""
         self.num_shared = len(shared)
         self.num_texts = min(target.num_texts, draft.num_texts)
         """Number of tokens that stand for text, in the smaller of both vocabularies."""
@@ -201,21 +217,27 @@ class Intersection:
         return self._draft_of[token_id][0]
 
     def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
-        before = _Run()
-        for token_id in _texts_at_the_end(self.spelling, committed[-LOOK_BEHIND:]):
+        before = TextRun()
+        for token_id in last_texts(self.spelling, committed[-LOOK_BEHIND:]):
             before.add(self.spelling[token_id] or b"", 0)
         text, has_ended = self._text_of(own_ids)
         if not text:
             return [], has_ended
-        encoding = _encoding(self._target_tokenizer, before.text + text)
-        place = _place_at(encoding, len(before.text))
-        ids = _encoding(self._target_tokenizer, text).ids if place is None else encoding.ids[place:]
-        return (ids if has_ended else ids[:-1]), has_ended
+        encoding = encode(self._target_tokenizer, before.text + text)
+        index = index_at(encoding, len(before.text))
+        if index is None:
+            ids = encode(self._target_tokenizer, text).ids
+        else:
+            ids = encoding.ids[index:]
+        if has_ended:
+            return ids, True
+        return ids[:-1], False
 
     def _text_of(self, own_ids: Sequence[int]) -> tuple[str, bool]:
-        raws, spelling = list[bytes](), self._own_spelling
+        # The text up to the first special token or invalid byte, and whether there is one.
+        raws = list[bytes]()
         for own_id in own_ids:
-            raw = spelling[own_id] if own_id < len(spelling) else None
+            raw = bytes_of(self._own_spelling, own_id)
             if raw is None:
                 break
             raws.append(raw)
@@ -236,51 +258,34 @@ class Intersection:
         Example: the target commits "un", "able", "!" and the draft has the tokens "unable" and "!".
         ids are those of "unable", "!"; marks are (0, 0), (2, 1), (3, 2): no token of both begins after "un".
         """
-        ids, marks, run = list[int](), [Mark(0, 0)], _Run()
+        ids = list[int]()
+        marks = [Mark(0, 0)]
+        run = TextRun()
         for index, token_id in enumerate(committed):
-            raw = self.spelling[token_id] if token_id < len(self.spelling) else None
+            raw = bytes_of(self.spelling, token_id)
             if raw is None:
                 self._retokenize_run(run, ids, marks)
                 marks.append(Mark(index + 1, len(ids)))
-                run = _Run()
+                run = TextRun()
             else:
                 run.add(raw, index + 1)
         is_whole = run.is_whole
         self._retokenize_run(run, ids, marks)
         return ids, marks, is_whole
 
-    def _retokenize_run(self, run: _Run, ids: list[int], marks: list[Mark]) -> None:
+    def _retokenize_run(self, run: TextRun, ids: list[int], marks: list[Mark]) -> None:
         if not run.text:
             return
-        start, furthest = len(ids), 0
-        encoding = _encoding(self.tokenizer, run.text)
-        for place, (begin, end) in enumerate(encoding.offsets):
-            if furthest <= begin and begin in run.ends and place:
-                marks.append(Mark(run.ends[begin], start + place))
+        start = len(ids)
+        furthest = 0
+        encoding = encode(self.tokenizer, run.text)
+        for index, (begin, end) in enumerate(encoding.offsets):
+            if furthest <= begin and begin in run.ends and index:
+                marks.append(Mark(run.ends[begin], start + index))
             furthest = max(furthest, end)
         ids += encoding.ids
         if len(run.text) in run.ends:
             marks.append(Mark(run.ends[len(run.text)], len(ids)))
-
-
-class _Run:
-    """Text of consecutive tokens without special ones. Bytes that are no character decode to U+FFFD."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.ends: dict[int, int] = {}
-        """Maps a length of the text, in characters, at which a token ends, to the number of committed tokens up to
-        there."""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def add(self, raw: bytes, num_committed: int) -> None:
-        self.text += self._decoder.decode(raw)
-        if self.is_whole:
-            self.ends[len(self.text)] = num_committed
-
-    @property
-    def is_whole(self) -> bool:
-        return not self._decoder.getstate()[0]
 
 
 class _RetokenizedText:
@@ -292,42 +297,56 @@ class _RetokenizedText:
 
     def commit(self, committed: Sequence[int], num_same: int) -> int:
         marks = self._marks
-        del marks[self._place(num_same) + 1 :]  # marks further on are outdated
+        del marks[self._last_mark(num_same) + 1 :]  # later marks are outdated
         look_behind = LOOK_BEHIND
         while True:
-            place = self._place(num_same - look_behind)
-            first = marks[place].num_committed
-            ids, fresh, self.is_whole = self._translation.retokenize(committed[first:])
-            fresh = [Mark(first + mark.num_committed, mark.num_own) for mark in fresh]
-            if not place:
+            kept = self._last_mark(num_same - look_behind)  # index of the mark from which the text is encoded again
+            first = marks[kept].num_committed
+            ids, marks_behind, self.is_whole = self._translation.retokenize(committed[first:])
+            new_marks = [Mark(first + mark.num_committed, mark.num_own) for mark in marks_behind]
+            if not kept:
                 meeting = 0
                 break
             # A text encoded from here may begin otherwise than where it continues: keep up to the next mark in both.
-            known = {marks[index].num_committed: index for index in range(place + 1, len(marks))}
-            meeting = next((index for index, mark in enumerate(fresh) if mark.num_committed in known), 0)
-            if meeting:
-                place = known[fresh[meeting].num_committed]
+            found = _first_common(marks, kept + 1, new_marks)
+            if found is not None:
+                kept, meeting = found
                 break
             look_behind *= 2
-        num_kept, num_skipped = marks[place].num_own, fresh[meeting].num_own
-        before, now = self.ids[num_kept:], ids[num_skipped:]
-        self.ids[num_kept:] = now
-        marks[place:] = [Mark(mark.num_committed, mark.num_own - num_skipped + num_kept) for mark in fresh[meeting:]]
-        return num_kept + num_alike(before, now)
+        num_kept = marks[kept].num_own
+        num_skipped = new_marks[meeting].num_own
+        previous_ids = self.ids[num_kept:]
+        new_ids = ids[num_skipped:]
+        self.ids[num_kept:] = new_ids
+        del marks[kept:]
+        for mark in new_marks[meeting:]:
+            marks.append(Mark(mark.num_committed, mark.num_own - num_skipped + num_kept))
+        return num_kept + num_alike(previous_ids, new_ids)
 
     def num_of(self, num_committed: int) -> int:
-        return self._marks[self._place(num_committed)].num_own
+        return self._marks[self._last_mark(num_committed)].num_own
 
-    def _place(self, num_committed: int) -> int:
+    def _last_mark(self, num_committed: int) -> int:
+        # Index of the last mark at or before a number of committed tokens; 0 where there is none.
         return max(0, bisect_right(self._marks, num_committed, key=lambda mark: mark.num_committed) - 1)
+
+
+def _first_common(marks: Sequence[Mark], start: int, new_marks: Sequence[Mark]) -> tuple[int, int] | None:
+    # Indices, in both lists, of the first mark at the same committed token: in `marks` from `start` on, in `new_marks`
+    # behind the first.
+    index_of = {marks[index].num_committed: index for index in range(start, len(marks))}
+    for index, mark in enumerate(new_marks[1:], 1):
+        if mark.num_committed in index_of:
+            return index_of[mark.num_committed], index
+    return None
 
 
 def num_alike(previous: Sequence[int], ids: Sequence[int]) -> int:
     """Return the length of the common prefix of `previous` and `ids`, in tokens."""
-    num = 0
-    while num < min(len(previous), len(ids)) and previous[num] == ids[num]:
-        num += 1
-    return num
+    num_same = 0
+    while num_same < min(len(previous), len(ids)) and previous[num_same] == ids[num_same]:
+        num_same += 1
+    return num_same
 
 
 def _by_text(target: Spelling, size: int) -> dict[bytes, int]:
@@ -342,7 +361,9 @@ def _shared(by_text: Mapping[bytes, int], draft: Spelling, size: int) -> dict[in
     """Return the draft's ids with the same text, by target id. The one that its tokenizer writes comes first."""
     found = dict[int, list[int]]()
     for draft_id, raw in enumerate(draft.of[:size]):
-        token_id = None if raw is None else by_text.get(raw)
+        if raw is None:
+            continue
+        token_id = by_text.get(raw)
         if token_id is not None:
             found.setdefault(token_id, []).append(draft_id)
     for ids in found.values():
@@ -356,40 +377,3 @@ def _is_whole(raw: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _own_tokenizer(tokenizer_json: bytes) -> Tokenizer:
-    """Return a tokenizer for pieces of text: it adds nothing, truncates nothing, and parses no special tokens."""
-    document = json.loads(tokenizer_json)
-    document |= dict.fromkeys(("post_processor", "truncation", "padding"))
-    tokenizer = Tokenizer.from_str(json.dumps(document))
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
-def _start_ids(tokenizer_json: bytes) -> tuple[int, ...]:
-    encoding = Tokenizer.from_buffer(tokenizer_json).encode("a")
-    num = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
-    return tuple(encoding.ids[:num])
-
-
-def _texts_at_the_end(spelling: Sequence[bytes | None], ids: Sequence[int]) -> Sequence[int]:
-    num = len(ids)
-    while num and ids[num - 1] < len(spelling) and spelling[ids[num - 1]] is not None:
-        num -= 1
-    return ids[num:]
-
-
-def _place_at(encoding: Encoding, start: int) -> int | None:
-    """Return the index of the token that begins at a character; None where an earlier token reaches beyond it."""
-    furthest = 0
-    for place, (begin, end) in enumerate(encoding.offsets):
-        if begin >= start:
-            return place if furthest <= start else None
-        furthest = max(furthest, end)
-    return None
-
-
-def _encoding(tokenizer: Tokenizer, text: str) -> Encoding:
-    """Encode as a batch, which releases the GIL meanwhile."""
-    return tokenizer.encode_batch([text], add_special_tokens=False)[0]

@@ -1,4 +1,4 @@
-"""The one error tree. Each class owns its gRPC code, its HTTP status and whether a retry can help.
+"""The error tree of all processes. Each class has its gRPC code, its HTTP status and whether a retry can help.
 
 OutriderError
 |- InvalidRequest        the caller's fault; names the parameter
@@ -12,11 +12,11 @@ OutriderError
 |- Forbidden             a peer, key or web page that may not do this
 |- Overloaded            refused at admission
 |  `- RateLimited        an API key is over a limit of its own
-|- Unavailable           a part of the system is not there
+|- Unavailable           a process that the request needs does not run
 |  `- WorkerLost         a worker's stream ended
 |- DeadlineExceeded
-|- IncompatiblePair      workers do not fit one another; the one that came later is not used
-|- WorkerFault           a worker answered with an error that the gateway could not mend
+|- IncompatiblePair      two processes are not compatible; the one that came later is not used
+|- WorkerFault           a worker returned an error from which the gateway could not recover
 `- ConfigError           bad settings; start refused
 """
 
@@ -28,9 +28,8 @@ from typing import Any, ClassVar
 import grpc
 
 ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a task, a generator or a process on purpose, and are not answered or logged as faults. A panic of
-compiled code is no subclass of Exception either, but is a fault.
-"""
+"""Exceptions that end a task, a generator or a process on purpose and are not reported as faults. (A panic of compiled
+code is no subclass of Exception either, but is a fault.)"""
 
 
 class OutriderError(Exception):
@@ -39,10 +38,13 @@ class OutriderError(Exception):
     grpc_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    """Whether the same request may succeed when it is sent again."""
     openai_type: ClassVar[str] = "server_error"
+    """`type` of the error in OpenAI's body."""
     openai_code: ClassVar[str | None] = None
+    """`code` of the error in OpenAI's body."""
     details: ClassVar[dict[str, Any] | None] = None
-    """What Anthropic's client reads of an error besides, to go on by itself."""
+    """Further fields of the error in Anthropic's body, from which its client can recover by itself."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -50,7 +52,7 @@ class OutriderError(Exception):
         self.param = param
         """Name of the offending request field, as the caller spelt it."""
         self.retry_after_s = retry_after_s
-        """Seconds after which a retry may succeed."""
+        """Seconds after which a retry may succeed; None = unknown."""
 
 
 class InvalidRequest(OutriderError):
@@ -62,7 +64,7 @@ class InvalidRequest(OutriderError):
 
 
 class NoThreads(InvalidRequest):
-    """The request asks to go on with a conversation that a server keeps, and nothing is kept here."""
+    """The request continues a conversation stored on the server, and this server stores none."""
 
     details: ClassVar[dict[str, Any] | None] = {
         "error_code": "thread_unsupported_request",
@@ -71,6 +73,8 @@ class NoThreads(InvalidRequest):
 
 
 class ModelNotFound(InvalidRequest):
+    """The request names a model that is not served."""
+
     grpc_code = grpc.StatusCode.NOT_FOUND
     http_status = 404
     openai_code = "model_not_found"
@@ -90,7 +94,7 @@ class RequestTooLarge(InvalidRequest):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body does not say that it is JSON."""
+    """The body's content type is not JSON."""
 
     http_status = 415
     openai_code = "unsupported_media_type"
@@ -105,7 +109,7 @@ class RequestTooSlow(InvalidRequest):
 
 
 class Overloaded(OutriderError):
-    """The queue is full; nothing was started."""
+    """The queue is full, or the wait would be too long; nothing was started."""
 
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     http_status = 429
@@ -115,13 +119,13 @@ class Overloaded(OutriderError):
 
 
 class RateLimited(Overloaded):
-    """The requests, tokens or concurrent answers of an API key exceed its limits."""
+    """The requests, tokens or concurrent choices of an API key exceed its limits."""
 
     openai_code = "rate_limit_exceeded"
 
 
 class Unauthenticated(OutriderError):
-    """The caller is not known."""
+    """The request has no API key, or an unknown one."""
 
     grpc_code = grpc.StatusCode.UNAUTHENTICATED
     http_status = 401
@@ -130,7 +134,7 @@ class Unauthenticated(OutriderError):
 
 
 class Forbidden(OutriderError):
-    """The caller may not do this."""
+    """The peer, API key or web page is known and may not do this."""
 
     grpc_code = grpc.StatusCode.PERMISSION_DENIED
     http_status = 403
@@ -138,24 +142,28 @@ class Forbidden(OutriderError):
 
 
 class Unavailable(OutriderError):
+    """A process that the request needs does not run, does not reply, or is stopping."""
+
     grpc_code = grpc.StatusCode.UNAVAILABLE
     http_status = 503
     retryable = True
 
 
 class WorkerLost(Unavailable):
-    """The stream to a worker ended with this request in flight."""
+    """The stream to a worker ended while it ran this request."""
 
 
 class DeadlineExceeded(OutriderError):
+    """The request was not finished by its deadline."""
+
     grpc_code = grpc.StatusCode.DEADLINE_EXCEEDED
     http_status = 504
     openai_type = "timeout_error"
 
 
 class IncompatiblePair(OutriderError):
-    """Draft and target do not share a vocabulary, a target came back as another model, or two parts speak different
-    protocols.
+    """Draft and target do not share a vocabulary, a target restarted with another model, or two processes have
+    different protocol numbers.
     """
 
     http_status = 503
@@ -163,10 +171,10 @@ class IncompatiblePair(OutriderError):
 
 
 class WorkerFault(OutriderError):
-    """A worker reported a fault of its own."""
+    """A worker reported an internal error."""
 
 
 class ConfigError(OutriderError):
-    """Settings that cannot work; the message names the setting, its value and the remedy."""
+    """Settings that cannot be used; the message names the setting, its value and the remedy."""
 
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION

@@ -1,4 +1,4 @@
-"""The protocol's enumerations as Python types, for services and gateway alike. Values match the proto."""
+"""The proto's enumerations as Python enums, with its values. Gateway and workers use them; the SDK has its own."""
 
 from __future__ import annotations
 
@@ -8,45 +8,52 @@ from outrider.v1 import common_pb2 as pb
 
 
 class TokenKind(Enum):
-    """Why a token is in the answer. A target knows the first four; the gateway tells the accepted ones apart."""
+    """How an output token came about. A target reports the first four; the gateway derives FORCED and PREDICTED."""
 
     ACCEPTED = pb.TOKEN_KIND_ACCEPTED
     RECOVERED = pb.TOKEN_KIND_RECOVERED
     BONUS = pb.TOKEN_KIND_BONUS
     PLAIN = pb.TOKEN_KIND_PLAIN
     FORCED = pb.TOKEN_KIND_FORCED
-    """Accepted, where the grammar left no choice."""
+    """An accepted draft token where the grammar allowed no other token."""
     PREDICTED = pb.TOKEN_KIND_PREDICTED
-    """Accepted from the request's prediction."""
+    """An accepted draft token from the request's prediction."""
 
     @property
     def counted(self) -> TokenKind:
-        """Return what it counts as: accepted, recovered, bonus or plain."""
-        return TokenKind.ACCEPTED if self in (TokenKind.FORCED, TokenKind.PREDICTED) else self
+        """The kind that metrics and usage count it as: ACCEPTED for FORCED and PREDICTED, else itself."""
+        if self in (TokenKind.FORCED, TokenKind.PREDICTED):
+            return TokenKind.ACCEPTED
+        return self
 
     @property
     def label(self) -> str:
+        """Its name in metrics and in HTTP replies, such as "accepted"."""
         return self.name.lower()
 
 
 class DraftTokenKind(Enum):
-    """What a draft token is that a target has verified."""
+    """How a draft token that a target has verified was proposed."""
 
     DRAWN = pb.DRAFT_TOKEN_KIND_DRAWN
+    """Sampled from a distribution that travelled with it."""
     GUESS = pb.DRAFT_TOKEN_KIND_GUESS
+    """Proposed without a distribution."""
     FORCED = pb.DRAFT_TOKEN_KIND_FORCED
+    """Proposed by a grammar that allows no other token."""
     PREDICTED = pb.DRAFT_TOKEN_KIND_PREDICTED
+    """Proposed from the request's prediction."""
 
 
 class AcceptanceRule(Enum):
-    """How a target decides which draft tokens are kept at temperature > 0."""
+    """Rule by which a target accepts draft tokens at temperature > 0."""
 
     REJECTION = pb.ACCEPTANCE_RULE_REJECTION
     COUPLED = pb.ACCEPTANCE_RULE_COUPLED
 
 
 class EarlyStopping(Enum):
-    """When a beam search with as many answers as beams ends, before max_tokens. The labels are transformers'."""
+    """When a beam search that has n finished outputs ends, before max_tokens. Names and meanings are transformers'."""
 
     FALSE = pb.EARLY_STOPPING_FALSE
     TRUE = pb.EARLY_STOPPING_TRUE
@@ -54,11 +61,11 @@ class EarlyStopping(Enum):
 
 
 TABLES = "tables"
-"""Attention path of a draft worker without a model."""
+"""`WorkerInfo.attention_path` of a draft worker without a model."""
 
 
 class DraftLogprobs(Enum):
-    """How `rejection` proposals travel."""
+    """How the distributions of draft tokens travel under the acceptance rule `rejection`."""
 
     AUTO = pb.DRAFT_LOGPROBS_AUTO
     FULL = pb.DRAFT_LOGPROBS_FULL

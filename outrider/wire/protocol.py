@@ -1,13 +1,16 @@
-"""The number of the protocol between gateways, workers and the launcher's registry: all parts of a system have one."""
+"""The protocol number, which gateways, workers and the launcher's registry of one system must share."""
 
 from __future__ import annotations
 
 PROTOCOL = 1
-"""It rises with a change after which the parts before would misread a message."""
+"""Version of the messages; raised by a change after which older processes would misread a message."""
 
 
 def other_protocol(peer: str, protocol: int, own: str) -> str | None:
-    """Return why `peer`, which speaks `protocol`, is refused by this process, `own`; None where both speak the same."""
+    """Return the reason to refuse a peer with another protocol number, or None where the numbers agree.
+
+    peer, own: the names of the peer and of this process in the sentence. protocol: the peer's number.
+    """
     if protocol == PROTOCOL:
         return None
     return f"{peer} speaks protocol {protocol}, {own} {PROTOCOL}; install the same version of Outrider for both"

@@ -33,7 +33,7 @@ TRANSLATIONS = (
         UNIT,
     ),
     Mutant(
-        "outrider.drafting:_own_tokenizer",
+        "outrider.drafting:piece_tokenizer",
         drop("encode_special_tokens"),
         "a text that spells a special token of the draft's is one",
         UNIT,
@@ -51,7 +51,7 @@ TRANSLATIONS = (
         UNIT,
     ),
     Mutant(
-        "outrider.drafting:_place_at",
+        "outrider.drafting:index_at",
         comparison("<=", to="True"),
         "text that merges with what is committed is guessed without its beginning",
         UNIT,

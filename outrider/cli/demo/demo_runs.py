@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.client import Client, ConfigError, GenerateOptions, OutriderError, Round, Speculation, Usage
-from outrider.client.types import total_usage
+from outrider.client.usage import total_usage
 from outrider.wire.processes.processes import LOOK_S, Child, StopFlag
 from outrider.wire.settings.system import demo_model
 

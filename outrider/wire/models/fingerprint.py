@@ -1,7 +1,7 @@
-"""Compare what two tokenizers mean by an id. Used by the workers (GetInfo) and by the gateway (refusing a wrong pair).
+"""Whether two tokenizers give each id the same meaning. Workers report a fingerprint (GetInfo), which gateways compare.
 
-Reads `tokenizer.json` as the tokenizers library writes it. Only what decides the meaning of ids counts: vocabulary,
-added tokens and which of them are special. How text is split does not, since only ids travel between models.
+Reads `tokenizer.json` as the tokenizers library writes it. Only what gives ids their meaning counts: vocabulary, added
+tokens and which of them are special. How text is split does not, since only ids travel between models.
 """
 
 from __future__ import annotations
@@ -18,27 +18,32 @@ from outrider.wire.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
     tokens: dict[int, str]
+    """By id."""
     special_ids: frozenset[int]
 
 
 def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
     """Return the SHA-256 hex digest of the vocabulary sorted by id, added tokens included, and the special ids.
 
-    Raises ConfigError when the bytes are not a tokenizer.json.
+    tokenizer_json: the content of the file. Raises ConfigError when it is not a tokenizer.json.
     """
     vocabulary = _read(tokenizer_json)
-    entries = [[i, vocabulary.tokens[i], i in vocabulary.special_ids] for i in sorted(vocabulary.tokens)]
+    entries = list[list[object]]()  # [id, token, whether it is special]
+    for token_id, token in sorted(vocabulary.tokens.items()):
+        entries.append([token_id, token, token_id in vocabulary.special_ids])
     return hashlib.sha256(json.dumps(entries, ensure_ascii=True).encode()).hexdigest()
 
 
 def first_difference(target_json: bytes, draft_json: bytes) -> str | None:
-    """Return the lowest id at which the two disagree, as a sentence; None when they agree.
+    """Return a sentence on the lowest id that means another token in each; None where there is none.
 
-    Raises ConfigError when either is not a tokenizer.json.
+    target_json, draft_json: the contents of the files. Raises ConfigError when either is not a tokenizer.json.
     """
-    target, draft = _read(target_json), _read(draft_json)
+    target = _read(target_json)
+    draft = _read(draft_json)
     for token_id in sorted(target.tokens.keys() | draft.tokens.keys()):
-        in_target, in_draft = _describe(target, token_id), _describe(draft, token_id)
+        in_target = _describe(target, token_id)
+        in_draft = _describe(draft, token_id)
         if in_target != in_draft:
             return f"id {token_id} is {in_target} in the target and {in_draft} in the draft"
     return None
@@ -47,8 +52,10 @@ def first_difference(target_json: bytes, draft_json: bytes) -> str | None:
 def _describe(vocabulary: _Vocabulary, token_id: int) -> str:
     if token_id not in vocabulary.tokens:
         return "missing"
-    special = "the special token " if token_id in vocabulary.special_ids else ""
-    return f"{special}{vocabulary.tokens[token_id]!r}"
+    token = repr(vocabulary.tokens[token_id])
+    if token_id in vocabulary.special_ids:
+        return f"the special token {token}"
+    return token
 
 
 def _read(tokenizer_json: bytes) -> _Vocabulary:
@@ -56,18 +63,22 @@ def _read(tokenizer_json: bytes) -> _Vocabulary:
         document = json.loads(tokenizer_json)
         tokens = dict(_model_tokens(document["model"]["vocab"]))
         added = document.get("added_tokens") or []
-        tokens.update((int(token["id"]), str(token["content"])) for token in added)
-        special = frozenset(int(token["id"]) for token in added if token.get("special"))
+        special = set[int]()
+        for token in added:
+            token_id = int(token["id"])
+            tokens[token_id] = str(token["content"])
+            if token.get("special"):
+                special.add(token_id)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
         raise ConfigError(
             f"tokenizer.json ({len(tokenizer_json)} bytes) is not a tokenizers file: {type(error).__name__} {error}; "
             "save it again with PreTrainedTokenizerFast.save_pretrained"
         ) from None
-    return _Vocabulary(tokens, special)
+    return _Vocabulary(tokens, frozenset(special))
 
 
 def _model_tokens(vocab: Any) -> Iterator[tuple[int, str]]:
-    """Yield (id, token). BPE, WordPiece and WordLevel write {token: id}; Unigram writes [[token, score], ...] by id."""
+    # Yields (id, token). BPE, WordPiece and WordLevel write {token: id}; Unigram writes [[token, score], ...] by id.
     if isinstance(vocab, dict):
         for token, token_id in vocab.items():
             yield int(token_id), str(token)

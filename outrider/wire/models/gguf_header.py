@@ -1,8 +1,8 @@
-"""Read the header of a GGUF file: what it states of the model, and where its tensors are. Used by whoever loads or
-places a model.
+"""`read_header` of a GGUF file: the values that describe its model, and where its tensors are. Called by what loads a
+model or chooses a machine for it.
 
-The `gguf` package reads a header as well, in 10 s where a file has 262,144 tokens, and raises IndexErrors for a damaged
-one. Here lists of text are passed over: transformers reads the tokenizer's.
+The `gguf` package reads headers too, but takes 10 s for a file with 262,144 tokens, and raises IndexErrors for a
+damaged one. Here lists of text are skipped: transformers reads the tokenizer's.
 """
 
 from __future__ import annotations
@@ -21,56 +21,63 @@ from outrider.wire.peer_text import bound_text
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-"""Version 1, of summer 2023, counts in 32 bits; version 3 alone may have the other byte order."""
+"""Versions that are read. Version 1, of summer 2023, counts in 32 bits."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Types of values as the format counts them, in the letters of `struct`."""
-TEXT, ARRAY = 8, 9
+"""Letters of `struct` by the format's number of a scalar type."""
+TEXT = 8
+"""The format's number of the type text."""
+ARRAY = 9
+"""The format's number of the type list."""
 MAX_HEADER_BYTES = 64 << 20
-"""A vocabulary of 262,144 tokens with its merges takes 17 MiB."""
+"""Bytes of a header. A vocabulary of 262,144 tokens with its merges takes 17 MiB."""
 MAX_ELEMENTS = 1 << 21
-"""Of a list, as of a tokenizer.json."""
+"""Elements of a list, as in a tokenizer.json."""
 MAX_DIMENSIONS = 4
-"""Of a tensor, by the format."""
+"""Dimensions of a tensor, by the format."""
 ALIGNMENT = 32
-"""Bytes, where the file states none, by the format."""
+"""Bytes to which the data is aligned where the file states nothing, by the format."""
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+"""End of the name of one file of a model that was split into several."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor of a GGUF file as its header has it."""
+    """Header entry of a tensor in a GGUF file."""
 
     shape: tuple[int, ...]
-    """As torch counts: the last dimension is contiguous."""
+    """In torch's order: the last dimension is contiguous."""
     type_id: int
-    """As `gguf.GGMLQuantizationType` counts."""
+    """Value of `gguf.GGMLQuantizationType`."""
     offset: int
-    """Bytes from the beginning of the data."""
+    """Bytes from the beginning of the data, which follows the header."""
 
     @property
     def num_elements(self) -> int:
+        """Product of the shape."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file states of its model."""
+    """Header of a GGUF file."""
 
     path: Path
     architecture: str
+    """The format's name of the model's architecture, such as "llama"."""
     values: dict[str, Any]
-    """Numbers, texts and lists of numbers by name; of a list of texts its length."""
+    """Numbers, texts and lists of numbers by name; for a list of texts, its length."""
     tensors: dict[str, GgufTensor]
+    """By name."""
     num_data_bytes: int
     """Bytes of the file after the header."""
 
     def stated(self, name: str) -> Any:
-        """Return a value of the architecture, such as `block_count`; None where the file has none."""
+        """Return the value `name` of the architecture, such as `block_count`; None where the file has none."""
         return self.values.get(f"{self.architecture}.{name}")
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Return the header of a file. Raises ConfigError for a damaged file, and for a part of a split one."""
+    """Return the header of a file. Raises ConfigError for a damaged file and for one part of a split model."""
     part = PART.search(path.name)
     if part is not None and int(part[1]) > 1:
         raise _of_parts(path, int(part[1]))
@@ -108,7 +115,8 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
                 "the model again",
                 param="model",
             )
-        num_tensors, num_values = cursor.number("Q"), cursor.number("Q")
+        num_tensors = cursor.number("Q")
+        num_values = cursor.number("Q")
         values = {}
         for _ in range(num_values):
             name = cursor.text()
@@ -117,7 +125,7 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
         for _ in range(num_tensors):
             name = cursor.text()
             tensors[name] = cursor.tensor()
-    except (struct.error, ValueError) as error:  # what is read lies behind the file's end, is no text or of no type
+    except (struct.error, ValueError) as error:  # the header is cut, or holds what is no text or no type
         raise _damaged(path, bound_text(str(error))) from None
     architecture = values.get("general.architecture")
     if not isinstance(architecture, str):
@@ -125,26 +133,26 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
     alignment = values.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise _damaged(path, f"general.alignment is {alignment!r}")
-    start = -(-cursor.place // alignment) * alignment
-    return GgufHeader(path, architecture, values, tensors, len(data) - start)
+    data_start = -(-cursor.offset // alignment) * alignment  # rounded up
+    return GgufHeader(path, architecture, values, tensors, len(data) - data_start)
 
 
 class _Cursor:
-    """A place in a file, which every read moves on. Raises struct.error or ValueError."""
+    # Each read moves `offset`, in bytes, behind what it returns. Reads raise struct.error or ValueError.
 
-    def __init__(self, data: mmap.mmap, place: int) -> None:
+    def __init__(self, data: mmap.mmap, offset: int) -> None:
         self._data = data
-        self.place = place
+        self.offset = offset
 
     def number(self, letter: str) -> Any:
         (found,) = self._numbers(letter, 1)
         return found
 
     def _numbers(self, letter: str, count: int) -> tuple[Any, ...]:
-        shape = f"<{count}{letter}"
+        layout = f"<{count}{letter}"
         self._check_rest(count * struct.calcsize(f"<{letter}"))
-        found = struct.unpack_from(shape, self._data, self.place)
-        self.place += struct.calcsize(shape)
+        found = struct.unpack_from(layout, self._data, self.offset)
+        self.offset += struct.calcsize(layout)
         return found
 
     def text(self) -> str:
@@ -153,8 +161,8 @@ class _Cursor:
     def _bytes(self) -> bytes:
         length = self.number("Q")
         self._check_rest(length)
-        found = self._data[self.place : self.place + length]
-        self.place += length
+        found = self._data[self.offset : self.offset + length]
+        self.offset += length
         return found
 
     def value(self, kind: int) -> Any:
@@ -164,14 +172,15 @@ class _Cursor:
             return self.text()
         if kind != ARRAY:
             raise ValueError(f"a value has the type {kind}")
-        element, count = self.number("I"), self.number("Q")
+        element = self.number("I")
+        count = self.number("Q")
         if count > MAX_ELEMENTS:
             raise ValueError(f"a list has {count} elements, and at most {MAX_ELEMENTS} are read")
         if element in SCALARS:
             return list(self._numbers(SCALARS[element], count))
         if element != TEXT:
             raise ValueError(f"a list has elements of type {element}")
-        for _ in range(count):
+        for _ in range(count):  # texts are skipped
             self._bytes()
         return count
 
@@ -180,13 +189,14 @@ class _Cursor:
         if num_dimensions > MAX_DIMENSIONS:
             raise ValueError(f"a tensor has {num_dimensions} dimensions")
         shape = self._numbers("Q", num_dimensions)
-        type_id, offset = self.number("I"), self.number("Q")
+        type_id = self.number("I")
+        offset = self.number("Q")
         return GgufTensor(tuple(reversed(shape)), type_id, offset)
 
     def _check_rest(self, num_bytes: int) -> None:
-        if num_bytes > len(self._data) - self.place:
+        if num_bytes > len(self._data) - self.offset:
             raise ValueError("its header goes on behind its end")
-        if self.place + num_bytes > MAX_HEADER_BYTES:
+        if self.offset + num_bytes > MAX_HEADER_BYTES:
             raise ValueError(f"its header has more than {MAX_HEADER_BYTES >> 20} MiB")
 
 

@@ -1,4 +1,7 @@
-"""Read the setting `model`: a folder or GGUF file here, or a model on a hub; and the names of files with weights."""
+"""The setting `model`: a folder or GGUF file on this machine, or a model on a hub; and names of files of a model.
+
+Called by workers and launcher, and by the gateway for names in messages.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,24 @@ from pathlib import Path
 from outrider.wire.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
-"""Says which file holds each tensor, where there are several."""
-ADDITIONAL_TEMPLATES = {name: f"additional_chat_templates/{name}.jinja" for name in ("tool_use", "rag")}
-"""Files of the chat templates by name that a gateway takes in place of the default one."""
+"""File that maps tensors to files, where the weights are in several."""
+ADDITIONAL_TEMPLATES = {
+    "tool_use": "additional_chat_templates/tool_use.jinja",
+    "rag": "additional_chat_templates/rag.jinja",
+}
+"""Files by name of the chat templates that a gateway uses in place of the default one."""
 SAFE = ("model.safetensors", "medusa_lm_head.safetensors")
-"""Files with all tensors; the first that is there is read."""
+"""Names of a file with all tensors; the first that exists is read."""
 _PATH = re.compile(r"""(?<![\w.~/-])(?:~|\.{1,2})?/(?!/)[^\s'":,;()]*""")
-"""A path in a sentence, as far as it has no spaces; no part of a hub id or of a URL."""
+"""A path without spaces in a sentence; neither a part of a hub id nor of a URL."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 GGUF_SUFFIX = ".gguf"
 
 
 def local_path(model: str) -> Path | None:
-    """Return the folder or GGUF file that `model` names, or None for a hub id, with a file's name or without.
+    """Return the folder or GGUF file that `model` names, or None for a hub id (OWNER/NAME or OWNER/NAME:FILE.gguf).
 
-    Raises ConfigError when it can be none of these.
+    Raises ConfigError when it is none of these.
     """
     path = Path(model).expanduser()
     if path.is_dir() or (path.is_file() and is_gguf(model)):
@@ -50,8 +56,8 @@ def local_path(model: str) -> Path | None:
 
 
 def local_folder(model: str) -> Path | None:
-    """Return the folder that `model` names, or None when it is a hub id. Raises ConfigError as `local_path`, and for a
-    GGUF file.
+    """Return the folder that `model` names, or None for a hub id. Raises ConfigError as `local_path`, and for a GGUF
+    file.
     """
     path = local_path(model)
     if is_gguf(model):
@@ -60,44 +66,50 @@ def local_folder(model: str) -> Path | None:
 
 
 def is_gguf(model: str) -> bool:
-    """Return whether the setting names a GGUF file, here or on a hub."""
+    """Return whether the setting names a GGUF file, on this machine or on a hub."""
     return model.lower().endswith(GGUF_SUFFIX)
 
 
 def split_hub_id(model: str) -> tuple[str, str | None]:
-    """Return the repository and the GGUF file of a hub id, None where it names no file."""
+    """Return the repository and the GGUF file of a hub id; the file is None where the id names none."""
     repository, colon, file = model.partition(":")
-    return (repository, file) if colon else (model, None)
+    if not colon:
+        return model, None
+    return repository, file
 
 
 def _stays_inside(file: str) -> bool:
-    parts = file.split("/")
-    return is_gguf(file) and not any(part in ("", ".", "..") for part in parts)
+    return is_gguf(file) and {"", ".", ".."}.isdisjoint(file.split("/"))
 
 
 def full_name(model: str) -> str:
-    """Return `WorkerInfo.model_id` for the setting `model`: the absolute path of what is here, or a hub id as it is.
+    """Return `WorkerInfo.model_id` for the setting `model`: the absolute path of what exists here, else the hub id.
 
-    A relative path of two folders looks like a hub id, and only a process on the model's machine can tell them apart.
+    Call it on the model's machine: elsewhere a relative path of two folders cannot be told from a hub id.
     """
     path = os.path.abspath(os.path.expanduser(model))
-    return path if os.path.exists(path) else model
+    if os.path.exists(path):
+        return path
+    return model
 
 
 def short_name(model: str) -> str:
-    """Return the name in ids, metrics and messages of a model by its `full_name`: the last folder of a path, a GGUF
+    """Return a model's name for ids, metrics and messages, from its `full_name`: the last folder of a path, a GGUF
     file's name without its suffix, or a hub id as it is.
 
-    A path itself stands in the log alone: who asks for metrics need not know the server's disk.
+    Only the log shows the path: readers of metrics need not learn about the server's disk.
     """
+    # "/models/llama.gguf": "llama"; "org/llama": "org/llama"
     if not model.startswith(("/", ".", "~")):
         return model
     name = os.path.basename(os.path.abspath(os.path.expanduser(model))) or "model"
-    return name[: -len(GGUF_SUFFIX)] if is_gguf(name) and len(name) > len(GGUF_SUFFIX) else name
+    if is_gguf(name) and len(name) > len(GGUF_SUFFIX):
+        return name[: -len(GGUF_SUFFIX)]
+    return name
 
 
 def without_folders(text: str, model: str) -> str:
-    """Return a sentence for users: the model by its short name, and of any other path the last part alone."""
+    """Return a sentence with the model's path replaced by its short name, and any other path by its last part."""
     if model.startswith(("/", "~", "./", "../")):
         text = text.replace(model, short_name(model))
     return _PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")), text)

@@ -1,5 +1,6 @@
-"""Parse JSON files of a model folder. Whoever made the folder, what is wrong with a file is one ConfigError that names
-it. Used by whoever reads such a file: workers, gateway and command line.
+"""Parsers for the JSON files of a model folder, used by workers, gateway and command line.
+
+A folder may come from anybody: whatever is wrong with a file becomes a ConfigError that names the file.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from outrider.wire.errors import ConfigError
 
 SHARD_SUFFIX = ".safetensors"
 MAX_CONTAINERS = 1 << 21
-"""Lists and objects of a file: 130 MB in Python. A tokenizer.json has one for each merge, Gemma 3's half a million."""
+"""Lists and objects in a file, which take 130 MB in Python. A tokenizer.json has one per merge, Gemma 3's half a
+million."""
 
 
 def parse_object(data: bytes, name: str) -> dict[str, Any]:
-    """Return the object that `data` holds. name: of the file. Raises ConfigError for anything else."""
+    """Parse a JSON object. name: the file's, for errors. Raises ConfigError for anything else."""
     if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
         raise ConfigError(f"{name} has more than {MAX_CONTAINERS} lists and objects", param="model")
     try:
@@ -31,7 +33,7 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """Return the text that `data` holds in UTF-8. name: of the file. Raises ConfigError."""
+    """Decode UTF-8. name: the file's, for errors. Raises ConfigError for bytes that are not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -39,10 +41,10 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def parse_weight_map(data: bytes, name: str) -> dict[str, str]:
-    """Return the file that an index of weights names for each tensor. name: of the index.
+    """Return the file of each tensor by an index of weights. name: the index's, for errors.
 
-    Raises ConfigError unless each is a safetensors file beside the index: what else is named would be opened as a
-    pickle, or lie outside the folder.
+    Raises ConfigError unless each file is a safetensors file in the index's folder: another file would be opened as a
+    pickle, or be outside the folder.
     """
     weight_map = parse_object(data, name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -60,4 +62,4 @@ def parse_weight_map(data: bytes, name: str) -> dict[str, str]:
 def _is_shard_name(shard: object) -> bool:
     if not isinstance(shard, str) or not shard.endswith(SHARD_SUFFIX):
         return False
-    return not any(character in shard for character in "/\\\0")
+    return set("/\\\0").isdisjoint(shard)

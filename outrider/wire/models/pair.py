@@ -1,4 +1,6 @@
-"""Say whether a draft may serve a target, and why not. For gateways, which ask workers, and `outrider doctor`."""
+"""The pairing check: whether a draft is compatible with a target, and why not. Used by the gateway and by `outrider
+doctor` on what workers report (`WorkerInfo`).
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,27 @@ from outrider.wire.models.model_id import short_name
 
 
 def has_same_tokens(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
-    """Return whether ids mean the same to both, and their logits have as many."""
-    same_size = draft.vocab_size == target.vocab_size
-    return same_size and draft.tokenizer_fingerprint == target.tokenizer_fingerprint
+    """Return whether both have the same tokenizer and logits of the same size."""
+    if draft.vocab_size != target.vocab_size:
+        return False
+    return draft.tokenizer_fingerprint == target.tokenizer_fingerprint
 
 
 def fits(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
-    """Return whether the draft's tokens mean the same there, or it may translate, and are written after the same."""
+    """Return whether the draft may draft for the target.
+
+    It may if both have the same tokens, or the draft retokenizes; and if the outputs of both begin with the same ids
+    (decoder_start_token_id), or the draft has no model.
+    """
     if not has_same_tokens(draft, target) and not draft.translates:
         return False
     return draft.attention_path == TABLES or draft.decoder_start_ids == target.decoder_start_ids
 
 
 def misfit(draft: pb.WorkerInfo, target: pb.WorkerInfo, difference: str | None) -> str:
-    """Return why a draft that does not fit does not, and what to do.
+    """Return why a draft is not compatible with a target, and what to do. Call it where `fits` is false.
 
-    difference: the first between their tokenizers, as a sentence; needed where the fingerprints differ.
+    difference: `fingerprint.first_difference` of their tokenizers, if known; used where the fingerprints differ.
     """
     pair = f"draft {short_name(draft.model_id)} does not fit target {short_name(target.model_id)}"
     if target.tokenizer_fingerprint != draft.tokenizer_fingerprint:
@@ -36,14 +43,15 @@ def misfit(draft: pb.WorkerInfo, target: pb.WorkerInfo, difference: str | None) 
             f"{pair}: logits have {target.vocab_size} entries in the target and {draft.vocab_size} in the draft; "
             "use two models of one vocabulary size, or the target's folder for a draft without a model"
         )
-    start, other = list(target.decoder_start_ids), list(draft.decoder_start_ids)
-    if start and other:
+    target_start = list(target.decoder_start_ids)
+    draft_start = list(draft.decoder_start_ids)
+    if target_start and draft_start:
         return (
-            f"{pair}: answers begin with {start} in the target and with {other} in the draft; use two models whose "
-            "configurations name the same decoder_start_token_id"
+            f"{pair}: answers begin with {target_start} in the target and with {draft_start} in the draft; use two "
+            "models whose configurations name the same decoder_start_token_id"
         )
-    has_one = "target" if start else "draft"
+    with_encoder = "target" if target_start else "draft"
     return (
-        f"{pair}: the {has_one} has an encoder and the other has none; use two encoder-decoder models or two "
+        f"{pair}: the {with_encoder} has an encoder and the other has none; use two encoder-decoder models or two "
         "decoder-only ones"
     )

@@ -1,4 +1,7 @@
-"""Read a tokenizer.json with the tokenizers library, which panics where others raise. Used by gateway and workers."""
+"""`load_tokenizer` of a tokenizer.json, and the special tokens of a tokenizer_config.json. Used by gateway and workers.
+
+The tokenizers library panics where others raise: its panics become ConfigErrors here.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,20 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that every tokenizer may name, in transformers' order."""
 SAMPLES = ("", "Hello hello", " \t\n  ", "0123456789")
-"""Texts that are encoded at load: what panics on one, or has no unknown token where it needs one, is refused then."""
+"""Texts that are encoded at load, so that a tokenizer that panics, or lacks an unknown token, is refused then."""
 MAX_TOKEN_ID = (1 << 20) - 1
-"""Tables have a row for each id up to the largest. The largest published vocabulary has 901,629, XLM-V's."""
+"""Largest id of a token: tables have an entry for each id up to it. The largest published vocabulary, XLM-V's, has
+901,629 tokens."""
 
 MAX_QUOTED = 400
-"""Characters of the library's error in ours: it may quote as much of a file as it likes."""
+"""Characters quoted from the library's error, which may contain much of a file."""
 
 
 def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokenizer:
-    """Return a tokenizer that encodes text as it is, never cut nor padded. name: of the file, in an error.
+    """Return the tokenizer of a tokenizer.json, without truncation and padding.
 
-    Raises ConfigError for a file that is none, and for a tokenizer that cannot encode one of `SAMPLES`.
+    data: the file's content. name: the file's, for errors. Raises ConfigError for a file that is no tokenizer.json, and
+    for a tokenizer that cannot encode one of `SAMPLES`.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
@@ -50,34 +55,49 @@ def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokeni
 
 
 def read_special_tokens(config_json: bytes) -> dict[str, str]:
-    """Return `named_tokens` of the bytes of a tokenizer_config.json, which may be empty. Raises ConfigError."""
+    """Return `named_tokens` of the content of a tokenizer_config.json, which may be empty. Raises ConfigError."""
     return named_tokens(parse_object(config_json or b"{}", TOKENIZER_CONFIG))
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens that a tokenizer_config.json names, by name: the standard ones first, then
-    names of the model's own, which chat templates may use like those.
+    """Return the texts of the special tokens of a tokenizer_config.json by name: the standard names first, then the
+    model's own, such as image_token, which chat templates may use too.
     """
-    return {name: token_text(entry) or "" for name, entry in named_entries(config).items()}
+    # {"bos_token": "<s>", "image_token": {"content": "<image>"}}: {"bos_token": "<s>", "image_token": "<image>"}
+    texts = dict[str, str]()
+    for name, entry in named_entries(config).items():
+        texts[name] = token_text(entry) or ""
+    return texts
 
 
 def named_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same as tokenizer_config.json spells them."""
+    """Return the entries of the special tokens of a tokenizer_config.json by name: each a text, or an object with
+    `content`.
+    """
+    entries = dict.fromkeys(STANDARD_NAMES)
+    for name, entry in config.items():
+        if name in entries or name.endswith("_token"):
+            entries[name] = entry
     extra = config.get("extra_special_tokens")
-    own = {name: entry for name, entry in config.items() if name.endswith("_token")}
-    entries = {name: config.get(name) for name in STANDARD_NAMES} | own | (extra if isinstance(extra, dict) else {})
+    if isinstance(extra, dict):
+        entries.update(extra)
     return {name: entry for name, entry in entries.items() if token_text(entry)}
 
 
 def token_text(entry: Any) -> str | None:
-    """Return the text of a special token as tokenizer_config.json spells it: a text, or an object with `content`."""
-    text = entry.get("content") if isinstance(entry, dict) else entry
-    return text if isinstance(text, str) else None
+    """Return the text of a special token's entry in tokenizer_config.json: a text, or an object with `content`. None
+    for anything else.
+    """
+    if isinstance(entry, dict):
+        entry = entry.get("content")
+    if not isinstance(entry, str):
+        return None
+    return entry
 
 
 def described(part: Any) -> dict[str, Any] | None:
-    """Return a part of a tokenizer as the library writes it, None for no part. In a file, types may be left out, and
-    other keys may stand.
+    """Return the fields of a part of a tokenizer, such as its decoder, as the library writes them; None for None. The
+    file's own fields may lack types and have others.
     """
     if part is None:
         return None
@@ -86,7 +106,7 @@ def described(part: Any) -> dict[str, Any] | None:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Return whether the tokenizers library raised it: plain Exceptions, and panics, which are no Exceptions."""
+    """Return whether the tokenizers library raised the error: an Exception, or a panic, which is no Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

@@ -1,6 +1,6 @@
-"""Whether a peer may be given work: one object for each worker, and for the way from a draft to a target. Pure.
+"""`Health`: whether a peer may be given work. The gateway has one per worker, and one per way from a draft to a target.
 
-It is Finagle's failure accrual: failures in a row put the peer down, and after a pause one request probes it.
+It is Finagle's failure accrual: failures in a row put the peer down, and after a pause one request probes it. No I/O.
 """
 
 from __future__ import annotations
@@ -11,71 +11,84 @@ from collections.abc import Callable
 from enum import Enum
 
 _DOWN = 15
+"""Sum of weights of outcomes in a row that puts a peer down."""
 
 
 class Outcome(Enum):
-    """How something that was asked of the peer ended. The number is its weight: the peer is down at 15 in a row."""
+    """How a request to the peer ended. The value is its weight: weights in a row that sum to 15 put the peer down."""
 
     OK = 0
     LATE = 3
-    """It did its part, and not in time. Five in a row: a busy machine delays some."""
+    """It did its part, but not in time. Five in a row put it down: a busy machine delays some."""
     REFUSED = 5
-    """It failed, broke a rule, or ended the stream. Three in a row."""
+    """It failed, broke a rule of the protocol, or ended the stream. Three in a row put it down."""
     LOST = _DOWN
-    """It made no step for as long as the hang watch allows. One is enough."""
+    """It made no step for as long as the hang watch allows. One puts it down."""
 
 
 FIRST_PAUSE_S = 0.5
-"""Before the first probe. Twice as long, and a peer that is well again waits twice as long for it."""
+"""Seconds between the peer's going down and the first probe."""
 MAX_PAUSE_S = 15.0
-"""The pause doubles with every probe that fails, up to this. Twice as long halves the requests lost to a dead peer."""
+"""Seconds up to which the pause doubles with every probe that fails."""
 ALONE_S = 1.0
-"""The longest pause while no other peer could take the request. Twice as long, and requests wait so much longer."""
+"""Longest pause in seconds while no other peer can take the request."""
 
 
 class Health:
-    """Outcomes in, usable or not out. One event loop owns it."""
+    """The health of one peer: `note` takes the outcomes of requests, `usable` is whether to send it another.
+
+    One event loop owns it.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
     ) -> None:
-        """`jitter` is in [0, 1): a pause lasts from its half to its whole."""
+        """clock: monotonic time in seconds. jitter: a random number in [0, 1), so that a pause lasts from half of its
+        length to the whole.
+        """
         self.is_down = False
         self._clock = clock
         self._jitter = jitter
         self._weight = 0
+        """Sum of the weights of failures in a row."""
         self._probe: object | None = None
-        """Who tries a peer that is down, since the last pause began."""
+        """The request that was sent to a peer that is down, since the last pause began."""
         self._pause_s = FIRST_PAUSE_S
-        self._paused_s = self._probe_from_s = 0.0
+        self._pause_start_s = 0.0
+        """Monotonic time at which the last pause began, in seconds."""
+        self._pause_end_s = 0.0
+        """Monotonic time from which a probe may be sent, in seconds."""
 
     @property
     def usable(self) -> bool:
-        """A request may be sent there now."""
-        return not self.is_down or self._clock() >= self._probe_from_s
+        """Whether a request may be sent to the peer now."""
+        return not self.is_down or self._clock() >= self._pause_end_s
 
     @property
     def usable_alone(self) -> bool:
-        """A request may be sent there now if there is nobody else."""
-        return self.usable or self._clock() >= self._paused_s + ALONE_S
+        """Whether a request may be sent to the peer now if no other peer can take it."""
+        return self.usable or self._clock() >= self._pause_start_s + ALONE_S
 
     def lets(self, request: object) -> bool:
-        """Return whether a request that was sent there may go on there."""
+        """Return whether a request that runs on the peer may continue there."""
         return not self.is_down or self._probe is request
 
     def begin(self, request: object) -> None:
-        """Note that a request is sent there. While the peer is down it is the probe: the next one waits for a pause,
-        whether this one is ever heard of or not.
+        """Record that a request is sent to the peer. While the peer is down it is the probe, and starts a pause before
+        the next one, whatever becomes of it.
         """
         if self.is_down:
             self._pause(request)
 
     def note(self, outcome: Outcome) -> None:
-        """Note how a request fared. While the peer is down any success brings it back. Once a probe is under way any
-        failure ends it, be it another request's, and the pause doubles.
+        """Record how a request ended. While the peer is down any success puts it up again; and once a probe has been
+        sent any failure, be it another request's, ends the probe and doubles the pause.
         """
         if outcome is Outcome.OK:
-            self.is_down, self._probe, self._weight, self._pause_s = False, None, 0, FIRST_PAUSE_S
+            self.is_down = False
+            self._probe = None
+            self._weight = 0
+            self._pause_s = FIRST_PAUSE_S
         elif not self.is_down:
             self._weight += outcome.value
             if self._weight >= _DOWN:
@@ -86,9 +99,10 @@ class Health:
             self._pause(None)
 
     def restarted(self) -> None:
-        """Note that the peer began a new life: it may be probed now."""
-        self._probe_from_s = self._clock()
+        """Record that the peer's process started anew: it may be probed at once."""
+        self._pause_end_s = self._clock()
 
     def _pause(self, probe: object | None) -> None:
-        self._probe, self._paused_s = probe, self._clock()
-        self._probe_from_s = self._paused_s + self._pause_s * (0.5 + 0.5 * self._jitter())
+        self._probe = probe
+        self._pause_start_s = self._clock()
+        self._pause_end_s = self._pause_start_s + self._pause_s * (0.5 + 0.5 * self._jitter())

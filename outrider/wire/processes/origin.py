@@ -1,4 +1,4 @@
-"""Origins of web pages and hosts, as browsers write them in `Origin` and `Host`. For the gateway and its settings."""
+"""Parsers for the `Origin` and `Host` headers of browsers, and for settings that list them. Used by the gateway."""
 
 from __future__ import annotations
 
@@ -7,36 +7,39 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 ANY = "*"
-"""In place of a list of origins or hosts: all of them."""
+"""A setting's value for all origins or hosts."""
 _HOST = r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::([0-9]{1,5}))?"
 _HOST_HEADER = re.compile(_HOST, re.ASCII | re.IGNORECASE)
 _ORIGIN_HEADER = re.compile(rf"([a-z][a-z0-9+.-]*)://{_HOST}", re.ASCII | re.IGNORECASE)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-"""Ports by scheme that browsers leave out."""
+"""Ports that browsers leave out, by scheme."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host by which a server is called: a name in lower case, or an address (IPv6 in brackets)."""
+    """Host and port of a server."""
 
     name: str
+    """A name in lower case, or an IP address (IPv6 in brackets)."""
     port: int | None
-    """None where it is the scheme's own."""
+    """None for the scheme's default port."""
 
     @classmethod
     def parse(cls, text: str) -> Host | None:
-        """Return the host of a `Host` header; None if it is none, as with a user in front of an @."""
+        """Parse a `Host` header. Returns None for what is no host, such as user@name."""
         found = _HOST_HEADER.fullmatch(text)
-        return None if found is None else _host(found[1], found[2])
+        if found is None:
+            return None
+        return _host(found[1], found[2])
 
     @property
     def is_address(self) -> bool:
-        """Whether it is an address, which no answer of a name server can lead elsewhere."""
+        """Whether it is an IP address, which no reply of a name server can redirect."""
         return self._address is not None
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is a loopback address, or a name that browsers and resolvers keep for them (RFC 6761)."""
+        """Whether it is a loopback address, or a name reserved for loopback addresses (RFC 6761)."""
         if self._address is not None:
             return self._address.is_loopback
         return self.name == "localhost" or self.name.endswith(".localhost")
@@ -51,31 +54,38 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A page's origin. The port is never None where the scheme has one of its own."""
+    """The origin of a web page. The host's port is not None for a scheme that has a default port."""
 
     scheme: str
     host: Host
 
     @classmethod
     def parse(cls, text: str) -> Origin | None:
-        """Return the origin of an `Origin` header; None if it is none, as `null` is of a sandboxed frame or a file."""
+        """Parse an `Origin` header. Returns None for what is no origin, such as the `null` of a sandboxed frame or a
+        file.
+        """
+        # "https://App.example": Origin("https", Host("app.example", 443))
         found = _ORIGIN_HEADER.fullmatch(text)
         if found is None:
             return None
-        scheme, host = found[1].lower(), _host(found[2], found[3])
-        return cls(scheme, host if host.port is not None else Host(host.name, _DEFAULT_PORTS.get(scheme)))
+        scheme = found[1].lower()
+        host = _host(found[2], found[3])
+        if host.port is None:
+            host = Host(host.name, _DEFAULT_PORTS.get(scheme))
+        return cls(scheme, host)
 
     def is_of(self, host: Host) -> bool:
         """Return whether a page of this origin came from `host`."""
-        default = _DEFAULT_PORTS.get(self.scheme)
-        if default is None:  # a scheme of an extension or an application, which no server has
+        default_port = _DEFAULT_PORTS.get(self.scheme)
+        if default_port is None:  # a scheme of an extension or an application, which no server has
             return False
-        port = default if host.port is None else host.port
-        return self.host == Host(host.name, port)
+        if host.port is None:
+            host = Host(host.name, default_port)
+        return self.host == host
 
 
 def read_origins(text: str) -> frozenset[Origin] | None:
-    """Return the origins of a setting, with commas between them; None = any. Raises ValueError naming the wrong one."""
+    """Parse a setting of origins separated by commas; None = any (*). Raises ValueError naming the wrong one."""
     origins = set()
     for part in _parts(text):
         if part == ANY:
@@ -88,7 +98,7 @@ def read_origins(text: str) -> frozenset[Origin] | None:
 
 
 def read_host_names(text: str) -> frozenset[str] | None:
-    """Return the names of a setting with commas between them; None for any. Raises ValueError naming the wrong one."""
+    """Parse a setting of host names separated by commas; None = any (*). Raises ValueError naming the wrong one."""
     names = set()
     for part in _parts(text):
         if part == ANY:
@@ -101,8 +111,10 @@ def read_host_names(text: str) -> frozenset[str] | None:
 
 
 def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    return list(filter(None, map(str.strip, text.split(","))))
 
 
 def _host(name: str, port: str | None) -> Host:
-    return Host(name.lower(), None if port is None else int(port))
+    if port is None:
+        return Host(name.lower(), None)
+    return Host(name.lower(), int(port))

@@ -1,7 +1,8 @@
-"""Folders and lock files of this user on this machine. Called by workers before they pin, size a cache or meet ranks.
+"""Folders and lock files of this user on this machine. Workers use them before they pin cores, size a cache or join
+their ranks; the launcher for sockets.
 
-In the system's folder for temporary files every account may write, so another may have made a name before us. What is
-taken here is this user's own and closed to others, or is not taken.
+Every account may write to the system's folder for temporary files, so that another may have created a name before us.
+Only files and folders are used that belong to this user and are closed to others.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_SOCKET_PATH_BYTES = 107
-"""Of a Unix socket, by sockaddr_un of Linux without its final zero."""
+"""Bytes of a Unix socket's path: sockaddr_un of Linux without its final zero."""
 RAY_SOCKET = "/outrider-12345678/ray/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
-"""The longest path of a socket in the folder of a Ray that we start."""
+"""An example of the longest path of a socket of Ray, below the folder for temporary files."""
 _POLL_S = 0.1
 """Seconds between two attempts to take a lock."""
 
 
 def cache_folder() -> Path:
-    """Return $OUTRIDER_CACHE_DIR, or a folder in the user's cache."""
+    """Return $OUTRIDER_CACHE_DIR, or ~/.cache/outrider."""
     return Path(os.environ.get("OUTRIDER_CACHE_DIR") or Path.home() / ".cache" / "outrider")
 
 
 def make_private(folder: Path) -> Path:
-    """Create the folder for this user alone, or return it when it is so.
+    """Create a folder for this user alone, or check the one that exists; return it.
 
-    Raises ConfigError when it is another's, a link, or open to others, and OSError when it cannot be made.
+    Raises ConfigError when it belongs to another account, is a link or a file, or is open to others; OSError when it
+    cannot be created.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -52,10 +54,10 @@ def make_private(folder: Path) -> Path:
 
 
 def shared_folder() -> Path:
-    """Return the private folder where all workers of this user on this machine find each other's locks.
+    """Return the private folder for the locks of all workers of this user on this machine. Creates it.
 
-    It is in the system's folder for temporary files; where that name is taken, in XDG_RUNTIME_DIR or in the cache
-    folder. Raises ConfigError, which says what is wrong with each.
+    It is in the system's folder for temporary files; where its name is taken there, in XDG_RUNTIME_DIR or in the cache
+    folder. Raises ConfigError with the fault of each.
     """
     refusals = list[str]()
     for parent in _parents():
@@ -73,21 +75,24 @@ def shared_folder() -> Path:
 
 
 def parent_for_sockets(path: str) -> Path:
-    """Return where a private folder that holds a socket may be made: the folder for temporary files where that is short
-    enough, else another such folder of the system or of the user's session.
+    """Return a folder short enough that a socket's path below it is valid: the folder for temporary files, else another
+    such folder of the system or of the user's session.
 
-    path: what follows it in the socket's path, such as /outrider-12345678/control.sock. Raises ConfigError.
+    path: the part of the socket's path below the folder, such as /outrider-12345678/control.sock. Raises ConfigError
+    where no such folder can be written.
     """
-    wanted = Path(tempfile.gettempdir())
+    temporary = Path(tempfile.gettempdir())
+    others = [Path("/tmp"), Path("/var/tmp")]
     session = os.environ.get("XDG_RUNTIME_DIR")
-    others = [Path("/tmp"), Path("/var/tmp")] + ([Path(session)] if session else [])
-    most = MAX_SOCKET_PATH_BYTES - len(os.fsencode(path))
-    for parent in [wanted, *others]:
-        if len(os.fsencode(parent)) <= most and os.access(parent, os.W_OK | os.X_OK):
+    if session:
+        others.append(Path(session))
+    max_bytes = MAX_SOCKET_PATH_BYTES - len(os.fsencode(path))
+    for parent in [temporary, *others]:
+        if len(os.fsencode(parent)) <= max_bytes and os.access(parent, os.W_OK | os.X_OK):
             return parent
     raise ConfigError(
-        f"the folder for temporary files is {str(wanted)!r}, {len(os.fsencode(wanted))} bytes, and sockets allow "
-        f"{most} there; no other of {', '.join(map(str, others))} can be written. Set TMPDIR to a shorter one"
+        f"the folder for temporary files is {str(temporary)!r}, {len(os.fsencode(temporary))} bytes, and sockets allow "
+        f"{max_bytes} there; no other of {', '.join(map(str, others))} can be written. Set TMPDIR to a shorter one"
     )
 
 
@@ -104,9 +109,9 @@ def _parents() -> Iterator[Path]:
 
 
 def try_lock(path: Path) -> int | None:
-    """Return the descriptor of a file that is locked as long as it is open; None while another process holds the lock.
+    """Lock a file and return its descriptor, or None while another process holds the lock. Closing it unlocks the file.
 
-    Raises ConfigError when the file is a link or another's, or its file system has no locks.
+    Raises ConfigError when the file is a link or another account's, or its file system has no locks.
     """
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
@@ -132,15 +137,16 @@ def try_lock(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def hold_lock(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock, or go on without it, with a warning, when another process has not let it go within `timeout_s`.
+    """Hold the lock during the block. After `timeout_s` seconds in which another process held it, log a warning and run
+    the block without it.
 
     Raises ConfigError as `try_lock` does.
     """
     descriptor = try_lock(path)
     if descriptor is None:
         log.info("waiting for another process of this user, which holds %s", path)
-    give_up_s = time.monotonic() + timeout_s
-    while descriptor is None and time.monotonic() < give_up_s:
+    deadline_s = time.monotonic() + timeout_s
+    while descriptor is None and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
         descriptor = try_lock(path)
     if descriptor is None:

@@ -1,4 +1,4 @@
-"""Warn of a file with a secret that more accounts can reach than should. Called by whoever reads the file."""
+"""`warn_if_open`: a warning of a secret's file that other accounts may read. Called where such a file is read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 OPEN_BITS = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
-"""Not a group's right to read: a Secret that is mounted into a pod is read by its group."""
+"""Mode bits that are warned of. The group may read: a pod reads a Secret that is mounted into it as its group."""
 
 
 def warn_if_open(path: Path) -> None:
-    """Log a warning where others may read or write the file, or its group may write it. A missing file has no mode."""
+    """Log a warning if other accounts may read or write the file, or its group may write it. A missing file is none."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:

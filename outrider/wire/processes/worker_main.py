@@ -1,4 +1,6 @@
-"""`main` of a worker process: read settings, start, announce it on stdout; drain and stop on a signal."""
+"""`run_worker`, the main function of a worker process: read settings, start the worker, announce it on stdout; drain
+and stop it on a signal. Called by draft_service and target_service; the launcher reads what is announced.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
-from outrider.wire.processes.processes import StopFlag, ignore_log_rotation
+from outrider.wire.processes.stop_flag import StopFlag, ignore_log_rotation
 from outrider.wire.settings.config import WorkerConfig, load
 from outrider.wire.telemetry.log import configure_logging, tell_end
 
@@ -23,37 +25,46 @@ class Handle(Protocol):
     """A running worker, as `start_worker` returns it."""
 
     @property
-    def address(self) -> str: ...
+    def address(self) -> str:
+        """host:port of its gRPC server."""
 
     @property
-    def running(self) -> bool: ...
+    def running(self) -> bool:
+        """Whether its engine runs."""
 
-    def info(self) -> Any: ...
+    def info(self) -> Any:
+        """Return its WorkerInfo."""
 
-    def wait_failed(self, timeout_s: float | None = None) -> None: ...
+    def wait_failed(self, timeout_s: float | None = None) -> None:
+        """Wait for the end of its engine, at most `timeout_s` seconds, and raise the error that ended it."""
 
-    def drain(self, timeout_s: float, cut_short: Callable[[], bool] = ...) -> None: ...
+    def drain(self, timeout_s: float, cut_short: Callable[[], bool] = ...) -> None:
+        """Wait until its slots are closed, at most `timeout_s` seconds or until `cut_short()` is true."""
 
-    def stop(self, grace_s: float = 2.0) -> None: ...
+    def stop(self, grace_s: float = 2.0) -> None:
+        """End its server and its engine."""
 
 
 def announce(**fields: object) -> None:
-    """Write one JSON line on stdout, for the process that started this one."""
+    """Write the event "ready" with these fields to stdout, for the process that started this one."""
     sys.stdout.write(json.dumps({"event": "ready", **fields}) + "\n")
     sys.stdout.flush()
 
 
 def memory_taken(info: pb.WorkerInfo) -> str:
-    """Say what this process, the worker of `info`, holds and what its KV cache holds when it is full."""
+    """Describe the memory of this process, the worker of `info`: its resident bytes now, and its KV cache when full."""
     num_tokens = info.num_kv_blocks * info.kv_block_size
-    part = "text only, " if info.text_only else ""
-    cache = f"{part}KV cache {num_tokens:,} tokens, {_mib(num_tokens * info.kv_bytes_per_token)} when full"
+    cache = f"KV cache {num_tokens:,} tokens, {_mib(num_tokens * info.kv_bytes_per_token)} when full"
+    if info.text_only:
+        cache = f"text only, {cache}"
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:  # not Linux
         return cache
     resident = f"{_mib(pages * os.sysconf('SC_PAGE_SIZE'))} resident"
-    return f"{cache}, {resident} now" if num_tokens else resident
+    if not num_tokens:
+        return resident
+    return f"{cache}, {resident} now"
 
 
 def _mib(num_bytes: int) -> str:
@@ -61,14 +72,16 @@ def _mib(num_bytes: int) -> str:
 
 
 def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], Handle], argv: list[str]) -> int:
-    """Run a worker and return the exit code: 0 after a signal, 1 when it could not start or its engine ended.
+    """Run a worker and return the exit code: 0 after a signal, 1 if it could not start or its engine ended.
 
-    Ends the process itself when a signal comes before the worker has started.
+    name: the worker's, for logs. config_type: its settings' class. argv: the command line without the program. A signal
+    that arrives before the worker has started ends the process at once.
     """
     ignore_log_rotation()
     stop = StopFlag()
-    stop.install()  # now, as the first process of a container has no default handler
-    ended, started = threading.Event(), threading.Event()
+    stop.install()  # at once: the first process of a container has no default handlers
+    ended = threading.Event()
+    started = threading.Event()
     watcher = threading.Thread(target=_leave_before_start, args=(stop, started), name="start-stop", daemon=True)
     watcher.start()
     try:
@@ -80,7 +93,7 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
         return 1
     started.set()
     stop.notify()
-    watcher.join()  # before anybody else waits for the flag, and before the worker is announced
+    watcher.join()  # before another thread waits for the flag, and before the worker is announced
     threading.Thread(target=_await_engine, args=(handle, ended, stop.notify), name="engine-end", daemon=True).start()
     info = handle.info()
     announce(
@@ -105,11 +118,8 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
 
 
 def _leave_before_start(stop: StopFlag, started: threading.Event) -> None:
-    """End the process when a signal comes before the worker has started; return once it has.
-
-    A load takes minutes, and nobody knows of this worker yet: there is nothing to drain. An exception raised by a
-    signal handler would be lost where it falls into a `__del__` or a callback of C code. Ranks end with this process.
-    """
+    # A load takes minutes, and no gateway uses this worker yet: there is nothing to drain. An exception of a signal
+    # handler would be lost in a `__del__` or a callback of C code. Ranks end with this process.
     while not stop.wait():
         if started.is_set():
             return
@@ -118,15 +128,14 @@ def _leave_before_start(stop: StopFlag, started: threading.Event) -> None:
 
 
 def _await_engine(handle: Handle, ended: threading.Event, notify: Callable[[], None]) -> None:
-    """Set `ended` and call `notify` once the engine has ended, by whatever: the main thread asks why."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # the main thread raises it again
         handle.wait_failed()
     ended.set()
     notify()
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once: taking torch apart first takes a second, and there is nothing left to save."""
+    """End the process at once, without the second that unloading torch takes."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The window of lookahead decoding and the n-grams made in it, as users write them. Imports no torch."""
+"""`LookaheadShape`: window and n-grams of lookahead decoding, as the setting has them. Used by settings and targets."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from typing import NamedTuple
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 FORM = "W,N,G, such as 5,4,5: a window of 5 columns, n-grams of 4 tokens, 5 of them verified at once"
+"""How errors and documents describe the setting."""
 _NUMBERS = re.compile(r"([0-9]{1,2}),([0-9]{1,2}),([0-9]{1,2})")
-_LEAST_NGRAM = 3
-"""Tokens: with two a column is as deep as the text itself, which says what follows it."""
+_MIN_NGRAM = 3
+"""Tokens of an n-gram. With two a column would be as deep as the text itself, whose continuation is known."""
 
 
 class LookaheadShape(NamedTuple):
-    """Fu et al., 2024: W, N and G."""
+    """Sizes of window and pool of lookahead decoding: W, N and G of Fu et al., 2024."""
 
     window: int
-    """Columns, each of which makes an n-gram a step."""
+    """W: columns of the window, each of which makes one n-gram a step."""
     ngram: int
-    """Tokens of an n-gram."""
+    """N: tokens of an n-gram."""
     guesses: int
-    """Most n-grams kept that begin with the same token: so many are verified at once."""
+    """G: n-grams of the pool that begin with the same token, all of which a step verifies."""
 
     @classmethod
     def parse(cls, text: str) -> LookaheadShape:
-        """Raises ValueError saying what is wrong."""
+        """Parse W,N,G. Raises ValueError with what is wrong."""
         numbers = _NUMBERS.fullmatch(text)
         if numbers is None:
             raise ValueError(f"write {FORM}")
         shape = cls(*map(int, numbers.groups()))
-        if shape.window < 1 or shape.ngram < _LEAST_NGRAM or shape.guesses < 1:
-            raise ValueError(f"W and G are at least 1 and N {_LEAST_NGRAM}; write {FORM}")
+        if shape.window < 1 or shape.ngram < _MIN_NGRAM or shape.guesses < 1:
+            raise ValueError(f"W and G are at least 1 and N {_MIN_NGRAM}; write {FORM}")
         if shape.most_nodes > MAX_DRAFT_TOKENS:
             raise ValueError(
                 f"a step feeds up to (W + G) (N - 1) - 1 = {shape.most_nodes} tokens more with it, at most "
@@ -41,10 +42,11 @@ class LookaheadShape(NamedTuple):
 
     @property
     def num_window_tokens(self) -> int:
-        """Return the tokens of the window, of which the last committed one is the first and fed anyway."""
+        """Tokens of the window that a step feeds besides the committed ones. (The window's first token is the last
+        committed one.)"""
         return self.window * (self.ngram - 1) - 1
 
     @property
     def most_nodes(self) -> int:
-        """Return the most tokens that a step feeds besides the committed ones."""
+        """Most tokens that a step feeds besides the committed ones: window and n-grams to verify."""
         return self.num_window_tokens + self.guesses * (self.ngram - 1)

@@ -1,4 +1,4 @@
-"""Sampling parameters: the one validated form used by the gateway, the workers and the SDK."""
+"""`SamplingParams`, how tokens are drawn, with the limits of each parameter. Used by gateway, workers and SDK."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs, EarlyStopping
 
 MAX_STOP_TOKEN_IDS = 64
-"""Ids of a request: twice as many travel in twice the bytes when its slot is opened. So do bad words and biases."""
+"""Stop ids of a request. They travel when its slot is opened, as bad words and biases do."""
 MAX_BAD_WORDS = 256
+"""Bad words of a request."""
 MAX_BAD_WORD_IDS = 64
-"""Tokens of one bad word. A row looks up each length that occurs: 0.05 ms for all; twice as many take 0.12 ms."""
+"""Tokens of one bad word. A row looks up each length that occurs, in 0.05 ms for all 64."""
 MAX_LOGIT_BIAS = 1024
+"""Biased tokens of a request."""
 MAX_LOGPROBS = 20
-"""Most likely tokens told with each output token, OpenAI's limit. Doubling it doubles the largest answers."""
+"""Most likely tokens returned with each output token, OpenAI's limit."""
 MAX_CHOICES = 128
-"""Answers of one request, OpenAI's limit. Doubled, one request may take twice as many slots."""
+"""Choices of one request, OpenAI's limit."""
 MAX_DRAFT_TOKENS = 64
 """Largest K, in tokens."""
 MAX_BEAM_TOKENS = 1 << 15
-"""Output tokens of all beams of a search together. Doubling it doubles the message that begins one anew elsewhere: up
+"""Output tokens of all beams of a search together. The message that starts one anew on another target holds them: up
 to 1 MiB."""
 MAX_SEED = 2**64
+"""Number of seeds: they have 64 bits."""
 ANY_VOCABULARY = 1 << 32
 """Vocabulary size for checks where the model's own is not known."""
 MAX_GRAMMAR_BYTES = 768 << 10
-"""Bytes (UTF-8) of a grammar: what a message of 1 MiB carries beside the other parameters. What compiles in a second,
-the default deadline, has about 350 KiB."""
+"""Bytes of a grammar in UTF-8: room for it in a message of 1 MiB. What compiles within a second, the default deadline,
+has about 350 KiB."""
 MAX_SALT_BYTES = 256
 """Bytes of a cache_salt, a request's (UTF-8) and a slot's."""
 MAX_CORPUS_ID_BYTES = 32
@@ -38,40 +41,57 @@ MAX_CORPUS_ID_BYTES = 32
 
 
 def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
-    """Return the kind, and N of topk:N, of auto, full, topk or topk:N. Raises ValueError."""
-    name, _, size = text.partition(":")
+    """Parse auto, full, topk or topk:N. Return the kind, and N or None. Raises ValueError."""
+    # "topk:64": (DraftLogprobs.TOPK, 64)
+    name, colon, size = text.partition(":")
     kinds = {kind.name.lower(): kind for kind in DraftLogprobs}
     is_size = size.isascii() and size.isdecimal() and len(size) <= 9 and int(size) > 0
-    if name not in kinds or (text != name and not (name == "topk" and is_size)):
+    if name not in kinds or (colon and not (name == "topk" and is_size)):
         raise ValueError("must be auto, full, topk or topk:N, N from 1 to the vocabulary's size")
-    return kinds[name], int(size) if size else None
+    if not colon:
+        return kinds[name], None
+    return kinds[name], int(size)
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers that a parameter takes: checked here, and told by the HTTP interface's schema and table."""
+    """The numbers that a parameter may have, for checks, and for the schema and the documents of the HTTP API."""
 
     low: float
     high: float
     above_low: bool = False
     """Whether `low` itself is not allowed."""
     remedy: str = ""
-    """Said after the bounds, in an error."""
+    """End of the error's sentence, after the bounds."""
 
     def check(self, name: str, value: float, param: str | None = None) -> None:
-        """Raise InvalidRequest, of `param` or else of `name`, for a value outside. NaN is outside."""
+        """Raise InvalidRequest for a value outside the bounds, as NaN is.
+
+        name: the parameter's, in the sentence. param: the error's `param`; None = `name`.
+        """
         if not self.low <= value <= self.high or (self.above_low and value == self.low):
             shown = int(value) if value == value // 1 else value
             raise InvalidRequest(f"{name} is {shown}, must be {self}{self.remedy}", param=param or name)
 
     def __str__(self) -> str:
-        low, high = (str(int(bound)) if bound == int(bound) else str(bound) for bound in (self.low, self.high))
-        return f"greater than {low} and at most {high}" if self.above_low else f"from {low} to {high}"
+        low = _without_zeros(self.low)
+        high = _without_zeros(self.high)
+        if self.above_low:
+            return f"greater than {low} and at most {high}"
+        return f"from {low} to {high}"
 
     @property
     def schema(self) -> dict[str, Any]:
-        """In JSON schema's words."""
-        return {"exclusiveMinimum" if self.above_low else "minimum": self.low, "maximum": self.high}
+        """The bounds as a JSON schema has them."""
+        minimum = "exclusiveMinimum" if self.above_low else "minimum"
+        return {minimum: self.low, "maximum": self.high}
+
+
+def _without_zeros(number: float) -> str:
+    # 1.0: "1", 0.5: "0.5"
+    if number == int(number):
+        return str(int(number))
+    return str(number)
 
 
 RANGES = {
@@ -86,12 +106,14 @@ RANGES = {
     "seed": Range(0, MAX_SEED - 1),
     "choice": Range(0, MAX_CHOICES - 1),
 }
-"""By field of SamplingParams."""
+"""Allowed numbers by field of SamplingParams."""
 LOGIT_BIAS = Range(-100, 100)
 LENIENCE = Range(0, 1, above_low=True, remedy=", which is exact")
 CHOICES = Range(1, MAX_CHOICES)
 LOGPROBS = Range(0, MAX_LOGPROBS)
 DRAFT_TOKENS = Range(0, MAX_DRAFT_TOKENS)
+LENGTH_PENALTY = Range(-5, 5)
+"""Any context length to the power of it is a float32."""
 BESIDE_BEAMS = (
     "temperature",
     "top_k",
@@ -107,48 +129,49 @@ BESIDE_BEAMS = (
     "lenience",
     "grammar",
 )
-"""Fields of SamplingParams that a beam search has no use for; the temperature is 0."""
-LENGTH_PENALTY = Range(-5, 5)
-"""Its power of any context is a float32."""
+"""Fields of SamplingParams that must have their default, and the temperature 0, in a beam search."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """How beams are searched; `outrider.engine.speculation.beam` does it."""
+    """Parameters of a beam search, which `outrider.engine.speculation.beam` runs."""
 
     width: int
-    """Beams that go on together, and answers."""
+    """Number of beams, and of choices."""
     length_penalty: float = 1.0
-    """An answer's score is the sum of its log-probs over length ** length_penalty."""
+    """A choice's score is the sum of its log-probs over length ** length_penalty."""
     early_stopping: EarlyStopping = EarlyStopping.FALSE
 
     def check(self, vocab_size: int, name: str = "n") -> None:
-        """Raise InvalidRequest naming the first field that is out of range. name: of the width."""
+        """Raise InvalidRequest for the first field that is out of range. name: the request's name of the width."""
         remedy = " with use_beam_search; one beam alone is greedy decoding, temperature 0"
         Range(2, min(MAX_CHOICES, vocab_size // 2), remedy=remedy).check(name, self.width)
         LENGTH_PENALTY.check("length_penalty", self.length_penalty)
 
     def to_proto(self) -> pb.BeamSearch:
+        """Return the message."""
         return pb.BeamSearch(
             width=self.width, length_penalty=self.length_penalty, early_stopping=self.early_stopping.value
         )
 
     @classmethod
     def from_proto(cls, message: pb.BeamSearch) -> BeamParams:
-        """Read the message. Does not check: call `check()`. Raises InvalidRequest for an unknown early_stopping."""
+        """Read a message without checking its numbers: call `check`. Raises InvalidRequest for an unknown
+        early_stopping.
+        """
         return cls(
             width=message.width,
-            length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
+            length_penalty=_field_or(message, "length_penalty", 1.0),
             early_stopping=_known(EarlyStopping, message.early_stopping, "early_stopping") or EarlyStopping.FALSE,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. Semantics follow OpenAI and vLLM; `outrider.engine.sampling` orders the transforms."""
+    """How the tokens of one choice are drawn, as in OpenAI's API and vLLM. `outrider.engine.sampling` applies it."""
 
     max_tokens: int = 16
-    """Largest number of output tokens."""
+    """Most output tokens."""
     temperature: float = 1.0
     """0 is greedy."""
     top_k: int = 0
@@ -156,68 +179,59 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    """Counts tokens of prompt and output."""
+    """Of tokens in prompt and output; 1 = off."""
     presence_penalty: float = 0.0
-    """Counts tokens of the output."""
+    """Of tokens in the output."""
     frequency_penalty: float = 0.0
-    """Counts tokens of the output."""
+    """Of tokens in the output."""
     logit_bias: dict[int, float] = field(default_factory=dict)
+    """Addends of logits by token id."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that are never completed in the output."""
+    """Sequences of token ids that are never completed in the output."""
     min_tokens: int = 0
-    """No end-of-sequence or stop id before this many output tokens."""
+    """Output tokens before which no end-of-sequence or stop id is drawn."""
     seed: int = 0
     """Key of the counter-based generator, 64 bits."""
     choice: int = 0
-    """Index among the n answers of a request."""
+    """Index among the n choices of a request."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None
-    """How many best ids to return log-probs for, besides the chosen one; None = no log-probs at all."""
+    """Most likely tokens whose log-probs are returned beside the drawn one's; None = no log-probs at all."""
     acceptance: AcceptanceRule = AcceptanceRule.REJECTION
-    """The rule by which drafts are kept. Has no meaning at temperature 0."""
+    """The acceptance rule; without effect at temperature 0."""
     lenience: float = 1.0
-    """1 = exact; below it a draft counts as that much less likely than it was (Leviathan et al. 2023, A.5)."""
+    """Factor on draft probabilities in the acceptance rule (Leviathan et al. 2023, A.5); 1 = exact."""
     grammar: str = ""
-    """What the output has to be: a grammar as llguidance writes it. Empty: anything."""
+    """Grammar of the output, in llguidance's JSON; empty = any output."""
     beams: BeamParams | None = None
-    """Search beams of so many instead of drawing; None: no. With them what is in BESIDE_BEAMS has its default."""
+    """Beam search in place of drawing; the fields in BESIDE_BEAMS then have their defaults. None = no beam search."""
 
     @property
     def greedy(self) -> bool:
+        """Whether the temperature is 0."""
         return self.temperature == 0.0
 
     @property
     def determined(self) -> bool:
-        """Return whether the next token is a function of those before it: drafts are guesses, whatever their law."""
+        """Whether the next token is a function of the tokens before it and the seed, so that a draft token is accepted
+        exactly where it equals that token, whatever distribution it came from.
+        """
         return self.greedy or self.acceptance is AcceptanceRule.COUPLED
 
     def stop_ids(self, eos_token_ids: Iterable[int]) -> set[int]:
-        """Return the ids that end an output. eos_token_ids: the model's, which end it unless they are ignored."""
+        """Return the ids that end an output: the stop ids and, unless ignored, the model's `eos_token_ids`."""
         stop_ids = set(self.stop_token_ids)
         if not self.ignore_eos:
             stop_ids.update(eos_token_ids)
         return stop_ids
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequest naming the first field that is out of range."""
+        """Raise InvalidRequest for the first field that is out of range. vocab_size: see ANY_VOCABULARY."""
         for name, allowed in RANGES.items():
             allowed.check(name, getattr(self, name))
-        _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
-        ids = Range(0, vocab_size - 1)
-        for token_id, bias in self.logit_bias.items():
-            ids.check("logit_bias", token_id)
-            LOGIT_BIAS.check("logit_bias", bias)
-        _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS)
-        for word in self.bad_words:
-            if not word:
-                raise InvalidRequest("bad_words holds an empty sequence", param="bad_words")
-            if len(word) > MAX_BAD_WORD_IDS:
-                raise InvalidRequest(
-                    f"bad_words holds a sequence of {len(word)} tokens, at most {MAX_BAD_WORD_IDS} are allowed",
-                    param="bad_words",
-                )
-            check_token_ids("bad_words", word, vocab_size)
+        self._check_logit_bias(vocab_size)
+        self._check_bad_words(vocab_size)
         Range(0, self.max_tokens).check("min_tokens", self.min_tokens)
         LENIENCE.check("speculation.lenience", self.lenience)
         if self.lenience < 1.0 and self.acceptance is AcceptanceRule.COUPLED:
@@ -234,35 +248,56 @@ class SamplingParams:
                 f"the grammar has {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed", param="grammar"
             )
         if self.beams is not None:
-            self.beams.check(vocab_size)
-            self._check_beside_beams()
-            if self.most_cached > MAX_BEAM_TOKENS:
-                raise InvalidRequest(
-                    f"max_tokens is {self.max_tokens} for each of n = {self.beams.width} beams, {self.most_cached} "
-                    f"together; at most {MAX_BEAM_TOKENS} are allowed, lower one of them",
-                    param="max_tokens",
-                )
+            self._check_beams(self.beams, vocab_size)
         if self.num_logprobs is not None:
             Range(0, min(MAX_LOGPROBS, vocab_size)).check("logprobs", self.num_logprobs)
 
     @property
     def most_cached(self) -> int:
-        """Return how many output tokens may have to be cached at once: beams may part at the first."""
-        return self.max_tokens * (1 if self.beams is None else self.beams.width)
+        """Most output tokens that are cached at once: beams may differ from the first token on."""
+        if self.beams is None:
+            return self.max_tokens
+        return self.max_tokens * self.beams.width
 
-    def _check_beside_beams(self) -> None:
-        """Raise InvalidRequest for what would change the probabilities that a beam search goes by."""
-        plain = SamplingParams(temperature=0.0)
+    def _check_logit_bias(self, vocab_size: int) -> None:
+        _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+        ids = Range(0, vocab_size - 1)
+        for token_id, bias in self.logit_bias.items():
+            ids.check("logit_bias", token_id)
+            LOGIT_BIAS.check("logit_bias", bias)
+
+    def _check_bad_words(self, vocab_size: int) -> None:
+        _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS)
+        for word in self.bad_words:
+            if not word:
+                raise InvalidRequest("bad_words holds an empty sequence", param="bad_words")
+            if len(word) > MAX_BAD_WORD_IDS:
+                raise InvalidRequest(
+                    f"bad_words holds a sequence of {len(word)} tokens, at most {MAX_BAD_WORD_IDS} are allowed",
+                    param="bad_words",
+                )
+            check_token_ids("bad_words", word, vocab_size)
+
+    def _check_beams(self, beams: BeamParams, vocab_size: int) -> None:
+        beams.check(vocab_size)
+        defaults = SamplingParams(temperature=0.0)
         for name in BESIDE_BEAMS:
             value = getattr(self, name)
-            if value != getattr(plain, name):
+            if value != getattr(defaults, name):
                 shown = f"{name} is {value:g}" if isinstance(value, int | float) else f"{name} is given"
                 raise InvalidRequest(
                     f"{shown} and use_beam_search is true, which goes by the model's own probabilities; leave one out",
                     param=name,
                 )
+        if self.most_cached > MAX_BEAM_TOKENS:
+            raise InvalidRequest(
+                f"max_tokens is {self.max_tokens} for each of n = {beams.width} beams, {self.most_cached} "
+                f"together; at most {MAX_BEAM_TOKENS} are allowed, lower one of them",
+                param="max_tokens",
+            )
 
     def to_proto(self) -> pb.SamplingParams:
+        """Return the message. Fields that have their default are absent where the proto allows it."""
         return pb.SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -288,17 +323,20 @@ class SamplingParams:
 
     @classmethod
     def from_proto(cls, message: pb.SamplingParams) -> SamplingParams:
-        """Read the message, with defaults for absent optional fields. Does not check: call `check()`.
+        """Read a message, with defaults for absent optional fields, without checking its numbers: call `check`.
 
-        Raises InvalidRequest for an unknown rule.
+        Raises InvalidRequest for an unknown acceptance rule.
         """
+        beams = None
+        if message.HasField("beams"):
+            beams = BeamParams.from_proto(message.beams)
         return cls(
             max_tokens=message.max_tokens,
             temperature=message.temperature,
             top_k=message.top_k,
-            top_p=message.top_p if message.HasField("top_p") else 1.0,
+            top_p=_field_or(message, "top_p", 1.0),
             min_p=message.min_p,
-            repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+            repetition_penalty=_field_or(message, "repetition_penalty", 1.0),
             presence_penalty=message.presence_penalty,
             frequency_penalty=message.frequency_penalty,
             logit_bias=dict(message.logit_bias),
@@ -308,21 +346,25 @@ class SamplingParams:
             choice=message.choice,
             stop_token_ids=tuple(message.stop_token_ids),
             ignore_eos=message.ignore_eos,
-            num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
-            lenience=message.lenience if message.HasField("lenience") else 1.0,
+            num_logprobs=_field_or(message, "num_logprobs", None),
+            lenience=_field_or(message, "lenience", 1.0),
             acceptance=acceptance_of(message.acceptance, "acceptance") or AcceptanceRule.REJECTION,
             grammar=message.grammar,
-            beams=BeamParams.from_proto(message.beams) if message.HasField("beams") else None,
+            beams=beams,
         )
 
 
 def acceptance_of(value: pb.AcceptanceRule, name: str) -> AcceptanceRule | None:
-    """Return the rule, or None when unspecified. Raises InvalidRequest, naming the field, for an unknown one."""
+    """Return the acceptance rule of a message's field `name`, or None where it is unspecified. Raises InvalidRequest
+    for an unknown one.
+    """
     return _known(AcceptanceRule, value, name)
 
 
 def draft_logprobs_of(value: pb.DraftLogprobs, name: str) -> DraftLogprobs | None:
-    """Return the way, or None when unspecified. Raises InvalidRequest, naming the field, for an unknown one."""
+    """Return the DraftLogprobs of a message's field `name`, or None where it is unspecified. Raises InvalidRequest for
+    an unknown one.
+    """
     return _known(DraftLogprobs, value, name)
 
 
@@ -330,8 +372,10 @@ Kind = TypeVar("Kind", AcceptanceRule, DraftLogprobs, EarlyStopping)
 
 
 def _known(kinds: type[Kind], value: int, name: str) -> Kind | None:
+    if not value:
+        return None
     try:
-        return kinds(value) if value else None
+        return kinds(value)
     except ValueError:
         raise InvalidRequest(f"{name} is {value}, which this server does not know", param=name) from None
 
@@ -346,7 +390,7 @@ def check_cache_salt(salt: str) -> None:
 
 
 def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequest naming the first id outside [0, vocab_size)."""
+    """Raise InvalidRequest for the first id outside [0, vocab_size). name: the parameter's, for the error."""
     for index, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
@@ -357,3 +401,9 @@ def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
 def _at_most(name: str, count: int, limit: int) -> None:
     if count > limit:
         raise InvalidRequest(f"{name} has {count} entries, at most {limit} are allowed", param=name)
+
+
+def _field_or(message: Any, field_name: str, default: Any) -> Any:
+    if not message.HasField(field_name):
+        return default
+    return getattr(message, field_name)

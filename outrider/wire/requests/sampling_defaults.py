@@ -1,6 +1,6 @@
-"""Sampling parameters that a checkpoint states in its generation_config.json, for requests that name none.
+"""Defaults of sampling parameters from a checkpoint's generation_config.json, for requests that do not give them.
 
-A target reads them, its gateway applies them. Both check them: a file and a peer may say anything.
+The target reads them, and its gateway applies them. Both check them: neither the file nor a peer is trusted.
 """
 
 from __future__ import annotations
@@ -13,47 +13,54 @@ from typing import Any
 from outrider.wire.requests.params import RANGES, SamplingParams
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Parameters with the same name in the file and in a request."""
 MAX_TOKENS = "max_tokens"
-STATED = {**{name: name for name in SAMPLING}, "max_new_tokens": MAX_TOKENS}
-"""By name in the file, what a request calls it."""
+STATED = {name: name for name in SAMPLING} | {"max_new_tokens": MAX_TOKENS}
+"""A request's name of a parameter, by its name in the file."""
 
 
 def stated_defaults(file: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
-    """Return what a generation_config.json states, and of each value that cannot be used why.
+    """Return the usable values of a generation_config.json by a request's names, and a sentence for each other value.
 
-    `do_sample: false` says greedy decoding, of which a temperature or a cut beside it are no part.
+    `do_sample: false` means greedy decoding: the temperature is then 0, and the file's other parameters do not apply.
     """
-    found: dict[str, float] = {}
-    wrong = []
-    for theirs, ours in STATED.items():
-        value = file.get(theirs)
+    defaults: dict[str, float] = {}
+    faults = list[str]()
+    for file_name, name in STATED.items():
+        value = file.get(file_name)
         if value is None:
             continue
-        if _is_usable(ours, value):
-            found[ours] = value
+        if _is_usable(name, value):
+            defaults[name] = value
         else:
-            wrong.append(f"{theirs} is {reprlib.repr(value)}, must be {RANGES[ours]}")
+            faults.append(f"{file_name} is {reprlib.repr(value)}, must be {RANGES[name]}")
     if file.get("do_sample") is False:
-        limits = {name: value for name, value in found.items() if name == MAX_TOKENS}
-        found = {"temperature": 0.0, **limits}
-    return found, wrong
+        greedy = {"temperature": 0.0}
+        if MAX_TOKENS in defaults:
+            greedy[MAX_TOKENS] = defaults[MAX_TOKENS]
+        return greedy, faults
+    return defaults, faults
 
 
-def usable_defaults(told: Mapping[str, float]) -> dict[str, float]:
-    """Return of what a peer tells the values that can be used."""
-    return {name: value for name, value in told.items() if _is_usable(name, value)}
+def usable_defaults(reported: Mapping[str, float]) -> dict[str, float]:
+    """Return those of the defaults that a peer reports which can be used."""
+    return {name: value for name, value in reported.items() if _is_usable(name, value)}
 
 
 def apply_defaults(params: SamplingParams, named: Set[str], defaults: Mapping[str, float]) -> SamplingParams:
-    """Return the parameters with the defaults in place of those that the request has not named.
+    """Return the parameters with the defaults in place of those that the request does not give.
 
-    Temperature 0 is greedy decoding, whoever says it: nothing else applies to it, not a penalty either.
+    named: names of the parameters that it gives. Temperature 0 is greedy decoding, whether the request or the
+    checkpoint gives it: no other default applies then, nor does a penalty.
     """
     if "temperature" not in named and "temperature" in defaults:
         params = dataclasses.replace(params, temperature=defaults["temperature"])
     if params.greedy:
         return params
-    missing: dict[str, Any] = {name: defaults[name] for name in SAMPLING if name in defaults and name not in named}
+    missing: dict[str, Any] = {}
+    for name in SAMPLING:
+        if name in defaults and name not in named:
+            missing[name] = defaults[name]
     if "top_k" in missing:
         missing["top_k"] = int(missing["top_k"])
     return dataclasses.replace(params, **missing)

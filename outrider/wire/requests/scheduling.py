@@ -1,7 +1,6 @@
-"""Whom a request is scheduled for, and who comes next where not everybody can at once. Imports no torch.
+"""`Scheduling`, for which caller and with which priority a request runs, and `VirtualTokens`, which caller is next.
 
-The gateway's queue, the prompts that a worker feeds, and steps of targets and drafts go by such counters, each by its
-own.
+The gateway's queue, a worker's prefill, and the steps of targets and drafts each have a `VirtualTokens` of their own.
 """
 
 from __future__ import annotations
@@ -16,29 +15,32 @@ PRIORITY = Range(-(2**31), 2**31 - 1)
 WEIGHT = Range(0.001, 1000)
 MAX_TPOT_MS = Range(0, 3_600_000, above_low=True)
 MAX_CALLER_BYTES = 32
+"""Bytes of `Scheduling.caller`, which is a digest of 256 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Whom a request is for, and how it stands among others."""
+    """How a request is scheduled among others."""
 
     caller: bytes = b""
-    """At most 32 bytes, the same in all requests of one caller; empty = those that name none, together."""
+    """Digest of the caller, at most 32 bytes; empty = the requests without a caller, which count as one caller's."""
     weight: float = 1.0
-    """What the caller is given where others want it, too, over what one of weight 1 is given. From 0.001 to 1000."""
+    """The caller's share where several compete, relative to a caller of weight 1; from 0.001 to 1000."""
     priority: int = 0
-    """Of a caller's requests, those with a lower number go first, as in vLLM."""
+    """Order among the caller's requests: a lower number runs first, as in vLLM."""
     max_tpot_ms: float | None = None
-    """Milliseconds that a token should take at most; drafts of all are left out for it. None = as long as it takes."""
+    """Milliseconds that an output token should take at most; a step verifies fewer draft tokens, of all slots, for it.
+    None = no aim."""
 
     def to_proto(self) -> pb.Scheduling:
+        """Return the message."""
         return pb.Scheduling(
             caller=self.caller, weight=self.weight, priority=self.priority, max_tpot_ms=self.max_tpot_ms or 0.0
         )
 
     @classmethod
     def from_proto(cls, message: pb.Scheduling) -> Scheduling:
-        """Read and check the message. Raises InvalidRequest."""
+        """Read and check a message. Raises InvalidRequest."""
         Range(0, MAX_CALLER_BYTES).check("bytes of caller", len(message.caller))
         if message.weight:
             WEIGHT.check("weight", message.weight)
@@ -48,37 +50,46 @@ class Scheduling:
 
 
 class VirtualTokens:
-    """Counts what each caller that is here was given, over its weight: of those that wait, who has least is next (Sheng
-    et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2, with the virtual time of weighted fair
-    queueing: Demers, Keshav and Shenker, 1989).
+    """Tokens that each active caller was served, divided by its weight. Of the waiting callers the one with the least
+    is served next.
 
-    Nobody saves up: who begins to wait has at least what those that wait have on average, by their weights. That grows
-    with all that is given, so that nobody waits for ever beside others that come and go.
+    It is algorithm 2 of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, with the virtual time of
+    weighted fair queueing (Demers, Keshav and Shenker, 1989). No caller saves up by not asking: one that begins to wait
+    starts at no less than the weighted mean of the waiting callers. The mean grows with every token served, so that no
+    caller waits for ever while others come and go.
     """
 
     def __init__(self) -> None:
-        self._given: dict[bytes, float] = {}
-        self._waiting: dict[bytes, float] = {}
+        self._served: dict[bytes, float] = {}
+        """Tokens over weight, by caller."""
+        self._weights: dict[bytes, float] = {}
+        """Weights of the waiting callers."""
         self._total_weight = 0.0
         self._average = 0.0
+        """Weighted mean of `_served` over the waiting callers."""
 
-    def wait(self, waiting: Mapping[bytes, float], here: Iterable[bytes]) -> None:
-        """Say who waits, with their weights, and who is here, waiting or not."""
-        given = self._given
-        self._given = {caller: given.get(caller, self._average) for caller in (*here, *waiting)}
-        for caller in waiting.keys() - self._waiting.keys():
-            self._given[caller] = max(self._given[caller], self._average)
-        self._waiting, self._total_weight = dict(waiting), sum(waiting.values())
+    def wait(self, waiting: Mapping[bytes, float], active: Iterable[bytes]) -> None:
+        """Set the waiting callers and their weights, and the active callers, waiting or not. Others are
+        forgotten.
+        """
+        served = dict[bytes, float]()
+        for caller in (*active, *waiting):
+            served[caller] = self._served.get(caller, self._average)
+        for caller in waiting.keys() - self._weights.keys():
+            served[caller] = max(served[caller], self._average)
+        self._served = served
+        self._weights = dict(waiting)
+        self._total_weight = sum(waiting.values())
 
     def give(self, caller: bytes, amount: float) -> None:
-        """Count what a caller is given that waits."""
-        self._given[caller] += amount / self._waiting[caller]
+        """Record that a waiting caller was served `amount` tokens."""
+        self._served[caller] += amount / self._weights[caller]
         self._average += amount / self._total_weight
 
     def given(self, caller: bytes) -> float:
-        """Return what it was given over its weight, by which callers that wait are compared."""
-        return self._given[caller]
+        """Return the tokens that a caller was served over its weight: the waiting caller with the least is next."""
+        return self._served[caller]
 
     def with_more(self, caller: bytes, amount: float) -> float:
-        """Return the same once a caller that waits is given so much more."""
-        return self._given[caller] + amount / self._waiting[caller]
+        """Return what `given` would be after serving a waiting caller `amount` more tokens."""
+        return self._served[caller] + amount / self._weights[caller]

@@ -1,4 +1,4 @@
-"""How an answer is drafted for: the same for draft and target. Imports no torch."""
+"""`Speculation`, how a slot is drafted for, and the checks of K and trees. Used by gateway, workers and SDK."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from outrider.wire.requests.params import DRAFT_TOKENS, MAX_DRAFT_TOKENS, Range,
 from outrider.wire.requests.tree_shape import TreeShape
 
 DEFAULT_TOPK = 128
-"""Most likely tokens in a distribution that is cut, unless the request says otherwise."""
+"""Tokens in a distribution of kind TOPK, unless the request gives draft_topk."""
 MIN_GAIN = 1.2
-"""Times the tokens of plain decoding that draft tokens have to promise in a step, and those of a draft in a trial. What
-they cost beside their rows, messages and memory that others read, was 5 to 10 % of a step of 8 to 64 answers on two
-cores, and at 1.1 eight answers were 0.91 times as fast as plain. At 1.4 draft tokens that pay are passed over."""
+"""Least speed-up over plain decoding, expected of a step's draft tokens or measured in a draft's trial, at which they
+are used. Costs that the estimate leaves out (messages, memory that others read) were 5 to 10 % of a step of 8 to 64
+slots on two cores: at 1.1 eight slots were 0.91 times as fast as plain, and at 1.4 useful draft tokens are refused."""
 MAX_DRAFTS = 8
-"""Draft workers that one answer may have."""
+"""Draft workers that one choice may have."""
 
 AUTO: Final = "auto"
 NumDraftTokens = int | Literal["auto"]
-"""K, how many draft tokens a step may verify: a number, for which steps wait, or AUTO, as many as pay, down to none.
+"""K, how many draft tokens a step may verify: a number, for which steps wait; or AUTO, as many as pay, down to none.
 0 = every step is plain."""
 
 
 def check_num_draft_tokens(value: object, name: str = "num_draft_tokens") -> NumDraftTokens:
-    """Return K. Raises InvalidRequest, naming the field `name`, for what is none."""
+    """Return the value as K. name: the parameter's, for errors. Raises InvalidRequest for what is no K."""
     if value == AUTO:
         return AUTO
     if not isinstance(value, bool) and isinstance(value, Integral) and 0 <= int(value) <= MAX_DRAFT_TOKENS:
@@ -40,17 +40,24 @@ def check_num_draft_tokens(value: object, name: str = "num_draft_tokens") -> Num
 
 
 def read_num_draft_tokens(text: str, name: str = "num_draft_tokens") -> NumDraftTokens:
-    """Return K as people write it. Raises InvalidRequest, naming the field `name`."""
-    return check_num_draft_tokens(int(text) if text.isdecimal() else text, name)
+    """Parse K: a number or "auto". name: the parameter's, for errors. Raises InvalidRequest."""
+    if text.isdecimal():
+        return check_num_draft_tokens(int(text), name)
+    return check_num_draft_tokens(text, name)
 
 
 def num_draft_tokens_to_proto(num_draft_tokens: NumDraftTokens) -> pb.NumDraftTokens:
-    return pb.NumDraftTokens(number=num_draft_tokens if isinstance(num_draft_tokens, int) else None)
+    """Return the message of K."""
+    if isinstance(num_draft_tokens, int):
+        return pb.NumDraftTokens(number=num_draft_tokens)
+    return pb.NumDraftTokens()
 
 
 def num_draft_tokens_from_proto(message: pb.NumDraftTokens, name: str = "num_draft_tokens") -> NumDraftTokens:
-    """Read and check the message. Raises InvalidRequest, naming the field `name`."""
-    return check_num_draft_tokens(message.number if message.HasField("number") else AUTO, name)
+    """Read and check a message. name: the field's, for errors. Raises InvalidRequest."""
+    if not message.HasField("number"):
+        return AUTO
+    return check_num_draft_tokens(message.number, name)
 
 
 def check_what_is_drafted(
@@ -60,8 +67,9 @@ def check_what_is_drafted(
     max_draft_tokens: int,
     prefix: str = "",
 ) -> None:
-    """Raise InvalidRequest for more draft tokens than a server allows, and for what does not go with a tree; None = not
-    given. prefix: of the fields' names.
+    """Raise InvalidRequest for more draft tokens than `max_draft_tokens`, and for parameters that exclude a tree.
+
+    An argument that is None was not given. prefix: of the parameters' names in errors, such as "speculation.".
     """
     too_many = f"and at most {max_draft_tokens} tokens are drafted; give fewer, or raise max_draft_tokens"
     if isinstance(num_draft_tokens, int) and num_draft_tokens > max_draft_tokens:
@@ -83,50 +91,56 @@ def check_what_is_drafted(
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How a slot is drafted for; by default not at all: a step may verify no draft token."""
+    """How a slot is drafted for. The default is plain decoding: no step verifies a draft token."""
 
     num_draft_tokens: NumDraftTokens = AUTO
     """K; AUTO where there is a tree."""
     max_draft_tokens: int = 0
-    """Most draft tokens that a step may verify, of all drafters together: the bound of AUTO, and of merged trees."""
+    """Most draft tokens that a step may verify, of all drafters together: the limit of AUTO and of merged trees."""
     tree: TreeShape | None = None
-    """What a step verifies, and waits for; None = a chain of K, or what pays."""
+    """Shape of the tree that each step waits for and verifies; None = a chain of K tokens, or as many as pay."""
     draft_logprobs: DraftLogprobs = DraftLogprobs.AUTO
     draft_topk: int = DEFAULT_TOPK
-    """Most likely tokens in a distribution that is cut."""
+    """Tokens in a distribution of kind TOPK."""
     sequential: bool = False
-    """Draft and target take turns."""
+    """Whether draft and target run in turn: the draft waits for each verdict."""
     place: int = 0
-    """Index of a draft among those of the answer."""
+    """Index of this draft worker among those of the choice."""
     explain: bool = False
-    """Whether the target's verdicts say what was verified and what was refused."""
+    """Whether the target's verdicts carry what was verified and rejected."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether every step is without drafts."""
+        """Whether no step verifies draft tokens."""
         return self.num_draft_tokens == 0 or not self.max_draft_tokens
 
     @property
     def is_fixed(self) -> bool:
-        """Whether a step waits for drafts rather than taking what pays."""
+        """Whether steps wait for a given number of draft tokens, instead of verifying those that pay."""
         return self.num_draft_tokens != AUTO or self.tree is not None
 
     @property
     def max_depth(self) -> int:
-        """The most draft tokens that a step may accept."""
+        """Most draft tokens that a step may accept."""
         if self.is_plain or self.tree is None:
             return self.chain_len(self.max_draft_tokens)
         return self.tree.depth
 
-    def chain_len(self, room: int) -> int:
-        """Return how many draft tokens a step with room for `room` may verify one after the other."""
-        return min(self.num_draft_tokens, room) if isinstance(self.num_draft_tokens, int) else room
+    def chain_len(self, budget: int) -> int:
+        """Return the length of the longest chain that a step may verify within a budget of draft tokens."""
+        if isinstance(self.num_draft_tokens, int):
+            return min(self.num_draft_tokens, budget)
+        return budget
 
     def to_proto(self) -> pb.Speculation:
+        """Return the message."""
+        tree = None
+        if self.tree is not None:
+            tree = self.tree.to_proto()
         return pb.Speculation(
             num_draft_tokens=num_draft_tokens_to_proto(self.num_draft_tokens),
             max_draft_tokens=self.max_draft_tokens,
-            tree=None if self.tree is None else self.tree.to_proto(),
+            tree=tree,
             draft_logprobs=self.draft_logprobs.value,
             draft_topk=self.draft_topk,
             sequential=self.sequential,
@@ -136,14 +150,17 @@ class Speculation:
 
     @classmethod
     def from_proto(cls, message: pb.Speculation, vocab_size: int) -> Speculation:
-        """Read and check the message. Raises InvalidRequest."""
+        """Read and check a message. vocab_size: the limit of draft_topk. Raises InvalidRequest."""
         Range(0, MAX_DRAFT_TOKENS).check("max_draft_tokens", message.max_draft_tokens)
         num_draft_tokens = num_draft_tokens_from_proto(message.num_draft_tokens)
         if isinstance(num_draft_tokens, int):
             Range(0, message.max_draft_tokens).check("num_draft_tokens", num_draft_tokens)
         encoding = draft_logprobs_of(message.draft_logprobs, "draft_logprobs")
-        Range(1 if encoding is DraftLogprobs.TOPK else 0, vocab_size).check("draft_topk", message.draft_topk)
-        tree = TreeShape.from_proto(message.tree) if message.HasField("tree") else None
+        min_topk = 1 if encoding is DraftLogprobs.TOPK else 0
+        Range(min_topk, vocab_size).check("draft_topk", message.draft_topk)
+        tree = None
+        if message.HasField("tree"):
+            tree = TreeShape.from_proto(message.tree)
         Range(0, MAX_DRAFTS - 1).check("place", message.place)
         if tree is not None:
             Range(0, message.max_draft_tokens).check("nodes of tree", tree.most_nodes)

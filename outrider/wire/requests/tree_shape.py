@@ -1,8 +1,9 @@
-"""The shape of a tree of drafts: as users write it, as it travels, and cut to the room left. Imports no torch."""
+"""`TreeShape`, the shape of a draft tree: parsed from what users write, sent to workers, and reduced to a budget."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.v1 import common_pb2 as pb
@@ -10,23 +11,25 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 FORMS = 'children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4'
+"""How errors and documents describe the forms of a tree."""
 _WIDTHS = re.compile(r"[0-9]{1,4}(x[0-9]{1,4}){0,63}")
 _BEST = re.compile(r"best:([0-9]{1,4})x([0-9]{1,4})")
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """Either `widths`, or `num_nodes` and `max_depth`. Depth 1 follows the committed tokens."""
+    """Shape of a draft tree: either `widths`, or `num_nodes` and `max_depth`. Depth 1 follows the committed tokens."""
 
     widths: tuple[int, ...] = ()
-    """Children of every node at depths 0, 1, ..."""
+    """Children of every node at depths 0, 1, ...: (4, 2) has 4 nodes at depth 1 and 8 at depth 2."""
     num_nodes: int = 0
-    """Most nodes; those of largest path probability under the draft are taken."""
+    """Most nodes of the tree: those with the largest product of draft probabilities from the root are verified."""
     max_depth: int = 0
+    """Largest depth of a node in such a tree."""
 
     @classmethod
     def parse(cls, text: str, name: str = "tree") -> TreeShape:
-        """Parse one of FORMS. Raises InvalidRequest naming `name`."""
+        """Parse one of FORMS. name: the parameter's, for errors. Raises InvalidRequest."""
         best = _BEST.fullmatch(text)
         if best is not None:
             shape = cls(num_nodes=int(best[1]), max_depth=int(best[2]))
@@ -38,25 +41,32 @@ class TreeShape:
         return shape
 
     def __str__(self) -> str:
-        return "x".join(map(str, self.widths)) if self.widths else f"best:{self.num_nodes}x{self.max_depth}"
+        if self.widths:
+            return "x".join(map(str, self.widths))
+        return f"best:{self.num_nodes}x{self.max_depth}"
 
     @property
     def depth(self) -> int:
         """Largest depth that a node may have."""
-        return len(self.widths) if self.widths else min(self.max_depth, self.num_nodes)
+        if self.widths:
+            return len(self.widths)
+        return min(self.max_depth, self.num_nodes)
 
     @property
     def most_nodes(self) -> int:
+        """Most nodes that the tree may have, the root left out."""
+        # widths (4, 2, 1): 4 + 8 + 8 = 20
         if not self.widths:
             return self.num_nodes
-        total, level = 0, 1
+        num_nodes = 0
+        num_at_depth = 1
         for width in self.widths:
-            level *= width
-            total += level
-        return total
+            num_at_depth *= width
+            num_nodes += num_at_depth
+        return num_nodes
 
     def check(self, name: str = "tree") -> None:
-        """Raise InvalidRequest, naming `name`, for a shape that nobody can draft or verify."""
+        """Raise InvalidRequest for a shape that cannot be drafted or verified. name: the parameter's, for errors."""
         if self.widths and self.num_nodes:
             raise InvalidRequest(f"{name} has both widths and num_nodes; give one of them", param=name)
         numbers = self.widths or (self.num_nodes, self.max_depth)
@@ -72,26 +82,38 @@ class TreeShape:
             )
 
     def fitted(self, depth: int, num_nodes: int) -> TreeShape | None:
-        """Return a shape no deeper than `depth` and with at most `num_nodes` nodes, or None when nothing is left.
+        """Return the shape reduced to at most `depth` levels and `num_nodes` nodes, or None where no node remains.
 
-        The deepest levels go first, then one child at a time of the widest.
+        The deepest levels are dropped first, then one child at a time from the widest level.
         """
+        # 4x2x1 to a depth of 2 and 8 nodes: 4x2 (12 nodes), 3x2 (9), 2x2 (6)
         if depth < 1 or num_nodes < 1:
             return None
         if not self.widths:
             return replace(self, num_nodes=min(self.num_nodes, num_nodes), max_depth=min(self.max_depth, depth))
         shape = replace(self, widths=self.widths[: min(depth, num_nodes)])
         while shape.most_nodes > num_nodes:
-            widest = max(range(len(shape.widths)), key=lambda d: (shape.widths[d], d))  # the deepest if equal
-            shape = replace(shape, widths=tuple(w - (d == widest) for d, w in enumerate(shape.widths)))
+            widths = list(shape.widths)
+            widths[_widest_level(widths)] -= 1
+            shape = replace(shape, widths=tuple(widths))
         return shape
 
     def to_proto(self) -> pb.TreeShape:
+        """Return the message."""
         return pb.TreeShape(widths=self.widths, num_nodes=self.num_nodes, max_depth=self.max_depth)
 
     @classmethod
     def from_proto(cls, message: pb.TreeShape, name: str = "tree") -> TreeShape:
-        """Read and check the message. Raises InvalidRequest."""
+        """Read and check a message. name: the field's, for errors. Raises InvalidRequest."""
         shape = cls(tuple(message.widths), message.num_nodes, message.max_depth)
         shape.check(name)
         return shape
+
+
+def _widest_level(widths: Sequence[int]) -> int:
+    # [4, 2, 4]: 2, the deepest of equal ones
+    widest = 0
+    for level, width in enumerate(widths):
+        if width >= widths[widest]:
+            widest = level
+    return widest

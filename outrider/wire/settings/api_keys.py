@@ -1,4 +1,4 @@
-"""The file of API keys: what `outrider keys` writes and the gateway reads. Keys are in it as hashes only."""
+"""The file of API keys, which `outrider keys` writes and the gateway reads. It holds keys as hashes only."""
 
 from __future__ import annotations
 
@@ -13,48 +13,50 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.requests.scheduling import WEIGHT
-from outrider.wire.settings.config import ContentControlTokens, Positive, reason
+from outrider.wire.settings.config import ContentControlTokens, Positive, location_of, reason
 from outrider.wire.settings.files import write_whole
 
 PREFIX = "or-"
+"""Beginning of every key."""
 KEY_BYTES = 32
-"""Random bytes of a key: twice as many are no harder to guess in practice, and longer to paste."""
+"""Random bytes of a key."""
 MAX_FILE_BYTES = 4 << 20
-"""Bytes of the file, read on the event loop. Doubled, a change of the largest one holds it up twice as long."""
+"""Bytes of the file, which the gateway reads on its event loop."""
 HEADING = (
     "# API keys of an Outrider gateway, hashed. Written by `outrider keys`; docs/keys.md says what the fields mean.\n"
 )
 
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The one in C is ten times as fast: the gateway reads the file on its event loop."""
+"""YAML's loader in C if there is one: it is ten times as fast, and the gateway reads the file on its event loop."""
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Without a zone it is UTC."""
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=UTC)
+    return moment
 
 
 class ApiKey(BaseModel):
-    """One key and what it may do. A limit that is absent does not hold."""
+    """One API key, as a hash, and its limits. An absent limit means no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-    """Whose it is: in logs, metrics and errors, where the key itself never is."""
+    """Name of the key's holder, which stands in logs, metrics and errors in place of the key."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Of the key, hexadecimal."""
+    """SHA-256 of the key, hexadecimal."""
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
-    """Prompt and output."""
+    """Tokens of prompts and outputs."""
     max_concurrent: Positive | None = None
-    """Answers running or waiting at once."""
+    """Choices that run or wait at once."""
     weight: Annotated[float, Field(ge=WEIGHT.low, le=WEIGHT.high)] = 1.0
-    """What it is given where others want it, too, over what a key of weight 1 is given."""
+    """The key's share where several compete, relative to a key of weight 1."""
     control_tokens_in_content: ContentControlTokens = "allow"
-    """text: control tokens in what its chats hold are text, whatever the gateway's own setting is."""
+    """text: the texts of control tokens in its chats are plain text, whatever the gateway's setting is."""
     expires: Annotated[datetime, AfterValidator(_in_utc)] | None = None
-    """From then on it is refused. Without a zone it is UTC."""
+    """Time from which the key is refused; UTC if it has no zone."""
 
 
 class _KeyFile(BaseModel):
@@ -64,17 +66,19 @@ class _KeyFile(BaseModel):
 
 
 def new_key() -> str:
-    """256 random bits, to be shown once."""
+    """Return a new key with 256 random bits. It is stored nowhere: show it once."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def digest_of(key: str) -> str:
-    """SHA-256, hexadecimal. A key has 256 random bits, so there is nothing to guess that a slow hash would protect."""
+    """Return the SHA-256 of a key, hexadecimal. A key of 256 random bits cannot be guessed, so that no slow hash is
+    needed.
+    """
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def read_keys(path: str | Path) -> tuple[ApiKey, ...]:
-    """From YAML or JSON, {"keys": [...]}. Raises ConfigError naming the file, the line, the entry and what is wrong."""
+    """Read the keys of a file of YAML or JSON, {"keys": [...]}. Raises ConfigError with file, line, entry and fault."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -90,13 +94,15 @@ def _parse(data: bytes, path: str | Path) -> tuple[ApiKey, ...]:
         found = _KeyFile.model_validate(yaml.load(data, Loader=_LOADER))
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
+        location = location_of(first) or "the file"
         line = _line_of(first["loc"], data)
-        raise ConfigError(f"api_keys: {path}, line {line}: {where or 'the file'}: {reason(first)}") from None
+        raise ConfigError(f"api_keys: {path}, line {line}: {location}: {reason(first)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or no such date
-        place = getattr(error, "problem_mark", None)  # its own message quotes the file
-        where = "" if place is None else f", line {min(place.line + 1, len(data.splitlines()))}"
-        raise ConfigError(f"api_keys: {path} is neither YAML nor JSON{where}") from None
+        mark = getattr(error, "problem_mark", None)  # not the error's own message, which quotes the file
+        line_text = ""
+        if mark is not None:
+            line_text = f", line {min(mark.line + 1, len(data.splitlines()))}"
+        raise ConfigError(f"api_keys: {path} is neither YAML nor JSON{line_text}") from None
     for field in ("name", "sha256"):
         seen: set[str] = set()
         for key in found.keys:
@@ -106,23 +112,32 @@ def _parse(data: bytes, path: str | Path) -> tuple[ApiKey, ...]:
     return found.keys
 
 
-def _line_of(place: tuple[int | str, ...], data: bytes) -> int:
-    """Of what is there, or of what it is missing in. From 1."""
+def _line_of(location: tuple[int | str, ...], data: bytes) -> int:
+    # From 1: ("keys", 0, "name") is on the line of that value, or of the entry in which it is missing.
     node = yaml.compose(data, Loader=_LOADER)
-    for part in place:
+    for part in location:
         if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
             node = node.value[part]
         elif isinstance(node, yaml.MappingNode):
-            node = next((value for key, value in node.value if key.value == part), node)
-    return 1 if node is None else int(node.start_mark.line) + 1
+            node = _value_of(node, part)
+    if node is None:
+        return 1
+    return int(node.start_mark.line) + 1
+
+
+def _value_of(node: yaml.MappingNode, name: int | str) -> Any:
+    for key, value in node.value:
+        if key.value == name:
+            return value
+    return node
 
 
 def write_keys(path: str | Path, keys: tuple[ApiKey, ...]) -> None:
-    """At once or not at all. A new file is for its owner alone, one that is there keeps owner and mode. Raises
-    ConfigError.
+    """Write the file as a whole or not at all. A new file is readable by its owner alone; one that is replaced keeps
+    its owner and mode. Raises ConfigError.
     """
-    entries: list[dict[str, Any]] = [
-        key.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for key in keys
-    ]
+    entries = list[dict[str, Any]]()
+    for key in keys:
+        entries.append(key.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
     text = HEADING + yaml.safe_dump({"keys": entries}, sort_keys=False)
     write_whole(path, text.encode(), private=True)

@@ -1,4 +1,4 @@
-"""Files written at once or not at all: keys, certificates, API keys."""
+"""`write_whole`, which replaces a file as a whole or not at all. Used for API keys, certificates and their keys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from outrider.wire.errors import ConfigError
 
 
 def write_whole(path: str | Path, content: bytes, *, private: bool) -> None:
-    """private: a new file is for its owner alone. One that is replaced keeps its owner, group and mode, where this
-    process may give them. A link stays one, and what it leads to is replaced. Raises ConfigError.
+    """Write a file, or leave it as it was if that fails. Raises ConfigError.
+
+    private: whether a new file is readable by its owner alone. A file that is replaced keeps its owner, group and mode,
+    if this process may set them. For a link, the file that it leads to is replaced.
     """
     real = Path(os.path.realpath(path))
     try:
-        handle, temporary = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.")  # for its owner alone
+        handle, temporary = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.")  # readable by its owner alone
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
@@ -35,7 +37,7 @@ def write_whole(path: str | Path, content: bytes, *, private: bool) -> None:
 
 
 def _make_like(path: str, before: os.stat_result) -> None:
-    """Its mode only with its group, as another group must not read what was for that one."""
+    # The mode is copied only with the group: another group must not read what the mode allowed to that one.
     for owner in (before.st_uid, -1):
         with contextlib.suppress(OSError):
             os.chown(path, owner, before.st_gid)

@@ -1,8 +1,7 @@
-"""Share the memory of one GPU out among the workers that are placed on it. No torch.
+"""`gpu_memory_utilization` of workers that share one GPU: each gets a fraction by the size of its model.
 
-One rule for the launcher's placement and for `outrider up --no-ray`: each worker gets a share of the whole GPU by the
-size of its model, as its `gpu_memory_utilization`. What a worker takes then depends neither on the order in which
-workers load nor on what another has taken so far.
+Used by the launcher's placement and by `outrider up --no-ray`. The memory that a worker takes then depends neither on
+the order in which workers load nor on what others have taken so far.
 """
 
 from __future__ import annotations
@@ -19,63 +18,60 @@ from outrider.wire.settings.config import GPU_FRACTION, TargetConfig
 from outrider.wire.settings.pools import Pool
 
 OVERHEAD_BYTES = 2 << 30
-"""Bytes of a worker beside weights and KV cache. A full step of 64 slots with a vocabulary of 128,256 decides in 1.8
-GiB (`loading.memory.decision_bytes`)."""
+"""Bytes that a worker needs besides weights and KV cache. The decisions of a full step of 64 slots with a vocabulary of
+128,256 take 1.8 GiB (`loading.memory.decision_bytes`)."""
 UNPACKED_BYTES = 2
-"""Bytes of a number of a GGUF file as a GPU holds it, bfloat16."""
+"""Bytes of a GGUF file's number on a GPU, as bfloat16."""
 MAX_INDEX_BYTES = 24 << 20
-"""Bytes of an index of weights that are read; DeepSeek V3's has 9 MiB."""
+"""Bytes of an index of weights that are read; DeepSeek V3's index has 9 MiB."""
 
 
 def gpu_shares(pools: Iterable[Pool]) -> dict[str, float]:
-    """Return the share of one GPU that a worker of each pool gets, by the pool's name; rounded down, together at most
-    1. Each pool has `max` workers there.
+    """Return the share of one GPU for a worker of each pool, by the pool's name, if all workers of these pools (`max`
+    of each) are on it. Shares are rounded down and sum to at most 1.
 
-    A share is in proportion to weights and OVERHEAD_BYTES, so all the rest of the memory is, too. Where the size of a
-    model is not known here, drafts get a quarter in all, as they do of a machine's cores.
+    A share is in proportion to a worker's weights plus OVERHEAD_BYTES. Where the size of a model is not known on this
+    machine, drafts get a quarter in all, as they do of a machine's cores.
     """
+    # Weights of 14 and 2 GiB: 16 and 4 GiB with overhead, so 0.8 and 0.2.
     sharing = list(pools)
-    amounts: dict[str, float] = {}
-    for pool in sharing:
-        size = num_weight_bytes(pool.worker.model)
-        if size is None:
-            amounts = _amounts_by_role(sharing)
-            break
-        num_ranks = pool.worker.tensor_parallel if isinstance(pool.worker, TargetConfig) else 1
-        amounts[pool.name] = needed_bytes(size / num_ranks)
+    amounts = _amounts_by_weights(sharing)
+    if amounts is None:
+        amounts = _amounts_by_role(sharing)
     total = sum(amounts[pool.name] * pool.max for pool in sharing)
     return {name: share_of(amount, total) for name, amount in amounts.items()}
 
 
 def share_of(amount: float, total: float) -> float:
-    """Return the share of one GPU for an amount of that total, rounded down to hundredths."""
+    """Return `amount` over `total`, rounded down to hundredths."""
     return int(100 * amount / total) / 100
 
 
 def needed_bytes(num_weight_bytes: float) -> float:
-    """Return the bytes by which the share of a worker with weights of that size is reckoned."""
+    """Return the bytes of a worker with weights of `num_weight_bytes`, without a KV cache: shares are by this size."""
     return num_weight_bytes + OVERHEAD_BYTES
 
 
 def utilization_of(share: float, fraction: float = GPU_FRACTION) -> float:
-    """Return `gpu_memory_utilization` of a worker that has that share of this fraction of a GPU, rounded down to
-    thousandths.
-    """
+    """Return `gpu_memory_utilization` for a share of `fraction` of a GPU, rounded down to thousandths."""
     return int(1000 * share * fraction) / 1000
 
 
-def utilizations(pools: Iterable[Pool], wanted: float | None = None) -> dict[str, float]:
-    """Return `gpu_memory_utilization` of the pools whose workers have one GPU between them, by the pool's name.
+def utilizations(pools: Iterable[Pool], max_fraction: float | None = None) -> dict[str, float]:
+    """Return `gpu_memory_utilization` of the pools whose workers share one GPU, by the pool's name.
 
-    Pools whose settings have it keep theirs, and the others share the rest. wanted: what all of them may take of the
-    GPU; None = GPU_FRACTION, and a worker alone takes what it finds.
+    Pools whose settings have it keep theirs and are left out; the others share the rest. max_fraction: fraction of the
+    GPU that all may take together; None = GPU_FRACTION, and nothing is returned for a worker alone, which goes by the
+    free memory. Raises ConfigError where nothing remains.
     """
-    users = list(pools)
-    fraction = GPU_FRACTION if wanted is None else wanted
-    if wanted is None and sum(pool.count for pool in users) < 2:
+    sharing = list(pools)
+    if max_fraction is None and sum(pool.count for pool in sharing) < 2:
         return {}
-    taken = sum((pool.worker.gpu_memory_utilization or 0.0) * pool.max for pool in users)
-    open_pools = [pool for pool in users if pool.worker.gpu_memory_utilization is None]
+    fraction = GPU_FRACTION
+    if max_fraction is not None:
+        fraction = max_fraction
+    taken = sum((pool.worker.gpu_memory_utilization or 0.0) * pool.max for pool in sharing)
+    open_pools = [pool for pool in sharing if pool.worker.gpu_memory_utilization is None]
     remaining = fraction - taken
     if open_pools and remaining <= 0:
         raise ConfigError(
@@ -88,25 +84,24 @@ def utilizations(pools: Iterable[Pool], wanted: float | None = None) -> dict[str
 
 def num_weight_bytes(model: str) -> int | None:
     """Return the bytes of a model's safetensors files, in its folder or in the hub's cache, or of a GGUF file's weights
-    when they are unpacked; None where not all of them are on this machine.
+    once unpacked; None where not all of them are on this machine.
     """
     try:
         if is_gguf(model):
             return _num_unpacked_bytes(model)
         paths = _weight_files(model)
-        return sum(path.stat().st_size for path in paths) if paths else None
-    except (ConfigError, OSError):  # the worker says what is wrong with it
+        if not paths:
+            return None
+        return sum(path.stat().st_size for path in paths)
+    except (ConfigError, OSError):  # the worker reports what is wrong with the model
         return None
 
 
 def _weight_files(model: str) -> list[Path]:
+    # Empty where one of them is missing.
     index = _find(model, INDEX)
     if index is not None:
-        with index.open("rb") as file:
-            shards = sorted(set(parse_weight_map(file.read(MAX_INDEX_BYTES), str(index)).values()))
-        found = [_find(model, shard) for shard in shards]
-        paths = [path for path in found if path is not None]
-        return paths if len(paths) == len(shards) else []
+        return _indexed_files(model, index)
     for name in SAFE:
         path = _find(model, name)
         if path is not None:
@@ -114,11 +109,24 @@ def _weight_files(model: str) -> list[Path]:
     return []
 
 
+def _indexed_files(model: str, index: Path) -> list[Path]:
+    with index.open("rb") as file:
+        weight_map = parse_weight_map(file.read(MAX_INDEX_BYTES), str(index))
+    paths = list[Path]()
+    for shard in sorted(set(weight_map.values())):
+        path = _find(model, shard)
+        if path is None:
+            return []
+        paths.append(path)
+    return paths
+
+
 def _num_unpacked_bytes(model: str) -> int | None:
     path = local_path(model)
     if path is None:
         repository, name = split_hub_id(model)
-        path = None if name is None else _find(repository, name)
+        if name is not None:
+            path = _find(repository, name)
     if path is None:
         return None
     return UNPACKED_BYTES * sum(tensor.num_elements for tensor in read_header(path).tensors.values())
@@ -128,19 +136,37 @@ def _find(model: str, name: str) -> Path | None:
     folder = local_path(model)
     if folder is not None:
         path = folder / name
-        return path if path.is_file() else None
-    with contextlib.suppress(ImportError, ValueError):  # no library, or no id of a hub
+        if not path.is_file():
+            return None
+        return path
+    with contextlib.suppress(ImportError, ValueError):  # the library is not installed, or it is no id of a hub
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(model, name)
-        return Path(cached) if isinstance(cached, str) else None
+        if isinstance(cached, str):
+            return Path(cached)
     return None
 
 
-def _amounts_by_role(pools: Sequence[Pool]) -> dict[str, float]:
-    numbers = {"target": 0, "draft": 0}
+def _amounts_by_weights(pools: Sequence[Pool]) -> dict[str, float] | None:
+    # Bytes of one worker by the pool's name; None where the size of a model is not known.
+    amounts: dict[str, float] = {}
     for pool in pools:
-        numbers[pool.role] += pool.max
-    of_drafts = 0.25 if numbers["target"] else 1.0
-    amounts = {"target": 1 - of_drafts, "draft": of_drafts}
-    return {pool.name: amounts[pool.role] / numbers[pool.role] for pool in pools}
+        size = num_weight_bytes(pool.worker.model)
+        if size is None:
+            return None
+        num_ranks = 1
+        if isinstance(pool.worker, TargetConfig):
+            num_ranks = pool.worker.tensor_parallel
+        amounts[pool.name] = needed_bytes(size / num_ranks)
+    return amounts
+
+
+def _amounts_by_role(pools: Sequence[Pool]) -> dict[str, float]:
+    # Of 1, for one worker, by the pool's name: two targets and a draft have 0.375, 0.375 and 0.25.
+    num_workers = {"target": 0, "draft": 0}
+    for pool in pools:
+        num_workers[pool.role] += pool.max
+    draft_amount = 0.25 if num_workers["target"] else 1.0
+    amounts = {"target": 1 - draft_amount, "draft": draft_amount}
+    return {pool.name: amounts[pool.role] / num_workers[pool.role] for pool in pools}

@@ -1,6 +1,6 @@
-"""The settings of a whole system: what its file says, and what `outrider up` makes of file, flags and environment.
+"""`SystemConfig`, the settings of a whole system: pools of workers, gateways and how they are placed.
 
-The launcher reads the same form.
+The launcher reads it from a file; `outrider up` merges file, flags and environment (`merged`).
 """
 
 from __future__ import annotations
@@ -20,42 +20,43 @@ from outrider.wire.requests.drafters import TABLE_DRAFTERS, Drafter
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, Seconds, TargetConfig, WorkerConfig
 from outrider.wire.settings.pools import Pool, Role, Values, mapping, read_model, read_part, read_pools
 
-_SHORT: tuple[Role, ...] = ("target", "draft")
-_KNOWN = frozenset({*_SHORT, "targets", "drafts", "gateways", "gateway", "ray", "scaling", "gpu_memory_utilization"})
-_OURS = frozenset({"target", "draft", "target_for_draft", "registry"})
-"""Settings of the gateway that follow from where the workers are."""
-FROM_POOLS = _OURS | {"model_name"}
-"""Settings of the gateway that the pools say: its environment must not."""
+_ROLES: tuple[Role, ...] = ("target", "draft")
+"""Keys of a system's file that stand for one pool each; the keys of pools by name are "targets" and "drafts"."""
+_KNOWN = frozenset({*_ROLES, "targets", "drafts", "gateways", "gateway", "ray", "scaling", "gpu_memory_utilization"})
+"""Keys of a system's file."""
+_FROM_ADDRESSES = frozenset({"target", "draft", "target_for_draft", "registry"})
+"""Settings of the gateway that follow from the workers' addresses."""
+FROM_POOLS = _FROM_ADDRESSES | {"model_name"}
+"""Settings of the gateway that are made from the pools; those of its environment are ignored."""
 START_TIMEOUT_S = 900.0
-"""Seconds that workers may take to load their models. Twice as much: one that hangs is reported twice as late."""
+"""Seconds that workers may take to load their models."""
 NODE_TIMEOUT_S = 300.0
-"""Seconds to wait at the start for machines of a cluster that have what the workers need. Twice as much: a machine that
-is missing is reported twice as late."""
+"""Seconds to wait at the start for machines of a cluster that have what the workers need."""
 
 
 DEMO_NAME = "outrider-demo"
-"""Id under which the demo pair is served: its folder's path would say little."""
+"""Id under which the demo pair is served."""
 
 
 class RayConfig(BaseModel):
-    """How Ray places the workers, and how gateways hear of them."""
+    """How Ray places the workers, and at which address gateways get the list of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     address: str | None = None
-    """A running cluster's address, or "auto"; absent = start Ray on this machine and end it with the system."""
+    """Address of a running cluster, or "auto"; absent = start Ray on this machine and end it with the system."""
     name: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
-    """The system's name on the cluster. With it, workers outlive a launcher that was killed, and the next of this name
-    takes them over, but for split targets (tensor_parallel); absent = they end with it."""
+    """The system's name on the cluster. With a name, workers outlive a launcher that was killed, and the next launcher
+    of the name takes them over, except split targets (tensor_parallel); absent = they end with the launcher."""
     registry: str | None = Field(default=None, pattern=r"^.+:\d{1,5}$")
-    """host:port that gateways join at; port 0 takes a free one. Absent = a free one that only this machine reaches, or
-    0.0.0.0:7000 when the launcher runs alone."""
+    """host:port of the registry that gateways join; port 0 takes a free one. Absent = a free port that only this
+    machine reaches, or 0.0.0.0:7000 when the launcher runs alone."""
     tls_dir: str | None = None
-    """Folder with ca.pem, cert.pem and key.pem for the registry and for the calls to workers, as at the workers."""
+    """Folder with ca.pem, cert.pem and key.pem for the registry and for the calls to workers, as the workers' own."""
 
     @property
     def workers_outlive_launcher(self) -> bool:
-        """Return whether the workers go on without their launcher, for the next of its name to take over."""
+        """Whether the workers keep running without their launcher, until the next of its name takes them over."""
         return self.name is not None and self.address is not None
 
 
@@ -65,22 +66,21 @@ class ScalingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     queue_high: float = Field(default=1.0, gt=0)
-    """Answers that wait for a place, or were refused one in the last 5 s, for each target: above it, one more is
-    started."""
+    """Choices per target that wait in the queue, or were refused in the last 5 s, above which a target is added."""
     busy_high: float = Field(default=0.85, gt=0, le=1)
-    """Mean share of the time that a pool's targets compute: above it, one more is started. Drafts draft ahead whenever
-    they can."""
+    """Mean fraction of the time in which a pool's targets compute, above which a target is added. Drafts do not count:
+    they draft ahead whenever they can."""
     busy_low: float = Field(default=0.5, ge=0, lt=1)
-    """One is given up when the others would then be busy for less than this."""
+    """A worker is removed if the others would then be busy for less than this fraction of the time."""
     late_high: float = Field(default=0.25, gt=0, le=1)
-    """Share of the steps for which drafts were right and came too late: above it, one more draft is started."""
+    """Fraction of the steps for which draft tokens were right but late, above which a draft is added."""
     up_after_s: Seconds = 5.0
-    """How long it must be too much without a pause."""
+    """Seconds without a pause in which the load must be too high before a worker is added."""
     down_after_s: Seconds = 60.0
-    """How long it must be too little without a pause."""
+    """Seconds without a pause in which the load must be too low before a worker is removed."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_order(self) -> Self:
         if self.busy_low >= self.busy_high:
             raise ValueError(f"busy_low {self.busy_low:g} is not below busy_high {self.busy_high:g}")
         return self
@@ -88,31 +88,36 @@ class ScalingConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SystemConfig:
-    """Pools of workers, how they are placed, and the gateways. `gateway` holds what was given: addresses come later."""
+    """Settings of a system: pools of workers, how they are placed, and the gateways."""
 
     pools: tuple[Pool, ...]
     """Targets first."""
     ray: RayConfig | None
-    """None = plain processes."""
+    """None = workers are plain processes of this machine."""
     scaling: ScalingConfig
     gateways: int
+    """Number of gateways."""
     gateway: Values
+    """Settings of each gateway as they were given, without the addresses of workers: see `gateway_config`."""
     gpu_memory_utilization: float | None = None
-    """Share of each GPU that its workers may take together; None = GPU_FRACTION of what is free for one alone."""
+    """Fraction of each GPU that its workers may take together; None = GPU_FRACTION, of the free memory for a worker
+    alone."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Read {"targets": {name: {...}}, "drafts": {name: {...}}, "gateways": 1, "gateway", "ray", "scaling",
         "gpu_memory_utilization"}.
 
-        "target" and "draft" with a worker's settings are short for one pool each, named so, with one worker; "ray":
-        None is for plain processes. Settings come over those of environment variables. Raises ConfigError naming pool
-        and setting.
+        "target" and "draft" with a worker's settings stand for one pool each, of that name and one worker. "ray": None
+        means plain processes. Settings override those of environment variables. Raises ConfigError with the names of
+        pool and setting.
         """
         unknown = sorted(set(values) - _KNOWN)
         if unknown:
             raise ConfigError(f"{unknown[0]!r} is no part of a system; known: {', '.join(sorted(_KNOWN))}")
-        ray = None if values.get("ray", {}) is None else read_model("ray", RayConfig, values.get("ray", {}))
+        ray = values.get("ray", {})
+        if ray is not None:
+            ray = read_model("ray", RayConfig, ray)
         gateway = dict(mapping("gateway", values.get("gateway", {})))
         pools = read_pools(*_pools_of(values, gateway))
         drafter = gateway_config(gateway, target="127.0.0.1:0").drafter
@@ -134,20 +139,26 @@ class SystemConfig:
 
     @property
     def targets(self) -> list[Pool]:
+        """Pools of targets."""
         return [pool for pool in self.pools if pool.role == "target"]
 
     @property
     def drafts(self) -> list[Pool]:
+        """Pools of drafts."""
         return [pool for pool in self.pools if pool.role == "draft"]
 
     def ending_with_launcher(self) -> list[Pool]:
-        """Return split targets of a system with a name: Ray ends their ranks with the launcher all the same."""
+        """Return the pools of a named system that end with their launcher: split targets, whose ranks Ray ends."""
         if self.ray is None or self.ray.name is None:
             return []
-        return [one for one in self.targets if isinstance(one.worker, TargetConfig) and one.worker.tensor_parallel > 1]
+        split = list[Pool]()
+        for pool in self.targets:
+            if isinstance(pool.worker, TargetConfig) and pool.worker.tensor_parallel > 1:
+                split.append(pool)
+        return split
 
     def to_json(self) -> str:
-        """Return one line that `read` takes: what differs from the defaults."""
+        """Return the settings that were given or differ from the defaults, as one line of JSON that `read` takes."""
         return json.dumps(
             {
                 "targets": {pool.name: pool.values() for pool in self.targets},
@@ -161,51 +172,58 @@ class SystemConfig:
         )
 
     def _check_drafter(self, drafter: Drafter) -> None:
-        """What nobody here would draft by."""
+        # Refuses a default drafter that no worker of this system has.
         own = drafter.own
         if drafter.needs_pools and len(self.drafts) < 2:
-            there = f"is {'one pool' if self.drafts else 'no pool'} of drafts; name two"
-            raise ConfigError(f"gateway.drafter is {drafter} and there {there}")
+            num_pools = "one pool" if self.drafts else "no pool"
+            raise ConfigError(f"gateway.drafter is {drafter} and there is {num_pools} of drafts; name two")
         if own is None:
             return
         if drafter.needs_draft_worker and not self.drafts:
             raise ConfigError(f"gateway.drafter is {drafter} and there is no draft; add one, or say {own}")
-        named = [pool.worker.drafter for pool in self.drafts if isinstance(pool.worker, DraftConfig)]
-        if own.reads_text and own not in named and not any(pool.worker.drafter_text for pool in self.targets):
+        if own.reads_text and not self._has_text_for(own):
             raise ConfigError(
                 f"gateway.drafter is {drafter} and no target has a drafter_text to count in; name one, as with "
                 "OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
             )
 
+    def _has_text_for(self, drafter: Drafter) -> bool:
+        for pool in self.pools:
+            if pool.role == "target" and pool.worker.drafter_text:
+                return True
+            if isinstance(pool.worker, DraftConfig) and pool.worker.drafter == drafter:
+                return True
+        return False
+
     def _check_plain(self) -> None:
-        """Without Ray: what nobody would do."""
+        # Refuses settings that only Ray implements.
         if len(self.targets) > 1:
             raise ConfigError("without Ray there is one pool of targets; leave --no-ray out")
         for pool in self.pools:
-            for name, given in (
+            for name, is_given in (
                 ("labels", bool(pool.labels)),
                 ("num_cpus", pool.num_cpus is not None),
                 ("num_gpus", pool.num_gpus is not None),
                 ("min and max", pool.sized_by_load),
             ):
-                if given:
+                if is_given:
                     raise ConfigError(
                         f"{pool.setting}: {name} and no Ray, which would see to it; leave one of them out"
                     )
 
 
 def gateway_config(values: Values, **workers: str | None) -> GatewayConfig:
-    """Return the gateway's settings once the workers or their registry have addresses. Raises ConfigError.
+    """Return a gateway's settings from those of the system and the addresses of its workers. Raises ConfigError.
 
-    `workers`: registry, or target, draft and model_name.
+    values: `SystemConfig.gateway`. workers: the settings `registry`, or `target`, `draft` and `model_name`.
     """
-    for name in _OURS & set(values):
+    for name in _FROM_ADDRESSES & set(values):
         raise ConfigError(f"gateway.{name} is {values[name]!r}: it follows from where the workers run; leave it out")
     return read_part("gateway", GatewayConfig, {**values, **dict.fromkeys(FROM_POOLS), **workers})
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one place: YAML would take the last."""
+    # Refuses a key that stands twice in one mapping: YAML would take the last one.
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -218,7 +236,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Values:
-    """Return the parts named in a YAML file. Raises ConfigError naming the file and what is wrong with it."""
+    """Return the keys and values of a YAML file. Raises ConfigError with the file's path and what is wrong with it."""
     try:
         with path.open(encoding="utf-8") as file:
             values = yaml.load(file, _Loader)
@@ -232,22 +250,27 @@ def read_yaml(path: Path) -> Values:
 
 
 def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
-    """Return the command line that gives a process these settings: those that were set, not the defaults."""
+    """Return the command line that gives a process these settings, without those that have their defaults."""
+    # WorkerConfig(model="M", prefix_caching=False): ["--model", "M", "--no-prefix-caching"]
     line: list[str] = []
     for name in type(config).model_fields:
         value = getattr(config, name)
         if name not in config.model_fields_set or value is None:
             continue
         flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            line.append(f"--{flag}" if value else f"--no-{flag}")
+        if value is True:
+            line.append(f"--{flag}")
+        elif value is False:
+            line.append(f"--no-{flag}")
         else:
             line += [f"--{flag}", str(value)]
     return line
 
 
 def demo_model(role: str) -> str:
-    """Return the demo pair's folder of "target" or "draft". Raises ConfigError where only the package is installed."""
+    """Return the folder of the demo pair's "target" or "draft". Raises ConfigError where only the package is
+    installed.
+    """
     folder = Path(__file__).resolve().parents[3] / "models" / "demo" / role
     if not folder.is_dir():
         raise ConfigError(f"no demo {role} at {folder}: install from a source checkout, or say --{role} MODEL")
@@ -255,27 +278,27 @@ def demo_model(role: str) -> str:
 
 
 def _utilization(value: object) -> float | None:
-    """Raise ConfigError for what is no share of a GPU."""
     if value is None:
         return None
     try:
-        share = float(str(value))
+        fraction = float(str(value))
     except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
+        fraction = 0.0
+    if not 0 < fraction <= 1:
         raise ConfigError(f"gpu_memory_utilization is {value!r}, must be above 0 and at most 1")
-    return share
+    return fraction
 
 
 def _pools_of(values: Mapping[str, Any], gateway: Values) -> tuple[Values, Values]:
-    """Settings of the target pools and of the draft pools, by name. Takes the model's name out of `gateway`."""
+    # Settings of the target pools and of the draft pools, by name. Takes model_name out of `gateway`.
     if "targets" in values:
-        return _pools_in_full(values, gateway)
+        return _named_pools(values, gateway)
     if "drafts" in values:
         raise ConfigError("drafts without targets: name the pools of both, or say target and draft for one of each")
     found: dict[Role, Values] = {"target": {}, "draft": {}}
-    for role in _SHORT:
-        part = values.get(role, {} if role == "target" else None)
+    for role in _ROLES:
+        default: Values | None = {} if role == "target" else None
+        part = values.get(role, default)
         if part is not None:
             found[role][role] = dict(mapping(role, part))
     name = gateway.pop("model_name", None) or os.environ.get("OUTRIDER_GATEWAY_MODEL_NAME")
@@ -284,8 +307,8 @@ def _pools_of(values: Mapping[str, Any], gateway: Values) -> tuple[Values, Value
     return found["target"], found["draft"]
 
 
-def _pools_in_full(values: Mapping[str, Any], gateway: Values) -> tuple[Values, Values]:
-    for role in _SHORT:
+def _named_pools(values: Mapping[str, Any], gateway: Values) -> tuple[Values, Values]:
+    for role in _ROLES:
         if values.get(role) is not None:
             raise ConfigError(f"{role} and targets are two forms of the same; make it a pool in {role}s")
     if "model_name" in gateway:
@@ -302,11 +325,12 @@ def merged(
     certificates: Path | None = None,
     gpu_memory_utilization: str | None = None,
 ) -> SystemConfig:
-    """Return `outrider up`'s settings: flags over the file over the environment over the demo pair.
+    """Return the settings of `outrider up`: its flags, then the file, then the environment, then the demo pair.
 
-    flags: by part, None where one was not given. certificates: the folder of `outrider certs`, with one for each part.
-    gpu_memory_utilization: share of each GPU that its workers may take together. Raises ConfigError naming what is
-    wrong or contradicts.
+    flags: settings by part ("target", "draft", "gateway", "ray"), None for a flag that was not given. no_draft, no_ray:
+    leave the draft, or Ray, out. certificates: the folder of `outrider certs`, with a folder for each part.
+    gpu_memory_utilization: fraction of each GPU that its workers may take together. Raises ConfigError for settings
+    that are wrong or contradict each other.
     """
     if no_draft and flags["draft"]["model"] is not None:
         raise ConfigError("--no-draft and --draft contradict each other; leave one out")
@@ -314,11 +338,13 @@ def merged(
         raise ConfigError("--no-draft and --tree contradict each other: a draft worker makes trees; leave one out")
     if no_ray and flags["ray"]["address"] is not None:
         raise ConfigError("--no-ray and --ray-address contradict each other; leave one out")
-    flags = {**flags, "draft": _draft(flags["draft"], file.get("draft"))}
-    off = {"draft": no_draft, "ray": no_ray}
+    flags = {**flags, "draft": _read_draft_flag(flags["draft"], file.get("draft"))}
+    is_off = {"draft": no_draft, "ray": no_ray}
     if "targets" in file or "drafts" in file:
         flags = _without_workers(flags, no_draft)
-    values: dict[str, Any] = {**file, **{part: _part(part, file, flags[part], off.get(part, False)) for part in flags}}
+    values: dict[str, Any] = dict(file)
+    for part, part_flags in flags.items():
+        values[part] = _part(part, file, part_flags, is_off.get(part, False))
     if "target" in flags:
         _fill_pair(values)
     serve_metrics(values)
@@ -330,14 +356,13 @@ def merged(
 
 
 def serve_metrics(values: Values) -> None:
-    """Give each worker a Prometheus endpoint, at a free port, unless its settings say another or null."""
+    """Set each worker's metrics_port to a free port, unless its settings or environment have one or null."""
     for role, pool in _workers(values):
         if not _in_environment(role, "metrics_port"):
             pool.setdefault("metrics_port", 0)
 
 
 def _use_certificates(values: Values, folder: Path) -> None:
-    """Every part its own, on all connections between them."""
     parts = [*_workers(values), ("gateway", values.get("gateway")), ("launcher", values.get("ray"))]
     for part, given in parts:
         if isinstance(given, dict):
@@ -345,17 +370,26 @@ def _use_certificates(values: Values, folder: Path) -> None:
 
 
 def _without_workers(flags: Values, no_draft: bool) -> Values:
-    """The file names pools: flags for the one target or draft would be about none of them."""
-    given = [(role, name) for role in _SHORT for name, value in flags[role].items() if value is not None]
-    if no_draft or given:
-        flag = "--no-draft" if no_draft else flag_of(*given[0])
+    # For a file that names pools: a flag of the one target or the one draft would be of none of them.
+    flag = _first_worker_flag(flags)
+    if no_draft:
+        flag = "--no-draft"
+    if flag is not None:
         raise ConfigError(f"{flag} is for one target and one draft, and the file names pools; say it there")
-    return {part: values for part, values in flags.items() if part not in _SHORT}
+    return {part: values for part, values in flags.items() if part not in _ROLES}
+
+
+def _first_worker_flag(flags: Values) -> str | None:
+    for role in _ROLES:
+        for name, value in flags[role].items():
+            if value is not None:
+                return flag_of(role, name)
+    return None
 
 
 def flag_of(role: str, name: str) -> str:
-    """Return the flag of a worker's setting."""
-    if name == "dtype":  # for both
+    """Return the flag of `outrider up` for a worker's setting: "--draft-cores" for cpu_cores of the draft."""
+    if name == "dtype":  # one flag for both workers
         return "--dtype"
     if name in ("model", "drafter", "drafter_text"):
         return f"--{role}"
@@ -363,7 +397,7 @@ def flag_of(role: str, name: str) -> str:
 
 
 def _part(part: str, file: Values, flags: Values, off: bool) -> Values | None:
-    """None = without this part: so said a flag, or the file and no flag."""
+    # Returns None for a system without this part: a flag turns it off, or the file does and no flag turns it on.
     given = {name: value for name, value in flags.items() if value is not None}
     from_file = file.get(part, {})
     if from_file is not None and not isinstance(from_file, dict):
@@ -373,49 +407,63 @@ def _part(part: str, file: Values, flags: Values, off: bool) -> Values | None:
     return {**(from_file or {}), **given}
 
 
-def _draft(flags: Values, from_file: object) -> Values:
-    """`--draft`: a model, or one of those that need none, the latter with a text where they count in one."""
-    named = flags["model"]
-    if named is None:
+def _read_draft_flag(flags: Values, from_file: object) -> Values:
+    # --draft is a model, or a drafter that needs none: "bigram:FILE" is {"drafter": "bigram", "drafter_text": "FILE"}.
+    draft = flags["model"]
+    if draft is None:
         return flags
-    drafter, _, text = str(named).partition(":")
+    drafter, _, text = str(draft).partition(":")
     if drafter in TABLE_DRAFTERS:
         return {**flags, "model": None, "drafter": drafter, "drafter_text": text or None}
-    said = (isinstance(from_file, dict) and "drafter" in from_file) or _in_environment("draft", "drafter")
-    return {**flags, "drafter": "model"} if said else flags
+    has_drafter = (isinstance(from_file, dict) and "drafter" in from_file) or _in_environment("draft", "drafter")
+    if not has_drafter:
+        return flags
+    return {**flags, "drafter": "model"}
 
 
 def _is_of_tables(role: str, settings: Values) -> bool:
-    """A draft without a model, which takes its tokenizer from the target where it names none."""
+    # A draft without a model takes the target's tokenizer where it has no setting `model`.
     drafter = settings.get("drafter") or os.environ.get("OUTRIDER_DRAFT_DRAFTER")
     return role == "draft" and drafter in TABLE_DRAFTERS and "model" not in settings
 
 
 def _fill_pair(values: Values) -> None:
-    """The demo pair where no model is named at all; half a pair is refused."""
-    wanted = [role for role in _SHORT if values[role] is not None and not _is_of_tables(role, values[role])]
-    unnamed = [role for role in wanted if "model" not in values[role] and not _in_environment(role, "model")]
-    if unnamed and len(unnamed) < len(wanted):
-        missing = unnamed[0]
-        if missing == "draft":
-            raise ConfigError(
-                "only one model of the pair is named; say --draft MODEL, a drafter without a model "
-                f"({', '.join(TABLE_DRAFTERS)}), or --no-draft"
-            )
-        named = values["draft"].get("model") or os.environ["OUTRIDER_DRAFT_MODEL"]
-        raise ConfigError(f"only one model of the pair is named, {named!r} as draft; say --target MODEL")
-    for role in unnamed:
+    # Fills in the demo pair where no model is given; refuses half a pair.
+    with_model = list[Role]()
+    missing = list[Role]()
+    for role in _ROLES:
+        if values[role] is None or _is_of_tables(role, values[role]):
+            continue
+        with_model.append(role)
+        if "model" not in values[role] and not _in_environment(role, "model"):
+            missing.append(role)
+    if not missing:
+        return
+    if len(missing) < len(with_model):
+        raise _half_a_pair(missing[0], values)
+    for role in missing:
         values[role]["model"] = demo_model(role)
-    if unnamed and values["gateway"] is not None and not _in_environment("gateway", "model_name"):
+    if values["gateway"] is not None and not _in_environment("gateway", "model_name"):
         values["gateway"].setdefault("model_name", DEMO_NAME)
 
 
+def _half_a_pair(missing: Role, values: Values) -> ConfigError:
+    if missing == "draft":
+        return ConfigError(
+            "only one model of the pair is named; say --draft MODEL, a drafter without a model "
+            f"({', '.join(TABLE_DRAFTERS)}), or --no-draft"
+        )
+    draft = values["draft"].get("model") or os.environ["OUTRIDER_DRAFT_MODEL"]
+    return ConfigError(f"only one model of the pair is named, {draft!r} as draft; say --target MODEL")
+
+
 def _workers(values: Values) -> list[tuple[str, Values]]:
-    """(role, settings) of each pool, where they have a form at all; `SystemConfig` says what is wrong with others."""
-    pools = [(role, values.get(role)) for role in _SHORT]
-    for role in _SHORT:
-        named = values.get(f"{role}s")
-        pools += [(role, pool) for pool in named.values()] if isinstance(named, dict) else []
+    # (role, settings) of each pool whose settings are a mapping; `SystemConfig.read` refuses others.
+    pools: list[tuple[str, Any]] = [(role, values.get(role)) for role in _ROLES]
+    for role in _ROLES:
+        named_pools = values.get(f"{role}s")
+        if isinstance(named_pools, dict):
+            pools += [(role, pool) for pool in named_pools.values()]
     return [(role, pool) for role, pool in pools if isinstance(pool, dict)]
 
 

@@ -1,9 +1,10 @@
-"""One log on stderr, as text or as JSON. Prompts and outputs are never logged, at any level.
+"""The log of every process, on stderr, as text or as JSON. Prompts and outputs are never logged, at any level.
 
-A log that nobody reads never stops a process: what cannot be written is dropped, counted, and said in a line later.
+A log that nobody reads never stops a process: lines that cannot be written are dropped and counted, and a later line
+gives their number.
 
-An exception is logged by its type and the places it passed: its message may quote what a user sent. Only what the
-machine itself raised (memory, files, torch) keeps its message, and in workers, which see no text, a RuntimeError, too.
+An exception is logged with its type and traceback, but without its message, which may quote what a user sent. Only
+exceptions of the machine (memory, files, torch) keep their message, and in workers, which see no text, RuntimeErrors.
 """
 
 from __future__ import annotations
@@ -32,26 +33,30 @@ Fields = Mapping[str, str | int | float | None]
 GATEWAY = "gateway"
 """Name of the process that sees text."""
 PIPE_BYTES = 1 << 20
-"""Bytes of the pipe that stderr is read from, the most that a process without privileges may ask for."""
+"""Bytes of the pipe from which stderr is read, the most that a process without privileges may have."""
 LINE_START = '{"time": "'
-"""Start of a line of JSON that we wrote."""
-_OF_THE_MACHINE = (OSError, MemoryError, ImportError)
+"""Beginning of every line of JsonFormatter."""
+_MACHINE_ERRORS = (OSError, MemoryError, ImportError)
+"""Exceptions whose messages are logged: they quote nothing of a user."""
 _writer: LogWriter | None = None
+"""The process's writer, once there is one."""
 _fields: contextvars.ContextVar[Fields] = contextvars.ContextVar("fields", default=MappingProxyType({}))
+"""Fields of `log_fields` blocks around the current code."""
 
 
 def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module."""
     return logging.getLogger(name)
 
 
 def about(**fields: str | int | float | None) -> dict[str, Fields]:
-    """Return `extra=` of a log call: what the line is about, such as slot or member. JSON shows it, text does not."""
+    """Return `extra=` of a log call: fields of the line, such as slot or member. JSON shows them, text does not."""
     return {"fields": fields}
 
 
 @contextmanager
 def log_fields(**fields: str | int | float | None) -> Iterator[None]:
-    """Add these fields to every line that is logged in this block, and by tasks begun in it."""
+    """Add fields to every line that is logged in this block, and by tasks that are started in it."""
     token = _fields.set({**_fields.get(), **fields})
     try:
         yield
@@ -60,7 +65,7 @@ def log_fields(**fields: str | int | float | None) -> Iterator[None]:
 
 
 def configure_logging(level: str, process: str, log_format: LogFormat = "text") -> None:
-    """Configure the root logger. `process` names the part ("draft", "target", "gateway") in every line."""
+    """Configure the root logger. process: "draft", "target" or "gateway", shown in every line."""
     writer = _get_writer()
     formatter: logging.Formatter
     if log_format == "json":
@@ -74,19 +79,19 @@ def configure_logging(level: str, process: str, log_format: LogFormat = "text") 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # one INFO line a request otherwise
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # INFO has a line for every request
     logging.getLogger("grpc._cython").setLevel(logging.INFO)  # DEBUG has a line for every stream
-    for noisy in ("torchao", "torch.utils._pytree"):  # they warn on import of kernels for other machines
+    for noisy in ("torchao", "torch.utils._pytree"):  # their import warns of kernels for other machines
         logging.getLogger(noisy).setLevel(logging.ERROR)
     if log_format == "json":
         adopt_loggers()
-        _log_what_python_says()
+        _log_uncaught_exceptions()
 
 
 def adopt_loggers() -> None:
-    """Make libraries that brought handlers of their own log through ours. Call after importing them.
+    """Route the loggers of libraries that installed handlers of their own to our handler. Call it after importing them.
 
-    Changes nothing when the log is text.
+    Does nothing when the log is text.
     """
     if not _is_json():
         return
@@ -97,7 +102,7 @@ def adopt_loggers() -> None:
 
 
 def tell_end(process: str, message: str) -> None:
-    """Log why a process ends, as its last line: for people, who need no time and no level."""
+    """Log why a process ends, as its last line. In text it has no time and no level."""
     if _is_json():
         get_logger(process).critical("%s", message)
     elif _writer is None:
@@ -107,44 +112,57 @@ def tell_end(process: str, message: str) -> None:
 
 
 def num_dropped_lines() -> int:
-    """Return how many lines of this process's log were dropped, because nobody read them in time or a disk was full."""
-    return 0 if _writer is None else _writer.num_dropped
+    """Return the number of dropped lines of this process's log: they were not read in time, or a disk was full."""
+    if _writer is None:
+        return 0
+    return _writer.num_dropped
 
 
 def describe(error: BaseException, *, in_worker: bool = False) -> str:
-    """Return type and places of an exception and of what caused it, the cause first."""
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    before = "" if cause is None else describe(cause, in_worker=in_worker) + "\nand then:\n"
+    """Return type and traceback of an exception, after those of its cause. The message is left out unless it quotes
+    nothing of a user. in_worker: whether this process sees no text, so that RuntimeErrors keep their message.
+    """
+    cause = error.__cause__
+    if cause is None and not error.__suppress_context__:
+        cause = error.__context__
+    before = ""
+    if cause is not None:
+        before = describe(cause, in_worker=in_worker) + "\nand then:\n"
     places = "".join(traceback.format_tb(error.__traceback__))
     kind = type(error)
-    is_plain = isinstance(error, _OF_THE_MACHINE) or kind.__module__.startswith("torch")
-    is_plain = is_plain or (in_worker and kind is RuntimeError)  # what torch raises for most of its own
-    if not is_plain:
+    has_safe_message = (
+        isinstance(error, _MACHINE_ERRORS)
+        or kind.__module__.startswith("torch")
+        or (in_worker and kind is RuntimeError)  # most of torch's own errors
+    )
+    if not has_safe_message:
         return f"{before}{places}{kind.__name__}"
-    message = "\n  ".join(one_line(line) for line in str(error).split("\n"))  # no line of it passes for a record
+    message = "\n  ".join(map(one_line, str(error).split("\n")))  # indented, so that no line looks like a record
     return f"{before}{places}{kind.__name__}: {message}"
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record for people: one line, control characters escaped, then the places of an exception."""
+    """Formats a record as one line with control characters escaped, then the traceback of its exception, if any."""
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
         self._in_worker = process != GATEWAY
 
     def format(self, record: logging.LogRecord) -> str:
-        record.exc_text = None  # kept by another formatter, which may have written what users sent
+        record.exc_text = None  # cached by another formatter, and may quote what users sent
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the name is of logging
         return one_line(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # the name is of logging
-        return "" if ei[1] is None else describe(ei[1], in_worker=self._in_worker)
+        if ei[1] is None:
+            return ""
+        return describe(ei[1], in_worker=self._in_worker)
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats an object a line: time (RFC 3339, UTC), level, process, pid, logger, message, and its fields."""
+    """Formats a record as an object on one line: time (RFC 3339, UTC), level, process, pid, logger, message, fields."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -160,11 +178,11 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        known: Fields = {**_fields.get(), **getattr(record, "fields", {})}
-        line |= {name: value for name, value in known.items() if value is not None}
+        fields: Fields = {**_fields.get(), **getattr(record, "fields", {})}
+        line |= {name: value for name, value in fields.items() if value is not None}
         if record.exc_info and record.exc_info[1] is not None:
             line["exception"] = describe(record.exc_info[1], in_worker=self._process != GATEWAY)
-        return json.dumps(line, default=repr).replace("\x7f", "\\u007f")  # the one control character that json leaves
+        return json.dumps(line, default=repr).replace("\x7f", "\\u007f")  # the only control character that json leaves
 
 
 def _is_json() -> bool:
@@ -172,7 +190,7 @@ def _is_json() -> bool:
 
 
 class _WriterHandler(logging.Handler):
-    """Formats records where they are made and hands the lines to the writer."""
+    # Formats a record on the thread that logs it, and queues the line at the writer.
 
     def __init__(self, writer: LogWriter) -> None:
         super().__init__()
@@ -189,7 +207,7 @@ class _WriterHandler(logging.Handler):
 
 
 def _get_writer() -> LogWriter:
-    """Return the process's writer, which is started once."""
+
     global _writer
     if _writer is None:
         _writer = stderr_writer(lambda num_dropped: f"{_dropped(num_dropped).getMessage()}\n")
@@ -197,7 +215,10 @@ def _get_writer() -> LogWriter:
 
 
 def stderr_writer(format_dropped: Callable[[int], str]) -> LogWriter:
-    """Return a writer to what is stderr now. What others write to stderr meanwhile cannot be held up either."""
+    """Return a writer to the file that stderr is now. It keeps C libraries from blocking on stderr too.
+
+    format_dropped: returns the line for a number of dropped lines.
+    """
     others = [2]
     with suppress(OSError):  # stdout is closed
         if os.path.sameopenfile(1, 2):
@@ -211,26 +232,23 @@ def _dropped(num_dropped: int) -> logging.LogRecord:
 
 
 def _take_over_stderr(writer: LogWriter) -> None:
-    """Keep stderr for the log alone.
-
-    What others write to stderr (C libraries, child processes) becomes lines of the log; only a crash of the interpreter
-    is written as it is.
-    """
+    # Text that C libraries and child processes write to stderr becomes lines of the log; only a crash of the
+    # interpreter is written as it is.
     crashes = os.dup(2)
     read_end, write_end = os.pipe()
-    with suppress(OSError):  # C code that holds the interpreter's lock writes while nobody can read
+    with suppress(OSError):  # large, for C code that writes while it holds the interpreter's lock: nobody reads then
         fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.dup2(write_end, 2)
     os.close(write_end)
     writer.others = [crashes, *(other for other in writer.others if other != 2)]
-    logging.raiseExceptions = False  # a line that cannot be written would be reported on stderr, and so logged again
+    logging.raiseExceptions = False  # else a line that cannot be written is reported on stderr, and logged again
     faulthandler.enable(file=crashes)
     log = get_logger("stderr")
 
     def pass_on() -> None:
         with os.fdopen(read_end, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if line.startswith(LINE_START):  # a child process that logs as we do wrote it
+                if line.startswith(LINE_START):  # of a child process with such a log
                     writer.put(line)
                 elif line.strip():
                     log.warning("%s", line.rstrip())
@@ -238,14 +256,14 @@ def _take_over_stderr(writer: LogWriter) -> None:
     threading.Thread(target=pass_on, name="stderr", daemon=True).start()
 
 
-def _log_what_python_says() -> None:
-    """Log warnings, and exceptions that nobody caught."""
+def _log_uncaught_exceptions() -> None:
+    # Warnings are logged too.
     logging.captureWarnings(True)
     log = get_logger("python")
 
-    def of_thread(args: threading.ExceptHookArgs) -> None:
+    def log_thread(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None:
             log.critical("a thread ended", exc_info=args.exc_value)
 
-    sys.excepthook = lambda _kind, error, _places: log.critical("the process ends", exc_info=error)
-    threading.excepthook = of_thread
+    sys.excepthook = lambda _kind, error, _traceback: log.critical("the process ends", exc_info=error)
+    threading.excepthook = log_thread

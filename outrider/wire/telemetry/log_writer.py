@@ -1,4 +1,6 @@
-"""Writes lines on a thread of its own, so that whoever reads a log cannot hold up who logs. Used by `log` and `up`."""
+"""`LogWriter`, which writes lines on a thread of its own, so that a slow reader of the log does not block the process.
+Used by `log` and by `outrider up`.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,21 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 MAX_WAITING_LINES = 4096
-"""Lines that wait to be written: some 600 KB of requests' lines."""
+"""Lines in the queue: some 600 KB of requests' lines."""
 FLUSH_S = 1.0
-"""Seconds that the end of a process may wait until its last lines are written."""
+"""Seconds that a process waits at its end until its last lines are written."""
 
 
 class LogWriter:
-    """Writes to one descriptor. A line that finds the queue full, or that cannot be written, is dropped and counted."""
+    """Writes lines to one descriptor. A line that does not fit into the queue or cannot be written is dropped and
+    counted.
+    """
 
     def __init__(self, descriptor: int, format_dropped: Callable[[int], str], others: Sequence[int] = ()) -> None:
         """Start the thread.
 
-        format_dropped: returns the line that says how many were dropped. others: descriptors of the same file, to which
-        C libraries and Python itself write; they are turned to /dev/null for as long as the file takes nothing.
+        format_dropped: returns the line for a number of dropped lines. others: descriptors of the same file, to which C
+        libraries and Python itself write; they lead to /dev/null for as long as the file accepts nothing.
         """
         self.format_dropped = format_dropped
         self.others = others
@@ -31,25 +35,30 @@ class LogWriter:
         self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self._writable = select.poll()
         self._writable.register(descriptor, select.POLLOUT)
-        # SimpleQueue, for its put may be interrupted by one: destructors log, too.
+        # SimpleQueue: its `put` may interrupt another `put`, as destructors log too.
         self._lines: SimpleQueue[str | threading.Event] = SimpleQueue()
+        """Lines to write, and events to set when all lines before them are written."""
         self._lock = threading.RLock()
         self._num_refused = 0
+        """Lines for which the queue was full."""
         self._num_failed = 0
+        """Lines that could not be written."""
         self._num_reported = 0
+        """Dropped lines that a line in the log has reported."""
         self._is_given_up = False
+        """Whether a `flush` took longer than FLUSH_S."""
         threading.Thread(target=self._run, name="log", daemon=True).start()
         atexit.register(self.flush)
 
     @property
     def num_dropped(self) -> int:
-        """Return how many lines were dropped so far."""
+        """Number of lines that were dropped so far."""
         return self._num_refused + self._num_failed
 
     def put(self, text: str, *, is_last_word: bool = False) -> None:
-        """Queue a line, with its newline, and return at once, on any thread. Drop it where the queue is full.
+        """Queue a line that ends in a newline, or drop it if the queue is full. Returns at once; any thread may call.
 
-        is_last_word: queue it in any case, such as the line that says why the process ends.
+        is_last_word: queue it even then, as the line that has the reason for the end of the process.
         """
         with self._lock:
             if is_last_word or self._lines.qsize() < MAX_WAITING_LINES:
@@ -58,7 +67,8 @@ class LogWriter:
                 self._num_refused += 1
 
     def flush(self) -> None:
-        """Wait until the queue is written, for at most FLUSH_S. Return at once where that was too short before."""
+        """Wait until the queue is written, for at most FLUSH_S. After one wait that was too short it returns at
+        once."""
         if self._is_given_up:
             return
         written = threading.Event()
@@ -81,11 +91,11 @@ class LogWriter:
             self._num_reported = num_dropped
 
     def _write(self, text: str) -> bool:
-        """Return whether all of the text was written: a disk may be full, and the reader of a pipe gone."""
+        # Returns whether all of the text was written: a disk may be full, or the reader of a pipe may have ended.
         data = text.encode("utf-8", "backslashreplace")
         try:
             while True:
-                self._await_room()  # after the last piece, too: others write there, and must not find it full
+                self._await_room()  # after the last piece too: C libraries write there, and would block if it were full
                 if not data:
                     return True
                 with contextlib.suppress(BlockingIOError):
@@ -94,7 +104,7 @@ class LogWriter:
             return False
 
     def _await_room(self) -> None:
-        """Wait until PIPE_BUF bytes can be written at once."""
+        # Until PIPE_BUF bytes can be written without blocking.
         if self._writable.poll(0):
             return
         for other in self.others:

@@ -1,7 +1,7 @@
-"""Every Prometheus series, with the PromQL that reads it in the docstring below it.
+"""All Prometheus series. The docstring below a series has the PromQL that reads it and what the result means.
 
 Acceptance rate = accepted / drafted; the bonus token is in neither. Mean accepted length = 1 + accepted / rounds.
-`spec_acceptance_rate`, the rate over the last minute by pair of models, is computed when it is read.
+`spec_acceptance_rate`, the rate over the last minute by pair of models, is computed when it is scraped.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from outrider.wire.kinds import TokenKind
 from outrider.wire.telemetry.log import num_dropped_lines
 
 WINDOW_S = 60
-"""Seconds over which `spec_acceptance_rate` is taken."""
+"""Seconds over which `spec_acceptance_rate` is computed."""
 
 
 class AcceptanceWindow:
-    """Accepted over drafted in the last 60 s, of one pair. Counts are kept by the whole second."""
+    """Accepted over drafted tokens of one pair of models in the last 60 s, counted by whole seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class AcceptanceWindow:
         """[second, drafted, accepted], oldest first."""
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
-        """Count a round."""
+        """Count a round: the draft tokens that it verified, and those that it accepted."""
         now = int(self._clock())
         if not self._seconds or self._seconds[-1][0] != now:
             self._forget(now)
@@ -41,10 +41,16 @@ class AcceptanceWindow:
         self._seconds[-1][2] += num_accepted
 
     def rate(self) -> float:
-        """Return the share of the drafted tokens that were accepted; NaN while none was drafted in that time."""
+        """Return accepted over drafted tokens in the last 60 s; NaN if none was drafted."""
         self._forget(int(self._clock()))
-        drafted = sum(second[1] for second in self._seconds)
-        return sum(second[2] for second in self._seconds) / drafted if drafted else math.nan
+        num_drafted = 0
+        num_accepted = 0
+        for _, drafted, accepted in self._seconds:
+            num_drafted += drafted
+            num_accepted += accepted
+        if not num_drafted:
+            return math.nan
+        return num_accepted / num_drafted
 
     def _forget(self, now: int) -> None:
         while self._seconds and self._seconds[0][0] < now - WINDOW_S:
@@ -56,8 +62,10 @@ class AcceptanceRates(Collector):
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str], AcceptanceWindow] = {}
+        """By (target, draft)."""
 
     def of(self, target: str, draft: str) -> AcceptanceWindow:
+        """Return the window of a pair of models, by their names."""
         return self._windows.setdefault((target, draft), AcceptanceWindow())
 
     def forget(self, target: str, draft: str) -> None:
@@ -78,7 +86,7 @@ class AcceptanceRates(Collector):
 
 class DroppedLogLines(Collector):
     """`outrider_log_lines_dropped_total`; increase(outrider_log_lines_dropped_total[5m]) > 0: lines of the log are
-    missing, for whoever reads it does not keep up, or its disk is full."""
+    missing, because its reader does not keep up or its disk is full."""
 
     def collect(self) -> Iterable[Metric]:
         yield CounterMetricFamily(
@@ -89,31 +97,32 @@ class DroppedLogLines(Collector):
 
 
 _PAIR = ("target", "draft")
-"""Labels of what rounds do: the names of the two models. The draft's is empty where there is none."""
+"""Labels of the series on rounds: the names of the two models. The draft's is empty where there is none."""
 
 PLAIN_REASONS = ("off", "end", "no_draft", "busy", "none_parked", "nothing", "does_not_pay", "refused")
-"""Why a step had no drafts: the request or the gateway asks for none; no room is left for one; no draft worker is
-connected; none of them has a slot free; none of their draft tokens lay ready; the target's own drafters had nothing to
-propose; to verify draft tokens, or to wait for them, would have taken longer than it brings, or the draft pauses
-because of that; what came broke a rule."""
+"""Reasons for a step without draft tokens, values of the label `reason`. In order: request or gateway turn drafting
+off; the output ends before a draft token could be accepted; no draft worker is connected; no draft worker has a free
+slot; no draft tokens were buffered; the target's own drafters had nothing to propose; verifying draft tokens, or
+waiting for them, would have taken longer than they save, or the draft pauses for that reason; the delivered draft
+tokens broke a rule of the protocol."""
 
 FEATURE_FATES = ("sent", "dropped", "received")
-"""What becomes of rows of features."""
+"""Fates of hidden states, values of the label `fate`."""
 
 SECONDS_BUCKETS = tuple(0.0005 * 2**power for power in range(22))
-"""Upper bounds in seconds of every histogram of times. The last one, 1049, lies beyond the default of
+"""Upper bounds in seconds of every histogram of times. The last one, 1049, is above the default of
 `request_timeout_s`, 600: a time to the first token includes the queue."""
 
 
 class GatewayMetrics:
-    """Series of the gateway's /metrics. What rounds do is noted through `pair`."""
+    """Series of the gateway's /metrics. `pair` returns those of rounds, `answers` those of a model's choices."""
 
     def __init__(self) -> None:
         r = self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=r)
         r.register(DroppedLogLines())
         self._pairs: dict[tuple[str, str], PairMetrics] = {}
-        # Counts of pairs whose series were removed, by series and labels, with no draft.
+        # Sums over pairs whose series were removed, by series and labels, of which the draft's name is emptied.
         self._gone: defaultdict[tuple[Counter, tuple[tuple[str, str], ...]], float] = defaultdict(float)
         self.rates = AcceptanceRates()
         """`spec_acceptance_rate`; over any other span: rate(spec_accepted_tokens_total[5m]) /
@@ -122,28 +131,29 @@ class GatewayMetrics:
         self.draft_tokens = Counter("spec_draft_tokens", "Draft tokens given to a verify.", _PAIR, registry=r)
         """rate(spec_draft_tokens_total[5m]): draft tokens verified per second."""
         self.accepted_tokens = Counter("spec_accepted_tokens", "Draft tokens accepted by a verdict.", _PAIR, registry=r)
-        """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length, with what lies
-        behind the end of an answer."""
+        """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length, tokens behind
+        the end of an output included."""
         self.rounds = Counter("spec_rounds", "Verifies with at least one draft token.", _PAIR, registry=r)
-        """rate(spec_rounds_total[5m]): verifies with at least one draft token per second."""
+        """rate(spec_rounds_total[5m]): steps of slots that verified at least one draft token, per second."""
         self.wasted_tokens = Counter(
             "spec_wasted_tokens", "Draft tokens that were right and came after their step.", _PAIR, registry=r
         )
-        """rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]): drafted too late, over verified."""
+        """rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]): draft tokens that were right but
+        late, over verified ones."""
         self.truncates = Counter("spec_truncate", "Truncate RPCs sent.", ["worker", "reason"], registry=r)
         """sum by (worker, reason) (rate(spec_truncate_total[5m])): Truncate RPCs sent."""
         self.emitted_tokens = Counter("spec_emitted_tokens", "Tokens committed, by kind.", [*_PAIR, "kind"], registry=r)
         """sum by (kind) (rate(spec_emitted_tokens_total[5m])): tokens committed, by kind."""
         self.plain_steps = Counter("spec_plain_steps", "Steps without drafts, by why.", [*_PAIR, "reason"], registry=r)
         """sum(rate(spec_emitted_tokens_total[5m])) / (sum(rate(spec_rounds_total[5m])) +
-        sum(rate(spec_plain_steps_total[5m]))): tokens that an answer gets from a pass of the target."""
+        sum(rate(spec_plain_steps_total[5m]))): output tokens per choice and step of the target."""
         self.drafted_per_position = Counter(
             "spec_drafted_per_position",
             "Draft tokens verified, by position; a tree's count as one at each.",
             [*_PAIR, "position"],
             registry=r,
         )
-        """Share of the drafts at a position that were kept, with all before them:
+        """Fraction of the draft tokens at a position that were accepted together with all before them:
         rate(spec_accepted_per_position_total{position="0"}[5m]) /
         rate(spec_drafted_per_position_total{position="0"}[5m])"""
         self.accepted_per_position = Counter(
@@ -161,7 +171,7 @@ class GatewayMetrics:
             registry=r,
         )
         """sum by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left ()
-        sum(rate(spec_round_seconds_count{phase="total"}[5m])): where a round's time goes."""
+        sum(rate(spec_round_seconds_count{phase="total"}[5m])): mean seconds of a round in each phase."""
         self.accepted_length = Histogram(
             "spec_accepted_length",
             "Tokens that a speculative round gave its answer.",
@@ -169,28 +179,30 @@ class GatewayMetrics:
             buckets=(*range(1, 18), 33, 65),
             registry=r,
         )
-        """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): tokens that an answer got from a round."""
+        """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): output tokens of a round."""
         self.lookups = Counter(
             "spec_lookup", "Steps that were to have drafts, by whether some lay ready for them.", ["result"], registry=r
         )
-        """sum(rate(spec_lookup_total{result="hit"}[5m])) / sum(rate(spec_lookup_total[5m])): how often the draft is
-        ahead of the target. Steps of answers whose draft has delivered nothing yet do not count."""
+        """sum(rate(spec_lookup_total{result="hit"}[5m])) / sum(rate(spec_lookup_total[5m])): fraction of the steps for
+        which draft tokens were buffered. Steps of choices whose draft has delivered nothing yet do not count."""
         for result in ("hit", "miss"):
             self.lookups.labels(result=result)
         self.hold_seconds = Histogram(
             "spec_hold_seconds", "Time that a step was held back for drafts.", buckets=SECONDS_BUCKETS, registry=r
         )
-        """rate(spec_hold_seconds_sum[5m]) / rate(spec_hold_seconds_count[5m]): time that a step waits, on average."""
+        """rate(spec_hold_seconds_sum[5m]) / rate(spec_hold_seconds_count[5m]): mean seconds for which a step is
+        held."""
         self.overrun_tokens = Counter(
             "spec_overrun_tokens", "Tokens made behind the end of an answer, whatever ended it.", registry=r
         )
-        """rate(spec_overrun_tokens_total[5m]) / sum(rate(spec_emitted_tokens_total[5m])): for nobody, over used."""
+        """rate(spec_overrun_tokens_total[5m]) / sum(rate(spec_emitted_tokens_total[5m])): tokens made behind the end of
+        an output, over committed ones."""
         self.proposals_refused = Counter(
             "spec_proposals_refused", "Steps for which drafts came that broke a rule.", registry=r
         )
-        """rate(spec_proposals_refused_total[5m]): steps for which drafts came that broke a rule."""
+        """rate(spec_proposals_refused_total[5m]): steps whose draft tokens broke a rule of the protocol, per second."""
         self.requests = Counter("outrider_requests", "Answers ended, by outcome.", ["outcome"], registry=r)
-        """sum by (outcome) (rate(outrider_requests_total[5m])): answers ended, by outcome."""
+        """sum by (outcome) (rate(outrider_requests_total[5m])): choices that ended, per second, by outcome."""
         self.prompt_tokens = Counter("outrider_prompt_tokens", "Prompt tokens admitted.", ["model"], registry=r)
         """sum(rate(outrider_prompt_tokens_total[5m]))"""
         self.cached_prompt_tokens = Counter(
@@ -215,28 +227,28 @@ class GatewayMetrics:
             buckets=SECONDS_BUCKETS,
             registry=r,
         )
-        """histogram_quantile(0.95, sum by (le) (rate(outrider_inter_token_seconds_bucket[5m]))): a round's time over
-        its tokens."""
+        """histogram_quantile(0.95, sum by (le) (rate(outrider_inter_token_seconds_bucket[5m]))): seconds of a round
+        over its tokens."""
         self.queue_depth = Gauge("outrider_queue_depth", "Answers waiting for a place.", registry=r)
-        """outrider_queue_depth: answers waiting for a place."""
+        """outrider_queue_depth: choices in the queue."""
         self.running = Gauge("outrider_running", "Answers being decoded.", registry=r)
-        """outrider_running: answers being decoded."""
+        """outrider_running: choices that are decoded."""
         self.registry_connected = Gauge(
             "outrider_registry_connected", "1 while the launcher's registry is joined.", ["registry"], registry=r
         )
-        """outrider_registry_connected == 0: the launcher is away, and its last membership stays in force. No series
-        where there is no registry."""
+        """outrider_registry_connected == 0: the launcher does not reply, and the gateway keeps its last list of
+        workers. No series without a registry."""
         self.retries = Counter("outrider_retries", "Rounds done again, by why.", ["reason"], registry=r)
-        """sum by (reason) (rate(outrider_retries_total[5m])): rounds done again. lost: the target's stream ended;
-        fault: the target failed; slot: it knew no such slot; behind: it knew less of it; length: its verdict was for
-        another length; full, draining: the request went to another target for a slot."""
+        """sum by (reason) (rate(outrider_retries_total[5m])): rounds run again, per second. lost: the target's stream
+        ended; fault: the target failed; slot: it had no such slot; behind: its slot had fewer committed tokens; length:
+        its verdict was for another length; full, draining: the slot was opened at another target."""
 
     def answers(self, model: str) -> AnswerMetrics:
-        """Return the series of the answers of a served model."""
+        """Return the series on the choices of a served model."""
         return AnswerMetrics(self, model)
 
     def pair(self, target: str, draft: str) -> PairMetrics:
-        """Return the series of a pair of models by their names; `draft` is empty where there is none."""
+        """Return the series on the rounds of a pair of models, by their names; `draft` is empty where there is none."""
         key = (target, draft)
         if key not in self._pairs:
             self._pairs[key] = PairMetrics(self, target, draft)
@@ -244,15 +256,15 @@ class GatewayMetrics:
 
     def has_counts(self, target: str, draft: str) -> bool:
         """Return whether any round of the pair was counted."""
-        pair = {"target": target, "draft": draft}.items()
-        return any(
-            count > 0 and pair <= labels.items()
-            for series in (self.emitted_tokens, self.draft_tokens, self.wasted_tokens)
-            for labels, count in _samples(series)
-        )
+        pair = {"target": target, "draft": draft}
+        for series in (self.emitted_tokens, self.draft_tokens, self.wasted_tokens):
+            for labels, count in _samples(series):
+                if count > 0 and pair.items() <= labels.items():
+                    return True
+        return False
 
     def forget_pair(self, target: str, draft: str) -> None:
-        """Remove the series of a pair that is gone. `counts` goes on to return what they counted."""
+        """Remove the series of a pair whose models are no longer served. `counts` still returns their counts."""
         pair = {"target": target, "draft": draft}
         counters = (
             self.draft_tokens,
@@ -275,7 +287,7 @@ class GatewayMetrics:
         self._pairs.pop((target, draft), None)
 
     def counts(self, series: Counter) -> Iterator[tuple[dict[str, str], float]]:
-        """Yield the labels and counts of a series of pairs, of those that are gone, too: their sum never falls."""
+        """Yield labels and count of each pair in a series, removed pairs included, so that the sum never decreases."""
         yield from _samples(series)
         for (counted, labels), count in self._gone.items():
             if counted is series:
@@ -288,7 +300,7 @@ def _samples(series: Counter) -> list[tuple[dict[str, str], float]]:
 
 
 class PairMetrics:
-    """The series of GatewayMetrics that carry the labels target and draft, for one pair of models."""
+    """The series of GatewayMetrics with the labels target and draft, for one pair of models."""
 
     def __init__(self, metrics: GatewayMetrics, target: str, draft: str) -> None:
         pair = {"target": target, "draft": draft}
@@ -300,17 +312,18 @@ class PairMetrics:
         self.accepted_length: Histogram = metrics.accepted_length.labels(**pair)
         self.emitted_tokens = _Bound(metrics.emitted_tokens, pair)
         self.plain_steps = _Bound(metrics.plain_steps, pair)
-        for reason in PLAIN_REASONS:  # there from the start, at 0: a rate misses what a series is born with
+        # Series exist from the start, at 0: a rate misses the first value of a series.
+        for reason in PLAIN_REASONS:
             self.plain_steps.labels(reason=reason)
-        for kind in {kind.counted for kind in TokenKind}:
-            self.emitted_tokens.labels(kind=kind.label)
+        for kind in TokenKind:
+            self.emitted_tokens.labels(kind=kind.counted.label)
         self.drafted_per_position = _Bound(metrics.drafted_per_position, pair)
         self.accepted_per_position = _Bound(metrics.accepted_per_position, pair)
         self.round_seconds = _Bound(metrics.round_seconds, pair)
 
 
 class AnswerMetrics:
-    """The series of GatewayMetrics that carry the label model, for one served model."""
+    """The series of GatewayMetrics with the label model, for one served model."""
 
     def __init__(self, metrics: GatewayMetrics, model: str) -> None:
         self.prompt_tokens: Counter = metrics.prompt_tokens.labels(model)
@@ -342,38 +355,41 @@ class WorkerMetrics:
         self.truncates = counters("truncates", "Truncate RPCs that arrived.", "reason")
         """rate(outrider_worker_truncates_total{worker="draft"}[5m]): Truncate RPCs that arrived."""
         self.truncate_freed_blocks = counter("truncate_freed_blocks", "KV blocks freed by Truncate RPCs.")
-        """rate(outrider_worker_truncate_freed_blocks_total[5m]): KV blocks returned by them."""
+        """rate(outrider_worker_truncate_freed_blocks_total[5m]): KV blocks freed by Truncate RPCs, per second."""
         self.info = gauges("info", "1; what the worker is, in its labels.", ["model", "device", "dtype", "path"])
-        """outrider_worker_info: a row of a table."""
+        """outrider_worker_info: the worker's model, device, dtype and attention path, as labels."""
         self.slots_in_use = gauge("slots_in_use", "Slots open.")
-        """outrider_worker_slots_in_use / outrider_worker_slots: share of the slots in use."""
+        """outrider_worker_slots_in_use / outrider_worker_slots: fraction of the slots in use."""
         self.slots = gauge("slots", "Slots in all.")
         """See slots_in_use."""
         self.kv_blocks_in_use = gauge("kv_blocks_in_use", "KV blocks held by slots.")
-        """outrider_worker_kv_blocks_in_use / outrider_worker_kv_blocks: share of the KV cache in use."""
+        """outrider_worker_kv_blocks_in_use / outrider_worker_kv_blocks: fraction of the KV cache in use."""
         self.kv_blocks = gauge("kv_blocks", "KV blocks in all.")
         """See kv_blocks_in_use."""
         self.steps = counters("steps", "Slots stepped, by kind.", "kind")
-        """sum by (kind) (rate(outrider_worker_steps_total[5m])): slots stepped, by kind."""
+        """sum by (kind) (rate(outrider_worker_steps_total[5m])): slots in steps, per second, by kind."""
         self.guessed_tokens = counters("guessed_tokens", "Guesses of what a draft draws that were fed to it.", "fate")
         """rate(outrider_worker_guessed_tokens_total{fate="drawn"}[5m]) / ignoring (fate)
-        sum without (fate) (rate(outrider_worker_guessed_tokens_total[5m])): share that was drawn, each of which saved a
-        row of a later forward; the rest was dropped (draft with drafted_by)."""
+        sum without (fate) (rate(outrider_worker_guessed_tokens_total[5m])): fraction of the tokens proposed for the
+        draft that it drew, each of which saved a row of a later forward; the others were dropped (draft with
+        drafted_by)."""
         buckets = (1, 2, 4, 8, 16, 32, 64, 128)
         sizes = Histogram("outrider_worker_batch_size", "Slots in a forward.", ["worker"], buckets=buckets, registry=r)
         self.batch_size: Histogram = sizes.labels(worker=worker)
         """histogram_quantile(0.5, rate(outrider_worker_batch_size_bucket[5m])): slots in a forward."""
         self.busy_seconds = counter("busy_seconds", "Time spent in steps.")
-        """rate(outrider_worker_busy_seconds_total[5m]): share of the time spent in steps; over
+        """rate(outrider_worker_busy_seconds_total[5m]): fraction of the time spent in steps; over
         rate(outrider_worker_batch_size_count[5m]): mean length of a step."""
         self.proposals_refused = counter("proposals_refused", "Proposals refused: values, shape, epoch or length.")
         """rate(outrider_worker_proposals_refused_total[5m]) (target)"""
         parked = Counter("spec_parked_tokens", "Delivered draft tokens, by what became of them.", ["fate"], registry=r)
         self.parked_tokens: _Bound[Counter] = _Bound(parked, {})
-        """sum by (fate) (rate(spec_parked_tokens_total[5m])): verified, late (on the committed path, after
-        their step), pruned (the answer went another way), refused, expired (of no lease) (target)."""
+        """sum by (fate) (rate(spec_parked_tokens_total[5m])): delivered draft tokens per second: verified, late
+        (equal to the output, but after their step), pruned (other tokens were committed), refused, expired (of no
+        lease) (target)."""
         self.dropped_tokens = counter("dropped_draft_tokens", "Draft tokens that did not leave.")
-        """rate(outrider_worker_dropped_draft_tokens_total[5m]): no room for what a target does not read (draft)."""
+        """rate(outrider_worker_dropped_draft_tokens_total[5m]): draft tokens dropped per second, because a target reads
+        too slowly (draft)."""
         self.preemptions = counter("preemptions", "Slots whose KV blocks were taken away for another's need.")
         """rate(outrider_worker_preemptions_total[5m]): above 0, the KV cache is too small for the load."""
         self.slots_waiting = gauge("slots_waiting", "Slots with work that wait for KV blocks.")
@@ -398,12 +414,14 @@ class WorkerMetrics:
         """histogram_quantile(0.5, rate(outrider_worker_step_tokens_bucket{purpose="prefill"}[5m])): prefill or decode
         tokens in a forward."""
         self.wire_bytes = counters("delivered_bytes", "Payload bytes of proposals sent.", "encoding")
-        """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): proposals sent (draft)."""
-        names, text = ["worker", "peer", "fate"], "of features, by link and by what became of them."
+        """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): bytes of proposals sent, per second
+        (draft)."""
+        names = ["worker", "peer", "fate"]
+        text = "of features, by link and by what became of them."
         rows = Counter("outrider_worker_feature_rows", f"Rows {text}", names, registry=r)
         self.feature_rows = _Bound(rows, {"worker": worker})
-        """sum by (peer, fate) (rate(outrider_worker_feature_rows_total[5m])): sent, and dropped since the draft reads
-        too slowly (target); received (draft). A link's series end with it."""
+        """sum by (peer, fate) (rate(outrider_worker_feature_rows_total[5m])): positions whose hidden states were sent,
+        or dropped because the draft reads too slowly (target); or received (draft). A link's series end with it."""
         sizes_of_rows = Counter("outrider_worker_feature_bytes", f"Bytes of rows {text}", names, registry=r)
         self.feature_bytes = _Bound(sizes_of_rows, {"worker": worker})
         """See feature_rows."""
@@ -414,17 +432,18 @@ class WorkerMetrics:
         agreement = "Share of a text's positions at which a head agreed with its target when they were paired."
         head_agreement = Gauge("outrider_worker_head_agreement", agreement, ["worker", "draft"], registry=r)
         self.head_agreement = _Bound(head_agreement, {"worker": worker})
-        """outrider_worker_head_agreement (draft): what a head can do; what it does: acceptance by position."""
+        """outrider_worker_head_agreement (draft): fraction of a text's positions at which the head's most likely token
+        was the target's when they were paired. Compare acceptance by position."""
 
     def forget_link(self, peer: str) -> None:
-        """Let the series of a link go: there may be others without end."""
+        """Remove the series of a link that was closed, so that their number does not grow without end."""
         for fate in FEATURE_FATES:
             for series in (self.feature_rows, self.feature_bytes):
-                series.labels(peer=peer, fate=fate)  # there may be none yet
+                series.labels(peer=peer, fate=fate)  # `remove` needs it to exist
                 series.remove(peer=peer, fate=fate)
 
     def note_parked(self, fate: str, num_tokens: int) -> None:
-        """Count what became of delivered draft tokens (target)."""
+        """Count delivered draft tokens by their fate (target). fate: see `parked_tokens`."""
         if num_tokens:
             self.parked_tokens.labels(fate=fate).inc(num_tokens)
 
@@ -433,7 +452,7 @@ _Series = TypeVar("_Series", Counter, Gauge, Histogram)
 
 
 class _Bound(Generic[_Series]):
-    """A series with some of its labels fixed."""
+    # A series with some of its labels fixed.
 
     def __init__(self, series: _Series, fixed: dict[str, str]) -> None:
         self._series: _Series = series
@@ -444,5 +463,5 @@ class _Bound(Generic[_Series]):
         return bound
 
     def remove(self, **labels: str) -> None:
-        """Let the series with these labels go, in the order in which it declares them."""
+        # Labels in the order in which the series declares them.
         self._series.remove(*self._fixed.values(), *labels.values())

@@ -1,4 +1,4 @@
-"""OpenTelemetry's metrics of a server of generative models, where `trace_endpoint` asks for them.
+"""OpenTelemetry's metrics of a server of generative models, made by the gateway where `trace_endpoint` is set.
 
 Names, units, buckets and attributes are those of its semantic conventions for generative AI (in development).
 """
@@ -12,17 +12,18 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.telemetry.trace import about, check_endpoint, complain_seldom, not_installed, shut_down
 
 PROVIDER = "outrider"
-"""`gen_ai.provider.name`: what serves the model."""
+"""The attribute `gen_ai.provider.name`."""
+# Bounds of the conventions' buckets, in seconds.
 _REQUEST_S = tuple(0.01 * 2**power for power in range(14))
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
 
 class ServerMetrics:
-    """Observes requests and sends the histograms every OTEL_METRIC_EXPORT_INTERVAL, from a thread of the SDK's."""
+    """Histograms of requests. A thread of OpenTelemetry's SDK sends them every OTEL_METRIC_EXPORT_INTERVAL ms."""
 
     def __init__(self, endpoint: str, service: str) -> None:
-        """Prepare to send. endpoint: of OTLP over gRPC. Raises ConfigError."""
+        """Start the thread. endpoint: of OTLP over gRPC. service: "gateway". Raises ConfigError."""
         check_endpoint(endpoint)
         try:
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -35,7 +36,7 @@ class ServerMetrics:
             reader = export.PeriodicExportingMetricReader(self._exporter)
             resource = resources.Resource.create(about(service)).merge(resources.OTELResourceDetector().detect())
             self._provider: Any = metrics.MeterProvider([reader], resource=resource, shutdown_on_exit=False)
-        except Exception as error:  # of many types
+        except Exception as error:  # the SDK raises many types
             raise ConfigError(f"OpenTelemetry refuses what the environment (OTEL_*) says: {error}") from None
         complain_seldom()
         meter: Any = self._provider.get_meter("outrider")
@@ -50,31 +51,38 @@ class ServerMetrics:
         self._per_token = seconds("time_per_output_token", "Time per token after the first.", _TOKEN_S)
 
     def note_request(self, operation: str, model: str | None, seconds: float, error: str | None) -> None:
-        """Observe a request that ended. error: its class; None where it ended well."""
+        """Record a request that ended. operation: the conventions' name of it, such as "chat". error: the class of the
+        error that ended it; None = none did.
+        """
         attributes = _attributes(operation, model)
-        self._request.record(seconds, attributes if error is None else {**attributes, "error.type": error})
+        if error is not None:
+            attributes["error.type"] = error
+        self._request.record(seconds, attributes)
 
     def note_answer(self, operation: str, model: str, first_token_s: float, per_token_s: float | None) -> None:
-        """Observe an answer that ended well. per_token_s: None where it has one token."""
+        """Record a choice that ended without an error. per_token_s: seconds per token after the first; None where there
+        is no other.
+        """
         attributes = _attributes(operation, model)
         self._first_token.record(first_token_s, attributes)
         if per_token_s is not None:
             self._per_token.record(per_token_s, attributes)
 
     def close(self) -> None:
-        """Send what is left, for at most trace.CLOSE_S. Idempotent."""
+        """Send the last values, within trace.CLOSE_S. Idempotent."""
         shut_down(self._provider, self._exporter)
 
 
 def _attributes(operation: str, model: str | None) -> dict[str, str]:
-    known = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER}
-    return known if model is None else {**known, "gen_ai.request.model": model, "gen_ai.response.model": model}
+    attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER}
+    if model is not None:
+        attributes["gen_ai.request.model"] = model
+        attributes["gen_ai.response.model"] = model
+    return attributes
 
 
 def open_metrics(endpoint: str | None, service: str) -> ServerMetrics | None:
-    """Return the process's metrics, or None without an endpoint, or where OTEL_METRICS_EXPORTER is none. Raises
-    ConfigError.
-    """
+    """Return new metrics, or None without an endpoint or where OTEL_METRICS_EXPORTER is "none". Raises ConfigError."""
     if endpoint is None or os.environ.get("OTEL_METRICS_EXPORTER") == "none":
         return None
     return ServerMetrics(endpoint, service)

@@ -1,8 +1,8 @@
-"""Spans by OpenTelemetry's SDK, where `trace_endpoint` asks for them. This file and `otel_metrics` alone import it, and
-late.
+"""Spans of OpenTelemetry, made where `trace_endpoint` is set. Only this file and `otel_metrics` import its SDK, when
+the first of them is made.
 
-A span is made when its end is known, from times that were noted on the way; a request's own is begun before, since what
-is done for it is below it. A thread of the SDK encodes and sends the spans.
+Most spans are made at their end, from recorded times; only a request's span is begun at its start, since others are its
+children. A thread of the SDK encodes and sends them.
 """
 
 from __future__ import annotations
@@ -23,40 +23,44 @@ from prometheus_client import CollectorRegistry, Counter
 from outrider.wire.errors import ConfigError
 
 MAX_QUEUED = 2048
-"""Spans that wait to be sent, unless OTEL_BSP_MAX_QUEUE_SIZE says otherwise; any more are dropped."""
+"""Spans in the queue by default (OTEL_BSP_MAX_QUEUE_SIZE); further ones are dropped."""
 CLOSE_S = 1.0
-"""Seconds that the last spans may take at the end of a process."""
+"""Seconds within which the last spans are sent at the end of a process."""
 COMPLAIN_S = 60.0
-"""Seconds between two lines in the log about a collector that is away."""
+"""Seconds between two log lines on a collector that does not reply."""
 Attributes = Mapping[str, str | int]
 
 _HEADER = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
 def round_span_id(ticket: int, committed_len: int) -> int:
-    """Return the id of the span of the round that began at committed_len under a lease."""
+    """Return the id of a round's span, which gateway and workers compute alike.
+
+    ticket: of the lease. committed_len: committed tokens at the round's beginning.
+    """
     return (ticket ^ (committed_len * 0x9E3779B97F4A7C15)) & 0xFFFFFFFFFFFFFFFF or 1
 
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """W3C `traceparent`: names the span that others are children of."""
+    """A span as the parent of others, in the form of W3C's header `traceparent`."""
 
     trace_id: int
     span_id: int
     sampled: bool
+    """Whether the trace is recorded."""
 
     def __str__(self) -> str:
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
 
     @property
     def trace_hex(self) -> str:
-        """The trace id as logs and users write it."""
+        """The trace id as 32 hexadecimal digits."""
         return f"{self.trace_id:032x}"
 
     @classmethod
     def parse(cls, text: str | None) -> TraceParent | None:
-        """Parse a header. Returns None for an absent or invalid one, as if there were no caller."""
+        """Parse a header. Returns None for an absent or an invalid one."""
         found = _HEADER.fullmatch(text or "")
         if found is None or (found[1] == "00" and found[5]):
             return None
@@ -64,12 +68,13 @@ class TraceParent:
 
 
 class Spans:
-    """Makes spans and sends them in batches. Nothing blocks but `close`; any thread may call."""
+    """Makes the spans of one process and sends them in batches. Only `close` blocks; any thread may call any method."""
 
     def __init__(self, endpoint: str, service: str, registry: CollectorRegistry | None = None) -> None:
-        """Prepare to send; OpenTelemetry's environment variables (OTEL_*) configure the rest. Raises ConfigError.
+        """Start the SDK, which environment variables (OTEL_*) configure further. Raises ConfigError.
 
-        endpoint: of OTLP over gRPC, such as http://collector:4317. service: "gateway", "draft" or "target".
+        endpoint: of OTLP over gRPC, such as http://collector:4317. service: "gateway", "draft" or "target". registry:
+        gets the series outrider_trace_spans_total.
         """
         check_endpoint(endpoint)
         try:
@@ -84,7 +89,8 @@ class Spans:
         self._nowhere = context.Context()
         self._ids = _Ids(id_generator.RandomIdGenerator())
         counter = Counter("outrider_trace_spans", "Spans, by what became of them.", ["outcome"], registry=registry)
-        sent, self._dropped = counter.labels(outcome="sent"), counter.labels(outcome="dropped")
+        sent = counter.labels(outcome="sent")
+        self._dropped = counter.labels(outcome="dropped")
         self._lock = threading.Lock()
         self._num_ended = 0
         try:
@@ -96,7 +102,7 @@ class Spans:
                 shutdown_on_exit=False,
                 id_generator=self._ids,  # type: ignore[arg-type]
             )
-        except Exception as error:  # of many types
+        except Exception as error:  # the SDK raises many types
             raise ConfigError(f"OpenTelemetry refuses what the environment (OTEL_*) says: {error}") from None
         self._provider.add_span_processor(processor)
         self._tracer: Any = self._provider.get_tracer("outrider")
@@ -111,20 +117,23 @@ class Spans:
         span_id: int | None = None,
         server: bool = False,
     ) -> OpenSpan | None:
-        """Begin a span, or return None when it is not traced: as its parent, or by OTEL_TRACES_SAMPLER at a root.
+        """Begin a span. Returns None where it is not sampled: by its parent, or by OTEL_TRACES_SAMPLER without one.
 
-        start_ns: of the wall clock. span_id: set where others know it already. server: the parent is another process's.
+        start_ns: wall-clock time. span_id: its id, where another process computes the same; None = a random one.
+        server: whether the parent is a span of another process.
         """
         api = self._api
-        above = self._nowhere
+        context = self._nowhere
         if parent is not None:
             flags = api.TraceFlags(int(parent.sampled))
-            place = api.SpanContext(parent.trace_id, parent.span_id, server, flags)
-            above = api.set_span_in_context(api.NonRecordingSpan(place), above)
-        self._ids.known = span_id
+            parent_context = api.SpanContext(parent.trace_id, parent.span_id, server, flags)
+            context = api.set_span_in_context(api.NonRecordingSpan(parent_context), context)
+        self._ids.next_id = span_id
         kind = api.SpanKind.SERVER if server else api.SpanKind.INTERNAL
-        span = self._tracer.start_span(name, above, kind, start_time=start_ns)
-        return OpenSpan(self, span, start_ns) if span.is_recording() else None
+        span = self._tracer.start_span(name, context, kind, start_time=start_ns)
+        if not span.is_recording():
+            return None
+        return OpenSpan(self, span, start_ns)
 
     def add(
         self,
@@ -138,7 +147,9 @@ class Spans:
         span_id: int | None = None,
         server: bool = False,
     ) -> TraceParent | None:
-        """Add a span that has ended, as `begin` and `OpenSpan.end` do. Returns its place; None when not made."""
+        """Add a span that has ended, with the arguments of `begin` and `OpenSpan.end`. Returns it as a parent, or None
+        where it was not sampled or was dropped.
+        """
         if self._is_full():
             return None
         span = self.begin(name, parent, start_ns, span_id=span_id, server=server)
@@ -148,11 +159,11 @@ class Spans:
         return span.place
 
     def close(self) -> None:
-        """Send the remaining spans, for at most CLOSE_S. Idempotent."""
+        """Send the remaining spans, within CLOSE_S. Idempotent."""
         shut_down(self._provider, self._exporter)
 
     def _is_full(self) -> bool:
-        """Return whether another span must be dropped, and count it then: the SDK drops older ones and counts none."""
+        # Counts a span that must be dropped: the SDK would drop an older one without counting it.
         if self._num_ended - self._exporter.num_taken < self._max_queued:
             return False
         self._dropped.inc()
@@ -170,7 +181,7 @@ class Spans:
 
 
 class OpenSpan:
-    """A span that has begun."""
+    """A span that has begun and not ended."""
 
     __slots__ = ("_span", "_spans", "_start_ns", "place")
 
@@ -180,12 +191,11 @@ class OpenSpan:
         self._start_ns = start_ns
         own = span.get_span_context()
         self.place = TraceParent(own.trace_id, own.span_id, True)
-        """Parent of the spans of what is done for this one."""
+        """This span as the parent of others."""
 
     def end(self, end_ns: int, attributes: Attributes, error: str | None = None, name: str | None = None) -> None:
-        """End the span, once. end_ns: of the wall clock. error: what went wrong, a class or code and no more.
-
-        name: what the span is called, where that was not known when it began.
+        """End the span; call it once. end_ns: wall-clock time. error: class or code of the error that ended it, never
+        its message. name: replaces the span's name.
         """
         if name is not None:
             self._span.update_name(name)
@@ -193,16 +203,19 @@ class OpenSpan:
 
 
 def open_spans(endpoint: str | None, service: str, registry: CollectorRegistry) -> Spans | None:
-    """Return the process's spans, or None without an endpoint. Raises ConfigError."""
-    return None if endpoint is None else Spans(endpoint, service, registry)
+    """Return a new `Spans`, or None without an endpoint. Raises ConfigError."""
+    if endpoint is None:
+        return None
+    return Spans(endpoint, service, registry)
 
 
 def about(service: str) -> dict[str, str]:
-    """Return what OpenTelemetry calls the resource: who says all this."""
+    """Return the attributes of OpenTelemetry's resource: the names of the service and of this process."""
     return {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
 
 
 def not_installed(endpoint: str) -> ConfigError:
+    """Return the error for a `trace_endpoint` where OpenTelemetry is not installed."""
     return ConfigError(
         f"trace_endpoint is {endpoint!r} and OpenTelemetry is not installed; pip install 'outrider[trace]', "
         "or leave trace_endpoint out",
@@ -211,43 +224,46 @@ def not_installed(endpoint: str) -> ConfigError:
 
 
 def shut_down(provider: Any, exporter: Any) -> None:
-    """Send what a provider has left, for at most CLOSE_S."""
-    give_up = threading.Timer(0.8 * CLOSE_S, exporter.shutdown)  # ends a call that is under way
-    give_up.daemon = True
-    give_up.start()
+    """Send what is queued at a provider, within CLOSE_S, and end it."""
+    timer = threading.Timer(0.8 * CLOSE_S, exporter.shutdown)  # ends a call that is in progress
+    timer.daemon = True
+    timer.start()
     provider.shutdown()
-    give_up.cancel()
+    timer.cancel()
 
 
 def complain_seldom() -> None:
-    """Let what the SDK has to say of a collector that is away be in the log once a minute."""
+    """Limit the SDK's log lines on a collector that does not reply to one in COMPLAIN_S."""
     logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").addFilter(_seldom)
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises ConfigError."""
+    """Raise ConfigError for what is no http or https URL with a host."""
     parts = urlsplit(endpoint)
     try:
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # the port is no number
-        is_one = False
-    if not is_one:
+        is_valid = False
+    if not is_valid:
         raise ConfigError(
             f"trace_endpoint is {endpoint!r}, must look like http://collector:4317", param="trace_endpoint"
         )
 
 
 class _Ids(threading.local):
-    """OpenTelemetry's IdGenerator: random, except for a span whose id is known before it is made."""
+    # OpenTelemetry's IdGenerator: random ids, or the one that `begin` was given.
 
     def __init__(self, random_ids: Any) -> None:
         self._random = random_ids
-        self.known: int | None = None
-        """Id of this thread's next span."""
+        self.next_id: int | None = None
+        """Id of this thread's next span; None = a random one."""
 
     def generate_span_id(self) -> int:
-        known, self.known = self.known, None
-        return int(self._random.generate_span_id()) if known is None else known
+        span_id = self.next_id
+        self.next_id = None
+        if span_id is None:
+            return int(self._random.generate_span_id())
+        return span_id
 
     def generate_trace_id(self) -> int:
         return int(self._random.generate_trace_id())
@@ -257,14 +273,14 @@ class _Ids(threading.local):
 
 
 class _Counted:
-    """OpenTelemetry's SpanExporter, which counts the spans that were sent and dropped."""
+    # A SpanExporter of OpenTelemetry that counts the spans that were sent and dropped.
 
     def __init__(self, exporter: Any, sent: Counter, dropped: Counter) -> None:
         self._exporter = exporter
         self._sent = sent
         self._dropped = dropped
         self.num_taken = 0
-        """Spans taken from the queue so far."""
+        """Number of spans taken from the queue so far."""
 
     def export(self, spans: Sequence[Any]) -> Any:
         self.num_taken += len(spans)
@@ -278,12 +294,12 @@ class _Counted:
         return result
 
     def shutdown(self) -> None:
-        """End the call that is under way and make later ones fail at once. Any thread may call."""
+        # Ends the call in progress and makes later ones fail at once. Any thread may call.
         self._exporter.shutdown()
 
 
 class _Seldom(logging.Filter):
-    """Lets a warning or error through once in `COMPLAIN_S`."""
+    # Passes a warning or error once in COMPLAIN_S.
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,4 +316,4 @@ class _Seldom(logging.Filter):
 
 
 _seldom = _Seldom()
-"""Filter of the exporter's logger, which would have a line for every attempt."""
+"""Filter for the exporter's logger, which would log a line for every attempt."""

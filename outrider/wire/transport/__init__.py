@@ -1,1 +1,5 @@
-"""gRPC as all parts use it: channels, streams, TLS, servers, addresses, and tensors as bytes."""
+"""Connections between processes: gRPC servers and channels, TLS, streams, limits of calls, and tensors on the wire.
+
+May import `outrider.wire` and `outrider.v1`, and no torch. Start at `serving` (a worker's server), `tls.Dialer` (a
+channel) and `streams` (the Control stream between gateway and workers).
+"""

@@ -1,29 +1,30 @@
-"""Write host:port as gRPC, browsers and people do, and say why nobody can listen there."""
+"""host:port as gRPC, browsers and people write it, and sockets that listen there, with errors for people."""
 
 from __future__ import annotations
 
 import errno
 import re
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from ipaddress import ip_address
+from typing import Any
 
 from outrider.wire.errors import ConfigError
 
 _HOST_PORT = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+):([0-9]{1,5})", re.ASCII | re.IGNORECASE)
-_MOST_PORT = 2**16 - 1
+_MAX_PORT = 2**16 - 1
 GRPC_PORT_HEADER = "x-outrider-grpc-port"
-"""Header of a gateway's answers to /v1/models: where its gRPC is, for clients that were given its HTTP port."""
+"""Header of a gateway's replies to /v1/models with its gRPC port, for clients that have its HTTP address."""
 
 
 def is_host_port(text: str) -> bool:
-    """Whether text is host:port and nothing else: put into a URL it adds no user, path or query."""
+    """Return whether the text is host:port and nothing else, so that a URL made of it has no user, path or query."""
     found = _HOST_PORT.fullmatch(text)
-    return found is not None and int(found[3]) <= _MOST_PORT
+    return found is not None and int(found[3]) <= _MAX_PORT
 
 
 def is_loopback(host: str) -> bool:
-    """Whether host is this machine by an address that no other one reaches."""
+    """Return whether the host is localhost or a loopback address, which no other machine reaches."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -31,24 +32,26 @@ def is_loopback(host: str) -> bool:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """Return host:port, with an IPv6 address in brackets, or its last group would read as the port."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    """Return host:port, with an IPv6 address in brackets."""
+    if ":" in host:
+        return f"[{host}]:{port}"
+    return f"{host}:{port}"
 
 
 def bind_all(host: str, port: int, option: str) -> list[socket.socket]:
-    """Return a socket for each address of `host`, bound to one port; 0 takes a free one. Raises ConfigError.
+    """Return a socket for each address of `host`, all bound to one port; port 0 takes a free one. Raises ConfigError.
 
-    An address that this machine lacks, as localhost may have one of IPv6, is left out if there is another. option: that
-    of the port.
+    An address that this machine does not have, as localhost's of IPv6 on some, is left out if there is another. option:
+    the command-line option of the port, for the error.
     """
+
     listeners = list[socket.socket]()
     missing = list[OSError]()
-    # Both loopback addresses, as RFC 6761 and gRPC read it; some machines' hosts file has one.
-    names = ["127.0.0.1", "::1"] if host == "localhost" else [host]
     try:
-        found = [one for name in names for one in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            own_port = listeners[0].getsockname()[1] if listeners else port
+        for family, address in _addresses_of(host, port):
+            own_port = port
+            if listeners:
+                own_port = listeners[0].getsockname()[1]
             try:
                 listeners.append(_bind(family, (address[0], own_port, *address[2:])))
             except OSError as error:
@@ -64,6 +67,16 @@ def bind_all(host: str, port: int, option: str) -> list[socket.socket]:
     return listeners
 
 
+def _addresses_of(host: str, port: int) -> Iterable[tuple[int, tuple[Any, ...]]]:
+    # For localhost both loopback addresses, as RFC 6761 and gRPC have it: the hosts file of some machines has only one.
+    names = ["127.0.0.1", "::1"] if host == "localhost" else [host]
+    addresses: dict[tuple[int, tuple[Any, ...]], None] = {}  # without duplicates, in order
+    for name in names:
+        for family, _, _, _, address in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM):
+            addresses[family, address] = None
+    return addresses
+
+
 def _bind(family: int, address: tuple[str | int, ...]) -> socket.socket:
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,17 +89,17 @@ def _bind(family: int, address: tuple[str | int, ...]) -> socket.socket:
 
 
 def check_free(host: str, port: int, option: str) -> None:
-    """Raise ConfigError when nobody can listen on host:port, before two models are loaded only to find out."""
+    """Raise ConfigError if no server can listen on host:port. Call it before loading models. Port 0 is free."""
     if port:
         for listener in bind_all(host, port, option):
             listener.close()
 
 
 def next_free(host: str, port: int, taken: Collection[int | None] = ()) -> int:
-    """Return the first port above `port` on which somebody can listen, and which is not taken; 0 where there is none,
-    so that any free one is. Raises ConfigError for a host that is not this machine's.
+    """Return the first free port above `port` that is not in `taken`; 0 (which takes a free one) where there is none.
+    Raises ConfigError for a host that is not this machine's.
     """
-    for candidate in range(port + 1, _MOST_PORT + 1):
+    for candidate in range(port + 1, _MAX_PORT + 1):
         if candidate in taken:
             continue
         try:
@@ -100,13 +113,13 @@ def next_free(host: str, port: int, taken: Collection[int | None] = ()) -> int:
 
 
 def cannot_listen(host: str, port: int, error: OSError, option: str) -> ConfigError:
-    """Return what to say of a socket that could not be bound. `param` says which of the two to change.
+    """Return the error for a socket that could not be bound. Its `param` is "host" or "port", which must change.
 
-    option: that of the port.
+    option: the command-line option of the port.
     """
-    is_elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-    remedy = "--host must be an address of this machine" if is_elsewhere else f"choose another with {option}"
-    return ConfigError(
-        f"cannot listen on {join_host_port(host, port)}: {error.strerror}; {remedy}",
-        param="host" if is_elsewhere else "port",
-    )
+    param = "port"
+    remedy = f"choose another with {option}"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        param = "host"
+        remedy = "--host must be an address of this machine"
+    return ConfigError(f"cannot listen on {join_host_port(host, port)}: {error.strerror}; {remedy}", param=param)

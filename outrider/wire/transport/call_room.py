@@ -1,7 +1,8 @@
-"""Room for calls: how many of a kind are open, and how many messages are on their way in, over all and of each caller.
+"""Limits of a server's calls: how many of a kind are open, and how many messages are received at once, in all and for
+each caller. `serving` installs `RoomInterceptor`; the gateway's gRPC API uses the limits for its own calls.
 
-gRPC takes a message in whole as soon as it is asked to read one, and holds what has come of it for as long as the
-rest does not. So nothing is read before there is room for it: unary calls are served as streams of one message.
+gRPC receives a message as a whole once it is asked to read one, and holds its first bytes for as long as the others do
+not arrive. So unary calls are served as streams of one message here, which is read when the limits allow it.
 """
 
 from __future__ import annotations
@@ -21,89 +22,99 @@ from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded, Requ
 from outrider.wire.transport.rpc import abort
 
 MAX_MESSAGES = 16
-"""Of unary calls on their way in at once, of each caller a quarter; the others wait for their turn."""
+"""Messages of unary calls that are received at once, a quarter of them from one caller; others wait."""
 MAX_WAITING = 256
-"""Unary calls of one caller whose message has not come."""
+"""Unary calls of one caller whose message has not arrived."""
 MESSAGE_TIMEOUT_S = 10.0
-"""For the message of a unary call, its turn included. Users' requests have their own: see `gateway.api.grpc_api`."""
+"""Seconds within which the message of a unary call arrives, its wait included. Users' requests have another limit: see
+`gateway.api.grpc_api`."""
 MAX_DELIVERING = 256
-"""Streams of proposals to a target, one of each draft; a quarter of them from one host. Each holds up to one message of
-the largest size, so that twice as many drafts may hold twice the memory of a target.
-"""
+"""Streams of proposals to a target, one per draft, a quarter of them from one host. Each may hold one message of the
+largest size in the target's memory."""
 MAX_LOOKING = 16
-"""Calls that watch health or ask for the services, of each caller a quarter."""
+"""Calls that watch health or list the services, a quarter of them from one caller."""
 RETRY_S = 1.0
-"""Seconds after which a caller that was refused is told to try again. Doubled, it waits so much longer."""
+"""`retry-after` in seconds for a call that is refused."""
 
 _END: Any = getattr(grpc.aio, "EOF")  # noqa: B009  # the stubs lack it
 
 
 class CallLimits:
-    """At most `total` at once, `share` of each caller; one more is refused. One event loop, so no lock."""
+    """Limits on calls of a kind that are open at once: `total`, and `share` for one caller. Further calls are refused.
+
+    what: the kind of calls, for the error, such as "streams bring proposals". For one event loop: it has no lock.
+    """
 
     def __init__(self, what: str, total: int, share: int) -> None:
         self._what = what
         self._total = total
         self._share = share
-        self._taken: Counter[str] = Counter()
+        self._num_open: Counter[str] = Counter()
+        """Open calls by caller."""
 
     @contextmanager
     def one(self, caller: str) -> Iterator[None]:
-        """Raises Overloaded."""
-        num, own = self._taken.total(), self._taken[caller]
-        if num >= self._total or own >= self._share:
+        """Count a call of the caller during the block. Raises Overloaded over a limit."""
+        total = self._num_open.total()
+        own = self._num_open[caller]
+        if total >= self._total or own >= self._share:
             raise Overloaded(
-                f"{num} {self._what}, {own} of this caller; at most {self._total} and {self._share} are allowed; "
+                f"{total} {self._what}, {own} of this caller; at most {self._total} and {self._share} are allowed; "
                 "try again later",
                 retry_after_s=RETRY_S,
             )
-        self._taken[caller] += 1
+        self._num_open[caller] += 1
         try:
             yield
         finally:
-            self._taken[caller] -= 1
-            if not self._taken[caller]:
-                del self._taken[caller]
+            self._num_open[caller] -= 1
+            if not self._num_open[caller]:
+                del self._num_open[caller]
 
 
 class CallTurns:
-    """At most `total` at once, `share` of each caller; further ones wait, each behind its caller's own."""
+    """Limits on calls that run at once: `total`, and `share` for one caller. Further calls wait in the caller's order.
+
+    waiting: the limits of those that run or wait.
+    """
 
     def __init__(self, total: int, share: int, waiting: CallLimits) -> None:
-        """waiting: room for those that have or await a turn."""
         self._all = asyncio.Semaphore(total)
         self._share = share
         self._waiting = waiting
-        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._by_caller: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
     async def one(self, caller: str) -> AsyncIterator[None]:
-        """Raises Overloaded when too many wait."""
-        own = self._of.get(caller) or asyncio.Semaphore(self._share)
-        self._of[caller] = own
+        """Wait until the caller may run another call, and count it during the block. Raises Overloaded where too many
+        calls wait.
+        """
+        own = self._by_caller.get(caller) or asyncio.Semaphore(self._share)
+        self._by_caller[caller] = own
         with self._waiting.one(caller):
             async with own, self._all:
                 yield
 
 
 def host_of(context: Any) -> str:
-    """Of a call's peer: its address without the port."""
+    """Return the address of a call's peer, without the port."""
     return str(context.peer()).rpartition(":")[0]
 
 
 def _caller_of(context: Any) -> str:
-    """Its host, and the names of its certificate where it has one: parts on one machine do not stand for each other."""
-    names = sorted(uri.decode(errors="replace") for uri in context.auth_context().get("peer_uri", ()))
+    # The host, and the names in the certificate if there is one: processes of one machine are then different callers.
+    uris = context.auth_context().get("peer_uri", ())
+    names = sorted(uri.decode(errors="replace") for uri in uris)
     return " ".join([host_of(context), *names])
 
 
 class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """For every call of a server, before anything of it is read."""
+    """Applies the limits to every call of a server, before its message is read."""
 
     def __init__(self) -> None:
         looking = CallLimits("calls watch health or ask for services", MAX_LOOKING, MAX_LOOKING // 4)
         delivering = CallLimits("streams bring proposals", MAX_DELIVERING, MAX_DELIVERING // 4)
-        self._places = {
+        self._limits = {
             "/grpc.health.v1.Health/Watch": looking,
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": looking,
             "/outrider.v1.TargetService/Deliver": delivering,
@@ -119,38 +130,43 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
-        places = self._places.get(str(handler_call_details.method))
+        limits = self._limits.get(str(handler_call_details.method))
         if not handler.request_streaming:
-            handler = _read_late(handler, self._turns)
-        return handler if places is None else _placed(handler, places)
+            handler = _as_stream(handler, self._turns)
+        if limits is None:
+            return handler
+        return _limited(handler, limits)
 
 
-def _read_late(handler: Any, turns: CallTurns) -> Any:
-    """The same unary call as a stream, whose one message is read when it has a turn."""
-    inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
+def _as_stream(handler: Any, turns: CallTurns) -> Any:
+    # The same unary method as a stream, whose only message is read when `turns` allows it.
+    if handler.response_streaming:
+        inner = handler.unary_stream
+        create_handler = grpc.stream_stream_rpc_method_handler
+    else:
+        inner = handler.unary_unary
+        create_handler = grpc.stream_unary_rpc_method_handler
 
-    async def answer(_: object, context: Any) -> Any:
+    async def respond(_: object, context: Any) -> Any:
         try:
-            data = await _message(context, turns)
+            data = await _read_message(context, turns)
         except OutriderError as error:
             return await abort(context, error)
         return await inner(data, context)
 
-    async def answers(_: object, context: Any) -> AsyncIterator[Any]:
+    async def respond_stream(_: object, context: Any) -> AsyncIterator[Any]:
         try:
-            data = await _message(context, turns)
+            data = await _read_message(context, turns)
         except OutriderError as error:
             await abort(context, error)
         async for response in inner(data, context):
             yield response
 
-    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
-    serve = answers if inspect.isasyncgenfunction(inner) else answer
-    return make(serve, handler.request_deserializer, handler.response_serializer)
+    serve = respond_stream if inspect.isasyncgenfunction(inner) else respond
+    return create_handler(serve, handler.request_deserializer, handler.response_serializer)
 
 
-async def _message(context: Any, turns: CallTurns) -> Any:
-    """Raises Overloaded, RequestTooSlow and InvalidRequest."""
+async def _read_message(context: Any, turns: CallTurns) -> Any:
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT_S), turns.one(_caller_of(context)):
             data = await context.read()
@@ -161,23 +177,24 @@ async def _message(context: Any, turns: CallTurns) -> Any:
     return data
 
 
-def _placed(handler: Any, places: CallLimits) -> Any:
+def _limited(handler: Any, limits: CallLimits) -> Any:
     kind = "stream_stream" if handler.response_streaming else "stream_unary"
     inner = getattr(handler, kind)
 
-    async def answer(messages: Any, context: Any) -> Any:
+    async def respond(messages: Any, context: Any) -> Any:
         try:
-            with places.one(_caller_of(context)):
+            with limits.one(_caller_of(context)):
                 return await inner(messages, context)
         except Overloaded as error:
             return await abort(context, error)
 
-    async def answers(messages: Any, context: Any) -> AsyncIterator[Any]:
+    async def respond_stream(messages: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            with places.one(_caller_of(context)):
+            with limits.one(_caller_of(context)):
                 async for message in inner(messages, context):
                     yield message
         except Overloaded as error:
             await abort(context, error)
 
-    return handler._replace(**{kind: answers if inspect.isasyncgenfunction(inner) else answer})
+    serve = respond_stream if inspect.isasyncgenfunction(inner) else respond
+    return handler._replace(**{kind: serve})

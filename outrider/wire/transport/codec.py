@@ -1,4 +1,7 @@
-"""Tensors on the wire: bytes, dtype and shape, little-endian, checked before anybody reads them. Imports no torch."""
+"""Tensors on the wire: bytes, dtype and shape, little-endian, and their checks. Imports no torch.
+
+Drafts encode the distributions of draft tokens with it; targets decode them.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,37 @@ if sys.byteorder != "little":  # the wire is little-endian and nothing here swap
     raise ImportError("outrider runs on little-endian machines only")
 
 ITEM_BYTES = {pb.TENSOR_DTYPE_FLOAT32: 4, pb.TENSOR_DTYPE_INT32: 4}
+"""Bytes of one element by dtype."""
 
 
 class BadTensor(ValueError):
-    """Raised when a tensor from another process breaks a rule; the message says which."""
+    """A tensor from another process has a wrong dtype, shape or size; the message has the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseRows:
-    """Log-probs [num_rows, vocab_size] float32."""
+    """Distributions over the whole vocabulary."""
 
     num_rows: int
+    """Number of distributions."""
     data: bytes
+    """Log-probs [num_rows, vocab_size] float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """Each row's support: ids int32 and log-probs float32, concatenated."""
+    """Distributions over a few tokens each, concatenated."""
 
     row_sizes: tuple[int, ...]
+    """Tokens of each distribution."""
     ids: bytes
+    """Token ids [sum(row_sizes)] int32."""
     log_probs: bytes
+    """Log-probs [sum(row_sizes)] float32."""
 
     @property
     def num_rows(self) -> int:
+        """Number of distributions."""
         return len(self.row_sizes)
 
 
@@ -44,14 +54,17 @@ Rows = DenseRows | SparseRows
 
 
 def float32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
+    """Return the message of a float32 tensor. data: its elements, little-endian."""
     return pb.Tensor(dtype=pb.TENSOR_DTYPE_FLOAT32, shape=shape, data=data)
 
 
 def int32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
+    """Return the message of an int32 tensor. data: its elements, little-endian."""
     return pb.Tensor(dtype=pb.TENSOR_DTYPE_INT32, shape=shape, data=data)
 
 
 def rows_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions:
+    """Return the message of distributions over a vocabulary of `vocab_size` tokens."""
     if isinstance(rows, DenseRows):
         dense = float32_tensor(rows.data, (rows.num_rows, vocab_size))
         return pb.TokenDistributions(vocab_size=vocab_size, dense=dense)
@@ -65,7 +78,9 @@ def rows_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions:
 
 
 def rows_from_proto(message: pb.TokenDistributions, num_rows: int, vocab_size: int) -> Rows:
-    """Read the rows and check shapes and sizes; values are checked when they become tensors. Raises BadTensor."""
+    """Read `num_rows` distributions. Raises BadTensor for wrong shapes and sizes; values are checked where they become
+    tensors.
+    """
     if message.vocab_size != vocab_size:
         raise BadTensor(f"vocab_size is {message.vocab_size}, the target's is {vocab_size}")
     if message.HasField("dense"):

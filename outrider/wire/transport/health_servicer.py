@@ -1,7 +1,7 @@
 """gRPC's health service, `grpc.health.v1`: one state for all services of a server. `serving` adds it.
 
-grpcio-health-checking has one, too, whose watchers hold a lock while they write: one that reads nothing would keep the
-state from changing for everybody.
+The servicer of grpcio-health-checking holds a lock while it writes to a watcher: a watcher that reads nothing would
+keep the state from changing for all.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Status = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
-    """Answers Check and Watch. One event loop, so no lock."""
+    """Servicer of Check and Watch. For one event loop: it has no lock."""
 
     def __init__(self, services: Collection[str]) -> None:
-        """`services`: full names, beside "", which stands for the server."""
+        """services: full names of the server's services; "", the server itself, is added."""
         self._services = frozenset(("", *services))
         self._is_serving = True
         self._changed = asyncio.Event()
 
     def set_serving(self, is_serving: bool) -> None:
-        """Change the state of all services; watchers learn it at once."""
+        """Set the state of all services, and send it to watchers."""
         if is_serving != self._is_serving:
             self._is_serving = is_serving
             self._changed.set()
@@ -38,10 +38,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
         return self._state_of(request.service)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
-        """Send the state now, and again whenever it is another."""
+        """Send the state now, and again whenever it changes."""
         sent: health_pb2.HealthCheckResponse | None = None
         while True:
-            changed, state = self._changed, self._state_of(request.service)
+            changed = self._changed
+            state = self._state_of(request.service)
             if state != sent:
                 await context.write(state)
                 sent = state
@@ -50,4 +51,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
     def _state_of(self, service: str) -> health_pb2.HealthCheckResponse:
         if service not in self._services:
             return Status(status=Status.SERVICE_UNKNOWN)
-        return Status(status=Status.SERVING if self._is_serving else Status.NOT_SERVING)
+        if not self._is_serving:
+            return Status(status=Status.NOT_SERVING)
+        return Status(status=Status.SERVING)

@@ -1,54 +1,62 @@
-"""Prepare a worker process before torch is imported: pin it, size its threads, tune its allocator."""
+"""`prepare_process`, which a worker calls before it imports torch: it pins the process, sizes its thread pools and
+tunes its allocator.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings.config import parse_cores
+from outrider.wire.settings.cores import parse_cores
 from outrider.wire.transport.rpc import tune_malloc
 
 
 def pin_process(cpu_cores: str | None) -> frozenset[int]:
-    """Keep every thread of this process, and those it makes later, on these cores. Return the cores in force.
+    """Pin all threads of this process, present and later ones, to cores. Return the cores that it runs on.
 
-    Call before importing torch: it sizes its thread pools at import. Raises ConfigError for cores that are not there.
+    cpu_cores: the setting, such as 0,2-3; None = the process stays where it is. Call it before importing torch, which
+    sizes its thread pools at import. Raises ConfigError for cores that this machine does not have.
     """
     allowed = frozenset(os.sched_getaffinity(0))
     if cpu_cores is None:
         return allowed
-    wanted = parse_cores(cpu_cores)
-    if not wanted <= frozenset(range(os.cpu_count() or 1)):
+    cores = parse_cores(cpu_cores)
+    if not cores <= frozenset(range(os.cpu_count() or 1)):
         raise ConfigError(
             f"cpu_cores is {cpu_cores!r}, this machine has cores 0 to {(os.cpu_count() or 1) - 1}", param="cpu_cores"
         )
-    for task in Path("/proc/self/task").iterdir():  # threads that exist already must be moved one by one
+    for task in Path("/proc/self/task").iterdir():  # existing threads are pinned one by one
         try:
-            os.sched_setaffinity(int(task.name), wanted)
-        except ProcessLookupError:  # ended meanwhile
+            os.sched_setaffinity(int(task.name), cores)
+        except ProcessLookupError:  # the thread has ended since
             continue
         except OSError as error:
             raise ConfigError(f"cpu_cores is {cpu_cores!r}: {error.strerror}", param="cpu_cores") from None
-    os.environ["OMP_NUM_THREADS"] = str(len(wanted))
-    return wanted
+    os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    return cores
 
 
 def split_evenly(cores: Iterable[int], num_parts: int) -> list[frozenset[int]]:
-    """Return neighbouring cores for each part, or all cores for every part when there are fewer cores than parts."""
+    """Return `num_parts` sets of neighbouring cores, or all cores for each part where there are fewer cores than
+    parts."""
+    # 5 cores in 2 parts: {0, 1} and {2, 3, 4}
     ordered = sorted(cores)
     if len(ordered) < num_parts:
         return [frozenset(ordered)] * num_parts
-    bounds = [len(ordered) * part // num_parts for part in range(num_parts + 1)]
-    return [frozenset(ordered[begin:end]) for begin, end in pairwise(bounds)]
+    parts = list[frozenset[int]]()
+    for part in range(num_parts):
+        begin = len(ordered) * part // num_parts
+        end = len(ordered) * (part + 1) // num_parts
+        parts.append(frozenset(ordered[begin:end]))
+    return parts
 
 
 def prepare_process(cpu_cores: str | None) -> frozenset[int]:
-    """Pin the process and tune its allocator, before torch is imported. Return the cores in force.
+    """Pin the process (see `pin_process`) and tune its allocator. Return the cores that it runs on.
 
-    Raises ConfigError for cores that are not there.
+    Call it before importing torch. Raises ConfigError for cores that this machine does not have.
     """
     cores = pin_process(cpu_cores)
     tune_malloc()
@@ -56,5 +64,5 @@ def prepare_process(cpu_cores: str | None) -> frozenset[int]:
 
 
 def new_epoch() -> int:
-    """Return a random number for this worker's life, never 0, so that two lives never share one."""
+    """Return an epoch: a random number of 64 bits for this worker's life, never 0."""
     return int.from_bytes(os.urandom(8), "little") | 1

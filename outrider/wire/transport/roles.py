@@ -1,4 +1,7 @@
-"""Roles: they say who a peer is, by its certificate, and which methods it may call. Without TLS it may call all."""
+"""`Role`, the part of the system that a peer's certificate names, and the methods that each role may call.
+
+Servers with TLS check it (`RoleInterceptor`); without TLS every peer may call every method.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ _DOMAIN = "outrider.internal"
 
 
 class Role(Enum):
-    """A part of the system.
+    """A part of the system, as its certificate names it.
 
-    Its certificate names it twice: as `uri`, by which servers know their callers, and as `host_name`, by which callers
-    know the server they reached, whatever its address is.
+    A certificate has two names of its role: `uri`, which servers check of their callers, and `host_name`, which callers
+    check of the server that they reached, whatever its address is.
     """
 
     GATEWAY = "gateway"
@@ -31,10 +34,12 @@ class Role(Enum):
 
     @property
     def uri(self) -> str:
+        """The role's URI in a certificate."""
         return f"{_PREFIX}{self.value}"
 
     @property
     def host_name(self) -> str:
+        """The role's host name in a certificate."""
         return f"{self.value}.{_DOMAIN}"
 
 
@@ -52,29 +57,35 @@ _ALLOWED = {
     "/outrider.v1.RegistryService/Join": _GATEWAY,
     "/outrider.v1.RegistryService/Scale": frozenset({Role.LAUNCHER}),
 }
-"""Roles that may call each method; a worker's probe asks it for its facts with its own certificate. Others are refused,
-except those of the services in _FOR_ANY_CERTIFICATE."""
+"""Roles that may call each method. (A worker may call its own GetInfo, as its container's probe does.) Other methods
+are refused, except those of _FOR_ANY_CERTIFICATE."""
 _FOR_ANY_CERTIFICATE = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+"""Beginnings of methods that every role may call."""
 
 
 def check_may_call(method: str, uris: Iterable[str]) -> None:
-    """Raise Forbidden unless the caller may call.
+    """Raise Forbidden unless the caller's role may call a method.
 
-    method: as in "/package.Service/Method". uris: of the caller's certificate.
+    method: its path, "/package.Service/Method". uris: those of the caller's certificate.
     """
     if method.startswith(_FOR_ANY_CERTIFICATE):
         return
     allowed = _ALLOWED.get(method, frozenset())
-    known = {role.uri: role for role in Role}
-    roles = {known[uri] for uri in uris if uri in known}
-    if not roles & allowed:
-        caller = " and ".join(sorted(role.value for role in roles)) or "without a role"
-        others = " or ".join(sorted(role.value for role in allowed)) or "nobody"
-        raise Forbidden(f"the caller's certificate is {caller}; {method} is for {others}")
+    caller_uris = set(uris)
+    roles = frozenset(role for role in Role if role.uri in caller_uris)
+    if roles & allowed:
+        return
+    caller = " and ".join(_sorted_names(roles)) or "without a role"
+    others = " or ".join(_sorted_names(allowed)) or "nobody"
+    raise Forbidden(f"the caller's certificate is {caller}; {method} is for {others}")
+
+
+def _sorted_names(roles: Iterable[Role]) -> list[str]:
+    return sorted(role.value for role in roles)
 
 
 class RoleInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Checks the caller's certificate before each call. For servers that require one."""
+    """Checks the role in the caller's certificate before each call, on servers that require a certificate."""
 
     async def intercept_service(
         self,
@@ -85,25 +96,29 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         if handler is None:
             return None
         method: Any = handler_call_details.method
-        streaming = (handler.request_streaming, handler.response_streaming)
-        kind = "_".join("stream" if streams else "unary" for streams in streaming)
+        requests = "stream" if handler.request_streaming else "unary"
+        responses = "stream" if handler.response_streaming else "unary"
+        kind = f"{requests}_{responses}"  # field of the handler's method
         return handler._replace(**{kind: _checked(method, getattr(handler, kind))})
 
 
 def _checked(method: str, inner: Any) -> Any:
     async def check(context: Any) -> None:
+        uris = context.auth_context().get("peer_uri", ())
         try:
-            check_may_call(method, [uri.decode() for uri in context.auth_context().get("peer_uri", ())])
+            check_may_call(method, list(map(bytes.decode, uris)))
         except Forbidden as error:
             await abort(context, error)
 
-    async def answer(request: Any, context: Any) -> Any:
+    async def respond(request: Any, context: Any) -> Any:
         await check(context)
         return await inner(request, context)
 
-    async def answers(request: Any, context: Any) -> Any:
+    async def respond_stream(request: Any, context: Any) -> Any:
         await check(context)
         async for response in inner(request, context):
             yield response
 
-    return answers if inspect.isasyncgenfunction(inner) else answer
+    if inspect.isasyncgenfunction(inner):
+        return respond_stream
+    return respond

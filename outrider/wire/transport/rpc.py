@@ -1,10 +1,9 @@
-"""Channel and server options, and the one place where errors become gRPC statuses on the serving side.
+"""Options of gRPC channels and servers, and `ErrorInterceptor`, where errors become gRPC statuses on a server.
 
-The numbers were measured: the default receive limit (4 MiB) breaks a stream at K = 9 and a 128k vocabulary; without
-`ping_timeout_ms` a hung peer is noticed after 60 s. With these it is noticed within 12 s, at either end.
+Why options are set: gRPC's default receive limit (4 MiB) breaks a stream at K = 9 and a vocabulary of 128k; without
+`ping_timeout_ms` a peer that hangs is detected after 60 s, with it within 12 s, at either end.
 
-Bytes that are no message end a call in INVALID_ARGUMENT, whoever serves it, where gRPC alone would answer UNKNOWN and
-blame the server.
+Bytes that are no valid message end a call with INVALID_ARGUMENT; gRPC alone would return UNKNOWN, a server's error.
 """
 
 from __future__ import annotations
@@ -37,42 +36,39 @@ Parse = Callable[[Any, bytes], Any]
 Abort = Callable[[Any, OutriderError], Any]
 
 PING_TIMEOUT_MS = 10_000
-"""A peer that acknowledges nothing for so long is gone. Longer than `hang_watch.MIN_SILENCE_S`, for a process that gets
-no CPU answers no ping, and lives: whether one that has work hangs is for the hang watch to say. Twice as long, and what
-a peer that hangs or is cut off holds is freed so much later.
-"""
+"""Milliseconds without an acknowledgement after which a peer counts as lost. Longer than `hang_watch.MIN_SILENCE_S`: a
+process that gets no CPU time replies to no ping but is not lost, and the hang watch decides whether it hangs."""
 LINK_KEEPALIVE: Options = [("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_permit_without_calls", 1)]
-"""Of links between our own parts, where both ends agree, and of our servers."""
+"""Options for pings on connections between our processes, and on our servers."""
 _TOKEN_ID_BYTES = 5
-"""Bytes of a uint32 on the wire, at most."""
+"""Most bytes of a uint32 on the wire."""
 CONTROL_BYTES = 1 << 20
-"""Bytes of a Control message beside token ids: sampling parameters, and small items that travel with it; and of a
-message of facts, whole. Twice as much lets a peer hold up a worker's event loop by some 30 ms more a message.
-"""
+"""Bytes of a Control message besides token ids (sampling parameters, small items that travel with it), and of a whole
+WorkerInfo. A message of this size takes some 30 ms of a worker's event loop."""
 MAX_CONNECTIONS = 4096
-"""To one server; a further one is refused. So many handshakes take some 200 MB."""
+"""Connections to one server; further ones are refused. Their handshakes take some 200 MB."""
 SPARE_FILES = 256
-"""File descriptors for all but the connections of users: a gateway of one target has 21 open when idle."""
+"""File descriptors that are not for connections of users. An idle gateway with one target has 21 open."""
 MAX_CALLS_OF_CONNECTION = 1024
-"""Calls open at once on one connection; clients wait with a further one."""
+"""Calls open at once on one connection; clients wait before they open another."""
 HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
-"""Who connects and says nothing is left after this."""
+"""Milliseconds after which a connection without a handshake is closed."""
 MAX_METADATA_BYTES = 16 * 1024
-"""Bytes of a call's metadata; one with more is refused with RESOURCE_EXHAUSTED."""
+"""Bytes of a call's metadata; a call with more is refused with RESOURCE_EXHAUSTED."""
 MAX_ERROR_BYTES = 1300
-"""Bytes of an error's message: it travels as metadata, each byte as up to three, and clients take 8 KiB of that."""
+"""Bytes of an error's message. It travels as metadata, where a byte takes up to three, and clients accept 8 KiB."""
 MAX_MESSAGE_BYTES = 64 << 20
-"""Bytes of a message between parts. Proposals go row by row: a vocabulary of 16 million would fit. Twice as much: so
-much more may be held of each message."""
+"""Bytes of a message between our processes. Proposals may travel one distribution a message, so that a vocabulary of 16
+million tokens fits."""
 
 
 @dataclass(frozen=True, slots=True)
-class _NoMessage:
+class _InvalidMessage:
     error: InvalidRequest
 
 
 class _Requests:
-    """The messages of one call. Raises InvalidRequest at the first that is none, and remembers it."""
+    # The messages of one call. It raises InvalidRequest at the first that is not valid, and keeps the error.
 
     def __init__(self, messages: AsyncIterator[Any]) -> None:
         self._messages = messages
@@ -83,14 +79,17 @@ class _Requests:
 
     async def __anext__(self) -> Any:
         message = await anext(self._messages)
-        if isinstance(message, _NoMessage):
+        if isinstance(message, _InvalidMessage):
             self.error = message.error
             raise message.error
         return message
 
 
 def guarded_stream(handler: Any, parse: Parse, abort: Abort) -> Any:
-    """Return the same handler of a method with a stream of requests; errors of the tree become its status."""
+    """Return a handler of a method with a stream of requests that turns OutriderErrors into statuses.
+
+    parse: deserializes one message, and raises InvalidRequest. abort: ends a call with an error.
+    """
     if handler.request_deserializer is None:
         return handler
 
@@ -98,36 +97,43 @@ def guarded_stream(handler: Any, parse: Parse, abort: Abort) -> Any:
         try:
             return parse(handler.request_deserializer, data)
         except InvalidRequest as error:
-            return _NoMessage(error)
+            return _InvalidMessage(error)
 
     if handler.response_streaming:
-        inner, make = handler.stream_stream, grpc.stream_stream_rpc_method_handler
+        inner = handler.stream_stream
+        create_handler = grpc.stream_stream_rpc_method_handler
     else:
-        inner, make = handler.stream_unary, grpc.stream_unary_rpc_method_handler
-    guarded = _generating(inner, abort) if inspect.isasyncgenfunction(inner) else _answering(inner, abort)
-    return make(guarded, request_deserializer=read, response_serializer=handler.response_serializer)
+        inner = handler.stream_unary
+        create_handler = grpc.stream_unary_rpc_method_handler
+    if inspect.isasyncgenfunction(inner):
+        guarded = _guarded_generator(inner, abort)
+    else:
+        guarded = _guarded_coroutine(inner, abort)
+    return create_handler(guarded, request_deserializer=read, response_serializer=handler.response_serializer)
 
 
-def _answering(inner: Any, abort: Abort) -> Any:
+def _guarded_coroutine(inner: Any, abort: Abort) -> Any:
     async def guarded(messages: AsyncIterator[Any], context: Any) -> Any:
         requests = _Requests(aiter(messages))
         try:
-            answer = await inner(requests, context)
+            response = await inner(requests, context)
         except OutriderError as error:
             return await abort(context, error)
-        return answer if requests.error is None else await abort(context, requests.error)
+        if requests.error is not None:
+            return await abort(context, requests.error)
+        return response
 
     return guarded
 
 
-def _generating(inner: Any, abort: Abort) -> Any:
+def _guarded_generator(inner: Any, abort: Abort) -> Any:
     async def guarded(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         requests = _Requests(aiter(messages))
         error: OutriderError | None = None
         try:
-            async with contextlib.aclosing(inner(requests, context)) as answers:
-                async for answer in answers:
-                    yield answer
+            async with contextlib.aclosing(inner(requests, context)) as responses:
+                async for response in responses:
+                    yield response
             error = requests.error
         except OutriderError as raised:
             error = raised
@@ -149,14 +155,16 @@ def _common(max_message_bytes: int, keepalive: Options) -> Options:
 
 
 def open_files_limit() -> int | None:
-    """Return how many files this process may have open; None where there is no limit."""
+    """Return the number of files that this process may have open at once; None = no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
+    if soft == resource.RLIM_INFINITY:
+        return None
+    return soft
 
 
 def max_connections() -> int:
-    """Return how many connections a server takes: MAX_CONNECTIONS, or fewer where the process may not open so many
-    files. A gateway has two servers, so that each has half of what the other files leave.
+    """Return the most connections of one server: MAX_CONNECTIONS, or fewer where the process may not open so many
+    files. A gateway has two servers: each gets half of the files without SPARE_FILES.
     """
     limit = open_files_limit()
     if limit is None:
@@ -166,23 +174,24 @@ def max_connections() -> int:
 
 
 def max_control_bytes(context_limit: int) -> int:
-    """Return the size of the largest message of a Control stream: a whole context, a prediction and a source as long,
-    and what else may be in it.
+    """Return the most bytes of a message on a Control stream: CONTROL_BYTES, and the token ids of a prompt, a
+    prediction and a source of `context_limit` tokens each.
     """
     return CONTROL_BYTES + 3 * _TOKEN_ID_BYTES * context_limit
 
 
 def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Options:
-    """Return a server's options. A second server on the same port fails and does not share the traffic.
+    """Return a server's options. A second server on the same port fails instead of sharing the connections.
 
-    window_bytes: what comes in of a message before anybody reads it. One that is longer costs a round trip more.
+    window_bytes: bytes of a message that are received before the servicer reads it. A longer message takes one more
+    round trip.
     """
     return [
         *_common(max_message_bytes, LINK_KEEPALIVE),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ("grpc.max_allowed_incoming_connections", max_connections()),
-        ("grpc.http2.bdp_probe", 0),  # it would let in more of messages that nobody reads yet
+        ("grpc.http2.bdp_probe", 0),  # it would raise window_bytes
         ("grpc.http2.lookahead_bytes", window_bytes),
         ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
@@ -192,11 +201,11 @@ def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Opti
 
 
 def client_options(address: str, max_message_bytes: int, keepalive: Options = LINK_KEEPALIVE) -> Options:
-    """Return the options of a client of `address`, host:port, which reconnect within a second: the default back-off
-    grows to 120 s.
+    """Return the options of a client of `address` (host:port).
 
-    What gRPC calls the least back-off is the time that it gives to connect, handshakes included: with less, a far or
-    busy server is never reached. A proxy that the environment names (http_proxy) is not asked for loopback addresses.
+    It reconnects within a second, where gRPC's default back-off grows to 120 s. gRPC's least back-off is the time that
+    a connection may take, handshakes included: with less, a far or busy server would never be reached. The
+    environment's proxy (http_proxy) is not used for loopback addresses.
     """
     return [
         *_common(max_message_bytes, keepalive),
@@ -208,22 +217,31 @@ def client_options(address: str, max_message_bytes: int, keepalive: Options = LI
 
 
 def proxy_note(address: str) -> str:
-    """Return what to add where `address` does not answer: that a proxy may be between, by the variable that names it.
-    Empty = none is. The variables, the first that is set, are gRPC's.
+    """Return the end of an error for an `address` that does not reply: that a proxy may be used, and which variable
+    names it. Empty where no proxy is used.
     """
-    name = next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if name in os.environ), "")
-    if not os.environ.get(name) or _is_loopback(address):
+    name = _proxy_variable()
+    if name is None or not os.environ[name] or _is_loopback(address):
         return ""
     return f"; {name} names a proxy, which is asked unless no_proxy lists the host"
 
 
+def _proxy_variable() -> str | None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):  # gRPC uses the first that is set
+        if name in os.environ:
+            return name
+    return None
+
+
 def _is_loopback(address: str) -> bool:
-    """Whether it is this machine's alone. address: host:port, behind a scheme or not, as in ipv4:127.0.0.1:80."""
+    # address: host:port, with a scheme or not, such as ipv4:127.0.0.1:80
     return is_loopback(re.sub(r"^(.*/|dns:|ipv[46]:)", "", address.rpartition(":")[0]).strip("[]"))
 
 
 def tune_malloc() -> None:
-    """Keep big buffers in the process: glibc otherwise returns and re-faults 2.5 MB for every message (3x slower)."""
+    """Have glibc keep large buffers in the process. By default it returns 2.5 MB to the kernel after every message, and
+    faults them in for the next, which is 3 times slower.
+    """
     if sys.platform != "linux":
         return
     try:
@@ -235,12 +253,13 @@ def tune_malloc() -> None:
 
 
 def describe_failure(error: grpc.aio.AioRpcError) -> str:
-    """Return code and details of a call that failed, in one line and bounded: the details are a peer's words."""
+    """Return code and details of a failed call as one line of bounded length: the details are a peer's text."""
     return bound_text(f"{error.code().name}: {error.details()}", MAX_REASON_BYTES)
 
 
 def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
-    """Return what a client needs besides code and message: parameter, seconds to wait, and OpenAI's code."""
+    """Return the metadata of an error besides gRPC's code and message: parameter, seconds to wait, and OpenAI's
+    code."""
     trailers: list[tuple[str, str]] = []
     if error.param is not None:
         trailers.append(("outrider-param", error.param))
@@ -252,7 +271,7 @@ def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
-    """End the call with the error's code, message and trailers."""
+    """End a call with the error's code, message and trailers."""
     message = error.message.encode(errors="replace")
     if len(message) > MAX_ERROR_BYTES:
         message = message[:MAX_ERROR_BYTES] + b"..."
@@ -261,10 +280,12 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Maps the error tree, and requests that are no message, to statuses."""
+    """Turns OutriderErrors of servicers, and requests that are no valid message, into statuses.
+
+    max_control_bytes: a longer message of a Control stream is refused before it is parsed; None = no limit.
+    """
 
     def __init__(self, max_control_bytes: int | None = None) -> None:
-        """`max_control_bytes`: a longer message of a Control stream is refused before it is parsed."""
         self._parse_control = functools.partial(parse_message, max_bytes=max_control_bytes)
 
     async def intercept_service(
@@ -282,14 +303,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 _guarded(handler, handler.unary_stream), response_serializer=handler.response_serializer
             )
         if handler is not None and handler.request_streaming:
-            is_control = str(handler_call_details.method).endswith("/Control")
-            return guarded_stream(handler, self._parse_control if is_control else parse_message, abort)
+            parse: Parse = parse_message
+            if str(handler_call_details.method).endswith("/Control"):
+                parse = self._parse_control
+            return guarded_stream(handler, parse, abort)
         return handler
 
 
 def _guarded(handler: Any, inner: Any) -> Callable[[bytes, Any], Awaitable[Any]]:
-    """Parses the request itself: gRPC would answer UNKNOWN to bytes that are no message, and blame the server."""
-
+    # Parses the request itself: for bytes that are no valid message gRPC would return UNKNOWN, a server's error.
     async def guarded(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             return await inner(parse_message(handler.request_deserializer, data), context)
@@ -300,7 +322,7 @@ def _guarded(handler: Any, inner: Any) -> Callable[[bytes, Any], Awaitable[Any]]
 
 
 def parse_message(deserialize: Any, data: bytes, max_bytes: int | None = None) -> Any:
-    """Parse a message; `deserialize` is its class's FromString. Raises InvalidRequest."""
+    """Parse a message. deserialize: `FromString` of its class. max_bytes: None = no limit. Raises InvalidRequest."""
     name = deserialize.__self__.DESCRIPTOR.full_name
     if max_bytes is not None and len(data) > max_bytes:
         raise InvalidRequest(f"a {name} of {len(data)} bytes, at most {max_bytes} are allowed")

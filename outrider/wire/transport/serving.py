@@ -1,4 +1,7 @@
-"""A gRPC server on a thread of its own, with health and reflection. One grpc loop per process: a second costs 4x."""
+"""gRPC servers with health and reflection: `start_server` on the current event loop, `ServerThread` on a thread's.
+
+A process has one event loop with gRPC: calls on a second one take 4 times as long.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,15 @@ from outrider.wire.transport.tls import CertificateFolder, server_credentials
 log = get_logger(__name__)
 
 MAX_CONCURRENT_CALLS = MAX_CONNECTIONS
-"""Calls on a server, streams included; a further one is refused with RESOURCE_EXHAUSTED. `call_room` and who serves
-users refuse earlier."""
+"""Calls open on a server, streams included; further ones are refused with RESOURCE_EXHAUSTED. The limits of `call_room`
+and of the gateway's front ends are lower."""
 
 WORKER_WINDOW_BYTES = 1 << 20
-"""Bytes of a message that a worker's server takes before anybody reads it: a row of whole log-probs is half a megabyte,
-and must not wait for a round trip. Twice as much may be held of each call."""
+"""Bytes of a message that a worker's server receives before its servicer reads it. A distribution over a whole
+vocabulary has half a megabyte, which must not wait for a round trip."""
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
-"""Adds servicers to the server and returns their full names."""
+"""Adds servicers to a server and returns the full names of their services."""
 
 
 async def _is_known(host: str) -> bool:
@@ -51,12 +54,15 @@ async def start_server(
     window_bytes: int = 64 << 10,
     max_control_bytes: int | None = None,
 ) -> tuple[grpc.aio.Server, str, Health]:
-    """Start a server and return (server, "host:port", health). Raises ConfigError when the port is taken.
+    """Start a server and return (server, "host:port", health). Raises ConfigError if it cannot listen there.
 
-    With certificates of a part, callers must show one, and may do what its role may. `max_control_bytes` bounds the
-    messages of Control streams, `max_message_bytes` all others.
+    port: 0 takes a free one. max_message_bytes, max_control_bytes: limits of all messages, and of those of Control
+    streams. certificates: of a part (with a role): callers must show a certificate, and may call what its role may; of
+    a server for users (without); None = no TLS. window_bytes: see `server_options`.
     """
-    guards = [RoleInterceptor()] if certificates is not None and certificates.role is not None else []
+    guards = list[RoleInterceptor]()
+    if certificates is not None and certificates.role is not None:
+        guards.append(RoleInterceptor())
     server = grpc.aio.server(
         options=server_options(max_message_bytes, window_bytes),
         interceptors=[*guards, RoomInterceptor(), ErrorInterceptor(max_control_bytes)],
@@ -84,7 +90,7 @@ async def start_server(
 
 
 class ServerThread:
-    """Runs an asyncio loop with a gRPC server until `stop`. Used by the workers; the gateway has its own loop."""
+    """A thread with an event loop and a gRPC server, until `stop`. For workers: the gateway has an event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -102,7 +108,9 @@ class ServerThread:
         certificates: CertificateFolder | None = None,
         max_control_bytes: int | None = None,
     ) -> str:
-        """Start the server and return its address once it listens. `add_services` runs on the loop's thread."""
+        """Start the thread and the server (see `start_server`), and return its address once it listens. `add_services`
+        runs on the thread.
+        """
         self._thread.start()
         start = start_server(
             add_services, host, port, max_message_bytes, certificates, WORKER_WINDOW_BYTES, max_control_bytes
@@ -120,9 +128,10 @@ class ServerThread:
         self.loop.close()
 
     def post(self, calls: list[Callable[[], None]]) -> None:
-        """Run the calls on the loop, in order, with one wake-up, from any thread. Drop them once the loop has ended.
+        """Run calls on the loop, in order, with one wake-up. Any thread may call. After the loop's end they are
+        dropped.
 
-        One that raises does not keep the others from running: they answer other requests.
+        After a call that raises the others still run: they reply to other requests.
         """
 
         def run() -> None:
@@ -136,7 +145,7 @@ class ServerThread:
             self.loop.call_soon_threadsafe(run)
 
     def stop_serving(self, begin: Callable[[], None]) -> None:
-        """Turn health to NOT_SERVING and run `begin` on the loop, from any thread. What is open goes on."""
+        """Run `begin` on the loop and set health to NOT_SERVING, from any thread. Open calls continue."""
 
         async def run() -> None:
             begin()
@@ -146,7 +155,10 @@ class ServerThread:
         asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
 
     def stop(self, grace_s: float, closing: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Stop; health turns NOT_SERVING at once. `closing` ends open streams, else the grace is waited out."""
+        """Set health to NOT_SERVING, wait up to `grace_s` seconds for open calls, and end server, loop and thread.
+
+        closing: ends open streams, which would otherwise last for the whole grace.
+        """
 
         async def shut() -> None:
             if self._health is not None:
@@ -161,12 +173,12 @@ class ServerThread:
             self._end_loop()
 
     def _end_loop(self) -> None:
-        async def cancel_rest() -> None:
-            rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in rest:
+        async def cancel_tasks() -> None:
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
                 task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
+            await asyncio.gather(*others, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(cancel_rest(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(cancel_tasks(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)

@@ -1,8 +1,9 @@
-"""Certificates: read from a folder, checked, and read again when they change. For gRPC and HTTP, servers and clients.
+"""TLS certificates: read from a folder, checked, and read again when they change. For gRPC and HTTP, servers and
+clients.
 
-A folder holds cert.pem (the certificate, then those between it and its CA), key.pem (its private key, without a
-passphrase) and ca.pem (the CAs whose certificates the other side may show). Whether a channel to another part has
-certificates is decided here alone, in `Dialer`.
+A folder has cert.pem (the certificate, then those between it and its CA), key.pem (its private key, without a
+passphrase) and ca.pem (the CAs whose certificates the other side may show). Channels to other parts of the system are
+opened by `Dialer` alone.
 """
 
 from __future__ import annotations
@@ -28,82 +29,93 @@ from outrider.wire.transport.rpc import client_options
 
 log = get_logger(__name__)
 
-CA, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
+CA = "ca.pem"
+CERTIFICATE = "cert.pem"
+KEY = "key.pem"
 SOON_DAYS = 14
-"""Days to live below which a certificate is warned of, when it is read and then once a day."""
+"""Days before a certificate's expiry from which a warning is logged, when it is read and then once a day."""
 _DAY_S = 86400.0
 RETRY_S = 10.0
-"""Seconds after which files that could not be used are tried again, though unchanged: they may be valid from a later
-time on."""
-_TRIES, _SETTLE_S = 10, 0.05
+"""Seconds after which files that could not be used are read again though they did not change: they may be valid by
+then."""
+_TRIES = 10
+"""Attempts to read files that change meanwhile."""
+_SETTLE_S = 0.05
+"""Seconds between two of them."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
+"""For each file of a folder its time of change, inode and size; None for a missing file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certificates:
-    """What a folder held when it was last right. PEM."""
+    """The contents of a folder, in PEM form, once they were checked."""
 
     ca: bytes | None
     certificate: bytes
     key: bytes = field(repr=False)
     context: ssl.SSLContext
-    """A server's, with these in it."""
+    """TLS context of a server with these certificates."""
     expires: float
-    """Of the certificate: seconds since 1970."""
+    """Expiry of the certificate, in seconds since 1970."""
 
 
 class CertificateFolder:
-    """Holds a folder's certificates. `current`, for the next connection, may be asked on any thread."""
+    """A folder with certificates. `current` returns those for the next connection, on any thread."""
 
     def __init__(self, path: str, setting: str, role: Role | None) -> None:
         """Read the folder at `path`.
 
-        role: of the part whose certificate it is; ca.pem must be there then. None: a server that users call, which
-        asks them for certificates when there is a ca.pem. setting: named in errors. Raises ConfigError naming the file
-        and what to do.
+        role: of the part whose certificate it is, for which ca.pem must exist; None = a server that users call, which
+        requires their certificates if ca.pem exists. setting: the setting's name, for errors. Raises ConfigError with
+        the file and what to do.
         """
         self.role = role
         self._path = Path(path)
         self._setting = setting
         self._lock = threading.Lock()
         self.asks_for_certificates = role is not None or (self._path / CA).exists()
-        """Decided at the start: to begin or to end it takes another one."""
+        """Whether callers must show a certificate. It does not change while the process runs."""
         self._stamp, self._certificates = self._read_at_start()
         self._failure: str | None = None
-        """Why the files of `_stamp` are not those in use."""
-        self._retry_at_s = self._warn_at_s = 0.0
-        """Of time.monotonic()."""
+        """Why the files of `_stamp` are not in use; None = they are."""
+        self._retry_at_s = 0.0
+        """Monotonic time from which files that could not be used are read again, in seconds."""
+        self._warn_at_s = 0.0
+        """Monotonic time from which the expiry is warned of again, in seconds."""
         self._warn_if_soon()
         warn_if_open(self._path / KEY)
 
     @property
     def current(self) -> Certificates:
-        """Return the certificates, read anew when a file has changed, or the last right ones while they are not right.
-
-        A folder is often written file by file.
+        """The certificates, read again if a file has changed. While the files are wrong, as when a folder is written
+        file by file, the previous certificates.
         """
         with self._lock:
             stamp = self._stamp_now()
-            changed = stamp != self._stamp
-            if changed or (self._failure is not None and time.monotonic() >= self._retry_at_s):
-                self._read_again(stamp, changed)
+            has_changed = stamp != self._stamp
+            if has_changed or (self._failure is not None and time.monotonic() >= self._retry_at_s):
+                self._read_again(stamp, has_changed)
             self._warn_if_soon()
             return self._certificates
 
-    def _read_again(self, stamp: Stamp, changed: bool) -> None:
+    def _read_again(self, stamp: Stamp, has_changed: bool) -> None:
         try:
-            read = self._read()
+            found = self._read()
         except ConfigError as error:
-            if changed or error.message != self._failure:
+            if has_changed or error.message != self._failure:
                 log.warning("the certificates before stay in use: %s", error.message)
-            self._stamp, self._failure = stamp, error.message
+            self._stamp = stamp
+            self._failure = error.message
             self._retry_at_s = time.monotonic() + RETRY_S
             return
-        if read is not None:  # else the next connection looks again: nobody waits here, on an event loop
-            (self._stamp, self._certificates), self._failure, self._warn_at_s = read, None, 0.0
-            log.info("%s: the certificates in %s were replaced", self._setting, self._path)
-            warn_if_open(self._path / KEY)
+        if found is None:  # they change now, and are read for the next connection: an event loop must not wait here
+            return
+        self._stamp, self._certificates = found
+        self._failure = None
+        self._warn_at_s = 0.0
+        log.info("%s: the certificates in %s were replaced", self._setting, self._path)
+        warn_if_open(self._path / KEY)
 
     def _warn_if_soon(self) -> None:
         num_days = (self._certificates.expires - time.time()) / _DAY_S
@@ -117,14 +129,15 @@ class CertificateFolder:
 
     def _read_at_start(self) -> tuple[Stamp, Certificates]:
         for _ in range(_TRIES):
-            read = self._read()
-            if read is not None:
-                return read
+            found = self._read()
+            if found is not None:
+                return found
             time.sleep(_SETTLE_S)
         raise ConfigError(f"{self._setting}: the files in {self._path} change all the time", param=self._setting)
 
     def _read(self) -> tuple[Stamp, Certificates] | None:
-        """None while the files are being replaced. Raises ConfigError for files that stay as they are and are wrong."""
+        # Returns None while the files are being replaced. Raises ConfigError for files that are wrong and do not
+        # change.
         stamp = self._stamp_now()
         try:
             found = self._read_once()
@@ -132,15 +145,20 @@ class CertificateFolder:
             if stamp == self._stamp_now():
                 raise
             return None
-        return (stamp, found) if stamp == self._stamp_now() else None
+        if stamp != self._stamp_now():
+            return None
+        return stamp, found
 
     def _read_once(self) -> Certificates:
         if not self._path.is_dir():
             raise self._wrong(f"{str(self._path)!r} is no folder; make one with `outrider certs`")
-        ca = self._bytes(CA) if self.asks_for_certificates else None
-        if ca is None and (self._path / CA).exists():
+        ca = None
+        if self.asks_for_certificates:
+            ca = self._bytes(CA)
+        elif (self._path / CA).exists():
             raise self._wrong(f"{self._path / CA} is new: restart to ask users for certificates, or take it away")
-        certificate, key = self._bytes(CERTIFICATE), self._bytes(KEY)
+        certificate = self._bytes(CERTIFICATE)
+        key = self._bytes(KEY)
         context = self._context(ca)
         return Certificates(ca, certificate, key, context, self._try_out(context, ca, certificate))
 
@@ -159,19 +177,16 @@ class CertificateFolder:
         return context
 
     def _load_pair(self, context: ssl.SSLContext) -> None:
-        paths = (self._path / CERTIFICATE, self._path / KEY)
+        certificate = self._path / CERTIFICATE
+        key = self._path / KEY
         try:
-            context.load_cert_chain(*paths, password=_no_passphrase)
+            context.load_cert_chain(certificate, key, password=_no_passphrase)
         except ssl.SSLError as error:
             if "MISMATCH" in (error.reason or ""):
-                raise self._wrong(
-                    f"{paths[1]} is not the key of {paths[0]}; give the two that belong together"
-                ) from None
-            raise self._wrong(f"{paths[0]} or {paths[1]} is not in PEM form: {_reason(error)}") from None
+                raise self._wrong(f"{key} is not the key of {certificate}; give the two that belong together") from None
+            raise self._wrong(f"{certificate} or {key} is not in PEM form: {_reason(error)}") from None
         except _HasPassphraseError:
-            raise self._wrong(
-                f"{paths[1]} has a passphrase; give it without one, readable by this process alone"
-            ) from None
+            raise self._wrong(f"{key} has a passphrase; give it without one, readable by this process alone") from None
 
     def _trust(self, context: ssl.SSLContext, pem: bytes, name: str) -> None:
         try:
@@ -180,45 +195,48 @@ class CertificateFolder:
             raise self._wrong(f"{self._path / name} holds no certificates in PEM form: {_reason(error)}") from None
 
     def _try_out(self, context: ssl.SSLContext, ca: bytes | None, certificate: bytes) -> float:
-        """A handshake with itself finds what the other side would: that it has expired, or is of another CA. Returns
-        when it will have expired, in seconds since 1970.
-        """
-        server, client = context, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # A handshake of the certificate with itself fails as one with the other side would: it has expired, or is of
+        # another CA. Returns its expiry in seconds since 1970.
+        server = context
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.check_hostname = False
         if ca is not None and self.role is not None:
             self._trust(client, ca, CA)
             self._load_pair(client)
-        else:  # whom users trust is not known here, so it vouches for itself
+        else:  # the CAs that users trust are not known here: the client trusts the certificate itself
             server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._load_pair(server)
             client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             self._trust(client, certificate, CERTIFICATE)
         try:
-            shown = _handshake(server, client)
+            peer = _handshake(server, client)
         except ssl.SSLCertVerificationError as error:
             raise self._wrong(f"{self._path / CERTIFICATE}: {error.verify_message}; renew it{self._or_ca}") from None
         except ssl.SSLError as error:
             raise self._wrong(f"{self._path / CERTIFICATE} cannot be used: {_reason(error)}") from None
-        names = set(shown.get("subjectAltName", ()))
+        names = set(peer.get("subjectAltName", ()))
         if self.role is not None and not {("URI", self.role.uri), ("DNS", self.role.host_name)} <= names:
             raise self._wrong(
                 f"{self._path / CERTIFICATE} is not a {self.role.value}'s: it lacks the names {self.role.uri} and "
                 f"{self.role.host_name}; give the folder that `outrider certs` made for this part"
             )
-        return float(ssl.cert_time_to_seconds(shown["notAfter"]))
+        return float(ssl.cert_time_to_seconds(peer["notAfter"]))
 
     @property
     def _or_ca(self) -> str:
-        return "" if self.role is None else f", or give the {CA} of who signed it"
+        if self.role is None:
+            return ""
+        return f", or give the {CA} of who signed it"
 
     def _wrong(self, message: str) -> ConfigError:
         return ConfigError(f"{self._setting}: {message}", param=self._setting)
 
 
 def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = None) -> CertificateFolder | None:
-    """Return a part's certificates for its connections with others; None without a folder.
+    """Return a part's certificates for its connections with other parts; None without a folder.
 
-    They are open then, of which is warned where `listens_on` is beyond this machine. Raises ConfigError.
+    listens_on: the host on which it listens without TLS then: a warning is logged if other machines reach it. Raises
+    ConfigError.
     """
     if tls_dir is not None:
         return CertificateFolder(tls_dir, "tls_dir", role)
@@ -228,7 +246,7 @@ def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = 
 
 
 def warn_of_open_port(host: str) -> None:
-    """Warn if `host`, where a part listens without certificates, is beyond this machine."""
+    """Log a warning if other machines reach `host`, on which a part listens without TLS."""
     if not is_loopback(host):
         log.warning(
             "listening on %s without tls_dir: nothing is encrypted, and whoever reaches the port may do what a "
@@ -238,7 +256,7 @@ def warn_of_open_port(host: str) -> None:
 
 
 def public_certificates(public_tls_dir: str | None, listens_on: str) -> CertificateFolder | None:
-    """Return a gateway's certificates for its users; else as `part_certificates`."""
+    """Return a gateway's certificates for its users; None without a folder. Otherwise as `part_certificates`."""
     if public_tls_dir is not None:
         return CertificateFolder(public_tls_dir, "public_tls_dir", None)
     if not is_loopback(listens_on):
@@ -247,34 +265,35 @@ def public_certificates(public_tls_dir: str | None, listens_on: str) -> Certific
 
 
 def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
-    """Return a server's credentials: each connection is met with the folder's certificates of its time."""
+    """Return the credentials of a gRPC server. Each connection gets the folder's current certificates."""
 
-    def configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.ca)
+    def configure(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+        pair = (certificates.key, certificates.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], certificates.ca)
 
-    served = folder.current
+    used = folder.current
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC's threads at each connection; None: as before."""
-        nonlocal served
+        # gRPC's threads call it for each connection; None = no change.
+        nonlocal used
         current = folder.current
-        if current is served:
+        if current is used:
             return None
-        served = current
-        return configuration(current)
+        used = current
+        return configure(current)
 
-    fetcher: Any = fetch  # the stubs do not know that it may return None
-    return grpc.dynamic_ssl_server_credentials(configuration(served), fetcher, folder.asks_for_certificates)
+    fetcher: Any = fetch  # in gRPC's stubs it never returns None
+    return grpc.dynamic_ssl_server_credentials(configure(used), fetcher, folder.asks_for_certificates)
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
-    """Return a channel's credentials. A channel keeps what it was made with: see `Dialer` for those that live long."""
+    """Return the credentials of a channel, which keeps them. `Dialer` opens another channel when they change."""
     return grpc.ssl_channel_credentials(certificates.ca, certificates.key, certificates.certificate)
 
 
 def http_context(folder: CertificateFolder) -> ssl.SSLContext:
-    """Return an HTTP server's context: each connection is met with the folder's certificates of its time."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # holds none itself: they are chosen at the first message
+    """Return the TLS context of an HTTP server. Each connection gets the folder's current certificates."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # without certificates: `on_hello` sets them
     context.verify_mode = folder.current.context.verify_mode
 
     def on_hello(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -285,15 +304,16 @@ def http_context(folder: CertificateFolder) -> ssl.SSLContext:
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
-    """Shake hands in memory. Return the server's certificate as `getpeercert` does. Raises ssl.SSLError."""
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    calling = client.wrap_bio(to_client, to_server)
-    answering = server.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(8):  # more flights than a handshake has
-        for side in (calling, answering):
+    # In memory. Returns the server's certificate as `getpeercert` does. Raises ssl.SSLError.
+    to_client = ssl.MemoryBIO()
+    to_server = ssl.MemoryBIO()
+    client_side = client.wrap_bio(to_client, to_server)
+    server_side = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(8):  # more than the flights of a handshake
+        for side in (client_side, server_side):
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
-    return dict(calling.getpeercert() or {})
+    return dict(client_side.getpeercert() or {})
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int] | None:
@@ -309,21 +329,26 @@ class _HasPassphraseError(Exception):
 
 
 def _no_passphrase() -> str:
-    """Asked for by OpenSSL, which would else ask the terminal."""
+    # OpenSSL calls it for a key with a passphrase, and would otherwise read the terminal.
     raise _HasPassphraseError
 
 
 def _reason(error: Exception) -> str:
-    return (error.reason or str(error)) if isinstance(error, ssl.SSLError) else str(error)
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason
+    return str(error)
 
 
 class Dialer:
-    """The channel to one part; another one once our certificates have changed, since a channel keeps its own."""
+    """Opens the channel to another part of the system, and another one when our certificates have changed: a channel
+    keeps those with which it was opened.
+
+    address: host:port. role: the role that the part's certificate must have. certificates: ours; None = no TLS.
+    """
 
     def __init__(
         self, address: str, role: Role, max_message_bytes: int, certificates: CertificateFolder | None
     ) -> None:
-        """Prepare to dial `address`. role: who must answer there, when there are certificates."""
         self._address = address
         self._role = role
         self._max_message_bytes = max_message_bytes
@@ -333,28 +358,35 @@ class Dialer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def channel(self) -> grpc.aio.Channel:
-        """Return the channel for the next connection. One of before is closed when this is another; its calls end."""
-        current = None if self._folder is None else self._folder.current
-        if self._channel is None or current is not self._used:
-            if self._channel is not None:
-                closing = asyncio.create_task(self._channel.close(None))
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
-            self._channel, self._used = self._open(current), current
+        """Return the channel for the next connection. If it is a new one, the previous is closed, which ends its
+        calls.
+        """
+        current = None
+        if self._folder is not None:
+            current = self._folder.current
+        if self._channel is not None and current is self._used:
+            return self._channel
+        if self._channel is not None:
+            closing = asyncio.create_task(self._channel.close(None))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        self._channel = self._open(current)
+        self._used = current
         return self._channel
 
     def _open(self, certificates: Certificates | None) -> grpc.aio.Channel:
         options = client_options(self._address, self._max_message_bytes)
-        address = f"dns:///{self._address}"  # an address that was sent to us must not be read as a path or a scheme
+        address = f"dns:///{self._address}"  # so that an address from a peer is not read as a path or a scheme
         if certificates is None:
             return grpc.aio.insecure_channel(address, options=options)
-        # Addresses of workers come and go; what is checked is that the certificate is of the part that we want.
+        # The certificate is checked for the part's role, since addresses of workers change.
         name = ("grpc.ssl_target_name_override", self._role.host_name)
         return grpc.aio.secure_channel(address, channel_credentials(certificates), options=[*options, name])
 
     async def close(self) -> None:
-        """Ends its calls. Idempotent."""
-        channel, self._channel = self._channel, None
+        """Close the channel, which ends its calls. Idempotent."""
+        channel = self._channel
+        self._channel = None
         if channel is not None:
             await channel.close(None)
         await asyncio.gather(*self._closing)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from outrider.client.llm_inputs import read_chats
+from outrider.client.llm_inputs import read_prompts
+
 import pytest
 
 from outrider.client.llm import _asked, _chats, _prompts
@@ -10,13 +13,17 @@ from outrider.wire import errors
 
 def test_an_llms_input_is_one_or_a_list_of_such() -> None:
     message = {"role": "user", "content": "hello"}
-    assert _prompts("one") == ["one"] and _prompts([1, 2]) == [[1, 2]] and _prompts(["a", [1]]) == ["a", [1]]
-    assert _chats([message]) == [[message]] and _chats([[message], [message]]) == [[message], [message]]
-    assert _chats("hello") == ["hello"] and _chats(message) == [message] and _chats([]) == _prompts([]) == []
+    text, ids, chat = ("one", {}), (None, {"prompt_ids": [1, 2]}), (None, {"messages": [message]})
+    assert (
+        read_prompts("one") == [text] and read_prompts([1, 2]) == [ids] and read_prompts(["one", [1, 2]]) == [text, ids]
+    )
+    assert read_chats([message]) == [chat] and read_chats([[message], [message]]) == [chat, chat]
+    assert read_chats([]) == read_prompts([]) == []
+    for wrong in ("hello", message):
+        assert read_chats(wrong) == [(None, {"messages": wrong})]  # type: ignore[arg-type]
     for wrong in (5, b"hello", {"a": 1}):
         with pytest.raises(errors.InvalidRequest, match=r"prompts is .*, must be a text"):
-            _prompts(wrong)  # type: ignore[arg-type]
-    assert _asked("one") == ("one", {}) and _asked([1, 2]) == (None, {"prompt_ids": [1, 2]})
+            read_prompts(wrong)  # type: ignore[arg-type]
     for wrong in (1.5, None, b"hello"):
         with pytest.raises(errors.InvalidRequest, match=r"prompts holds .*, must hold texts or lists"):
-            _asked(wrong)
+            read_prompts([wrong])  # type: ignore[list-item]

@@ -1,0 +1,96 @@
+"""Pieces of text between special tokens: their bytes, their characters, and the tokens that a tokenizer makes of them.
+`translation` retokenizes committed tokens and drafts with it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tokenizers import Encoding, Tokenizer
+
+
+class Mark(NamedTuple):
+    """A position in a text where a token of both the target and the draft begins."""
+
+    num_committed: int
+    """Number of the target's tokens before it."""
+    num_own: int
+    """Number of the draft's tokens before it."""
+
+
+class TextRun:
+    """The text of consecutive tokens without special ones. Bytes that are no character decode to U+FFFD."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        """The whole characters so far."""
+        self.ends: dict[int, int] = {}
+        """Maps a length of the text, in characters, at which a token ends, to the number of committed tokens up to
+        there."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, raw: bytes, num_committed: int) -> None:
+        """Append the bytes of a token, which is the last of `num_committed` committed ones."""
+        self.text += self._decoder.decode(raw)
+        if self.is_whole:
+            self.ends[len(self.text)] = num_committed
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the bytes so far end with a whole character."""
+        return not self._decoder.getstate()[0]
+
+
+def bytes_of(spelling: Sequence[bytes | None], token_id: int) -> bytes | None:
+    """Return the bytes of an id; None for a special token and for an id beyond the spelling."""
+    if token_id >= len(spelling):
+        return None
+    return spelling[token_id]
+
+
+def piece_tokenizer(tokenizer_json: bytes) -> Tokenizer:
+    """Return a tokenizer for pieces of text: it adds nothing, truncates nothing, and parses no special tokens."""
+    document = json.loads(tokenizer_json)
+    document |= dict.fromkeys(("post_processor", "truncation", "padding"))
+    tokenizer = Tokenizer.from_str(json.dumps(document))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def start_ids_of(tokenizer_json: bytes) -> tuple[int, ...]:
+    """Return the special tokens that a tokenizer puts before a text."""
+    encoding = Tokenizer.from_buffer(tokenizer_json).encode("a")
+    if 0 not in encoding.special_tokens_mask:
+        return ()
+    return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
+
+
+def last_texts(spelling: Sequence[bytes | None], ids: Sequence[int]) -> Sequence[int]:
+    """Return the ids behind the last special token."""
+    begin = len(ids)
+    while begin and bytes_of(spelling, ids[begin - 1]) is not None:
+        begin -= 1
+    return ids[begin:]
+
+
+def index_at(encoding: Encoding, start: int) -> int | None:
+    """Return the index of the token that begins at the character `start`; None where an earlier one reaches beyond
+    it.
+    """
+    furthest = 0
+    for index, (begin, end) in enumerate(encoding.offsets):
+        if begin >= start:
+            if furthest <= start:
+                return index
+            return None
+        furthest = max(furthest, end)
+    return None
+
+
+def encode(tokenizer: Tokenizer, text: str) -> Encoding:
+    """Return the encoding of a text without special tokens."""
+    # A batch of one: `encode_batch` releases the GIL, the tokenizer's `encode` does not.
+    return tokenizer.encode_batch([text], add_special_tokens=False)[0]
