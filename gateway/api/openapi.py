@@ -8,7 +8,10 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.api.schemas.answers import ChatChunk, Error, MessageEvent, ResponseEvent
+from gateway.api.schemas.answers.messages import MessageEvent
+from gateway.api.schemas.answers.openai import ChatChunk
+from gateway.api.schemas.answers.responses import ResponseEvent
+from gateway.api.schemas.answers.server import Error
 
 Json = dict[str, Any]
 REF = "#/components/schemas/{model}"

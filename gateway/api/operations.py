@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from gateway.api.callers import CallerCheck, CallerPolicy
 from gateway.api.http_io import JsonResponse
-from gateway.api.openai_responses import Json
+from gateway.api.usage import Json
 from gateway.generation import Generator
 from gateway.workers.member import Member
 from outrider.wire.transport.address import join_host_port

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.schemas.answers import ChatChunk, ChatCompletion, Completion
+from gateway.api.schemas.answers.openai import ChatChunk, ChatCompletion, Completion
 from outrider.client import AsyncClient, DraftTokenKind, Speculation, TokenKind
 from tests.stack import Stack
 

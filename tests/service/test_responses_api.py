@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseFunctionToolCall, ResponseO
 from gateway.api.forms.responses_form import ResponseForm
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.openai_responses import joined
-from gateway.api.schemas.openai import parse_body
+from gateway.api.schemas.parsing import parse_body
 from gateway.api.speculation_answers import speculation_of
 from outrider.wire.errors import WorkerLost
 from tests.service.scripted_generator import ScriptedGenerator, rounds

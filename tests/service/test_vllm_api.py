@@ -12,7 +12,7 @@ import pytest
 import outrider
 from gateway.admission import requests as admission_requests
 from gateway.api import routes
-from gateway.api.routes import best_of
+from gateway.api.openai_answers import best_of
 from gateway.generation import OutputLogprobs, OutputToken, TokenKind
 from gateway.tokenizer import Tokenizer
 from tests.service.scripted_generator import CONTEXT_LIMIT, DEMO, ScriptedGenerator, demo_tokenizer, rounds

@@ -11,7 +11,8 @@ import tokenizers
 from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
 from gateway.api.forms.messages_schemas import MessagesBody
 from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.control_tokens import ContentMarks, ControlTokens
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import InvalidRequest

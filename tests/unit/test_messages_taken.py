@@ -15,7 +15,8 @@ from gateway.api.forms.messages_schemas import CountBody, MessagesBody
 from gateway.api.forms.responses_form import custom_input
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.schemas import base as base_schemas
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.api.schemas.vllm import TokenizeBody
 from gateway.generation import ServedFacts
 from outrider.wire.errors import InvalidRequest, NoThreads

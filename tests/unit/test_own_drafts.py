@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.requests import Demand, FieldNames, check_demand
-from gateway.api.schemas.openai import SpeculationBody
+from gateway.api.schemas.speculation import SpeculationBody
 from gateway.generation import GenerationRequest, ServedFacts, SpeculationOptions
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session

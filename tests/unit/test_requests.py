@@ -25,7 +25,8 @@ from gateway.admission.prompts import (
     TextThreads,
 )
 from gateway.admission.requests import Demand, build_requests, check_demand, find_model
-from gateway.api.schemas.openai import ChatBody, CompletionBody, parse_body
+from gateway.api.schemas.openai import ChatBody, CompletionBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.generation import ServedFacts
 from gateway.grammar_checker import GrammarChecker
 from gateway.grammars import of_regex

@@ -14,7 +14,8 @@ from gateway.api.forms.messages_form import MessageForm
 from gateway.api.forms.responses_form import ResponseForm
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.openai_responses import ChatForm, joined
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.generation import GenerationRequest, RoundOutput, ServedFacts
 from gateway.rounds.session import Session
 from gateway.tokenizer import Tokenizer

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.tokenizer import Tokenizer, read_tokenizer
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.wire.errors import InvalidRequest
