@@ -15,7 +15,8 @@ from gateway.api.logprobs import PromptFields, chat_logprobs, completion_logprob
 from gateway.api.speculation_answers import speculation_of
 from gateway.generation import FinishReason, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.reader import Arguments, CallBegun, Content, Part, Reader, Reasoning
+from gateway.tools.parts import Arguments, CallBegun, Content, Part, Reasoning
+from gateway.tools.reader import Reader
 from gateway.tools.reading import Reading
 
 Json = dict[str, Any]

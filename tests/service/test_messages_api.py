@@ -11,7 +11,7 @@ import pytest
 from gateway.admission.requests import MAX_MESSAGES
 from gateway.api.forms.layers import ReadAnswer
 from gateway.generation import FinishReason, OutputTimings, RoundOutput
-from gateway.tools.reader import Content
+from gateway.tools.parts import Content
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from tests.service.scripted_generator import CONTEXT_LIMIT, ScriptedGenerator

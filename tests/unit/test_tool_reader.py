@@ -26,7 +26,8 @@ from gateway.tools.families import (
     family_of,
     reasoning_marks,
 )
-from gateway.tools.reader import MAX_GAP, Content, Part, Reader, Reasoning
+from gateway.tools.parts import Content, Part, Reasoning
+from gateway.tools.reader import MAX_GAP, Reader
 
 TEMPLATES = Path(__file__).parents[1] / "data/templates"
 FAMILIES = [HERMES, MISTRAL, MISTRAL_SPACED, MISTRAL_ARGS, DEEPSEEK, DEEPSEEK_V31, LLAMA3, JSON]

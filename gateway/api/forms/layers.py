@@ -18,7 +18,7 @@ from gateway.api.speculation_answers import speculation_of
 from gateway.api.usage import usage_of
 from gateway.generation import GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.reader import CallBegun, CallUnread, Part
+from gateway.tools.parts import CallBegun, CallUnread, Part
 from gateway.tools.reading import Reading
 from outrider.wire.errors import OutriderError
 

@@ -11,7 +11,7 @@ from gateway.api.http_io import anthropic_error_body
 from gateway.api.openai_responses import Json
 from gateway.generation import FinishReason, GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.reader import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
+from gateway.tools.parts import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
 from outrider.wire.errors import OutriderError
 
 

@@ -18,7 +18,7 @@ from gateway.api.logprobs import Json, chat_logprobs
 from gateway.api.schemas.messages import CUSTOM_INPUT
 from gateway.generation import FinishReason, GenerationRequest, OutputToken, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.reader import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
+from gateway.tools.parts import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
 from outrider.wire.errors import OutriderError, Overloaded
 
 CALLS = ("function_call", "custom_tool_call")
