@@ -247,7 +247,8 @@ class ConfinedPool:
 
     def _callers(self) -> set[bytes]:
         callers = set(self._num_running)
-        callers.update(waiting.caller for waiting in self._waiting)
+        for waiting in self._waiting:
+            callers.add(waiting.caller)
         return callers
 
     def _grant(self) -> None:

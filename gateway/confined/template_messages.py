@@ -61,7 +61,9 @@ def _with_known_role(message: Message, source: str) -> Message:
 def _without_reasoning(message: Message) -> Message:
     if not message.get("tool_calls") or not message["content"]:
         return message
-    return {name: value for name, value in message.items() if name != "reasoning_content"}
+    fields = dict(message)
+    fields.pop("reasoning_content", None)
+    return fields
 
 
 def _written(message: Message, shape: TemplateShape, form: ArgumentsForm) -> Message:
@@ -140,7 +142,7 @@ def merge_leading_systems(messages: list[Message]) -> list[Message]:
 def joined_texts(messages: list[Message]) -> str:
     """Return the texts of messages that have one, joined by empty lines."""
     texts = [text_of_content(message["content"]) for message in messages]
-    return "\n\n".join(text for text in texts if text)
+    return "\n\n".join(filter(None, texts))
 
 
 def _alternate(messages: list[Message]) -> list[Message]:

@@ -21,7 +21,8 @@ def read_strings(value: Any) -> list[str]:
         return [value]
     if not is_list_of(value, str):
         raise ValueError("must be a string or a list of strings")
-    return value
+    strings: list[str] = value
+    return strings
 
 
 def is_list_of(value: Any, kind: type) -> bool:

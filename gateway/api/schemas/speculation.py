@@ -10,8 +10,9 @@ from pydantic import BeforeValidator
 from gateway.api.schemas.base import Strict, described
 from gateway.generation import AcceptanceRule, SpeculationOptions
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.requests.drafters import Drafter
-from outrider.wire.requests.params import DRAFT_TOKENS, LENIENCE, DraftLogprobs, read_draft_logprobs
+from outrider.wire.requests.params import DRAFT_TOKENS, LENIENCE, read_draft_logprobs
 from outrider.wire.requests.speculation import NumDraftTokens, check_num_draft_tokens
 from outrider.wire.requests.tree_shape import TreeShape
 
