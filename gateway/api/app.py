@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import outrider
 from gateway.admission.admission import Admission
 from gateway.api.callers import CallerCheck, CallerPolicy, CorsHeaders
-from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, is_anthropics, unexpected
+from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, internal_error, is_anthropics
 from gateway.api.openapi import App
 from gateway.api.operations import Operations
 from gateway.api.page import page_routes
@@ -61,7 +61,7 @@ NOT_OFFERED = (
     "vector_stores",
     "videos",
 )
-"""Endpoints of OpenAI, Anthropic and vLLM under /v1 whose 404 says that they are not offered."""
+"""Endpoints of OpenAI, Anthropic and vLLM under /v1 whose 404 explains that they are not offered."""
 
 
 def create_app(
@@ -192,7 +192,7 @@ class Envelope:
         except ENDINGS:
             raise
         except BaseException as error:
-            fault = unexpected(error)
+            fault = internal_error(error)
             note_failure(fault)
             if not started:
                 await error_response(fault, scope["path"])(scope, receive, send_with_id)

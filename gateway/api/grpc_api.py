@@ -17,7 +17,7 @@ import grpc.aio
 from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
 from gateway.admission.prompts import Chat
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOPS, Demand, FieldNames, Prompt
-from gateway.api.http_io import WRITE_TIMEOUT_S, unexpected
+from gateway.api.http_io import WRITE_TIMEOUT_S, internal_error
 from gateway.api.request_body import BODY_TIMEOUT_S, let_others_run, max_values
 from gateway.confined.template_shape import Message
 from gateway.generation import (
@@ -111,7 +111,7 @@ class GenerationServicer:
             except ENDINGS:
                 raise
             except BaseException as error:
-                failure = unexpected(error)
+                failure = internal_error(error)
             note_failure(failure)
             await abort(context, failure)
 

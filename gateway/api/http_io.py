@@ -112,7 +112,7 @@ def error_response(error: OutriderError, path: str) -> JsonResponse:
     return JsonResponse(body_of_error(error, path), error.http_status, headers)
 
 
-def unexpected(error: BaseException) -> OutriderError:
+def internal_error(error: BaseException) -> OutriderError:
     """Return the error that is sent for a fault of the gateway, and log the fault with its traceback."""
     log.error("a handler failed with %s", type(error).__name__, exc_info=error)
     return OutriderError("internal error; the gateway's log has the place")
@@ -183,7 +183,7 @@ class EventStream(Response):
             if not self._started:
                 raise
             if not isinstance(error, OutriderError):
-                error = unexpected(error)
+                error = internal_error(error)
             note_failure(error)
             await self._send(send, self._failure(error))
         finally:

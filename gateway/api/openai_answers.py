@@ -15,7 +15,7 @@ from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.requests import Demand
 from gateway.api.http_io import DONE, JsonResponse, event
 from gateway.api.logprobs import PromptFields
-from gateway.api.openai_responses import ChatForm, CompletionForm, joined, mean_logprob, with_scores
+from gateway.api.openai_responses import ChatForm, CompletionForm, join_outputs, mean_logprob, with_prompt_logprobs
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.usage import Json, Step, acceptance_of, usage_of, usage_so_far
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput
@@ -65,7 +65,7 @@ class OpenAIAnswer:
         rounds: Sequence[Sequence[RoundOutput]],
     ) -> JsonResponse:
         answer = self._head(requests, form.object)
-        outputs = with_scores([joined(outputs) for outputs in rounds], self.demand.num_choices)
+        outputs = with_prompt_logprobs([join_outputs(outputs) for outputs in rounds], self.demand.num_choices)
         usages = [output.usage for output in outputs if output.usage is not None]
         choices = []
         for position, index in enumerate(self._returned(outputs)):

@@ -1,6 +1,6 @@
 """Writes outputs as the choices and chunks of /v1/completions and /v1/chat/completions: plain dicts, for orjson.
 
-`gateway.api.openai_answers` calls it. The forms of the layers over chat read text with `ReadText`, too. No I/O.
+`gateway.api.openai_answers` calls it. The forms of the layers over chat read text with `ChoiceReader`, too. No I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.api.logprobs import PromptFields, chat_logprobs, completion_logprob
 from gateway.api.speculation_answers import speculation_of
 from gateway.generation import FinishReason, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.parts import Arguments, CallBegun, Content, Part, Reasoning
+from gateway.tools.parts import Arguments, CallStart, Content, Part, Reasoning
 from gateway.tools.reader import Reader
 from gateway.tools.reading import Reading
 
@@ -99,21 +99,21 @@ class ChatForm:
     """Makes the fields about the prompt; None = none are asked for."""
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-    _texts: dict[int, ReadText] = field(default_factory=dict)
+    _readers: dict[int, ChoiceReader] = field(default_factory=dict)
 
     @property
     def num_reasoning_tokens(self) -> int:
         """Tokens of reasoning in all choices so far."""
-        return sum(text.num_reasoning_tokens for text in self._texts.values())
+        return sum(reader.num_reasoning_tokens for reader in self._readers.values())
 
     def choice(self, index: int, output: RoundOutput) -> Json:
         """Return choice `index` with its whole output."""
         message = {"role": "assistant", "content": output.text_delta, "refusal": None}
         has_calls = False
-        text = self._text(index)
-        if text is not None:
-            message |= message_of(text.read(output), text.call_id)
-            has_calls = text.has_calls
+        reader = self._reader(index)
+        if reader is not None:
+            message |= message_of(reader.read(output), reader.call_id)
+            has_calls = reader.has_calls
         return {"index": index, "message": message, **self._common_fields(output, has_calls)}
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
@@ -122,10 +122,10 @@ class ChatForm:
         """
         delta: Json = {"content": output.text_delta}
         has_calls = False
-        text = self._text(index)
-        if text is not None:
-            delta = delta_of(text.read(output), text.call_id)
-            has_calls = text.has_calls
+        reader = self._reader(index)
+        if reader is not None:
+            delta = delta_of(reader.read(output), reader.call_id)
+            has_calls = reader.has_calls
         if not (first or any(delta.values()) or output.finish_reason or self._reports_tokens):
             return None
         if first:
@@ -154,14 +154,14 @@ class ChatForm:
             fields |= self.prompts.of_choice(output)
         return fields
 
-    def _text(self, index: int) -> ReadText | None:
+    def _reader(self, index: int) -> ChoiceReader | None:
         reading = self.readings[index]
-        if reading is not None and index not in self._texts:
-            self._texts[index] = ReadText(reading)
-        return self._texts.get(index)
+        if reading is not None and index not in self._readers:
+            self._readers[index] = ChoiceReader(reading)
+        return self._readers.get(index)
 
 
-class ReadText:
+class ChoiceReader:
     """Reads the outputs of one choice for calls and reasoning."""
 
     def __init__(self, reading: Reading) -> None:
@@ -212,7 +212,7 @@ def message_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
             content.append(part.text)
         elif isinstance(part, Reasoning):
             reasoning.append(part.text)
-        elif isinstance(part, CallBegun):
+        elif isinstance(part, CallStart):
             calls[part.index] = (part.name, [])
         elif isinstance(part, Arguments):
             calls[part.index][1].append(part.text)
@@ -244,7 +244,7 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
             delta["content"] = delta.get("content", "") + part.text
         elif isinstance(part, Reasoning):
             delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
-        elif isinstance(part, CallBegun):
+        elif isinstance(part, CallStart):
             calls[part.index] = {"index": part.index, **_call(call_id(), part.name, "")}
         elif isinstance(part, Arguments):
             call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
@@ -256,14 +256,14 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
     return delta
 
 
-def joined(outputs: Sequence[RoundOutput]) -> RoundOutput:
+def join_outputs(outputs: Sequence[RoundOutput]) -> RoundOutput:
     """Return all outputs of a choice as one."""
     tokens = tuple(token for output in outputs for token in output.tokens)
     text = "".join(output.text_delta for output in outputs)
     return replace(outputs[-1], tokens=tokens, text_delta=text, prompt_logprobs=outputs[0].prompt_logprobs)
 
 
-def with_scores(outputs: Sequence[RoundOutput], num_choices: int) -> list[RoundOutput]:
+def with_prompt_logprobs(outputs: Sequence[RoundOutput], num_choices: int) -> list[RoundOutput]:
     """Return whole outputs with the log-probs of their prompts, which a target sends with a prompt's first choice
     alone. `num_choices`: of each prompt.
     """

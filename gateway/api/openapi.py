@@ -59,7 +59,7 @@ def errors(*statuses: int, model: type[BaseModel] = Error) -> dict[int | str, Js
     return responses
 
 
-def named_events(model: type[BaseModel]) -> Json:
+def named_event_stream(model: type[BaseModel]) -> Json:
     """Return the `openapi_extra` of an endpoint that may answer with a stream of such events, named by their types."""
     data = {
         "type": "string",

@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.requests import Demand, check_demand, find_model, wanted_model
-from gateway.api.forms.layers import Formed, LayerAnswer
+from gateway.api.forms.layers import FormFactory, LayerAnswer
 from gateway.api.forms.messages_form import MessageForm
 from gateway.api.forms.messages_schemas import CountBody, MessagesBody
 from gateway.api.forms.responses_form import ResponseForm
@@ -35,7 +35,7 @@ from gateway.api.http_io import (
     while_connected,
 )
 from gateway.api.openai_answers import OpenAIAnswer
-from gateway.api.openapi import errors, events, named_events
+from gateway.api.openapi import errors, events, named_event_stream
 from gateway.api.operations import Operations
 from gateway.api.request_body import read_json
 from gateway.api.schemas.answers.messages import MessageAnswer, MessageError, MessageEvent, TokenCount
@@ -135,9 +135,9 @@ class Routes:
         refusals = errors(*statuses)
         anthropics = errors(*statuses, model=MessageError)
         for path, endpoint, model, responses, extra in (
-            ("/v1/responses", self.responses, ResponseAnswer, refusals, named_events(ResponseEvent)),
+            ("/v1/responses", self.responses, ResponseAnswer, refusals, named_event_stream(ResponseEvent)),
             ("/v1/responses/input_tokens", self.input_tokens, InputTokens, refusals, None),
-            ("/v1/messages", self.messages, MessageAnswer, anthropics, named_events(MessageEvent)),
+            ("/v1/messages", self.messages, MessageAnswer, anthropics, named_event_stream(MessageEvent)),
             ("/v1/messages/count_tokens", self.count_tokens, TokenCount, anthropics, None),
             ("/tokenize", self.tokenize, Tokenized, refusals, None),
             ("/detokenize", self.detokenize, Detokenized, refusals, None),
@@ -157,18 +157,18 @@ class Routes:
     async def responses(self, request: Request, body: ResponsesBody) -> Response:
         """Answer as OpenAI's Responses API, without a store."""
         answer_id = request.scope["answer_id"]
-        formed = partial(ResponseForm, body, answer_id)
-        return await self._answer_layer(request, body, body.demand(answer_id), formed)
+        create_form = partial(ResponseForm, body, answer_id)
+        return await self._answer_layer(request, body, body.demand(answer_id), create_form)
 
     async def messages(self, request: Request, body: MessagesBody) -> Response:
         """Answer as Anthropic's Messages API."""
         answer_id = request.scope["answer_id"]
-        formed = partial(MessageForm, body.max_tokens, answer_id)
-        return await self._answer_layer(request, body, body.demand(answer_id), formed)
+        create_form = partial(MessageForm, body.max_tokens, answer_id)
+        return await self._answer_layer(request, body, body.demand(answer_id), create_form)
 
-    async def _answer_layer(self, request: Request, body: Layer, demand: Demand, formed: Formed) -> Response:
+    async def _answer_layer(self, request: Request, body: Layer, demand: Demand, create_form: FormFactory) -> Response:
         token_kinds = body.speculation is not None and body.speculation.has_kinds
-        answer = LayerAnswer(self.admission, demand, request.scope["incoming"], formed, token_kinds)
+        answer = LayerAnswer(self.admission, demand, request.scope["incoming"], create_form, token_kinds)
         if body.stream:
             ping = PING
             if is_anthropics(request.url.path):

@@ -56,11 +56,11 @@ class ToolOffer:
     tools: tuple[Tool, ...] = ()
     choice: Literal["auto", "required"] = "auto"
     """required: the output has to be calls."""
-    named: str | None = None
+    required_tool: str | None = None
     """Name of the only tool that may be called, once; `choice` is then required."""
     parallel: bool = True
     """Whether an output may have several calls."""
-    continued: str = ""
+    continued_text: str = ""
     """Text of the last message of the chat, if the output continues it; else empty."""
     num_bytes: int = 0
     """UTF-8 bytes of all tools together, as compact JSON."""
@@ -73,14 +73,14 @@ class ToolOffer:
     @property
     def max_calls(self) -> int | None:
         """Calls that an output may have; None = any number."""
-        if self.parallel and self.named is None:
+        if self.parallel and self.required_tool is None:
             return None
         return 1
 
     @property
     def callable_tools(self) -> list[tuple[int, Tool]]:
         """The tools that may be called, each with its index in the request."""
-        return [(index, tool) for index, tool in enumerate(self.tools) if self.named in (None, tool.name)]
+        return [(index, tool) for index, tool in enumerate(self.tools) if self.required_tool in (None, tool.name)]
 
 
 NO_TOOLS = ToolOffer()

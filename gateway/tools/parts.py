@@ -22,7 +22,7 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
+class CallStart:
     """The start of a call of the tool `name`. `index`: number of the call in the output."""
 
     index: int
@@ -38,10 +38,10 @@ class Arguments:
 
 
 @dataclass(frozen=True, slots=True)
-class CallUnread:
+class CallRetraction:
     """The call that had begun is none; its whole text follows as content."""
 
     index: int
 
 
-Part = Content | Reasoning | CallBegun | Arguments | CallUnread
+Part = Content | Reasoning | CallStart | Arguments | CallRetraction

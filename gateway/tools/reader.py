@@ -15,7 +15,7 @@ import orjson
 
 from gateway.tools.families import TOOL_NAME, Family, Marks
 from gateway.tools.json_scan import JsonScan
-from gateway.tools.parts import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
+from gateway.tools.parts import Arguments, CallRetraction, CallStart, Content, Part, Reasoning
 from gateway.tools.reasoning import begins_reasoning
 
 MAX_GAP = 256
@@ -269,11 +269,11 @@ class Reader:
         """Return a text that was just taken from the buffer."""
         return Content(text, self.num_chars - len(self._buffer))
 
-    def _begin_call(self, name: str, at: int) -> CallBegun:
+    def _begin_call(self, name: str, at: int) -> CallStart:
         self._name = name
         self._arguments_at = at
         self._sent = at
-        return CallBegun(self._index, name)
+        return CallStart(self._index, name)
 
     def _read_call(self, final: bool) -> Iterator[Part]:
         family = self._family
@@ -308,7 +308,7 @@ class Reader:
             return
         if self._name is None:
             name, arguments = call
-            yield CallBegun(self._index, name)
+            yield CallStart(self._index, name)
             yield Arguments(self._index, arguments)
         self._buffer = self._buffer[scan.end :]
         self._state = _State.GAP
@@ -343,7 +343,7 @@ class Reader:
     def _give_up_call(self, end: int) -> Iterator[Part]:
         """The buffer up to `end` is no call, but content."""
         if self._name is not None:
-            yield CallUnread(self._index)
+            yield CallRetraction(self._index)
             self._index += 1
         text = self._buffer[:end]
         self._buffer = self._buffer[end:]

@@ -69,12 +69,12 @@ def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str) -> Reading |
 
 def _ends_in_reasoning(offer: ToolOffer, prompt: str, marks: Marks) -> bool:
     begin, end = marks
-    is_continued = offer.continued.rfind(begin) > offer.continued.rfind(end)
+    is_continued = offer.continued_text.rfind(begin) > offer.continued_text.rfind(end)
     return is_continued or prompt.rstrip().endswith(begin)
 
 
 def _is_past_reasoning(offer: ToolOffer, prompt: str, marks: Marks) -> bool:
-    return bool(offer.continued) or prompt.rstrip().endswith(marks[1])
+    return bool(offer.continued_text) or prompt.rstrip().endswith(marks[1])
 
 
 def _marker_ids(family: Family | None, marks: Marks | None, tokenizer: Tokenizer) -> frozenset[int]:
@@ -105,5 +105,5 @@ def grammar_request(offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, an
             token_ids[text] = token_id
     # Only what the grammar depends on: the next request of the same chat then needs the same grammar.
     tools = tuple(dataclasses.replace(tool, description=None) for tool in offer.tools)
-    offer = dataclasses.replace(offer, tools=tools, continued="", num_bytes=0)
+    offer = dataclasses.replace(offer, tools=tools, continued_text="", num_bytes=0)
     return ToolGrammarRequest(offer, family, marks, reading.in_reasoning, answer, token_ids)

@@ -13,12 +13,12 @@ import orjson
 
 from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.requests import Demand
-from gateway.api.openai_responses import Json, ReadText, joined
+from gateway.api.openai_responses import ChoiceReader, Json, join_outputs
 from gateway.api.speculation_answers import speculation_of
 from gateway.api.usage import usage_of
 from gateway.generation import GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.parts import CallBegun, CallUnread, Part
+from gateway.tools.parts import CallRetraction, CallStart, Part
 from gateway.tools.reading import Reading
 from outrider.wire.errors import OutriderError
 
@@ -50,15 +50,15 @@ class Form(Protocol):
         """Return the answer with all outputs so far."""
 
 
-Formed = Callable[[GenerationRequest, Tokenizer], Form]
+FormFactory = Callable[[GenerationRequest, Tokenizer], Form]
 """Function that creates the form of one answer."""
 
 
-class ReadAnswer:
+class AnswerReader:
     """Splits the outputs of one answer into parts: text, reasoning and calls."""
 
     def __init__(self, reading: Reading | None) -> None:
-        self._text = ReadText(reading or PLAIN_TEXT)
+        self._reader = ChoiceReader(reading or PLAIN_TEXT)
 
     def parts(self, output: RoundOutput) -> list[Part]:
         """Return the parts of the output of one round. A call that began in this round and turned out to be text is not
@@ -66,42 +66,47 @@ class ReadAnswer:
         """
         parts: list[Part] = []
         begun: int | None = None  # index in `parts` of a call that began in this round
-        for part in self._text.read(output):
-            if isinstance(part, CallUnread) and begun is not None:
+        for part in self._reader.read(output):
+            if isinstance(part, CallRetraction) and begun is not None:
                 del parts[begun:]
                 begun = None
                 continue
-            if isinstance(part, CallBegun):
+            if isinstance(part, CallStart):
                 begun = len(parts)
             parts.append(part)
         return parts
 
     def call_id(self) -> str:
         """Return a new id for a call, as the chat template takes it."""
-        return self._text.call_id()
+        return self._reader.call_id()
 
     @property
     def has_calls(self) -> bool:
         """Whether the answer so far has a call that is complete."""
-        return self._text.has_calls
+        return self._reader.has_calls
 
     def usage(self, output: RoundOutput) -> Json:
         """Return the usage of the answer, as chat has it, from its last output."""
         assert output.usage is not None
-        return usage_of([output.usage], 1, self._text.num_reasoning_tokens)
+        return usage_of([output.usage], 1, self._reader.num_reasoning_tokens)
 
 
 class LayerAnswer:
     """The answer to one request: `whole`, or as `events`."""
 
     def __init__(
-        self, admission: Admission, demand: Demand, incoming: IncomingRequest, formed: Formed, token_kinds: bool
+        self,
+        admission: Admission,
+        demand: Demand,
+        incoming: IncomingRequest,
+        create_form: FormFactory,
+        token_kinds: bool,
     ) -> None:
         """`token_kinds`: whether the kind of each output token is reported, under `speculation`."""
         self._admission = admission
         self._demand = demand
         self._incoming = incoming
-        self._formed = formed
+        self._form_factory = create_form
         self._token_kinds = token_kinds
         self._form: Form | None = None
 
@@ -114,10 +119,10 @@ class LayerAnswer:
                 if self._token_kinds:
                     outputs.append(output)
                 for _ in form.push(output):
-                    pass  # nobody reads the events of a whole answer
+                    pass  # the events themselves are not needed
         whole = form.whole()
         if outputs:
-            whole |= self._speculation(joined(outputs), answers.requests[0])
+            whole |= self._speculation(join_outputs(outputs), answers.requests[0])
         return whole
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -143,7 +148,7 @@ class LayerAnswer:
         return {"speculation": speculation_of(output, self._admission.generator.tokenizer(request.model))}
 
     def _create_form(self, request: GenerationRequest) -> Form:
-        self._form = self._formed(request, self._admission.generator.tokenizer(request.model))
+        self._form = self._form_factory(request, self._admission.generator.tokenizer(request.model))
         return self._form
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import orjson
 
-from gateway.api.forms.layers import ReadAnswer
+from gateway.api.forms.layers import AnswerReader
 from gateway.api.http_io import anthropic_error_body
 from gateway.api.openai_responses import Json
 from gateway.generation import FinishReason, GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.parts import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
+from gateway.tools.parts import Arguments, CallRetraction, CallStart, Content, Part, Reasoning
 from outrider.wire.errors import OutriderError
 
 
@@ -23,7 +23,7 @@ class MessageForm:
         self._id = answer_id
         self._is_limited_by_context = request.params.max_tokens < max_tokens
         self._request = request
-        self._answer = ReadAnswer(request.reading)
+        self._answer = AnswerReader(request.reading)
         self._blocks: list[Json] = []
         """Blocks of the message. The last one is open while `_is_open`: its text is in `_texts`."""
         self._is_open = False
@@ -89,10 +89,10 @@ class MessageForm:
         }
 
     def _add_part(self, part: Part) -> Iterator[Json]:
-        if isinstance(part, CallUnread):
+        if isinstance(part, CallRetraction):
             yield from self._close()
             self._blocks.pop()
-        elif isinstance(part, CallBegun):
+        elif isinstance(part, CallStart):
             block = {"type": "tool_use", "id": self._answer.call_id(), "name": part.name, "input": {}}
             yield from self._open(block)
         elif isinstance(part, Arguments):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from gateway.api.schemas.base import Lenient, described, note_ignored
+from gateway.api.schemas.base import Lenient, described, log_ignored
 from gateway.api.schemas.messages import LeftOutTool, tool_kind
 from gateway.tools.offer import Tool, ToolOffer, offer_of
 from outrider.wire.errors import InvalidRequest
@@ -29,7 +29,7 @@ class MessagesTool(Lenient):
     def tool(self, index: int) -> Tool | None:
         """Return the tool, whose index in the request is `index`; None for one that the model may not call."""
         if self.allowed_callers and DIRECT not in self.allowed_callers:
-            note_ignored("tools that programs alone may call, which are not offered to the model")
+            log_ignored("tools that programs alone may call, which are not offered to the model")
             return None
         return Tool(self.name, self.description, self.input_schema, self.strict, f"tools[{index}].input_schema")
 

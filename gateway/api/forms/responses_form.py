@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.api.forms.layers import ReadAnswer
+from gateway.api.forms.layers import AnswerReader
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.forms.responses_tools import NamespaceTool, ResponsesTool
 from gateway.api.http_io import shortened
@@ -18,7 +18,7 @@ from gateway.api.logprobs import Json, chat_logprobs
 from gateway.api.schemas.messages import CUSTOM_INPUT
 from gateway.generation import FinishReason, GenerationRequest, OutputToken, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.parts import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
+from gateway.tools.parts import Arguments, CallRetraction, CallStart, Content, Part, Reasoning
 from outrider.wire.errors import OutriderError, Overloaded
 
 CALLS = ("function_call", "custom_tool_call")
@@ -40,7 +40,7 @@ class ResponseForm:
         self._id = answer_id
         self._request = request
         self._tokenizer = tokenizer
-        self._answer = ReadAnswer(request.reading)
+        self._answer = AnswerReader(request.reading)
         self._created = int(time.time())
         self._num_events = 0
         self._num_items = 0
@@ -163,10 +163,10 @@ class ResponseForm:
         }
 
     def _add_part(self, part: Part) -> Iterator[Json]:
-        if isinstance(part, CallUnread):
+        if isinstance(part, CallRetraction):
             yield from self._close("incomplete")
             self._items.pop()
-        elif isinstance(part, CallBegun):
+        elif isinstance(part, CallStart):
             tool = self._body.offered[part.name]
             yield from self._open(tool.call_type, call_id=self._answer.call_id(), **tool.item_fields())
         elif isinstance(part, Arguments):

@@ -29,7 +29,7 @@ from gateway.api.forms.responses_options import (
     TextFormat,
 )
 from gateway.api.forms.responses_tools import AnyResponsesTool, OfferedTool, full_name, offered_tools
-from gateway.api.schemas.base import Lenient, described, note_ignored
+from gateway.api.schemas.base import Lenient, described, log_ignored
 from gateway.api.schemas.content_parts import CONTENT, read_content
 from gateway.api.schemas.layers import Layer, chat_message
 from gateway.api.schemas.messages import CUSTOM_INPUT, MessageBody, type_field, written_arguments
@@ -302,7 +302,7 @@ def chat_messages(instructions: str | None, items: Sequence[Any]) -> Iterator[Me
 
 def _is_ignored(item: Any) -> bool:
     if isinstance(item, InputLeftOut):
-        note_ignored(f"items of type {item.type[:80]!r}")
+        log_ignored(f"items of type {item.type[:80]!r}")
         return True
     # Reasoning without text is what other servers have encrypted or summarised.
     return isinstance(item, InputReasoning) and not item.content

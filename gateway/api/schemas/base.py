@@ -35,7 +35,7 @@ def described(description: str, allowed: Range | None = None, **schema: Any) -> 
 
 
 class Strict(BaseModel):
-    """Unknown names are refused, and nothing is converted: "0.5" is no number."""
+    """Base class of bodies that refuse unknown names. Nothing is converted: "0.5" is no number."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -49,8 +49,9 @@ class Strict(BaseModel):
 
 
 class Lenient(Strict):
-    """An object that describes something: names that are not known are ignored, and the log names each once. Clients
-    send back what they got, also from other servers.
+    """Base class of objects in a body that only describe something: unknown names are ignored, and logged once.
+
+    Clients send back what they received, also from other servers.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -62,11 +63,11 @@ class Lenient(Strict):
             known = _field_names(cls)
             for name, field in value.items():
                 if name not in known and field not in (None, []):
-                    note_ignored(f"{name[:MAX_NAME_CHARS]!r} of {cls.__name__}")
+                    log_ignored(f"{name[:MAX_NAME_CHARS]!r} of {cls.__name__}")
         return value
 
 
-def note_ignored(name: str) -> None:
+def log_ignored(name: str) -> None:
     """Log that requests have something of this name, which changes nothing. Each name is logged once."""
     if name in _named or len(_named) >= MAX_NAMED:
         return

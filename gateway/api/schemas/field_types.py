@@ -1,4 +1,4 @@
-"""Types of fields that several bodies have, with what reads their values and what /openapi.json says of them."""
+"""Types of fields that several bodies have: how their values are read, and their JSON schema."""
 
 from __future__ import annotations
 

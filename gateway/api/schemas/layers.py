@@ -50,7 +50,7 @@ def chat_message(**fields: Any) -> MessageBody:
 
 
 class Layer(Strict):
-    """A body that asks for one answer to one chat. null stands for the default everywhere."""
+    """Base class of a body for one answer to one chat. null stands for the default everywhere."""
 
     model: str | None = described(
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.api.schemas.base import MAX_NAME_CHARS, Lenient, described, note_ignored
+from gateway.api.schemas.base import MAX_NAME_CHARS, Lenient, described, log_ignored
 from gateway.api.schemas.content_parts import CONTENT, read_content, split_thinking
 from gateway.confined.template_shape import Message
 from gateway.tools.offer import MAX_LISTED_TOOLS, Tool
@@ -133,7 +133,7 @@ READ_FIELDS = frozenset({*MessageBody.model_fields, *REASONING_NAMES, "refusal",
 def _note_others(value: dict[str, Any]) -> None:
     for name in value.keys() - READ_FIELDS:
         if value[name] not in (None, [], False):
-            note_ignored(f"{name[:MAX_NAME_CHARS]!r} of a message")
+            log_ignored(f"{name[:MAX_NAME_CHARS]!r} of a message")
 
 
 def _assistant_fields(value: dict[str, Any], thinking: str) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class ToolBody(Lenient):
 
 
 class LeftOutTool(Lenient):
-    """A tool that nobody here could run, and that the model is not offered. The log names its type once."""
+    """Base class of tools that only other servers can run. The model is not offered them; the log names a type once."""
 
     type: str
 
@@ -184,7 +184,7 @@ class LeftOutTool(Lenient):
     def _type_alone(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        note_ignored(f"tools of type {value['type'][:MAX_NAME_CHARS]!r}, which are not offered to the model")
+        log_ignored(f"tools of type {value['type'][:MAX_NAME_CHARS]!r}, which are not offered to the model")
         return {"type": value["type"]}
 
     def tool(self, index: int) -> None:

@@ -243,7 +243,7 @@ class ChatBody(SharedFields):
             variables = {"reasoning_effort": self.reasoning_effort, **variables}
         tools = self._tool_offer()
         if self.continue_final_message:
-            tools = replace(tools, continued=self._continued_text(messages))
+            tools = replace(tools, continued_text=self._continued_text(messages))
         chat = Chat(
             messages,
             self.add_generation_prompt is not False,

@@ -19,8 +19,8 @@ def parse_body(cls: type[Body], data: Any, models: Callable[[], Iterable[ServedF
     """Return `data`, a JSON value, as a body of the class.
 
     Raises InvalidRequest that names the first parameter that is not offered, of the wrong type or unknown. `models`
-    returns the served models: where the body names one that is served without the part of it that reads images, an
-    error about an image says so.
+    returns the served models: if the body names one whose part for images is not loaded, an error about an image
+    mentions that.
     """
     try:
         return cls.model_validate(data)

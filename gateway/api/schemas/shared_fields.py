@@ -64,7 +64,7 @@ class StreamOptions(Strict):
 
 
 class SharedFields(Strict):
-    """What both endpoints take. null stands for the default everywhere."""
+    """Base class of the bodies of both endpoints. null stands for the default everywhere."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(NEUTRAL, IGNORED))
 
