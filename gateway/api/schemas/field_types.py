@@ -30,7 +30,7 @@ def is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
-def few_biases(value: Any) -> Any:
+def check_biases(value: Any) -> Any:
     """Return `value` as it is. Raises ValueError for an object of more than MAX_LOGIT_BIAS entries, of which pydantic
     would first make as many errors.
     """
@@ -39,7 +39,7 @@ def few_biases(value: Any) -> Any:
     return value
 
 
-def early_stopping(value: Any) -> Any:
+def check_early_stopping(value: Any) -> Any:
     """Return `value` as it is. Raises ValueError unless it is None, true, false or "never"."""
     if value is not None and type(value) is not bool and value != "never":
         raise ValueError("must be true, false or never")
@@ -48,4 +48,4 @@ def early_stopping(value: Any) -> Any:
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Strings = Annotated[list[str], BeforeValidator(read_strings, json_schema_input_type=Text | list[Text])]
-LogitBias = Annotated[dict[str, float], BeforeValidator(few_biases), Field(max_length=MAX_LOGIT_BIAS)]
+LogitBias = Annotated[dict[str, float], BeforeValidator(check_biases), Field(max_length=MAX_LOGIT_BIAS)]

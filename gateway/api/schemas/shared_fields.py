@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from gateway.admission.requests import MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Demand, FieldNames
 from gateway.api.schemas.base import Strict, described
 from gateway.api.schemas.content_parts import PlainText
-from gateway.api.schemas.field_types import SEED, TOKEN_ID, LogitBias, Strings, early_stopping
+from gateway.api.schemas.field_types import SEED, TOKEN_ID, LogitBias, Strings, check_early_stopping
 from gateway.api.schemas.other_parameters import IGNORED, NEUTRAL, other_parameters, without_former, without_others
 from gateway.api.schemas.speculation import SpeculationBody
 from gateway.api.schemas.structured_outputs import ResponseFormatBody, StructuredOutputsBody
@@ -113,7 +113,7 @@ class SharedFields(Strict):
         "of a beam search: a score is the sum of log-probs over length to this power. Default: 1", LENGTH_PENALTY
     )
     early_stopping: Annotated[
-        Any, BeforeValidator(early_stopping, json_schema_input_type=bool | Literal["never"] | None)
+        Any, BeforeValidator(check_early_stopping, json_schema_input_type=bool | Literal["never"] | None)
     ] = described(
         'of a beam search: true ends it with `n` answers, "never" only where none can become better. Default: false, '
         "where none is likely to"
