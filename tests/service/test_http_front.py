@@ -421,6 +421,7 @@ REFUSED = [
     ({"prompt": "x", "temprature": 1}, "temprature"),
     ({"prompt": "x", "best_of": 2, "n": 3}, "best_of"),
     ({"prompt": "x", "best_of": 129}, "best_of"),
+    ({"prompt": "x", "early_stopping": "soon"}, "early_stopping"),
     ({"prompt": "x", "best_of": 2, "stream": True}, "best_of"),
     ({"prompt": "x", "suffix": "y"}, "suffix"),
     ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs"),
