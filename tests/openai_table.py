@@ -10,8 +10,10 @@ import orjson
 from pydantic import BaseModel
 
 from gateway.api.forms.messages_schemas import MESSAGES_IGNORED, MESSAGES_NEUTRAL, MessagesBody
-from gateway.api.forms.responses_schemas import RESPONSES_IGNORED, RESPONSES_NEUTRAL, ResponsesBody
-from gateway.api.schemas.openai import IGNORED, NEUTRAL, ChatBody, CompletionBody
+from gateway.api.forms.responses_options import RESPONSES_IGNORED, RESPONSES_NEUTRAL
+from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.schemas.openai import ChatBody, CompletionBody
+from gateway.api.schemas.other_parameters import IGNORED, NEUTRAL
 
 DOCUMENT = Path(__file__).parents[1] / "docs/openai.md"
 START, END = "<!-- parameters: make openai-table -->\n", "<!-- end of parameters -->\n"

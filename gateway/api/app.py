@@ -1,4 +1,7 @@
-"""The HTTP application, assembled: routes, the one place where errors become statuses, request ids."""
+"""Assembles the HTTP application: the routes, and around them middleware for request ids, errors, API keys and CORS.
+
+`gateway.__main__` calls `create_app`. A request passes CorsHeaders, Envelope, CallerCheck and Gate in this order.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import outrider
 from gateway.admission.admission import Admission
 from gateway.api.callers import CallerCheck, CallerPolicy, CorsHeaders
-from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, is_anthropics, unexpected
+from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, internal_error, is_anthropics
 from gateway.api.openapi import App
 from gateway.api.operations import Operations
 from gateway.api.page import page_routes
@@ -35,9 +38,9 @@ OPERATIONS = {
     "/v1/responses": ("resp", "chat"),
     "/v1/messages": ("msg", "chat"),
 }
-"""By path: what the ids of its answers begin with, and what OpenTelemetry calls it."""
-TOKENS = ("/tokenize", "/detokenize", "/tokenizer_info")
-"""vLLM's, which are not under /v1."""
+"""By path of the endpoints that generate: the prefix of the ids of answers, and OpenTelemetry's operation name."""
+TOKENIZER_PATHS = ("/tokenize", "/detokenize", "/tokenizer_info")
+"""vLLM's endpoints outside /v1 that need an API key."""
 NOT_OFFERED = (
     "audio",
     "assistants",
@@ -58,16 +61,24 @@ NOT_OFFERED = (
     "vector_stores",
     "videos",
 )
-"""OpenAI's, Anthropic's and vLLM's endpoints under /v1 that are refused by name."""
+"""Endpoints of OpenAI, Anthropic and vLLM under /v1 whose 404 explains that they are not offered."""
 
 
 def create_app(
     admission: Admission, members: Callable[[], Iterable[Member]] = tuple, grpc_port: int | None = None
 ) -> App:
-    """`members`: the workers as they are when it is called, for /sd. `grpc_port`: what clients are told of it."""
-    description = "OpenAI's interface, over disaggregated speculative decoding."
-    version = outrider.__version__
-    app = App(title="Outrider", version=version, description=description, openapi_url=None, redirect_slashes=False)
+    """Return the application of one gateway.
+
+    `members` returns the workers as they are now, for /sd. `grpc_port`: the port of gRPC, which /v1/models returns in a
+    header; None = no such header.
+    """
+    app = App(
+        title="Outrider",
+        version=outrider.__version__,
+        description="OpenAI's interface, over disaggregated speculative decoding.",
+        openapi_url=None,
+        redirect_slashes=False,
+    )
     operations = Operations(admission.generator, admission.registry, members)
     app.include_router(Routes(admission, operations).router())
     if admission.config.page:
@@ -85,8 +96,10 @@ def create_app(
 
 
 class Gate:
-    """Nobody comes to anything under /v1, nor to a tokenizer, without a key that is valid, where keys are asked for.
-    OpenAI's clients send it in `authorization`, Anthropic's in `x-api-key`. Pure ASGI.
+    """Refuses requests below /v1 and to the tokenizer without a valid API key, if the gateway has keys.
+
+    OpenAI's clients send the key in `authorization`, Anthropic's in `x-api-key`. The request that passes is at
+    `scope["incoming"]`. Pure ASGI.
     """
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
@@ -94,15 +107,11 @@ class Gate:
         self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not (f"{scope['path']}/".startswith("/v1/") or scope["path"] in TOKENS):
+        if scope["type"] != "http" or not _needs_key(scope["path"]):
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        authorization, key = headers.get("authorization"), headers.get("x-api-key")
-        if key is not None and not (authorization or "").lower().startswith("bearer "):
-            authorization = f"Bearer {key}"
         try:
-            incoming = self._admission.incoming(authorization)
+            incoming = self._admission.incoming(_authorization(Headers(scope=scope)))
         except OutriderError as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return
@@ -114,10 +123,24 @@ class Gate:
             incoming.release()
 
 
+def _needs_key(path: str) -> bool:
+    return f"{path}/".startswith("/v1/") or path in TOKENIZER_PATHS
+
+
+def _authorization(headers: Headers) -> str | None:
+    authorization = headers.get("authorization")
+    key = headers.get("x-api-key")
+    if key is not None and not (authorization or "").lower().startswith("bearer "):
+        return f"Bearer {key}"
+    return authorization
+
+
 class Envelope:
-    """Below CORS alone: `x-request-id` on every response, a record of every request for answers, and a clear 500 for a
-    fault of our own. Every answer of /v1/models, a refusal too, names the gRPC port for clients that were given this
-    one. Pure ASGI: 4x faster.
+    """Gives every response its `x-request-id`, every request for an answer its record, and a fault of the gateway a
+    500 in the form of the API.
+
+    Every response of /v1/models, also a refusal, has the gRPC port in a header: the SDK is given the port of HTTP and
+    finds that of gRPC so. Pure ASGI, for speed.
     """
 
     def __init__(self, app: ASGIApp, admission: Admission, grpc_port: int | None) -> None:
@@ -129,11 +152,13 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # as GET; the server leaves the body out
+        if scope["method"] == "HEAD":  # served as GET: uvicorn leaves the body out
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
-        is_post = scope["method"] == "POST"
-        prefix, operation = (is_post and OPERATIONS.get(scope["path"])) or ("req", None)
+        prefix = "req"
+        operation = None
+        if scope["method"] == "POST" and scope["path"] in OPERATIONS:
+            prefix, operation = OPERATIONS[scope["path"]]
         scope["request_id"], scope["answer_id"] = request_id_of(headers.get("x-request-id"), prefix)
         if operation is None:
             with log_fields(request_id=scope["request_id"]):
@@ -163,11 +188,11 @@ class Envelope:
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            return  # it left while sending its body, or reads nothing: nobody is there to be told
+            return  # it disconnected while sending its body, or reads nothing: no response would arrive
         except ENDINGS:
             raise
         except BaseException as error:
-            fault = unexpected(error)
+            fault = internal_error(error)
             note_failure(fault)
             if not started:
                 await error_response(fault, scope["path"])(scope, receive, send_with_id)
@@ -179,20 +204,26 @@ async def _outrider_error(request: Request, error: Exception) -> Response:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """404 and 405 in the form of the protocol's errors."""
     assert isinstance(error, HTTPException)
     path = request.url.path
-    what = f"{request.method} {path}"
-    text = f"no such endpoint: {what}" if error.status_code == 404 else f"{what}: {error.detail}"
-    for name in NOT_OFFERED:
-        if error.status_code == 404 and f"{path}/".startswith(f"/v1/{name}/"):
-            kind = f"stored {name}" if name == "responses" else name
-            text = f"{kind} are not offered by this server; GET /openapi.json lists its endpoints ({what})"
-    headers = dict(error.headers or {})
-    if is_anthropics(path):
-        kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-        told: Any = {"type": "error", "error": {"type": kind, "message": text}}
+    request_line = f"{request.method} {path}"
+    if error.status_code == 404:
+        message = _not_found_message(path, request_line)
+        anthropic_type = "not_found_error"
     else:
-        fields = {"type": "invalid_request_error", "param": None, "code": None}
-        told = {"error": {"message": text, **fields}}
-    return JsonResponse(told, error.status_code, headers)
+        message = f"{request_line}: {error.detail}"
+        anthropic_type = "invalid_request_error"
+    if is_anthropics(path):
+        body: Any = {"type": "error", "error": {"type": anthropic_type, "message": message}}
+    else:
+        body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+    return JsonResponse(body, error.status_code, dict(error.headers or {}))
+
+
+def _not_found_message(path: str, request_line: str) -> str:
+    message = f"no such endpoint: {request_line}"
+    for name in NOT_OFFERED:
+        if f"{path}/".startswith(f"/v1/{name}/"):
+            kind = "stored responses" if name == "responses" else name
+            message = f"{kind} are not offered by this server; GET /openapi.json lists its endpoints ({request_line})"
+    return message

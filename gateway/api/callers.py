@@ -1,7 +1,7 @@
-"""Check by `Origin` and `Host` which web pages may call a gateway, and set CORS headers for those of other origins.
+"""Checks by `Origin` and `Host` which web pages may call a gateway, and sets CORS headers for those of other origins.
 
-Without API keys, any page that somebody visits could use a gateway that their browser reaches. On the port of
-`metrics_port` requests are checked where it is on a loopback address, as beyond it probes call by many names.
+Without API keys, any page in a browser that reaches the gateway could use it. Requests to the port of `metrics_port`
+are checked if it is on a loopback address; on other addresses, probes call it by many names.
 
 starlette's CORSMiddleware is not used. It shows some headers to origins that are not listed, its refusals name no
 setting, and the oldest supported version does not know private networks.
@@ -21,16 +21,17 @@ from outrider.wire.transport.address import is_loopback
 
 _EXPOSED = "x-request-id, retry-after"
 _PREFLIGHT_MAX_AGE_S = 600
-"""Seconds for which a browser need not ask again, as in starlette."""
+"""Seconds for which a browser may reuse the answer to a preflight, as in starlette."""
 
 
 class CallerPolicy:
-    """Decides by `Origin` and `Host` whether a request may come, from the gateway's settings."""
+    """Decides by `Origin` and `Host` whether a request is served, from the gateway's settings."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.has_origins = config.allowed_origins is not None
+        """Whether any page of another origin may call."""
         self._origins = read_origins(config.allowed_origins or "")
-        """None: any."""
+        """Origins in allowed_origins; None = any origin."""
         self._hosts = read_host_names(config.allowed_hosts or "")
         self._has_keys = config.api_keys is not None
         self._checks_host = is_loopback(config.host) or config.allowed_hosts is not None
@@ -38,6 +39,7 @@ class CallerPolicy:
 
     @property
     def allows_any_origin(self) -> bool:
+        """Whether allowed_origins is `*`."""
         return self._origins is None
 
     def allows_origin(self, origin: str) -> bool:
@@ -48,10 +50,13 @@ class CallerPolicy:
         return parsed is not None and parsed in self._origins
 
     def check(self, headers: Headers) -> None:
-        """Raise Forbidden where no keys are asked for and a page of another origin, or by another name, calls."""
+        """Raise Forbidden for a call of a page of another origin, or under another name of the host. With API keys, all
+        calls pass: a page does not know a key.
+        """
         if self._has_keys:
             return
-        host, origin = headers.get("host"), headers.get("origin")
+        host = headers.get("host")
+        origin = headers.get("origin")
         if host and self._checks_host and not self._allows_host(host):
             raise Forbidden(
                 f"Host is {host!r}, which is no loopback name and not in allowed_hosts: call this server as localhost, "
@@ -76,7 +81,10 @@ class CallerPolicy:
 
 
 class CallerCheck:
-    """Refuses what the policy refuses, on every path, and answers preflights of allowed origins. Pure ASGI."""
+    """Refuses the requests that a CallerPolicy refuses, on every path, and answers preflights of allowed origins.
+
+    Pure ASGI.
+    """
 
     def __init__(self, app: ASGIApp, policy: CallerPolicy) -> None:
         self._app = app
@@ -103,7 +111,7 @@ class CallerCheck:
 
 
 class CorsHeaders:
-    """Outermost, so that whatever is answered has them: CORS headers for allowed origins. Pure ASGI."""
+    """Adds CORS headers for allowed origins to every response, so it is the outermost middleware. Pure ASGI."""
 
     def __init__(self, app: ASGIApp, policy: CallerPolicy) -> None:
         self._app = app
@@ -127,24 +135,26 @@ class CorsHeaders:
     def _headers(self, origin: str | None) -> dict[str, str]:
         if origin is None or not self._policy.allows_origin(origin):
             return {}
-        allowed = ANY if self._policy.allows_any_origin else origin
+        allowed = origin
+        if self._policy.allows_any_origin:
+            allowed = ANY
         return {"access-control-allow-origin": allowed, "access-control-expose-headers": _EXPOSED}
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Return whether a page of `origin` came from the server that is called as `host`."""
-    parsed_origin, parsed_host = Origin.parse(origin), Host.parse(host)
+    parsed_origin = Origin.parse(origin)
+    parsed_host = Host.parse(host)
     return parsed_origin is not None and parsed_host is not None and parsed_origin.is_of(parsed_host)
 
 
-def _preflight_headers(asked: Headers) -> dict[str, str]:
-    """Allow what is asked: keys and limits decide about requests, not their headers."""
+def _preflight_headers(preflight: Headers) -> dict[str, str]:
+    # Every method and header is allowed: keys and limits decide about the request itself.
     headers = {
-        "access-control-allow-methods": asked["access-control-request-method"],
+        "access-control-allow-methods": preflight["access-control-request-method"],
         "access-control-max-age": str(_PREFLIGHT_MAX_AGE_S),
     }
-    if "access-control-request-headers" in asked:
-        headers["access-control-allow-headers"] = asked["access-control-request-headers"]
-    if "access-control-request-private-network" in asked:
+    if "access-control-request-headers" in preflight:
+        headers["access-control-allow-headers"] = preflight["access-control-request-headers"]
+    if "access-control-request-private-network" in preflight:
         headers["access-control-allow-private-network"] = "true"
     return headers

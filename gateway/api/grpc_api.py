@@ -1,4 +1,7 @@
-"""GenerationService: translates protobuf to a `Demand` and outputs to protobuf. No decisions here."""
+"""GenerationService over gRPC: translates messages to a `Demand`, and outputs to messages. No decisions here.
+
+`gateway.__main__` adds the servicer to its server. The functions below it translate.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ import grpc.aio
 from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
 from gateway.admission.prompts import Chat
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOPS, Demand, FieldNames, Prompt
-from gateway.api.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, let_others_run, max_values, unexpected
+from gateway.api.http_io import WRITE_TIMEOUT_S, internal_error
+from gateway.api.request_body import BODY_TIMEOUT_S, let_others_run, max_values
 from gateway.confined.template_shape import Message
 from gateway.generation import (
     AnswerUsage,
@@ -22,6 +26,7 @@ from gateway.generation import (
     OutputTimings,
     OutputToken,
     RoundOutput,
+    ServedFacts,
     SpeculationOptions,
 )
 from gateway.output_format import OutputFormat, one_output
@@ -46,10 +51,13 @@ from outrider.wire.transport.rpc import abort, parse_message
 Context = grpc.aio.ServicerContext[Any, Any]
 
 SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+"""Full name of the service."""
 DEFAULT_MAX_TOKENS = 16
+"""Output tokens of a request that does not set `params.max_tokens`."""
 MAX_UNREAD_CALLS = 2048
-"""Calls whose message has not come, of each caller half."""
+"""Calls whose message has not arrived: in all, and half of them for each caller."""
 ROLES = ("system", "developer", "user", "assistant")
+"""Roles of a chat's messages."""
 FINISH_REASONS = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -61,18 +69,22 @@ Request = TypeVar("Request", gateway_pb2.GenerateRequest, gateway_pb2.GetModelsR
 
 
 class GenerationServicer:
-    """Reads each call's one message itself: who asks is known before it is received, and it must come in time."""
+    """The servicer of GenerationService.
+
+    Its methods are declared as streams of requests and read their one message themselves: so the caller is known before
+    the message is received, and the message has a time limit.
+    """
 
     def __init__(self, admission: Admission, http_port: int = 0) -> None:
-        """http_port: what GetModels names as the port of HTTP; 0 = it is not known."""
+        """`http_port`: the port of HTTP that GetModels returns; 0 = it is not known."""
         self._admission = admission
         self._http_port = http_port
         unread = CallLimits("calls await their message", MAX_UNREAD_CALLS, MAX_UNREAD_CALLS // 2)
         self._turns = CallTurns(NUM_LARGEST, NUM_LARGEST // 4, unread)
-        """To be read: how large a message is, is known only when it is there."""
+        """Bounds the messages that are received at once, each of unknown size."""
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:
-        """Returns the service's full name."""
+        """Add the service to a server. Return the full names of what was added."""
         generate = grpc.stream_stream_rpc_method_handler(
             self.Generate, response_serializer=gateway_pb2.GenerateResponse.SerializeToString
         )
@@ -84,8 +96,10 @@ class GenerationServicer:
         return [SERVICE]
 
     async def Generate(self, _: object, context: Context) -> None:
-        """Writes to the context instead of yielding: a call that gRPC cancels, because the client left or its deadline
-        passed, then always unwinds through its block.
+        """Generate the choices of one request; write a response for each output.
+
+        The responses are written to the context, not yielded: so a call that gRPC cancels, because the client
+        disconnected or its deadline passed, always runs the exits of its `with` blocks.
         """
         request_id, answer_id = request_id_of(_metadata(context, "x-request-id"), "gen")
         with self._admission.records.record(request_id, "generate_content", _metadata(context, "traceparent")):
@@ -97,7 +111,7 @@ class GenerationServicer:
             except ENDINGS:
                 raise
             except BaseException as error:
-                failure = unexpected(error)
+                failure = internal_error(error)
             note_failure(failure)
             await abort(context, failure)
 
@@ -112,24 +126,14 @@ class GenerationServicer:
                     await _write(context, response_of(demand.request_id, index, output))
 
     async def GetModels(self, _: object, context: Context) -> gateway_pb2.GetModelsResponse:
+        """Return the served models and the port of HTTP."""
         try:
             with self._incoming(context) as incoming:
                 await self._read(context, gateway_pb2.GetModelsRequest, incoming)
         except OutriderError as error:
             await abort(context, error)
-        return gateway_pb2.GetModelsResponse(
-            models=[
-                gateway_pb2.Model(
-                    id=facts.id,
-                    context_limit=facts.context_limit,
-                    vocab_size=facts.vocab_size,
-                    draft_id=facts.draft_id,
-                    drafters=facts.drafters,
-                )
-                for facts in self._admission.generator.models()
-            ],
-            http_port=self._http_port,
-        )
+        models = [_model_message(facts) for facts in self._admission.generator.models()]
+        return gateway_pb2.GetModelsResponse(models=models, http_port=self._http_port)
 
     @contextmanager
     def _incoming(self, context: Context) -> Iterator[IncomingRequest]:
@@ -140,7 +144,7 @@ class GenerationServicer:
             incoming.release()
 
     async def _read(self, context: Context, kind: type[Request], incoming: IncomingRequest) -> Request:
-        """The call's one message. Raises RequestTooSlow, Overloaded, or InvalidRequest for what is none."""
+        """Return the only message of a call. Raises RequestTooSlow, Overloaded, or InvalidRequest for another one."""
         caller = incoming.caller.name or host_of(context)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S), self._turns.one(caller):
@@ -156,8 +160,10 @@ class GenerationServicer:
 
 def _metadata(context: Context, name: str) -> str | None:
     metadata: Any = context.invocation_metadata() or ()
-    values = [value for key, value in metadata if key == name and isinstance(value, str)]
-    return values[0] if values else None
+    for key, value in metadata:
+        if key == name and isinstance(value, str):
+            return value
+    return None
 
 
 async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> None:
@@ -169,9 +175,40 @@ async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> No
 
 
 def demand_of(request: gateway_pb2.GenerateRequest, request_id: str, max_prompt_ids: int) -> Demand:
-    """Return what the request asks for. Raise InvalidRequest naming the field."""
+    """Return the demand of a request. Raises InvalidRequest that names the field.
+
+    `max_prompt_ids`: token ids of a prompt that are read at all.
+    """
     _check_lengths(request, max_prompt_ids)
     name, prompt = _prompt_of(request)
+    params = _sampling_params(request)
+    seed = None
+    if request.has_seed:
+        seed = request.params.seed
+    elif request.params.seed:
+        raise InvalidRequest("params.seed is given without has_seed; set has_seed to use it", param="has_seed")
+    return Demand(
+        request_id=request_id,
+        model=request.model,
+        prompts=(prompt,),
+        names=FieldNames(prompt=name, num_choices="num_choices", num_logprobs="num_logprobs"),
+        params=params,
+        max_tokens=request.params.max_tokens or DEFAULT_MAX_TOKENS,
+        seed=seed,
+        num_choices=request.num_choices or 1,
+        stop=tuple(request.stop),
+        bad_words=tuple(request.bad_words),
+        speculation=_speculation_of(request.speculation),
+        prediction=request.prediction,
+        cache_salt=request.cache_salt or None,
+        user=request.user or None,
+        priority=request.priority,
+        max_tpot_ms=request.max_tpot_ms or None,
+        output=_output_of(request),
+    )
+
+
+def _sampling_params(request: gateway_pb2.GenerateRequest) -> SamplingParams:
     if request.params.choice:
         raise InvalidRequest(
             f"params.choice is {request.params.choice}; it is the gateway's to set, use num_choices",
@@ -190,32 +227,12 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str, max_prompt_
             raise InvalidRequest(f"params.{field} is set; give speculation.{field} instead", param=f"params.{field}")
     if params.grammar:
         raise InvalidRequest("params.grammar is set; give structured_outputs instead", param="params.grammar")
-    if request.params.seed and not request.has_seed:
-        raise InvalidRequest("params.seed is given without has_seed; set has_seed to use it", param="has_seed")
-    return Demand(
-        request_id=request_id,
-        model=request.model,
-        prompts=(prompt,),
-        names=FieldNames(prompt=name, num_choices="num_choices", num_logprobs="num_logprobs"),
-        params=params,
-        max_tokens=request.params.max_tokens or DEFAULT_MAX_TOKENS,
-        seed=request.params.seed if request.has_seed else None,
-        num_choices=request.num_choices or 1,
-        stop=tuple(request.stop),
-        bad_words=tuple(request.bad_words),
-        speculation=_speculation_of(request.speculation),
-        prediction=request.prediction,
-        cache_salt=request.cache_salt or None,
-        user=request.user or None,
-        priority=request.priority,
-        max_tpot_ms=request.max_tpot_ms or None,
-        output=_output_of(request.structured_outputs) if request.HasField("structured_outputs") else None,
-    )
+    return params
 
 
 def _check_lengths(request: gateway_pb2.GenerateRequest, max_prompt_ids: int) -> None:
-    """Raise InvalidRequest for lists that take too long to read."""
-    for name, values, most in (
+    # Longer lists take too long to read on the event loop.
+    for name, values, max_len in (
         ("prompt_ids", request.prompt_ids.ids, max_prompt_ids),
         ("chat.messages", request.chat.messages, MAX_MESSAGES),
         ("stop", request.stop, MAX_STOPS),
@@ -225,16 +242,22 @@ def _check_lengths(request: gateway_pb2.GenerateRequest, max_prompt_ids: int) ->
         ("params.stop_token_ids", request.params.stop_token_ids, MAX_STOP_TOKEN_IDS),
         ("speculation.tree.widths", request.speculation.tree.widths, MAX_DRAFT_TOKENS),
     ):
-        if len(values) > most:
-            raise InvalidRequest(f"{name} has {len(values)} entries, at most {most} are allowed", param=name)
+        if len(values) > max_len:
+            raise InvalidRequest(f"{name} has {len(values)} entries, at most {max_len} are allowed", param=name)
 
 
-def _output_of(message: gateway_pb2.StructuredOutputs) -> OutputFormat:
-    kinds = ("json", "regex", "choice", "grammar", "json_object")
-    given = {kind: getattr(message, kind) if message.HasField(kind) else None for kind in kinds}
+def _output_of(request: gateway_pb2.GenerateRequest) -> OutputFormat | None:
+    if not request.HasField("structured_outputs"):
+        return None
+    message = request.structured_outputs
+    given: dict[str, Any] = dict.fromkeys(("json", "regex", "choice", "grammar", "json_object"))
+    for kind in given:
+        if message.HasField(kind):
+            given[kind] = getattr(message, kind)
     if given["choice"] is not None:
         given["choice"] = list(given["choice"].texts)
-    return one_output(given | {"json_object": given["json_object"] or None}, message.strict)
+    given["json_object"] = given["json_object"] or None
+    return one_output(given, message.strict)
 
 
 def _prompt_of(request: gateway_pb2.GenerateRequest) -> tuple[str, Prompt]:
@@ -247,7 +270,8 @@ def _prompt_of(request: gateway_pb2.GenerateRequest) -> tuple[str, Prompt]:
         return name, tuple(request.prompt_ids.ids)
     if not request.chat.messages:
         raise InvalidRequest("chat has no messages", param="chat")
-    return name, Chat(tuple(_message_of(index, each) for index, each in enumerate(request.chat.messages)), tools=None)
+    messages = tuple(_message_of(index, message) for index, message in enumerate(request.chat.messages))
+    return name, Chat(messages, tools=None)
 
 
 def _message_of(index: int, message: gateway_pb2.ChatMessage) -> Message:
@@ -259,16 +283,34 @@ def _message_of(index: int, message: gateway_pb2.ChatMessage) -> Message:
 
 def _speculation_of(options: gateway_pb2.SpeculationOptions) -> SpeculationOptions:
     return SpeculationOptions(
-        enabled=options.enabled if options.HasField("enabled") else True,
+        enabled=options.enabled or not options.HasField("enabled"),
         num_draft_tokens=_num_draft_tokens(options),
         draft_logprobs=draft_logprobs_of(options.draft_logprobs, "speculation.draft_logprobs"),
         draft_topk=options.draft_topk or None,
         acceptance=acceptance_of(options.acceptance, "speculation.acceptance"),
-        lenience=options.lenience if options.HasField("lenience") else None,
-        drafter=Drafter.parse(options.drafter, "speculation.drafter") if options.drafter else None,
-        tree=TreeShape.from_proto(options.tree, "speculation.tree") if options.HasField("tree") else None,
+        lenience=_lenience(options),
+        drafter=_drafter(options),
+        tree=_tree_shape(options),
         explain=options.explain,
     )
+
+
+def _lenience(options: gateway_pb2.SpeculationOptions) -> float | None:
+    if not options.HasField("lenience"):
+        return None
+    return options.lenience
+
+
+def _drafter(options: gateway_pb2.SpeculationOptions) -> Drafter | None:
+    if not options.drafter:
+        return None
+    return Drafter.parse(options.drafter, "speculation.drafter")
+
+
+def _tree_shape(options: gateway_pb2.SpeculationOptions) -> TreeShape | None:
+    if not options.HasField("tree"):
+        return None
+    return TreeShape.from_proto(options.tree, "speculation.tree")
 
 
 def _num_draft_tokens(options: gateway_pb2.SpeculationOptions) -> NumDraftTokens | None:
@@ -278,6 +320,13 @@ def _num_draft_tokens(options: gateway_pb2.SpeculationOptions) -> NumDraftTokens
 
 
 def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb2.GenerateResponse:
+    """Return the message of one output of choice `choice`."""
+    usage = None
+    if output.usage is not None:
+        usage = _usage_of(output.usage)
+    stop_reason = ""
+    if output.stop_reason is not None:
+        stop_reason = str(output.stop_reason)
     return gateway_pb2.GenerateResponse(
         request_id=request_id,
         choice=choice,
@@ -286,8 +335,8 @@ def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb
         finish_reason=FINISH_REASONS[output.finish_reason],
         num_drafted=output.num_drafted,
         num_accepted=output.num_accepted,
-        usage=None if output.usage is None else _usage_of(output.usage),
-        stop_reason="" if output.stop_reason is None else str(output.stop_reason),
+        usage=usage,
+        stop_reason=stop_reason,
         timings=_timings_of(output.timings),
         score=output.score,
         explanation=output.explanation,
@@ -295,19 +344,32 @@ def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb
 
 
 def _usage_of(usage: AnswerUsage) -> gateway_pb2.Usage:
-    shared = {
-        each.name: getattr(usage, each.name) for each in dataclasses.fields(usage) if each.name != "plain_reasons"
-    }
-    return gateway_pb2.Usage(**shared, plain_reason=usage.plain_reason)
+    message = gateway_pb2.Usage(plain_reason=usage.plain_reason)
+    for field in dataclasses.fields(usage):
+        value = getattr(usage, field.name)
+        if field.name != "plain_reasons" and value is not None:
+            setattr(message, field.name, value)
+    return message
 
 
 def _token_of(token: OutputToken) -> gateway_pb2.GeneratedToken:
     message = gateway_pb2.GeneratedToken(id=token.id, kind=token.kind.value, text=token.text)
     if token.logprobs is not None:
         message.logprobs.logprob = token.logprobs.logprob
-        message.logprobs.top_ids.extend(token_id for token_id, _ in token.logprobs.top)
-        message.logprobs.top_logprobs.extend(logprob for _, logprob in token.logprobs.top)
+        for token_id, logprob in token.logprobs.top:
+            message.logprobs.top_ids.append(token_id)
+            message.logprobs.top_logprobs.append(logprob)
     return message
+
+
+def _model_message(facts: ServedFacts) -> gateway_pb2.Model:
+    return gateway_pb2.Model(
+        id=facts.id,
+        context_limit=facts.context_limit,
+        vocab_size=facts.vocab_size,
+        draft_id=facts.draft_id,
+        drafters=facts.drafters,
+    )
 
 
 def _timings_of(timings: OutputTimings) -> gateway_pb2.RoundTimings:

@@ -1,4 +1,7 @@
-"""uvicorn with bounds on what a client may do to a connection: heads that do not end, silence, too many at once."""
+"""The HTTP server: uvicorn with bounds on connections, on the size of heads, and on the time in which they arrive.
+
+`gateway.__main__` binds the port, makes an HttpServer of the application and stops it.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +28,29 @@ from outrider.wire.transport.rpc import max_connections, open_files_limit
 log = get_logger(__name__)
 
 _DATE_S = 1.0
-"""Seconds for which the date in answers holds, as HTTP writes it."""
+"""Seconds after which the header `date` of responses is renewed: it has whole seconds."""
 HEAD_TIMEOUT_S = 10.0
-"""From a connection's beginning, or a request's first byte, to the end of its head; of a TLS handshake, too."""
+"""Seconds from the start of a connection, or from the first byte of a request, to the end of its head. Also those of a
+TLS handshake."""
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a head, and of anything else between two pieces of a body."""
+"""Bytes of a request's head, and of everything else between two pieces of a body, such as chunk sizes."""
 MAX_HEADERS = 256
+"""Headers of a request."""
 MAX_PIPELINED = 8
-"""Requests that wait behind the one that is answered. Hardly a client sends any; a connection with more is closed."""
+"""Requests that wait on a connection behind the one that is answered; a connection with more is closed."""
 LIMIT_LOG_INTERVAL_S = 60.0
+"""Seconds between two log lines that the limit of connections is reached."""
 UNREAD_TIMEOUT_MS = 60_000
-"""The kernel drops a connection whose peer takes nothing of what was sent for this long."""
+"""Milliseconds after which the kernel drops a connection whose peer acknowledges nothing of what was sent."""
 BACKLOG = 2048
+"""Connections that wait in the kernel to be accepted."""
 
 
 class PlainParser(httptools.HttpRequestParser):
-    """Read requests that offer another protocol as if they did not, as RFC 9110, 7.8 allows.
+    """Parses requests that offer another protocol as if they did not, as RFC 9110, 7.8 allows.
 
-    llhttp ends such a request with its head, so that its body would be read as the next request. Here the head is read
-    a second time, without its `Upgrade`, and the body after it.
+    llhttp ends such a request with its head, so that its body would be parsed as the next request. This parser reads
+    the head a second time without its header `Upgrade`, and then the body.
     """
 
     def __init__(self, protocol: BoundedProtocol) -> None:
@@ -51,7 +58,7 @@ class PlainParser(httptools.HttpRequestParser):
         self._protocol = protocol
 
     def feed_data(self, data: Any) -> None:
-        """Raises HttpParserError for what is no HTTP, and for CONNECT."""
+        """Parse more bytes of the connection. Raises HttpParserError for what is no HTTP, and for CONNECT."""
         while data:
             try:
                 super().feed_data(data)
@@ -60,7 +67,8 @@ class PlainParser(httptools.HttpRequestParser):
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
 
     def _head_without_upgrade(self) -> bytes:
-        method, version = self.get_method(), self.get_http_version().encode()
+        method = self.get_method()
+        version = self.get_http_version().encode()
         if method == b"CONNECT":
             raise httptools.HttpParserInvalidMethodError("this is no proxy")
         headers = [name + b": " + value for name, value in self._protocol.headers if name != b"upgrade"]
@@ -68,13 +76,14 @@ class PlainParser(httptools.HttpRequestParser):
 
 
 class ConnectionLimit:
-    """Bounds the connections of one server by `max_connections`, and logs that it is reached once a minute."""
+    """Bounds the connections of one server by the files that the process may open."""
 
     def __init__(self) -> None:
         self.max_connections = max_connections()
         self._logged_s = -math.inf
 
     def is_exceeded_by(self, num_connections: int) -> bool:
+        """Return whether there are too many connections. If so, log it, at most every LIMIT_LOG_INTERVAL_S."""
         if num_connections <= self.max_connections:
             return False
         now_s = time.monotonic()
@@ -86,7 +95,7 @@ class ConnectionLimit:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. uvicorn itself waits for ever for a head, and for one of any size."""
+    """One connection. uvicorn itself would wait forever for a head, and read one of any size."""
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState, limit: ConnectionLimit) -> None:
         super().__init__(config, server_state, {})
@@ -94,10 +103,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _num_open = 0
-    """Requests whose answers are not complete."""
+    """Requests whose responses are not complete."""
     _in_body = False
-    _num_loose_bytes = 0
-    """Since the last head, piece of a body or end of a message."""
+    """Whether the body of a request is being received."""
+    _num_head_bytes = 0
+    """Bytes received since the last head, piece of a body or end of a message."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -114,9 +124,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        self._num_loose_bytes += len(data)
+        self._num_head_bytes += len(data)
         super().data_received(data)
-        if self._num_loose_bytes > MAX_HEAD_BYTES:
+        if self._num_head_bytes > MAX_HEAD_BYTES:
             self._refuse(431, f"the request's head is over {MAX_HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
@@ -133,7 +143,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._stop_timer()
-        self._num_loose_bytes = 0
+        self._num_head_bytes = 0
         if self._num_open > MAX_PIPELINED:
             self.transport.close()
             raise httptools.HttpParserError("too many requests")
@@ -142,19 +152,19 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._num_loose_bytes = 0
+        self._num_head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._num_loose_bytes = 0
+        self._num_head_bytes = 0
         self._in_body = False
         self._stop_timer()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A body that nobody wants any more may go on for a moment, so that its sender reads the answer."""
+        # The rest of a body that is no longer read may arrive for HEAD_TIMEOUT_S: its sender then gets the response.
         self._num_open -= 1
         super().on_response_complete()
         if self._in_body and not self._num_open:
@@ -174,15 +184,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _time_out(self) -> None:
         self._timer = None
-        if self._num_loose_bytes:
+        if self._num_head_bytes:
             self._refuse(408, f"the request's head did not arrive within {HEAD_TIMEOUT_S:g} s")
         self.transport.close()
 
     def _refuse(self, status: int, text: str, *headers: str) -> None:
-        """Before there is a request that the application could answer, or while its body is read, which then ends."""
         if self.transport.is_closing():
             return
-        if self._num_open <= self._in_body:  # else it would stand in the middle of an answer
+        if self._num_open <= self._in_body:  # no response has begun, in the middle of which this one would be
             phrase = HTTPStatus(status).phrase
             kind = "server_error" if status >= 500 else "invalid_request_error"
             body = f'{{"error": {{"message": "{text}", "type": "{kind}", "param": null, "code": null}}}}'
@@ -192,10 +201,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Serves on a socket that is bound already. Signals are the process's: HTTP and gRPC stop together."""
+    """Serves an ASGI application on sockets that are bound already.
+
+    It leaves signals to the process, which stops HTTP and gRPC together.
+    """
 
     def __init__(self, app: Any, keep_alive_s: float, tls: ssl.SSLContext | None = None) -> None:
-        """`keep_alive_s`: how long a connection may be idle between two requests."""
+        """`keep_alive_s`: seconds that a connection may be idle between two requests. `tls`: None = plain HTTP."""
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
@@ -213,8 +225,11 @@ class HttpServer(uvicorn.Server):
         self._limit = ConnectionLimit()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. uvicorn itself gives a TLS handshake a minute."""
+        """Listen on `sockets`. A TLS handshake has HEAD_TIMEOUT_S; uvicorn itself would give it a minute."""
         await super().startup([])
+        handshake_timeout_s = None
+        if self._tls is not None:
+            handshake_timeout_s = HEAD_TIMEOUT_S
         for listener in sockets or []:
             self.servers.append(
                 await asyncio.get_running_loop().create_server(
@@ -222,25 +237,25 @@ class HttpServer(uvicorn.Server):
                     sock=listener,
                     backlog=BACKLOG,
                     ssl=self._tls,
-                    ssl_handshake_timeout=None if self._tls is None else HEAD_TIMEOUT_S,
+                    ssl_handshake_timeout=handshake_timeout_s,
                 )
             )
 
     async def main_loop(self) -> None:
-        """Wait for `stop`. uvicorn itself looks ten times a second whether it should exit."""
-        while not await self.on_tick(0):  # once a second, for the date in answers
+        """Wait for `stop`. uvicorn itself would check ten times a second whether to exit."""
+        while not await self.on_tick(0):  # which renews the header `date`
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_S):
                     await self._stopping.wait()
 
     def stop(self) -> None:
-        """Let `serve` end. Call it on the event loop."""
+        """Make `serve` return. Call it on the event loop."""
         self.should_exit = True
         self._stopping.set()
 
     def drain(self) -> None:
-        """Close idle connections now and the others after their answer, which says so: `Connection: close`. New ones
-        are served, one request each.
+        """Close idle connections now and the others after their response, which has `Connection: close`. On a new
+        connection one request is served.
         """
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # uvicorn makes the default headers from these once a second
@@ -253,19 +268,22 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Do nothing: see the class."""
         yield
 
 
 def raise_descriptor_limit() -> None:
-    """To what the system lets this process have: the usual 1024 are fewer than two servers take."""
+    """Raise the number of files that this process may open to the most that the system allows: the usual 1024 are too
+    few for the connections of two servers.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS names no limit and then takes none
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def bind(host: str, port: int, option: str = "--port") -> list[socket.socket]:
-    """Return a socket for each address of `host`, before anything is announced, so that a taken port is an error at
-    once. Raises ConfigError.
+    """Return a socket for each address of `host`, bound to `port`, which does not listen yet. Raises ConfigError that
+    names `option` for a port that is taken.
     """
     listeners = bind_all(host, port, option)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux, and handed on to each connection

@@ -1,4 +1,7 @@
-"""Log-probs of tokens in OpenAI's words, and of a prompt's tokens in vLLM's. Pure; plain dicts for orjson."""
+"""Log-probs of output tokens in OpenAI's two forms, and log-probs and ids of prompt tokens in vLLM's form.
+
+The results are plain dicts, for orjson. No I/O. `openai_responses.py` calls it, and the form of Responses.
+"""
 
 from __future__ import annotations
 
@@ -14,94 +17,113 @@ from gateway.tokenizer import Tokenizer
 Json = dict[str, Any]
 
 FLOOR_LOGPROB = -9999.0
-"""OpenAI's number for a token that cannot be: JSON has no minus infinity."""
+"""OpenAI's number for the log-prob of a token of probability 0: JSON has no minus infinity."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    """What is told of prompts, and of tokens by their ids, where a request asks for it."""
+class PromptFields:
+    """Makes the fields of an answer that are about its prompt's tokens, and the ids of a choice's tokens."""
 
     tokenizer: Tokenizer
     requests: Sequence[GenerationRequest]
-    """Of each choice."""
+    """By choice."""
     token_ids: bool
+    """Whether `token_ids` and `prompt_token_ids` are asked for."""
     num_best: int | None
-    """Best tokens beside each of the prompt's in vLLM's form; None = nothing is told."""
+    """Most likely tokens to report at each token of the prompt in `prompt_logprobs`; None = no such field."""
     num_echoed: int | None
-    """The same of an echoed prompt, in OpenAI's form."""
+    """The same at each token of an echoed prompt, in `logprobs` of a completion."""
 
     def of_choice(self, output: RoundOutput) -> Json:
-        """Return what a choice says besides."""
-        return {"token_ids": [token.id for token in output.tokens]} if self.token_ids else {}
+        """Return the field `token_ids` of a choice, if it is asked for."""
+        if not self.token_ids:
+            return {}
+        return {"token_ids": [token.id for token in output.tokens]}
 
-    def told(self, index: int, output: RoundOutput) -> Json:
-        """Return what is told of a choice's prompt, with its first output."""
+    def of_prompt(self, index: int, output: RoundOutput) -> Json:
+        """Return the fields about the prompt of choice `index`. `output`: its first output, which has the log-probs."""
         ids = self.requests[index].asked_ids
-        told: Json = {"prompt_token_ids": ids} if self.token_ids else {}
+        fields: Json = {}
+        if self.token_ids:
+            fields["prompt_token_ids"] = ids
         if self.num_best is not None:
             scores = map(OutputLogprobs.from_proto, output.prompt_logprobs or ())
-            told["prompt_logprobs"] = [None, *(self._by_id(*pair) for pair in zip(ids[1:], scores, strict=True))]
-        return told
+            by_id = [self._by_id(token_id, score) for token_id, score in zip(ids[1:], scores, strict=True)]
+            fields["prompt_logprobs"] = [None, *by_id]  # the first token has no log-prob
+        return fields
 
-    def _by_id(self, token_id: int, logprobs: OutputLogprobs) -> Json:
-        """Return the token itself first, as vLLM does, then the best ones."""
-        told = {token_id: (logprobs.logprob, logprobs.rank)}
-        for rank, (other, logprob) in enumerate(logprobs.top[: self.num_best], 1):
-            told.setdefault(other, (logprob, rank))
-        return {
-            str(other): {
-                "logprob": finite(logprob),
-                "rank": rank,
-                "decoded_token": shown_text(other, self.tokenizer),
-            }
-            for other, (logprob, rank) in told.items()
-        }
+    def _by_id(self, token_id: int, score: OutputLogprobs) -> Json:
+        # The token itself comes first, as in vLLM, and need not be among the most likely ones.
+        ranked = {token_id: (score.logprob, score.rank)}
+        for rank, (other_id, logprob) in enumerate(score.top[: self.num_best], 1):
+            ranked.setdefault(other_id, (logprob, rank))
+        entries = {}
+        for other_id, (logprob, other_rank) in ranked.items():
+            text = shown_text(other_id, self.tokenizer)
+            entries[str(other_id)] = {"logprob": finite(logprob), "rank": other_rank, "decoded_token": text}
+        return entries
 
-    def in_front(self, index: int, output: RoundOutput, logprobs: Json) -> Json:
-        """Return the four lists of a choice's first output with those of its prompt in front. The first token has
-        no log-prob.
+    def with_prompt(self, index: int, output: RoundOutput, logprobs: Json) -> Json:
+        """Return the `logprobs` of a completion that echoes its prompt: the prompt's entries, then those of `logprobs`.
+
+        `output`: the first output of choice `index`, which has the prompt's log-probs. The first token has none.
         """
         request = self.requests[index]
         ids = request.asked_ids
-        told = map(OutputLogprobs.from_proto, output.prompt_logprobs or ())
-        scores = [None, *(replace(each, top=each.top[: self.num_echoed]) for each in told)]
-        detokenizer = Detokenizer(
-            self.tokenizer, (), self.tokenizer.special_ids if request.shows_special else frozenset()
-        )
-        tokens = [
-            OutputToken(token_id, TokenKind.PLAIN, text, offset, score)
-            for token_id, (text, offset), score in zip(ids, detokenizer.push(ids).tokens, scores, strict=True)
-        ]
         first: dict[str, list[Any]] = {
             "text_offset": [0],
             "tokens": [label(ids[0], self.tokenizer)],
             "token_logprobs": [None],
             "top_logprobs": [None],
         }
-        own = completion_logprobs(tokens[1:], self.tokenizer)
-        return {name: [*first[name], *own[name], *logprobs[name]] for name in logprobs}
+        others = completion_logprobs(self._prompt_tokens(request, output)[1:], self.tokenizer)
+        return {name: [*first[name], *others[name], *logprobs[name]] for name in logprobs}
+
+    def _prompt_tokens(self, request: GenerationRequest, output: RoundOutput) -> list[OutputToken]:
+        shown_ids = frozenset[int]()
+        if request.shows_special:
+            shown_ids = self.tokenizer.special_ids
+        texts = Detokenizer(self.tokenizer, (), shown_ids).push(request.asked_ids).tokens
+        scores: list[OutputLogprobs | None] = [None]
+        for message in output.prompt_logprobs or ():
+            score = OutputLogprobs.from_proto(message)
+            scores.append(replace(score, top=score.top[: self.num_echoed]))
+        return [
+            OutputToken(token_id, TokenKind.PLAIN, text, offset, score)
+            for token_id, (text, offset), score in zip(request.asked_ids, texts, scores, strict=True)
+        ]
 
 
 def completion_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
-    """The four parallel lists of /v1/completions. top_logprobs always has the chosen token, as OpenAI's."""
-    pairs = [(token, token.logprobs) for token in tokens if token.logprobs is not None]
-    return {
-        "tokens": [label(token.id, tokenizer) for token, _ in pairs],
-        "token_logprobs": [finite(logprobs.logprob) for _, logprobs in pairs],
-        "top_logprobs": [_top_by_label(token.id, logprobs, tokenizer) for token, logprobs in pairs],
-        "text_offset": [token.text_offset for token, _ in pairs],
-    }
+    """Return the `logprobs` of a choice of /v1/completions: four lists with an entry for each token that has log-probs.
+
+    An entry of `top_logprobs` always has the token itself, as OpenAI's.
+    """
+    labels: list[str] = []
+    token_logprobs: list[float] = []
+    top_logprobs: list[dict[str, float]] = []
+    offsets: list[int] = []
+    for token in tokens:
+        if token.logprobs is not None:
+            labels.append(label(token.id, tokenizer))
+            token_logprobs.append(finite(token.logprobs.logprob))
+            top_logprobs.append(_top_by_label(token.id, token.logprobs, tokenizer))
+            offsets.append(token.text_offset)
+    return {"tokens": labels, "token_logprobs": token_logprobs, "top_logprobs": top_logprobs, "text_offset": offsets}
 
 
 def _top_by_label(token_id: int, logprobs: OutputLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
     top: dict[str, float] = {}
-    for other, logprob in (*logprobs.top, (token_id, logprobs.logprob)):
-        top.setdefault(label(other, tokenizer), finite(logprob))
+    for other_id, logprob in (*logprobs.top, (token_id, logprobs.logprob)):
+        top.setdefault(label(other_id, tokenizer), finite(logprob))
     return top
 
 
 def label(token_id: int, tokenizer: Tokenizer) -> str:
-    """The token's text, or `bytes:\\xe2\\x82` for a part of a character: labels are keys and must differ."""
+    """Return the text of a token, or its bytes as `bytes:\\xe2\\x82` where it is a part of a character.
+
+    The labels of different tokens have to differ: they are keys of `top_logprobs`.
+    """
     raw = tokenizer.token_bytes(token_id)
     text = shown_text(token_id, tokenizer)
     if "\ufffd" in text and raw is not None:
@@ -110,31 +132,33 @@ def label(token_id: int, tokenizer: Tokenizer) -> str:
 
 
 def shown_text(token_id: int, tokenizer: Tokenizer) -> str:
-    """Return the token's text, `<id 291>` for an id that the tokenizer does not have: many models have more of them."""
+    """Return the text of a token, or `<id 291>` for an id that the tokenizer lacks. Many models have more ids."""
     if tokenizer.token_name(token_id) is None:
         return f"<id {token_id}>"
     return tokenizer.token_text(token_id)
 
 
 def chat_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
-    """`content` of a chat choice's logprobs: one entry per token, each with its bytes."""
-    content = [
-        _chat_entry(token.id, token.logprobs.logprob, tokenizer)
-        | {"top_logprobs": [_chat_entry(other, logprob, tokenizer) for other, logprob in token.logprobs.top]}
-        for token in tokens
-        if token.logprobs is not None
-    ]
+    """Return the `logprobs` of a choice of a chat: an entry for each token that has log-probs."""
+    content = []
+    for token in tokens:
+        if token.logprobs is not None:
+            entry = _chat_entry(token.id, token.logprobs.logprob, tokenizer)
+            entry["top_logprobs"] = [_chat_entry(top_id, logprob, tokenizer) for top_id, logprob in token.logprobs.top]
+            content.append(entry)
     return {"content": content, "refusal": None}
 
 
 def _chat_entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> Json:
+    entry: Json = {"token": shown_text(token_id, tokenizer), "logprob": finite(logprob), "bytes": None}
     raw = tokenizer.token_bytes(token_id)
-    return {
-        "token": shown_text(token_id, tokenizer),
-        "logprob": finite(logprob),
-        "bytes": None if raw is None else list(raw),
-    }
+    if raw is not None:
+        entry["bytes"] = list(raw)
+    return entry
 
 
 def finite(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else FLOOR_LOGPROB
+    """Return `logprob`, or FLOOR_LOGPROB for one that JSON cannot express."""
+    if math.isfinite(logprob):
+        return logprob
+    return FLOOR_LOGPROB

@@ -1,4 +1,7 @@
-"""/openapi.json: what FastAPI makes of the routes and their models, with what it cannot know of them."""
+"""/openapi.json: FastAPI's document of the routes and their models, completed with what FastAPI cannot know.
+
+`gateway.api.routes` describes statuses and streams with the functions here.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.api.schemas.answers import ChatChunk, Error, MessageEvent, ResponseEvent
+from gateway.api.schemas.answers.messages import MessageEvent
+from gateway.api.schemas.answers.openai import ChatChunk
+from gateway.api.schemas.answers.responses import ResponseEvent
+from gateway.api.schemas.answers.server import Error
 
 Json = dict[str, Any]
 REF = "#/components/schemas/{model}"
+"""Reference to the schema of a model, by its name."""
 
 STATUSES = {
     400: "The request cannot be served as it is; `param` names what to change.",
@@ -26,6 +33,7 @@ STATUSES = {
     503: "A part of the system is not there.",
     504: "The request took too long.",
 }
+"""Descriptions of the statuses of errors."""
 _HEADERS: dict[int, Json] = {
     401: {"www-authenticate": {"schema": {"type": "string"}}},
     429: {"retry-after": {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."}},
@@ -33,58 +41,68 @@ _HEADERS: dict[int, Json] = {
 
 
 class App(FastAPI):
+    """A FastAPI application with the completed document."""
+
     def openapi(self) -> Json:
-        """Return the document, made once: it takes long enough to be felt by running streams."""
+        """Return the document. It is made once: running streams pause while it is made."""
         if self.openapi_schema is None:
             self.openapi_schema = _completed(super().openapi())
         return self.openapi_schema
 
 
 def errors(*statuses: int, model: type[BaseModel] = Error) -> dict[int | str, Json]:
-    """Return what FastAPI's `responses` says of these statuses."""
-    return {
-        status: {"model": model, "description": STATUSES[status], "headers": dict(_HEADERS.get(status, {}))}
-        for status in statuses
-    }
+    """Return FastAPI's `responses` of an endpoint for these statuses. `model`: of the body of an error."""
+    responses: dict[int | str, Json] = {}
+    for status in statuses:
+        headers = dict(_HEADERS.get(status, {}))
+        responses[status] = {"model": model, "description": STATUSES[status], "headers": headers}
+    return responses
 
 
-def named_events(each: type[BaseModel]) -> Json:
+def named_event_stream(model: type[BaseModel]) -> Json:
     """Return the `openapi_extra` of an endpoint that may answer with a stream of such events, named by their types."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"$ref": REF.format(model=each.__name__)},
+        "contentSchema": {"$ref": REF.format(model=model.__name__)},
     }
     schema = {
         "type": "object",
-        "description": f"With `stream`: each event is a {each.__name__}.",
+        "description": f"With `stream`: each event is a {model.__name__}.",
         "required": ["event", "data"],
         "properties": {"event": {"type": "string"}, "data": data},
     }
-    return {"responses": {"200": {"content": {"text/event-stream": {"schema": schema}}}}}
+    return _event_stream(schema)
 
 
 def events(chunk: type[BaseModel]) -> Json:
-    """Return the `openapi_extra` of an endpoint that may answer with a stream of such chunks."""
+    """Return the `openapi_extra` of an endpoint that may answer with a stream of such chunks, ended by `[DONE]`."""
     name = chunk.__name__
-    told = f"With `stream`: each event is a {name}, the last one `[DONE]`. An error after the first is an event, too."
-    either = {"anyOf": [{"$ref": REF.format(model=model)} for model in (name, Error.__name__)]}
+    description = (
+        f"With `stream`: each event is a {name}, the last one `[DONE]`. An error after the first is an event, too."
+    )
+    either = {"anyOf": [{"$ref": REF.format(model=name)}, {"$ref": REF.format(model=Error.__name__)}]}
     json_data = {"contentMediaType": "application/json", "contentSchema": either}
     data = {"type": "string", "anyOf": [{"const": "[DONE]"}, json_data]}
-    schema = {"type": "object", "description": told, "required": ["data"], "properties": {"data": data}}
+    schema = {"type": "object", "description": description, "required": ["data"], "properties": {"data": data}}
+    return _event_stream(schema)
+
+
+def _event_stream(schema: Json) -> Json:
     return {"responses": {"200": {"content": {"text/event-stream": {"schema": schema}}}}}
 
 
 def _completed(document: Json) -> Json:
     schemas = document["components"]["schemas"]
-    streamed: Any = [(each, "serialization") for each in (ChatChunk, ResponseEvent, MessageEvent)]
+    # No route returns these models, so FastAPI does not know them.
+    streamed: Any = [(model, "serialization") for model in (ChatChunk, ResponseEvent, MessageEvent)]
     schemas |= models_json_schema(streamed, ref_template=REF)[1]["$defs"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     request_id = {"x-request-id": {"schema": {"type": "string"}, "description": "Of the request, in logs too."}}
     for item in document["paths"].values():
         for operation in item.values():
-            operation["responses"].pop("422", None)  # FastAPI's own answer to a bad body; ours is 400
+            operation["responses"].pop("422", None)  # FastAPI's status of a bad body, which is 400 here
             for response in operation["responses"].values():
                 response["headers"] = request_id | response.get("headers", {})
     return document

@@ -1,6 +1,6 @@
-"""What an operator's machines read of a gateway: metrics, where the workers' are, whether it lives, whether it serves.
+"""The endpoints for operators: metrics, discovery of the workers' metrics, liveness and readiness.
 
-On the HTTP port beside the API, or on a port of their own (`metrics_port`), which nobody else needs to reach.
+They are on the HTTP port of the API, or on a port of their own (`metrics_port`), which users need not reach.
 """
 
 from __future__ import annotations
@@ -18,66 +18,79 @@ from starlette.routing import Route
 
 from gateway.api.callers import CallerCheck, CallerPolicy
 from gateway.api.http_io import JsonResponse
-from gateway.api.openai_responses import Json
+from gateway.api.usage import Json
 from gateway.generation import Generator
 from gateway.workers.member import Member
 from outrider.wire.transport.address import join_host_port
 from outrider.wire.transport.health_servicer import Health
 
 HEALTH_INTERVAL_S = 0.5
-"""Seconds that gRPC's health may be behind /readyz."""
-EVERYWHERE = ("0.0.0.0", "[::]")
-"""Where a worker listens that was told no host: nothing that anybody could connect to."""
+"""Seconds by which gRPC's health may lag behind /readyz."""
+WILDCARD_HOSTS = ("0.0.0.0", "[::]")
+"""Hosts of a worker that listens on all its addresses; no client can connect to them."""
 
 
 async def follow_readiness(health: Health, generator: Generator) -> None:
-    """Keep gRPC's health as /readyz is, until cancelled."""
+    """Set gRPC's health to the state of /readyz every HEALTH_INTERVAL_S, until cancelled."""
     while True:
         health.set_serving(generator.ready() is None)
         await asyncio.sleep(HEALTH_INTERVAL_S)
 
 
 def target_groups(members: Iterable[Member]) -> list[Json]:
-    """Return where the metrics of all workers are that have said so, whether they are connected now or not, in the form
-    of Prometheus' HTTP service discovery.
+    """Return the addresses of the metrics of all workers that have any, connected or not, in the form of Prometheus'
+    HTTP service discovery.
     """
     groups: list[Json] = []
     for member in members:
-        spec, info = member.spec, member.link.info
-        address = spec.metrics_address or ("" if info is None else info.metrics_address)
+        spec = member.spec
+        address = _metrics_address(member)
         if address:
             labels = {"role": spec.role, "pool": spec.pool, "member": spec.name}
             groups.append({"targets": [reachable(address, spec.address)], "labels": labels})
     return groups
 
 
+def _metrics_address(member: Member) -> str:
+    if member.spec.metrics_address:
+        return member.spec.metrics_address
+    if member.link.info is None:
+        return ""
+    return member.link.info.metrics_address
+
+
 def reachable(metrics_address: str, worker_address: str) -> str:
-    """A worker that listens on every address is asked for its metrics where its gRPC is."""
+    """Return `metrics_address`, with the host of `worker_address` if the worker listens on all its addresses."""
+    # 0.0.0.0:9090 of a worker at 10.0.0.7:50051: 10.0.0.7:9090
     host, _, port = metrics_address.rpartition(":")
-    if host not in EVERYWHERE:
+    if host not in WILDCARD_HOSTS:
         return metrics_address
     return join_host_port(worker_address.rpartition(":")[0].strip("[]"), int(port))
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The endpoints that no user needs."""
+    """The endpoints for operators. The docstring of an endpoint is its description in /openapi.json."""
 
     generator: Generator
     registry: CollectorRegistry
+    """Metrics of this gateway."""
     members: Callable[[], Iterable[Member]]
-    """Return the workers as they are now, for /sd."""
+    """Returns the workers as they are now, for /sd."""
 
     def app(self, policy: CallerPolicy | None) -> Starlette:
-        """Return the application of a port of their own. policy: which callers it refuses; None = none."""
+        """Return an application with these endpoints alone, for `metrics_port`. `policy`: None = all calls pass."""
         endpoints = {
             "/metrics": self.metrics,
             "/sd": self.discovery,
             "/healthz": self.healthz,
             "/readyz": self.readyz,
         }
-        checks = [] if policy is None else [Middleware(CallerCheck, policy=policy)]
-        return Starlette(routes=[Route(path, endpoint) for path, endpoint in endpoints.items()], middleware=checks)
+        routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
+        checks = []
+        if policy is not None:
+            checks.append(Middleware(CallerCheck, policy=policy))
+        return Starlette(routes=routes, middleware=checks)
 
     async def metrics(self, request: Request) -> Response:
         """Return Prometheus series."""
@@ -94,5 +107,5 @@ class Operations:
     async def readyz(self, request: Request) -> Response:
         """Say whether a request would be served now, and which workers are not used."""
         reason = self.generator.ready()
-        said = {"ready": reason is None, "reason": reason, "refused": list(self.generator.refusals())}
-        return JsonResponse(said, 200 if reason is None else 503)
+        state = {"ready": reason is None, "reason": reason, "refused": list(self.generator.refusals())}
+        return JsonResponse(state, 200 if reason is None else 503)

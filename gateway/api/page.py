@@ -1,4 +1,7 @@
-"""The page at `/`: the files of gateway/page, read once, under a policy that lets them speak to this gateway alone."""
+"""The page at `/`: the files of gateway/page, read once at start.
+
+A content security policy confines the page to this gateway: it loads nothing from elsewhere and calls nothing else.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ MEDIA_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-"""By the ending of a name. Files of other endings are not served."""
+"""By the ending of a file's name. Files with other endings are not served."""
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -31,7 +34,7 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""The last two: the browser itself refuses to read a string as HTML (`innerHTML` and its like throw)."""
+"""Content security policy. With its last two rules, writing a string as HTML (`innerHTML`) throws in the browser."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -40,15 +43,18 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
+"""Headers of every file."""
 
 
 def page_routes() -> list[Route]:
-    """Return a route for each file: `/` is index.html, the others are below /page/. GET and HEAD."""
+    """Return the routes of all files, for GET and HEAD: `/` for index.html, `/page/NAME` for the others."""
     routes = []
     for file in files("gateway").joinpath("page").iterdir():
         media_type = MEDIA_TYPES.get(file.name.rpartition(".")[2])
         if media_type is not None:
-            path = "/" if file.name == "index.html" else f"/page/{file.name}"
+            path = f"/page/{file.name}"
+            if file.name == "index.html":
+                path = "/"
             routes.append(Route(path, _endpoint(file.read_bytes(), media_type), include_in_schema=False))
     return routes
 

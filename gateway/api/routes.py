@@ -1,11 +1,13 @@
-"""The HTTP endpoints. A request reads: body -> Demand -> GenerationRequests -> admit -> outputs -> OpenAI's words."""
+"""The HTTP endpoints.
+
+A request for an answer runs so: its body becomes a Demand, the Demand GenerationRequests, which are admitted and whose
+outputs become the JSON or the events of the answer. `gateway.api.app` puts the routes into the application.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -18,75 +20,58 @@ from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.requests import Demand, check_demand, find_model, wanted_model
-from gateway.api.acceptance import Step, acceptance_of
-from gateway.api.forms.layers import Formed, LayerAnswer
+from gateway.api.forms.layers import FormFactory, LayerAnswer
 from gateway.api.forms.messages_form import MessageForm
 from gateway.api.forms.messages_schemas import CountBody, MessagesBody
 from gateway.api.forms.responses_form import ResponseForm
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.http_io import (
     CLIENT_CLOSED,
-    DONE,
     MESSAGES_PING,
     PING,
     EventStream,
     JsonResponse,
-    event,
     is_anthropics,
-    read_json,
     while_connected,
 )
-from gateway.api.logprobs import Prompts
-from gateway.api.openai_responses import (
-    ChatForm,
-    CompletionForm,
-    Json,
-    joined,
-    mean_logprob,
-    usage_of,
-    usage_so_far,
-    with_scores,
-)
-from gateway.api.openapi import errors, events, named_events
+from gateway.api.openai_answers import OpenAIAnswer
+from gateway.api.openapi import errors, events, named_event_stream
 from gateway.api.operations import Operations
-from gateway.api.schemas.answers import (
+from gateway.api.request_body import read_json
+from gateway.api.schemas.answers.messages import MessageAnswer, MessageError, MessageEvent, TokenCount
+from gateway.api.schemas.answers.openai import ChatChunk, ChatCompletion, Completion
+from gateway.api.schemas.answers.responses import InputTokens, ResponseEvent
+from gateway.api.schemas.answers.responses import Response as ResponseAnswer
+from gateway.api.schemas.answers.server import (
     Alive,
-    ChatChunk,
-    ChatCompletion,
-    Completion,
     Detokenized,
-    InputTokens,
-    MessageAnswer,
-    MessageError,
-    MessageEvent,
     Model,
     ModelList,
     Ready,
-    ResponseEvent,
     TargetGroup,
-    TokenCount,
     Tokenized,
     TokenizerInfo,
     Version,
 )
-from gateway.api.schemas.answers import Response as ResponseAnswer
 from gateway.api.schemas.layers import Layer
-from gateway.api.schemas.openai import ChatBody, CompletionBody, parse_body
+from gateway.api.schemas.openai import ChatBody, CompletionBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.api.schemas.vllm import DetokenizeBody, TokenizeBody
-from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
+from gateway.api.usage import Json
+from gateway.generation import ServedFacts
 from gateway.tokenizer import Tokenizer
-from gateway.workers.draft_limits import asked_speculation
 from outrider import __version__
 from outrider.wire.requests.params import check_token_ids
 
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
-"""Transformers' class for what a tokenizer.json describes."""
-INLINE_ENTRIES = 1000
-"""Tokens and log-probs of an answer whose JSON is made on the event loop, in about 5 ms."""
+"""Name of Transformers' class that reads a tokenizer.json."""
 
 
 class BodyRoute(APIRoute):
-    """A POST of a JSON body that is read in bounds and by orjson; FastAPI, which would read any, documents it."""
+    """A route whose JSON body is read by `read_json`, within bounds, and parsed as the type of the endpoint's `body`.
+
+    FastAPI alone would read a body of any size; it documents the route.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint, model = self.endpoint, get_type_hints(self.endpoint)["body"]
@@ -96,7 +81,7 @@ class BodyRoute(APIRoute):
             incoming.caller.take_request()
             models = request.scope["models"]
             body = parse_body(model, await read_json(request, incoming, models), models)
-            await asyncio.sleep(0)  # 4,000 messages take 13 ms to check, and 4 ms more to become a demand
+            await asyncio.sleep(0)  # others run now: 4,000 messages took 13 ms to check, and their demand takes 4 ms
             response: Response = await endpoint(request, body)
             return response
 
@@ -105,12 +90,17 @@ class BodyRoute(APIRoute):
 
 @dataclass(frozen=True, slots=True)
 class Routes:
+    """The endpoints of one gateway. The docstring of an endpoint is its description in /openapi.json."""
+
     admission: Admission
     operations: Operations
 
     def router(self) -> APIRouter:
+        """Return the routes with their documentation."""
         router = APIRouter()
-        keys = [Security(HTTPBearer(auto_error=False))] if self.admission.access.asks_for_keys else []
+        keys = []
+        if self.admission.access.asks_for_keys:
+            keys.append(Security(HTTPBearer(auto_error=False)))
         generation = APIRouter(route_class=BodyRoute, dependencies=keys)
         refusals = errors(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
         for path, endpoint, model, chunk in (
@@ -122,10 +112,11 @@ class Routes:
             )
         self._add_layers(generation)
         router.include_router(generation)
-        get, listed = router.add_api_route, errors(401, 403)
-        get("/v1/models", self.models, response_model=ModelList, responses=listed, dependencies=keys)
-        one = errors(401, 403, 404)
-        get("/v1/models/{model_id:path}", self.model, response_model=Model, responses=one, dependencies=keys)
+        get = router.add_api_route
+        unauthorized = errors(401, 403)
+        get("/v1/models", self.models, response_model=ModelList, responses=unauthorized, dependencies=keys)
+        unknown = errors(401, 403, 404)
+        get("/v1/models/{model_id:path}", self.model, response_model=Model, responses=unknown, dependencies=keys)
         if self.admission.config.metrics_port is None:
             get("/metrics", self.operations.metrics, response_class=PlainTextResponse)
             get("/sd", self.operations.discovery, response_model=list[TargetGroup])
@@ -140,19 +131,19 @@ class Routes:
         return router
 
     def _add_layers(self, router: APIRouter) -> None:
-        """Add the endpoints over chat, and the tokenizer's."""
         statuses = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
-        refusals, anthropics = errors(*statuses), errors(*statuses, model=MessageError)
-        for path, endpoint, model, responses, told in (
-            ("/v1/responses", self.responses, ResponseAnswer, refusals, named_events(ResponseEvent)),
+        refusals = errors(*statuses)
+        anthropics = errors(*statuses, model=MessageError)
+        for path, endpoint, model, responses, extra in (
+            ("/v1/responses", self.responses, ResponseAnswer, refusals, named_event_stream(ResponseEvent)),
             ("/v1/responses/input_tokens", self.input_tokens, InputTokens, refusals, None),
-            ("/v1/messages", self.messages, MessageAnswer, anthropics, named_events(MessageEvent)),
+            ("/v1/messages", self.messages, MessageAnswer, anthropics, named_event_stream(MessageEvent)),
             ("/v1/messages/count_tokens", self.count_tokens, TokenCount, anthropics, None),
             ("/tokenize", self.tokenize, Tokenized, refusals, None),
             ("/detokenize", self.detokenize, Detokenized, refusals, None),
         ):
             router.add_api_route(
-                path, endpoint, methods=["POST"], response_model=model, responses=responses, openapi_extra=told
+                path, endpoint, methods=["POST"], response_model=model, responses=responses, openapi_extra=extra
             )
 
     async def completions(self, request: Request, body: CompletionBody) -> Response:
@@ -166,23 +157,27 @@ class Routes:
     async def responses(self, request: Request, body: ResponsesBody) -> Response:
         """Answer as OpenAI's Responses API, without a store."""
         answer_id = request.scope["answer_id"]
-        demand = body.demand(answer_id)
-        return await self._layer(request, body, demand, partial(ResponseForm, body, answer_id))
+        create_form = partial(ResponseForm, body, answer_id)
+        return await self._answer_layer(request, body, body.demand(answer_id), create_form)
 
     async def messages(self, request: Request, body: MessagesBody) -> Response:
         """Answer as Anthropic's Messages API."""
         answer_id = request.scope["answer_id"]
-        formed = partial(MessageForm, body.max_tokens, answer_id)
-        return await self._layer(request, body, body.demand(answer_id), formed)
+        create_form = partial(MessageForm, body.max_tokens, answer_id)
+        return await self._answer_layer(request, body, body.demand(answer_id), create_form)
 
-    async def _layer(self, request: Request, body: Layer, demand: Demand, formed: Formed) -> Response:
+    async def _answer_layer(self, request: Request, body: Layer, demand: Demand, create_form: FormFactory) -> Response:
         token_kinds = body.speculation is not None and body.speculation.has_kinds
-        answer = LayerAnswer(self.admission, demand, request.scope["incoming"], formed, token_kinds)
+        answer = LayerAnswer(self.admission, demand, request.scope["incoming"], create_form, token_kinds)
         if body.stream:
-            ping = MESSAGES_PING if is_anthropics(request.url.path) else PING
+            ping = PING
+            if is_anthropics(request.url.path):
+                ping = MESSAGES_PING
             return EventStream(answer.events, self.admission.config.stream_ping_s, answer.failure, ping)
         whole = await while_connected(request.receive, answer.whole())
-        return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
+        if whole is None:
+            return Response(status_code=CLIENT_CLOSED)
+        return JsonResponse(whole)
 
     async def count_tokens(self, request: Request, body: CountBody) -> Response:
         """Count the tokens of a message's input, as Anthropic's API."""
@@ -193,18 +188,21 @@ class Routes:
         return await self._count(request, body, {"object": "response.input_tokens"})
 
     async def _count(self, request: Request, body: CountBody | ResponsesBody, fields: Json) -> Response:
-        demand, incoming = body.demand(request.scope["answer_id"]), request.scope["incoming"]
+        demand = body.demand(request.scope["answer_id"])
         facts = check_demand(demand, self.admission.generator.models())
-        replace(demand.params, max_tokens=facts.context_limit).check(facts.vocab_size)  # as where one is answered
-        ids = await self._while_connected(request, partial(self.admission.prompt_ids, facts, incoming, demand))
+        replace(demand.params, max_tokens=facts.context_limit).check(facts.vocab_size)  # as for a generation
+        read = partial(self.admission.prompt_ids, facts, request.scope["incoming"], demand)
+        ids = await self._read_prompt(request, read)
         if ids is None:
             return Response(status_code=CLIENT_CLOSED)
         return JsonResponse({**fields, "input_tokens": len(ids)})
 
-    async def _while_connected(
+    async def _read_prompt(
         self, request: Request, read: Callable[[], Coroutine[Any, Any, tuple[int, ...]]]
     ) -> tuple[int, ...] | None:
-        """Return the tokens, None when the client left first. It counts as one of the key's answers at once."""
+        """Return the token ids that `read` returns; None if the client disconnects first. Meanwhile it counts for the
+        API key's limit of concurrent answers.
+        """
         incoming: IncomingRequest = request.scope["incoming"]
         with incoming.caller.answers(1, "max_concurrent"):
             return await while_connected(request.receive, read())
@@ -220,12 +218,14 @@ class Routes:
             read = partial(self.admission.prompt_ids, facts, incoming, demand)
         else:
             read = partial(reader.encode, "prompt", body.prompt, body.add_special_tokens is not False)
-        ids = await self._while_connected(request, read)
+        ids = await self._read_prompt(request, read)
         if ids is None:
             return Response(status_code=CLIENT_CLOSED)
 
         def tokenized() -> Response:
-            names = [reader.tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+            names = None
+            if body.return_token_strs:
+                names = [reader.tokenizer.token_name(token_id) for token_id in ids]
             sizes = {"count": len(ids), "max_model_len": facts.context_limit}
             return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
 
@@ -248,7 +248,9 @@ class Routes:
         """Describe the tokenizer, as vLLM; of several models none."""
         tokenizer = self._tokenizer_of(wanted_model(self.admission.generator.models(), ""))
         names = {"bos_token": None, "eos_token": None} | tokenizer.special_tokens
-        source = None if tokenizer.template is None else tokenizer.template.source
+        source = None
+        if tokenizer.template is not None:
+            source = tokenizer.template.source
         return JsonResponse({"tokenizer_class": TOKENIZER_CLASS, **names, "chat_template": source})
 
     def _tokenizer_of(self, facts: ServedFacts) -> Tokenizer:
@@ -260,168 +262,38 @@ class Routes:
 
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
         demand = body.demand(request.scope["answer_id"])
+        answer = OpenAIAnswer(self.admission, body, demand, request.scope["incoming"])
         if body.stream:
-            streamed = partial(self._events, body, demand, request.scope["incoming"])
-            return EventStream(streamed, self.admission.config.stream_ping_s)
-        whole = await while_connected(request.receive, self._whole(body, demand, request.scope["incoming"]))
-        return Response(status_code=CLIENT_CLOSED) if whole is None else whole
-
-    async def _whole(self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest) -> Response:
-        async with self.admission.answers(demand, incoming) as answers:
-            form = await self._form(body, demand, answers.requests)
-            rounds: list[list[RoundOutput]] = [[] for _ in answers.requests]
-            async for index, output in answers.stream():
-                rounds[index].append(output)
-        num_logprobs = 1 + (demand.params.num_logprobs or 0)
-        num_entries = num_logprobs * sum(len(output.tokens) for each in rounds for output in each)
-        if body.return_token_ids:
-            num_entries += sum(len(request.asked_ids) for request in answers.requests)
-        if demand.num_prompt_logprobs is None and num_entries <= INLINE_ENTRIES:
-            return self._spelt(body, demand, answers.requests, form, rounds)
-        # There may be hundreds of thousands: nobody else waits for their JSON.
-        return await asyncio.to_thread(self._spelt, body, demand, answers.requests, form, rounds)
-
-    def _spelt(
-        self,
-        body: CompletionBody | ChatBody,
-        demand: Demand,
-        requests: tuple[GenerationRequest, ...],
-        form: CompletionForm | ChatForm,
-        rounds: Sequence[Sequence[RoundOutput]],
-    ) -> Response:
-        """Return the whole answer. rounds: of each choice."""
-        head = _head(demand, requests, form.object)
-        outputs = with_scores([joined(each) for each in rounds], demand.num_choices)
-        usages = [output.usage for output in outputs if output.usage is not None]
-        kept: Sequence[int] = range(len(outputs))
-        if isinstance(body, CompletionBody):
-            kept = best_of(outputs, demand.num_choices, body.n or 1)
-        choices = [form.choice(index, outputs[index]) | {"index": place} for place, index in enumerate(kept)]
-        head |= form.beside(0, outputs[0])
-        usage = usage_of(usages, demand.num_choices, form.num_reasoning_tokens)
-        steps = [(output.num_drafted, output.num_accepted) for output in rounds[0]]
-        metrics = self._metrics(body, requests, steps)
-        return JsonResponse({**head, "choices": choices, "usage": usage, "metrics": metrics})
-
-    async def _events(
-        self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest
-    ) -> AsyncGenerator[bytes]:
-        """One event per round and choice; rounds that only held text back send none, unless kinds are asked for."""
-        usages: dict[int, AnswerUsage] = {}
-        steps: list[Step] = []
-        num_tokens: Counter[int] = Counter()
-        seen: set[int] = set()
-        async with self.admission.answers(demand, incoming) as answers:
-            form = await self._form(body, demand, answers.requests)
-            head = _head(demand, answers.requests, form.chunk_object)
-            if body.include_usage:
-                head["usage"] = None
-            await self.admission.wait_for_slot(answers)
-            yield b""  # the status
-            async for index, output in answers.stream():
-                first = index not in seen
-                seen.add(index)
-                steps.append((output.num_drafted, output.num_accepted))
-                num_tokens[index] += len(output.tokens)
-                if output.usage is not None:
-                    usages[index] = output.usage
-                if output.prompt_logprobs is None:
-                    chunk = form.chunk(index, output, first)
-                else:
-                    chunk = await asyncio.to_thread(form.chunk, index, output, first)
-                if chunk is not None:
-                    if body.continuous_usage:
-                        head["usage"] = usage_so_far(len(answers.requests[index].asked_ids), num_tokens[index])
-                    beside = form.beside(index, output) if first else {}
-                    yield event({**head, **beside, "choices": [chunk]})
-        if body.include_usage:
-            told = [usages[index] for index in sorted(usages)]
-            usage = usage_of(told, demand.num_choices, form.num_reasoning_tokens)
-            metrics = self._metrics(body, answers.requests, steps)
-            yield event({**head, "choices": [], "usage": usage, "metrics": metrics})
-        yield DONE
-
-    def _metrics(
-        self, body: CompletionBody | ChatBody, requests: tuple[GenerationRequest, ...], steps: list[Step]
-    ) -> Json:
-        """Return vLLM's `metrics`. It says nothing of several answers: rounds would be of one of them or of all."""
-        first, acceptance = requests[0], None
-        num_spec_tokens = asked_speculation(first, self.admission.config).max_depth
-        if len(requests) == 1 and first.params.beams is None and num_spec_tokens:
-            drafted = [step for step in steps if step[0]]
-            acceptance = acceptance_of(drafted, num_spec_tokens, body.detailed_metrics)
-        return {"speculative_decoding": acceptance}
-
-    async def _form(
-        self, body: CompletionBody | ChatBody, demand: Demand, requests: tuple[GenerationRequest, ...]
-    ) -> CompletionForm | ChatForm:
-        tokenizer = self.admission.generator.tokenizer(requests[0].model)
-        if isinstance(body, ChatBody):
-            readings = [each.reading for each in requests]
-            prompts = _prompts(body, tokenizer, requests)
-            return ChatForm(tokenizer, bool(body.logprobs), readings, body.token_kinds, prompts)
-        echoes: list[str] = []
-        if body.echo:
-            skips = body.skip_special_tokens is not False
-            prompts_ids = [request.asked_ids for request in requests[:: demand.num_choices]]
-            texts = await asyncio.to_thread(lambda: [tokenizer.decode(ids, skips) for ids in prompts_ids])
-            echoes = [text for text in texts for _ in range(demand.num_choices)]
-        prompts = _prompts(body, tokenizer, requests)
-        return CompletionForm(tokenizer, body.logprobs is not None, echoes, body.token_kinds, prompts)
+            return EventStream(answer.events, self.admission.config.stream_ping_s)
+        whole = await while_connected(request.receive, answer.whole())
+        if whole is None:
+            return Response(status_code=CLIENT_CLOSED)
+        return whole
 
     async def models(self) -> Response:
         """List the served models."""
-        return JsonResponse({"object": "list", "data": [_model(facts) for facts in self.admission.generator.models()]})
+        models = [_model_fields(facts) for facts in self.admission.generator.models()]
+        return JsonResponse({"object": "list", "data": models})
 
     async def model(self, model_id: str) -> Response:
         """Describe one of them."""
-        return JsonResponse(_model(find_model(self.admission.generator.models(), model_id)))
+        return JsonResponse(_model_fields(find_model(self.admission.generator.models(), model_id)))
 
     async def health(self) -> Response:
         """Answer as vLLM: no body, 200 while a request would be served and 503 while not."""
-        return Response(status_code=200 if self.admission.generator.ready() is None else 503)
+        is_ready = self.admission.generator.ready() is None
+        return Response(status_code=200 if is_ready else 503)
 
     async def openapi(self, request: Request) -> Response:
         """Return this document."""
         return JsonResponse(request.app.openapi())
 
 
-def best_of(outputs: Sequence[RoundOutput], num_made: int, num_wanted: int) -> list[int]:
-    """Return the indices of those of the highest log-prob a token, num_wanted of each num_made, best first."""
-    if num_wanted == num_made:
-        return list(range(len(outputs)))
-    kept: list[int] = []
-    for first in range(0, len(outputs), num_made):
-        made = range(first, first + num_made)
-        kept += sorted(made, key=lambda index: mean_logprob(outputs[index]), reverse=True)[:num_wanted]
-    return kept
-
-
-def _prompts(
-    body: CompletionBody | ChatBody, tokenizer: Tokenizer, requests: tuple[GenerationRequest, ...]
-) -> Prompts | None:
-    """Return what is told of the prompts besides; None where nothing is asked for."""
-    num_echoed = body.num_echoed if isinstance(body, CompletionBody) else None
-    if not body.return_token_ids and body.prompt_logprobs is None and num_echoed is None:
-        return None
-    return Prompts(tokenizer, requests, bool(body.return_token_ids), body.prompt_logprobs, num_echoed)
-
-
-def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) -> Json:
-    facts = {"created": int(time.time()), "model": requests[0].model, "system_fingerprint": None}
-    return {"id": demand.request_id, "object": kind, **facts}
-
-
-def _model(facts: ServedFacts) -> Json:
+def _model_fields(facts: ServedFacts) -> Json:
+    openais = {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider"}
     sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size, "text_only": facts.text_only}
-    drafts = {
-        "draft": facts.draft_id,
-        "drafter": facts.default_drafter,
-        "drafters": facts.drafters,
-        "chat_template": facts.chat_template,
-    }
+    drafts = {"draft": facts.draft_id, "drafter": facts.default_drafter, "drafters": facts.drafters}
+    defaults = {"chat_template": facts.chat_template, "sampling_defaults": dict(facts.sampling_defaults)}
     created_at = datetime.fromtimestamp(facts.created, UTC).isoformat()
     anthropics = {"type": "model", "display_name": facts.id, "created_at": created_at}
-    defaults = {"sampling_defaults": dict(facts.sampling_defaults)}
-    openais = {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider"}
     return {**openais, **sizes, **drafts, **defaults, **anthropics}

@@ -1,4 +1,7 @@
-"""What an answer says of its tokens and rounds where the request asks for it: plain dicts for orjson. Pure."""
+"""The field `speculation` of a choice: the kinds of its output tokens, and what its round verified.
+
+Only for requests that ask for it. The results are plain dicts, for orjson. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,26 @@ Json = dict[str, Any]
 
 
 def speculation_of(output: RoundOutput, tokenizer: Tokenizer) -> Json:
-    """Return the kinds of an output's tokens and, where it is explained, its round."""
+    """Return the kinds of an output's tokens and, if the round is explained, what it verified and rejected."""
     tokens = [
         {"id": token.id, "text": tokenizer.token_text(token.id), "kind": token.kind.label} for token in output.tokens
     ]
-    told: Json = {"tokens": tokens}
-    if output.explanation is not None:
-        told["round"] = _round(output, output.explanation)
-    return told
+    if output.explanation is None:
+        return {"tokens": tokens}
+    return {"tokens": tokens, "round": _round(output, output.explanation)}
 
 
-def _round(output: RoundOutput, told: gateway_pb2.RoundExplanation) -> Json:
-    verified = told.verified
+def _round(output: RoundOutput, explanation: gateway_pb2.RoundExplanation) -> Json:
+    verified = explanation.verified
+    rejection = None
+    if verified.HasField("rejection"):
+        rejection = _rejection(verified.rejection)
     return {
-        "committed_len": told.committed_len,
-        "drafter": told.drafter or None,
+        "committed_len": explanation.committed_len,
+        "drafter": explanation.drafter or None,
         "num_drafted": output.num_drafted,
         "num_accepted": output.num_accepted,
-        "batch_size": told.batch_size,
+        "batch_size": explanation.batch_size,
         "draft": [
             {
                 "id": token.id,
@@ -42,18 +47,18 @@ def _round(output: RoundOutput, told: gateway_pb2.RoundExplanation) -> Json:
             }
             for token in verified.draft
         ],
-        "rejection": _rejection(verified.rejection) if verified.HasField("rejection") else None,
-        "timings": _timings(output.timings, told),
+        "rejection": rejection,
+        "timings": _timings(output.timings, explanation),
     }
 
 
-def _rejection(told: common_pb2.Rejection) -> Json:
+def _rejection(rejection: common_pb2.Rejection) -> Json:
     return {
-        "parent": told.parent,
-        "token": {"id": told.token.id, "text": told.token.text},
-        "target": _ranked(told.target),
-        "draft_law": _ranked(told.draft_law) or None,
-        "draft_guesses": [{"id": token.id, "text": token.text} for token in told.draft_guesses] or None,
+        "parent": rejection.parent,
+        "token": {"id": rejection.token.id, "text": rejection.token.text},
+        "target": _ranked(rejection.target),
+        "draft_law": _ranked(rejection.draft_law) or None,
+        "draft_guesses": [{"id": token.id, "text": token.text} for token in rejection.draft_guesses] or None,
     }
 
 
@@ -61,10 +66,17 @@ def _ranked(tokens: Iterable[common_pb2.RankedToken]) -> list[Json]:
     return [{"id": token.id, "text": token.text, "logprob": token.logprob} for token in tokens]
 
 
-def _timings(timings: OutputTimings, told: gateway_pb2.RoundExplanation) -> Json:
-    """Return the parts of a round's time in microseconds. They sum to the total, unless verdicts came together."""
-    total_us, hold_us = round(1e6 * timings.total_s), round(1e6 * timings.deliver_s)
-    target = {"queue_us": told.queue_us, "forward_us": told.forward_us, "accept_us": told.accept_us}
+def _timings(timings: OutputTimings, explanation: gateway_pb2.RoundExplanation) -> Json:
+    """The parts sum to the total, except where the verdicts of several rounds arrived together."""
+    total_us = round(1e6 * timings.total_s)
+    hold_us = round(1e6 * timings.deliver_s)
+    target = {
+        "queue_us": explanation.queue_us,
+        "forward_us": explanation.forward_us,
+        "accept_us": explanation.accept_us,
+    }
     other_us = max(0, total_us - hold_us - sum(target.values()))
-    draft_us = told.verified.draft_us if told.verified.HasField("draft_us") else None
+    draft_us = None
+    if explanation.verified.HasField("draft_us"):
+        draft_us = explanation.verified.draft_us
     return {"total_us": total_us, "hold_us": hold_us, **target, "other_us": other_us, "draft_us": draft_us}

@@ -1,12 +1,12 @@
-"""A process that does one piece of work at a time within limits: `python -m gateway.confined.process`.
+"""The process that does one piece of work at a time within limits: `python -m gateway.confined.process`.
 
-The pool starts it with the name of a module. The module has `prepare()`, called once, and `work(request)`, called for
-each request; both request and reply are JSON values. A frame on stdin or stdout is four bytes of length, big-endian,
-and JSON. Once a request is read, the process sends the frame `{"begun": true}`, then works, then replies. What a
+`pool.py` starts it with the name of a module. The module has `prepare()`, called once, and `work(request)`, called for
+each request; request and reply are JSON values. A frame on stdin or stdout is four bytes of length, big-endian, and
+JSON. When a request is read, the process sends the frame `{"begun": true}`, then works, then replies. Whatever a
 library prints is dropped once the process is ready: it may quote a request.
 
 The limits hold for compiled code as well. The kernel counts CPU time and sends SIGPROF, whose default action ends the
-process. Memory that cannot be had raises MemoryError in Python and aborts compiled code.
+process. Memory beyond the limit raises MemoryError in Python and aborts compiled code.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from outrider.wire.processes.processes import release_freed_memory
 from outrider.wire.telemetry.log import describe
 
 LENGTH = struct.Struct(">I")
+"""Length of a frame's JSON, in bytes."""
 NICENESS = 10
-"""Added to the process's niceness, so that the gateway's event loop and outputs that are under way go first."""
+"""Increase of the process's niceness, so that the gateway's event loop goes first."""
 MAX_STACK_BYTES = 4 << 20
 """Bytes of the stack of work. Workers compile a grammar that has passed with four times as much, 16 MiB."""
 MAX_KEPT_BYTES = 32 << 20
-"""Address space that libraries may keep between two pieces of work: half of what the largest of 300 public schemas
-takes, 60 MB."""
+"""Bytes of address space that libraries may keep between two pieces of work: half of the 60 MB that the largest of 300
+public schemas takes."""
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Return the next frame, or None when the pool has closed the pipe."""
+    """Return the JSON of the next frame, or None if the pool has closed the pipe."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -45,13 +46,14 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def write_frame(stream: BinaryIO, value: Any) -> None:
+    """Write a JSON value as a frame."""
     data = json.dumps(value).encode("ascii")
     stream.write(LENGTH.pack(len(data)) + data)
     stream.flush()
 
 
 def address_space_bytes() -> int:
-    """Return the size of this process's address space, which RLIMIT_AS bounds; 0 where there is no /proc."""
+    """Return the bytes of this process's address space, which RLIMIT_AS bounds; 0 on a system without /proc."""
     try:
         num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -60,7 +62,7 @@ def address_space_bytes() -> int:
 
 
 def do_work(module: Any, frame: bytes, cpu_s: float) -> dict[str, Any]:
-    """Return the reply to one request. SIGPROF ends the process when the work takes more CPU time than `cpu_s`."""
+    """Return the reply to one request. SIGPROF ends the process if the work takes over `cpu_s` seconds of CPU time."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
         return {"result": module.work(json.loads(frame))}
@@ -69,16 +71,18 @@ def do_work(module: Any, frame: bytes, cpu_s: float) -> dict[str, Any]:
     except MemoryError:
         return {"out_of_memory": True}
     except BaseException as error:  # a panic of compiled code is no Exception
-        return {"failed": describe(error)}  # without its message, which may quote the request
+        return {"failed": describe(error)}  # without the error's message, which may quote the request
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 def main(module_name: str, cpu_s: float, memory_bytes: int) -> None:
-    requests, replies = os.fdopen(0, "rb"), os.fdopen(1, "wb")
-    sys.stdout = sys.stderr  # nothing that a library prints passes for a reply
+    """Serve requests from stdin until it is closed. `memory_bytes`: of address space that one piece of work may add."""
+    requests = os.fdopen(0, "rb")
+    replies = os.fdopen(1, "wb")
+    sys.stdout = sys.stderr  # so that nothing that a library prints is taken for a reply
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # terminals and `systemctl kill` send them to all; the pool ends us
+        signal.signal(number, signal.SIG_IGN)  # terminals and `systemctl kill` send them to all; the pool ends this one
     os.nice(NICENESS)
     module = importlib.import_module(module_name)
     module.prepare()
@@ -98,7 +102,7 @@ def main(module_name: str, cpu_s: float, memory_bytes: int) -> None:
         reply["cpu_s"] = time.process_time() - began_s
         if address_space_bytes() > base_bytes:
             release_freed_memory()
-        # What libraries keep must not count against the next request: the pool starts another process.
+        # Memory that libraries keep would count against the next request: the pool starts another process instead.
         reply["is_last"] = address_space_bytes() > base_bytes + MAX_KEPT_BYTES
         write_frame(replies, reply)
 

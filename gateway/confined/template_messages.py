@@ -1,8 +1,11 @@
-"""Writes a chat's messages as one template reads them, and in other ways where it refuses them as they stand."""
+"""Writes the messages of a chat as a template reads them, and in other ways if it refuses them as they are.
+
+`templates.py` renders the ways of `ways_of` until one is accepted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -11,15 +14,16 @@ from gateway.confined.template_shape import ArgumentsForm, Message, TemplateShap
 
 SYSTEM_ROLES = ("system", "developer")
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
+"""Roles that every chat may have; a template may name others."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names under which templates look for the reasoning of a past message."""
+"""Fields in which templates look for the reasoning of a message."""
 
 
 def ways_of(messages: list[Message], source: str, shape: TemplateShape, merges: bool) -> Iterator[list[Message]]:
-    """Yield the messages as a template of this source may take them, what was sent first.
+    """Yield the messages in the ways in which a template may accept them, the closest to what was sent first.
 
-    messages: `content` is text or text parts, arguments of calls are texts. merges: system messages that a template
-    refuses where they stand are merged into the first, and roles made to alternate.
+    `messages`: their `content` is a text or a list of text parts, and the arguments of calls are texts. `merges`:
+    whether system messages may be merged, and roles be made to alternate, for a template that refuses them otherwise.
     """
     known = [_with_known_role(message, source) for message in messages]
     yield from _written_ways(known, shape)
@@ -34,18 +38,21 @@ def ways_of(messages: list[Message], source: str, shape: TemplateShape, merges: 
 
 
 def _written_ways(messages: list[Message], shape: TemplateShape) -> Iterator[list[Message]]:
-    """Yield them with arguments in each form, and without reasoning beside text and calls, which some refuse."""
-    has_calls = any(message.get("tool_calls") for message in messages)
-    forms = shape.arguments_forms() if has_calls else (shape.arguments,)
-    bare = [_without_reasoning(message) for message in messages]
-    for form in forms:
+    without_reasoning = [_without_reasoning(message) for message in messages]
+    for form in _forms_of_arguments(messages, shape):
         yield [_written(message, shape, form) for message in messages]
-        if bare != messages:
-            yield [_written(message, shape, form) for message in bare]
+        if without_reasoning != messages:  # some templates refuse reasoning beside text and calls
+            yield [_written(message, shape, form) for message in without_reasoning]
+
+
+def _forms_of_arguments(messages: list[Message], shape: TemplateShape) -> Sequence[ArgumentsForm]:
+    for message in messages:
+        if message.get("tool_calls"):
+            return shape.arguments_forms()
+    return (shape.arguments,)
 
 
 def _with_known_role(message: Message, source: str) -> Message:
-    """Call the developer role by its older name, system, where the template does not know it."""
     if message["role"] == "developer" and "developer" not in source:
         return {**message, "role": "system"}
     return message
@@ -54,11 +61,12 @@ def _with_known_role(message: Message, source: str) -> Message:
 def _without_reasoning(message: Message) -> Message:
     if not message.get("tool_calls") or not message["content"]:
         return message
-    return {name: value for name, value in message.items() if name != "reasoning_content"}
+    fields = dict(message)
+    fields.pop("reasoning_content", None)
+    return fields
 
 
 def _written(message: Message, shape: TemplateShape, form: ArgumentsForm) -> Message:
-    """Return a message in the form that the template reads."""
     content = message["content"]
     calls = message.get("tool_calls")
     written = {**message, "content": _content(content, shape.contents.get(message["role"], "text"))}
@@ -82,34 +90,46 @@ def _content(content: Any, form: str) -> Any:
 
 def _written_call(call: dict[str, Any], form: ArgumentsForm) -> dict[str, Any]:
     function = call["function"]
-    arguments = function["arguments"]
-    value = arguments_object(arguments) if form == "object" else arguments or "{}"
-    return {**call, "function": {**function, "arguments": value}}
+    arguments = function["arguments"] or "{}"
+    if form == "object":
+        arguments = arguments_object(arguments)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Return the arguments of a past call as an object. Nothing is an empty one; of a text that is no JSON object, such
-    as one that a limit of tokens cut short, the object holds the text: nobody can mend the past.
+    """Return the arguments of a past call as an object. An empty text and null are an empty object.
+
+    For a text that is no JSON object, such as one that a limit of tokens cut short, the object holds the text: a caller
+    cannot correct an old output.
     """
     try:
-        found = orjson.loads(text or "{}")
+        arguments = orjson.loads(text or "{}")
     except ValueError:
-        found = text
-    if found is None:
+        return {"arguments": text}
+    if arguments is None:
         return {}
-    return found if isinstance(found, dict) else {"arguments": text}
+    if not isinstance(arguments, dict):
+        return {"arguments": text}
+    return arguments
 
 
 def _merge_systems(messages: list[Message]) -> list[Message]:
-    """Merge all system messages into the first, which begins the chat; leave out an empty one."""
-    systems = [message for message in messages if message["role"] in SYSTEM_ROLES]
-    others = [message for message in messages if message["role"] not in SYSTEM_ROLES]
+    # [user, system "a", system "b"]: [system "a\n\nb", user]
+    systems: list[Message] = []
+    others: list[Message] = []
+    for message in messages:
+        if message["role"] in SYSTEM_ROLES:
+            systems.append(message)
+        else:
+            others.append(message)
     text = joined_texts(systems)
-    return [{**systems[0], "content": text}, *others] if text else others
+    if not text:
+        return others
+    return [{**systems[0], "content": text}, *others]
 
 
 def merge_leading_systems(messages: list[Message]) -> list[Message]:
-    """Make one message of the system messages that a chat begins with."""
+    """Return the messages, with one system message in place of those that the chat begins with."""
     num_leading = 0
     while num_leading < len(messages) and messages[num_leading]["role"] in SYSTEM_ROLES:
         num_leading += 1
@@ -120,17 +140,17 @@ def merge_leading_systems(messages: list[Message]) -> list[Message]:
 
 
 def joined_texts(messages: list[Message]) -> str:
-    """Return the texts of messages, joined by empty lines."""
+    """Return the texts of messages that have one, joined by empty lines."""
     texts = [text_of_content(message["content"]) for message in messages]
-    return "\n\n".join(text for text in texts if text)
+    return "\n\n".join(filter(None, texts))
 
 
 def _alternate(messages: list[Message]) -> list[Message]:
-    """Make user and assistant take turns: join what one of them said twice, and let the other say nothing between."""
+    # user "a", user "b": user "a\n\nb". system, assistant: system, user "", assistant
     runs: list[list[Message]] = []
+    previous = "system"
     for message in messages:
         role = message["role"]
-        previous = runs[-1][0]["role"] if runs else "system"
         if role == previous and role in ("user", "assistant"):
             runs[-1].append(message)
             continue
@@ -139,41 +159,46 @@ def _alternate(messages: list[Message]) -> list[Message]:
         elif role == "user" and previous == "tool":
             runs.append([{"role": "assistant", "content": ""}])
         runs.append([message])
-    return [run[0] if len(run) == 1 else _joined(run) for run in runs]
+        previous = role
+    return [_joined(run) for run in runs]
 
 
 def _joined(run: list[Message]) -> Message:
-    """Return one message of several of the same role."""
+    if len(run) == 1:
+        return run[0]
     joined: Message = {}
+    calls: list[Any] = []
+    reasoning: list[str] = []
     for message in run:
         joined |= message
+        calls += message.get("tool_calls", ())
+        if message.get("reasoning_content"):
+            reasoning.append(message["reasoning_content"])
     joined["content"] = joined_texts(run)
-    calls = [call for message in run for call in message.get("tool_calls", ())]
     if calls:
         joined["tool_calls"] = calls
-    reasoning = [text for message in run if (text := message.get("reasoning_content"))]
     if reasoning:
         joined["reasoning_content"] = "\n\n".join(reasoning)
     return joined
 
 
 def _system_in_user(messages: list[Message]) -> list[Message]:
-    """Put the system message in front of the first user's, for templates without a place for it."""
+    # For templates that have no place for a system message.
     if not messages or messages[0]["role"] not in SYSTEM_ROLES:
         return messages
     return _alternate([{"role": "user", "content": text_of_content(messages[0]["content"])}, *messages[1:]])
 
 
 def unknown_role(messages: list[Message], source: str) -> tuple[int, str] | None:
-    """Return the place and role of the first message of a role that neither chats nor the template have."""
-    for at, message in enumerate(messages):
+    """Return the index and the role of the first message whose role is neither in ROLES nor named by the template."""
+    for index, message in enumerate(messages):
         role = message["role"]
         if role not in ROLES and not _names_role(source, role):
-            return at, role
+            return index, role
     return None
 
 
 def _names_role(source: str, role: str) -> bool:
-    """Return whether a template has the role's name in quotes; quoted marks and empty texts are no roles."""
+    # A quoted mark or empty text in a template is no role.
     is_word = role.replace("-", "_").isidentifier()
     return is_word and (f'"{role}"' in source or f"'{role}'" in source)

@@ -1,4 +1,7 @@
-"""How a chat template reads messages, found by rendering marked ones: no two families agree, and none says it."""
+"""Finds how a chat template reads messages, by rendering messages with marked texts: no two families of models agree.
+
+`templates.py` calls `shape_of` once for each template; `template_messages.py` writes messages of that shape.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Message = dict[str, Any]
+"""A message of a chat, as templates take it: `role`, `content` and more."""
 Render = Callable[[list[Message]], str]
-"""Returns the text of messages, empty where the template refuses them."""
+"""Function that returns the text of messages, empty if the template refuses them."""
 ContentForm = Literal["text", "parts", "both"]
 ArgumentsForm = Literal["object", "text"]
 
 _MARK = "outrider-mark"
-"""Text of the content that is looked for."""
+"""Content of a probe, looked for in the rendered text."""
 _NAME = "outrider_name"
+"""Name of the tool of a probe."""
 _KEY = "outrider_key"
+"""Name of its argument."""
 _VALUE = "outrider-value"
-"""Of the call: the content of its result is looked for beside it."""
+"""Value of its argument in the call of a probe."""
 _AS_VALUE = re.compile(rf"""['"]text\\?['"]\s*:\s*\\?['"]{_MARK}""")
-"""A part that was written as a value of Python or JSON: the template takes no parts."""
+"""Pattern of a part that was written as a value of Python or JSON: the template takes no parts."""
 PROBE_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -30,30 +36,32 @@ PROBE_TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {_KEY: {"type": "string", "description": ""}}, "required": []},
     },
 }
-"""The tool that the marked call is of."""
+"""The tool that the call of a probe calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateShape:
-    """What a template finds in a message, and in which form."""
+    """The forms in which a template reads the fields of messages."""
 
     contents: dict[str, ContentForm] = field(default_factory=dict)
-    """By role, the form of `content` whose text is shown; text for a role that is not here."""
+    """By role, the form of `content` that the template writes; text for a role that is not here."""
     call_content: str | None = ""
-    """Content of a message that has calls and no text. None for templates that look for calls beside null alone."""
+    """Content for a message that has calls and no text. None for templates that write calls only beside null."""
     arguments: ArgumentsForm = "object"
-    """The form of a call's arguments that is shown as JSON."""
+    """The form of a call's arguments that the template writes as JSON."""
 
     marks_turns: bool = True
-    """Whether it writes more of a user's message than its text; a template that refuses it, as a chat's, is said to."""
+    """Whether the template writes more of a user's message than its text. True also if it refuses such a message."""
 
     def arguments_forms(self) -> tuple[ArgumentsForm, ArgumentsForm]:
-        """Return both forms, the one that is tried first in front."""
-        return ("text", "object") if self.arguments == "text" else ("object", "text")
+        """Return both forms, `arguments` first."""
+        if self.arguments == "text":
+            return "text", "object"
+        return "object", "text"
 
 
 def shape_of(render: Render) -> TemplateShape:
-    """Return how a template reads messages. `render` offers the tool PROBE_TOOL beside calls."""
+    """Return how a template reads messages. `render` has to offer the tool PROBE_TOOL with messages that have calls."""
     contents: dict[str, ContentForm] = {}
     user: Message = {"role": "user", "content": "hello"}
     contents["user"] = _content_form(render, lambda content: [{"role": "user", "content": content}])
@@ -75,15 +83,18 @@ def _content_form(render: Render, messages: Callable[[Any], list[Message]]) -> C
     takes_parts = _MARK in shown and _AS_VALUE.search(shown) is None
     if not takes_parts:
         return "text"
-    return "both" if takes_text else "parts"
+    if takes_text:
+        return "both"
+    return "parts"
 
 
 def _call_form(render: Render, user: Message) -> tuple[str | None, ArgumentsForm]:
-    """Return the content and the form of arguments with which a call is shown."""
+    """Return the first content and form of arguments with which the template writes the arguments of a call as JSON."""
     for content, arguments in _call_forms():
         shown = render([user, _call(content, arguments), _result("done")])
-        is_shown = _KEY in shown and _VALUE in shown
-        if is_shown and f"'{_KEY}'" not in shown:  # as Python writes it, which is no JSON
+        has_arguments = _KEY in shown and _VALUE in shown
+        is_python = f"'{_KEY}'" in shown
+        if has_arguments and not is_python:
             return content, arguments
     return "", "object"
 
@@ -95,9 +106,10 @@ def _call_forms() -> Iterator[tuple[str | None, ArgumentsForm]]:
 
 
 def _call(content: str | None, arguments: ArgumentsForm) -> Message:
-    value = {_KEY: _VALUE}
-    written = value if arguments == "object" else json.dumps(value)
-    call = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": written}}
+    value: Any = {_KEY: _VALUE}
+    if arguments == "text":
+        value = json.dumps(value)
+    call = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": value}}
     return {"role": "assistant", "content": content, "tool_calls": [call]}
 
 
@@ -110,7 +122,7 @@ def _parts(text: str) -> list[dict[str, str]]:
 
 
 def text_of_content(content: str | Sequence[dict[str, str]] | None) -> str:
-    """Return the text of a message's content. Parts are joined by newlines."""
+    """Return the text of a message's content: a text itself, the texts of parts joined by newlines, "" for None."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part["text"] for part in content)

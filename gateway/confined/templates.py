@@ -1,7 +1,8 @@
 """Compiles and renders chat templates, in a process of a `ConfinedPool`: no other part of the gateway runs a template.
 
-Templates follow Hugging Face's Jinja conventions and run in a sandbox, since nobody vouches for them. The sandbox
-bounds what a template may reach; the process bounds the time and memory that it may take.
+Templates follow Hugging Face's Jinja conventions and come from anybody, so they run in a sandbox. The sandbox bounds
+what a template may reach; the process bounds the time and memory that it may take. `gateway.chat_template` sends the
+requests.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ from gateway.confined.template_shape import PROBE_TOOL, Message, TemplateShape, 
 from outrider.wire.errors import InvalidRequest
 
 _MESSAGE: Message = {"role": "user", "content": "How do you do?"}
-"""Any message of a user."""
+"""A message to find out whether a template writes more than its text."""
 MAX_WHY_CHARS = 1000
-"""Characters of an error of a template that are shown."""
+"""Characters of a template's error that a caller is shown."""
 MAX_ROLE_CHARS = 80
-"""Characters of an unknown role that are shown."""
+"""Characters of an unknown role that a caller is shown."""
 MAX_PROBE_CHARS = 1 << 20
-"""Characters of a marked chat at most: of public templates that tell of one tool the longest have 20,000."""
+"""Characters that a template may write of a probe. Of public templates the longest text with one tool has 20,000."""
 
 
 def prepare() -> None:
-    """Render once, for what Jinja imports at its first template."""
+    """Compile and render a template once, so that Jinja's own imports are done."""
     work({"kind": "check", "source": "{{ messages }}"})
     render = {"kind": "render", "source": "{{ messages | tojson }}", "names": {"messages": []}, "max_chars": 10}
     work({**render, "shape": asdict(TemplateShape()), "merges": True})
 
 
 def work(request: dict[str, Any]) -> Any:
+    """Return the result of a request: check, probe or render a template, see the functions below."""
     source = request["source"]
     if request["kind"] == "check":
         return _check(source)
@@ -50,7 +52,7 @@ def work(request: dict[str, Any]) -> Any:
 
 
 def _check(source: str) -> list[str]:
-    """Return the variables that a template reads. Raise InvalidRequest when it cannot be compiled."""
+    """Return the variables that a template reads. Raises InvalidRequest if it cannot be compiled."""
     try:
         _compiled(source)
         return sorted(meta.find_undeclared_variables(_environment().parse(source)))
@@ -58,7 +60,7 @@ def _check(source: str) -> list[str]:
         raise
     except jinja2.TemplateSyntaxError as error:
         raise InvalidRequest(f"has a syntax error at line {error.lineno}: {_shown(error.message)}") from None
-    except Exception as error:  # Jinja writes Python, whose compiler refuses some of it in many ways
+    except Exception as error:  # Jinja makes Python of a template, which Python's compiler may refuse in many ways
         raise InvalidRequest(f"cannot be compiled: {type(error).__name__}: {_shown(error)}") from None
 
 
@@ -71,23 +73,29 @@ def _probe(source: str, names: dict[str, Any]) -> dict[str, Any]:
             return _written(source, variables, MAX_PROBE_CHARS) or ""
         except MemoryError:
             raise
-        except Exception:  # it takes no such messages
+        except Exception:  # the template refuses such messages
             return ""
 
-    def shown(messages: list[Message]) -> str:
-        """Offer a tool beside calls, and where the template takes nothing without."""
-        has_calls = any("tool_calls" in message for message in messages)
-        plain = "" if has_calls else render(messages, tools=None, add_generation_prompt=False)
-        return plain or render(messages, tools=[PROBE_TOOL], add_generation_prompt=False)
+    def render_probe(messages: list[Message]) -> str:
+        # With a tool for messages that have calls, and for templates that write nothing without one.
+        text = ""
+        if not _has_calls(messages):
+            text = render(messages, tools=None, add_generation_prompt=False)
+        return text or render(messages, tools=[PROBE_TOOL], add_generation_prompt=False)
 
-    shape = shape_of(shown)
-    asked = render([_MESSAGE], tools=None, add_generation_prompt=True)
-    return asdict(replace(shape, marks_turns=asked.strip() != _MESSAGE["content"]))
+    shape = shape_of(render_probe)
+    text = render([_MESSAGE], tools=None, add_generation_prompt=True)
+    return asdict(replace(shape, marks_turns=text.strip() != _MESSAGE["content"]))
+
+
+def _has_calls(messages: list[Message]) -> bool:
+    return any("tool_calls" in message for message in messages)
 
 
 def _render(source: str, names: dict[str, Any], shape: TemplateShape, merges: bool, max_chars: int) -> str | None:
-    """Return the text, or None when it has more than `max_chars` characters. Raise InvalidRequest in the template's own
-    words when it refuses the messages, in whichever way they are written.
+    """Return the rendered chat, or None if it has more than `max_chars` characters.
+
+    Raises InvalidRequest with the template's own message if it refuses the messages, in whichever way they are written.
     """
     messages = names["messages"]
     unknown = unknown_role(messages, source)
@@ -104,7 +112,7 @@ def _render(source: str, names: dict[str, Any], shape: TemplateShape, merges: bo
             return _written(source, {**names, "messages": written}, max_chars)
         except MemoryError:
             raise
-        except Exception as error:  # whatever a template does to these messages is about these messages
+        except Exception as error:  # a template may raise anything; it is about these messages
             refusal = refusal or f"the chat template refuses the messages: {_shown(error)}"
     raise InvalidRequest(refusal, param="messages")
 
@@ -135,7 +143,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"],
-        optimized=False,  # nothing is computed that no request needs
+        optimized=False,  # constant expressions are evaluated only when they are rendered
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -151,12 +159,12 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without Jinja's HTML escapes. The arguments' order is transformers': templates give them by place."""
+    # Without Jinja's HTML escapes. Arguments are in transformers' order: templates give them by position.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _GenerationBlock(Extension):
-    """Replace {% generation %}...{% endgeneration %}, which marks answers for training, by its contents."""
+    """Replaces {% generation %}...{% endgeneration %}, which marks outputs for training, by its contents."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
 

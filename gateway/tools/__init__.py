@@ -1,1 +1,6 @@
-"""Tools and reasoning: what a request offers, how a model's family writes calls, and how answers are read."""
+"""Tools and reasoning of chats: the offer of a request, the grammar of its outputs, and the reader of their text.
+
+No I/O, and nothing of HTTP. Imports `outrider.wire` and, of the gateway, the tokenizer and `gateway.grammars`. Start at
+`offer.py` (what the model may call) and `families.py` (how models write calls); `reading.py` puts both together for
+one prompt.
+"""

@@ -1,6 +1,7 @@
-"""How families of models write calls of tools and their reasoning. Found by the markers in a chat template's text.
+"""How families of models write calls of tools and their reasoning.
 
-One description serves both ways: a grammar is made of the texts as they stand, and a reader forgives their white space.
+The family of a model is found by the markers in its chat template. Its texts serve twice: `grammar.py` makes a grammar
+of them as they stand, and `reader.py` finds calls by them, with any white space between their words.
 """
 
 from __future__ import annotations
@@ -10,75 +11,102 @@ from dataclasses import dataclass
 from functools import cached_property
 
 NAME = "NAME"
-"""Stands for a tool's name in the texts below."""
+"""Placeholder of a tool's name in the texts of a Family."""
 TOOL_NAME = "[a-zA-Z0-9_.:-]{1,128}"
-"""Names as Anthropic's API and MCP have them, which are longer than OpenAI's 64 characters."""
+"""Pattern of a tool's name. Those of Anthropic's API and of MCP are longer than OpenAI's 64 characters."""
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-"""What may be one token of a vocabulary."""
+"""Pattern of a text that may be one token of a vocabulary: `<tool_call>`, `[TOOL_CALLS]`."""
 _PART = re.compile(rf"{MARKER.pattern}|[^\s<\[]+|\S")
 
 
 @dataclass(frozen=True)
 class Family:
-    """Calls are `opening`, one call, further ones each after `between`, and `closing`. A call is `head`, its arguments
-    as a JSON object, and `tail`.
+    """The texts with which a family of models writes calls.
+
+    Calls are `opening`, a call, for each further one `between` and a call, and `closing`. A call is `head`, its
+    arguments as a JSON object, and `tail`.
     """
+
+    # Hermes: <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>
+    #         opening       head                      arguments tail, closing
 
     name: str
     marker: str | None
-    """Announces calls anywhere in an answer; `opening` begins with it, unless the family is `bare`."""
+    """Text that announces calls anywhere in an output; None = calls are found by their JSON alone. `opening` begins
+    with it, unless the family is `bare`."""
     opening: str
     head: str
     tail: str
     between: str
     closing: str
     bare: bool = False
-    """An answer that begins with JSON may be calls without a marker; then one call alone has no `opening`."""
+    """Whether an output that begins with JSON may be calls without a marker. One call alone then has no `opening`."""
     short_ids: bool = False
-    """The template takes ids of nine letters and digits alone."""
+    """Whether the chat template takes only ids of nine letters and digits."""
 
     @property
     def texts(self) -> tuple[str, ...]:
+        """All texts around the arguments of calls."""
         return self.opening, self.head, self.tail, self.between, self.closing
 
     @property
     def is_object(self) -> bool:
-        """Whether a call is one JSON object that holds the name and the arguments."""
+        """Whether a call is one JSON object that holds the name and the arguments; else the name is in front of it."""
         return self.head.startswith("{")
 
     @cached_property
     def before(self) -> re.Pattern[str]:
-        """What stands before the first JSON object of calls."""
+        """Pattern of the text in front of the first JSON object of calls."""
         if self.bare:
-            marker = "" if self.marker is None else f"(?:{re.escape(self.marker)})?"
+            marker = ""
+            if self.marker is not None:
+                marker = f"(?:{re.escape(self.marker)})?"
             return re.compile(rf"\s*{marker}\s*\[?\s*")
-        return _forgiving(self.opening if self.is_object else self.opening + self.head)
+        text = self.opening
+        if not self.is_object:
+            text += self.head
+        return _any_space(text)
 
     @cached_property
     def amid(self) -> re.Pattern[str]:
-        """What stands between two JSON objects."""
+        """Pattern of the text between the JSON objects of two calls."""
         if self.bare:
             return re.compile(r"\s*[,;]?\s*")
-        return _forgiving(self.between if self.is_object else self.tail + self.between + self.head)
+        if self.is_object:
+            return _any_space(self.between)
+        return _any_space(self.tail + self.between + self.head)
 
     @cached_property
     def after(self) -> re.Pattern[str]:
-        """What follows the last JSON object. No white space ends it, so that it is known when it is there."""
+        """Pattern of the text behind the last JSON object of calls. It does not end with white space, so that a match
+        is complete when it is found.
+        """
         if self.bare:
             return re.compile(r"\s*\]")
-        return _forgiving(self.closing if self.is_object else self.tail + self.closing, open_ended=False)
+        text = self.closing
+        if not self.is_object:
+            text = self.tail + text
+        return re.compile(_any_space_pattern(text))
 
 
-def _forgiving(text: str, open_ended: bool = True) -> re.Pattern[str]:
-    parts = [re.escape(part) for part in _PART.findall(text)]
-    joined = "".join(rf"\s*{part}" for part in parts)
-    joined = joined.replace(NAME, f"(?P<name>{TOOL_NAME})")
-    return re.compile(joined + r"\s*" if open_ended else joined)
+def _any_space(text: str) -> re.Pattern[str]:
+    return re.compile(_any_space_pattern(text) + r"\s*")
 
 
-_OBJECT, _PARAMETERS = '{"name": "NAME", "arguments": ', '{"name": "NAME", "parameters": '
+def _any_space_pattern(text: str) -> str:
+    # "<a>\nNAME" -> \s*<a>\s*(?P<name>...)
+    pattern = ""
+    for part in _PART.findall(text):
+        pattern += rf"\s*{re.escape(part)}"
+    return pattern.replace(NAME, f"(?P<name>{TOOL_NAME})")
+
+
+_OBJECT = '{"name": "NAME", "arguments": '
+_PARAMETERS = '{"name": "NAME", "parameters": '
 _DEEPSEEK = "<｜tool▁calls▁begin｜>"
-_CALL, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_CALL = "<｜tool▁call▁begin｜>"
+_SEP = "<｜tool▁sep｜>"
+_END = "<｜tool▁call▁end｜>"
 
 HERMES = Family(
     "hermes",
@@ -109,12 +137,17 @@ JSON = Family("json", None, "[", _OBJECT, "}", ", ", "]", bare=True)
 
 
 def family_of(template: str) -> Family:
-    """Return the family of a chat template that takes tools, generic JSON where it shows no marker."""
+    """Return the family of a chat template that takes tools: JSON for one without a known marker."""
     if _DEEPSEEK in template:
-        return DEEPSEEK if "```json" in template else DEEPSEEK_V31
+        if "```json" in template:
+            return DEEPSEEK
+        return DEEPSEEK_V31
+    if "[ARGS]" in template and "[TOOL_CALLS]" in template:
+        return MISTRAL_ARGS
+    if "[TOOL_CALLS] [" in template:
+        return MISTRAL_SPACED
     if "[TOOL_CALLS]" in template:
-        spaced = MISTRAL_SPACED if "[TOOL_CALLS] [" in template else MISTRAL
-        return MISTRAL_ARGS if "[ARGS]" in template else spaced
+        return MISTRAL
     if "<tool_call>" in template:
         return HERMES
     if "<|python_tag|>" in template or ('"parameters": ' in template and "<|start_header_id|>" in template):
@@ -123,11 +156,11 @@ def family_of(template: str) -> Family:
 
 
 Marks = tuple[str, str]
-"""What begins and what ends the reasoning."""
+"""The texts that begin and end the reasoning of an output."""
 
 
 def reasoning_marks(template: str) -> Marks | None:
-    """Return the marks that a chat template has, None for one without."""
+    """Return the marks of reasoning in a chat template, None for a template without."""
     for marks in (("<think>", "</think>"), ("[THINK]", "[/THINK]")):
         if marks[1] in template:
             return marks

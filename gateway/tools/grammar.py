@@ -1,8 +1,9 @@
-"""What an answer with tools has to be, as a grammar for the workers, in the words of the model's family.
+"""Makes the grammar of an output with tools, to which the target worker holds the model.
 
-Each schema is checked and written by `gateway.grammars`; what stands around them is Lark as llguidance reads it. A
-marker that is a token of its own is named by its id: as text it would be other tokens. What ends free text, the end of
-the reasoning and a call's marker, counts as text, too.
+`gateway.grammar_work` calls `tool_grammar` in a process of its own. `gateway.grammars` checks and writes the schema of
+each tool; the texts of the model's family around them are written here, in the Lark of llguidance. A marker that is one
+token is named by its id, as its text would be other tokens. The end of the reasoning and the marker of calls are also
+recognised as text, since a model may write them with other tokens.
 """
 
 from __future__ import annotations
@@ -20,25 +21,27 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import MAX_GRAMMAR_BYTES
 
 TokenOf = Callable[[str], int | None]
-"""The id of a text that is one token and no text to a grammar; None for other texts."""
+"""Function that returns the id of a text that is one control token, None for another text."""
 MAX_CALLS = 16
-"""Calls of one answer that is bound, so that a model that goes on calling comes to an end."""
+"""Calls of one output that a grammar allows, so that a model which keeps calling comes to an end."""
 TEXT = r"TEXT: /(.|\n)*/"
 _SPACE = r"[\s\x1c-\x1f]*"
-"""White space as Python's, which the reader skips."""
+"""White space that `str.strip` removes, as the reader does."""
 FREE = rf"FREE: /{_SPACE}(\[{_SPACE}\[(.|\n)*|(\[{_SPACE})?([^\s\x1c-\x1f{{\[](.|\n)*)?)/"
-"""Text that is no call where calls need no marker: it begins neither with an object nor with a list of them."""
+"""Text that is no call in a family whose calls need no marker: it begins neither with an object nor with a list of
+objects."""
 _JSON = re.compile(r'"[^"]*"|[{}]|[:,] ')
 _TOKEN_ID = re.compile(r"<\[\d+\]>")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def tool_grammar(request: ToolGrammarRequest) -> str:
-    """Return the grammar of a whole answer. Takes long for large schemas. Raises InvalidRequest."""
+    """Return the grammar of a whole output, its reasoning included, as JSON that llguidance reads.
+
+    Takes long for large schemas. Raises InvalidRequest for schemas that cannot be enforced.
+    """
     offer = request.offer
     family = request.family
-    marks = request.marks
-    answer = request.answer
     token_of = request.token_ids.get
     rules: list[str] = []
     schemas: list[dict[str, Any]] = []
@@ -46,15 +49,15 @@ def tool_grammar(request: ToolGrammarRequest) -> str:
         body = "@answer"
     elif offer.choice == "required":
         body = _calls(offer, family, family.opening, rules, schemas, token_of)
-    elif answer:
+    elif request.answer:
         body = f"{_calls(offer, family, family.opening, rules, schemas, token_of)} | @answer"
     else:
         body = _text_or_calls(offer, family, rules, schemas, token_of)
-    lines = ["%llguidance {}", f"start: {_after_reasoning(marks, request.in_reasoning, offer, rules, token_of)}"]
-    lark = "\n".join((*lines, f"body: {body}", *rules, TEXT, ""))
+    start = _after_reasoning(request.marks, request.in_reasoning, rules, token_of)
+    lark = "\n".join(("%llguidance {}", f"start: {start}", f"body: {body}", *rules, TEXT, ""))
     grammars = [{"name": "calls", "lark_grammar": lark}, *schemas]
     if "@answer" in body:
-        grammars.append({**json.loads(answer)["grammars"][0], "name": "answer"})
+        grammars.append({**json.loads(request.answer)["grammars"][0], "name": "answer"})
     return _checked(grammars)
 
 
@@ -66,11 +69,17 @@ def _calls(
     schemas: list[dict[str, Any]],
     token_of: TokenOf,
 ) -> str:
-    """Add the rules of calls. Return what one or several are, from the first character to the last."""
+    """Add the rules of calls to `rules` and `schemas`. Return the right side of the rule of one or several calls, with
+    the texts around them.
+    """
     call = _call_rules(offer, family, rules, schemas, token_of)
-    opening, between, closing = (_spell(text, token_of) for text in (opening, family.between, family.closing))
+    opening = _spell(opening, token_of)
+    between = _spell(family.between, token_of)
+    closing = _spell(family.closing, token_of)
+    if offer.max_calls == 1 and family.bare:
+        return call
     if offer.max_calls == 1:
-        return call if family.bare else f"{opening} {call} {closing}"
+        return f"{opening} {call} {closing}"
     if family.bare:
         return f"{call} | {opening} {call} ({between} {call}){{1,{MAX_CALLS - 1}}} {closing}"
     return f"{opening} {call} ({between} {call}){{0,{MAX_CALLS - 1}}} {closing}"
@@ -79,10 +88,12 @@ def _calls(
 def _text_or_calls(
     offer: ToolOffer, family: Family, rules: list[str], schemas: list[dict[str, Any]], token_of: TokenOf
 ) -> str:
-    """Return what an answer is that is text, and calls behind the family's marker if there is one; or, of a bare
-    family, calls alone.
+    """Return the right side of the rule of an output that is text, text and calls behind the family's marker, or, in a
+    bare family, calls alone.
     """
-    text = "FREE" if family.bare else "TEXT"
+    text = "TEXT"
+    if family.bare:
+        text = "FREE"
     opening = family.opening.removeprefix(family.marker or "")
     ways = [text]
     if family.marker is not None:
@@ -98,22 +109,27 @@ def _call_rules(
     offer: ToolOffer, family: Family, rules: list[str], schemas: list[dict[str, Any]], token_of: TokenOf
 ) -> str:
     names = []
-    for at, tool in offer.callable_tools:
+    for index, tool in offer.callable_tools:
         text = family.head.replace(NAME, tool.name)
-        # In the pieces of JSON where an answer may be other JSON: the lexer looks back at no lexeme that it began.
-        head = " ".join(map(_quoted, _JSON.findall(text))) if family.bare else _spell(text, token_of)
-        rules.append(f"call_{at}: {head} @tool_{at} {_spell(family.tail, token_of)}")
-        schemas.append({"name": f"tool_{at}", "json_schema": _schema(at, tool, offer)})
-        names.append(f"call_{at}")
+        if family.bare:
+            # In pieces of JSON, as the output may be other JSON: the lexer does not go back behind a lexeme's start.
+            head = " ".join(map(_quoted, _JSON.findall(text)))
+        else:
+            head = _spell(text, token_of)
+        rules.append(f"call_{index}: {head} @tool_{index} {_spell(family.tail, token_of)}")
+        schemas.append({"name": f"tool_{index}", "json_schema": _schema(index, tool, offer)})
+        names.append(f"call_{index}")
     rules.append(f"call: {' | '.join(names)}")
     return "call"
 
 
-def _schema(at: int, tool: Tool, offer: ToolOffer) -> Any:
-    """Return what a tool's arguments have to be. Of one that is not strict it is what can be enforced: any object where
-    its schema cannot, and no properties that the schema does not name.
+def _schema(index: int, tool: Tool, offer: ToolOffer) -> Any:
+    """Return the schema of a tool's arguments that is enforced.
+
+    For a tool that is not strict, it is any object if its own schema cannot be enforced, and else has no properties
+    that its own does not name.
     """
-    param = tool.place(at)
+    param = tool.place(index)
     schema = tool.parameters or NO_PARAMETERS
     if not tool.strict:
         if offer.choice == "auto":
@@ -128,19 +144,21 @@ def _schema(at: int, tool: Tool, offer: ToolOffer) -> Any:
         return json.loads(schema_text(ANY_OBJECT, param, strict=False))
 
 
-def _after_reasoning(
-    marks: Marks | None, in_reasoning: bool, offer: ToolOffer, rules: list[str], token_of: TokenOf
-) -> str:
+def _after_reasoning(marks: Marks | None, in_reasoning: bool, rules: list[str], token_of: TokenOf) -> str:
     if marks is None:
         return "body"
     rules.append(r"GAP: /[ \n]{0,2}/")
     thought = f"{_text_up_to('thought', marks[1], rules, token_of)} GAP body"
-    return thought if in_reasoning else f"body | {_spell(marks[0], token_of)} {thought}"
+    if in_reasoning:
+        return thought
+    return f"body | {_spell(marks[0], token_of)} {thought}"
 
 
 def _text_up_to(rule: str, marker: str, rules: list[str], token_of: TokenOf, text: str = "TEXT") -> str:
-    """Return text that ends with the first marker, as the reader finds it: by its text, whatever tokens write that. A
-    lazy lexeme ends there. Where the marker is a token, which is no text to a grammar, either may be.
+    """Add rules named after `rule`. Return the name of the rule of text up to and with the first `marker`.
+
+    The reader finds the marker by its text, whatever tokens wrote it, so the grammar does as well: a lazy lexeme ends
+    there. If the marker is a control token, which is no text to a grammar, either one ends the text.
     """
     rules.append(f"{rule}_text[lazy]: {text} {_quoted(marker)}")
     if token_of(marker) is None:
@@ -150,23 +168,28 @@ def _text_up_to(rule: str, marker: str, rules: list[str], token_of: TokenOf, tex
 
 
 def _spell(text: str, token_of: TokenOf) -> str:
-    """Return the text in Lark: quoted, and tokens by their ids."""
-    parts, begin = [], 0
+    # '<tool_call>\n' with the token <tool_call> of id 7: <[7]> "\n"
+    parts = []
+    begin = 0
     for found in MARKER.finditer(text):
-        if (token_id := token_of(found[0])) is not None:
-            parts += [_quoted(text[begin : found.start()]), f"<[{token_id}]>"]
+        token_id = token_of(found[0])
+        if token_id is not None:
+            parts.append(_quoted(text[begin : found.start()]))
+            parts.append(f"<[{token_id}]>")
             begin = found.end()
-    return " ".join(part for part in (*parts, _quoted(text[begin:])) if part)
+    parts.append(_quoted(text[begin:]))
+    return " ".join(part for part in parts if part)
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    if not text:
+        return ""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _checked(grammars: list[dict[str, Any]]) -> str:
-    """Return them as one text. Raises InvalidRequest when they are too much together; each is checked already.
-
-    Tokens are all one here, whose id the tokenizer of bytes has.
+    """Return the grammars as one text. Raises InvalidRequest if they are too large together: each alone is checked
+    already.
     """
     text = json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
     num_bytes = len(text.encode())
@@ -175,6 +198,7 @@ def _checked(grammars: list[dict[str, Any]]) -> str:
             f"tools make a grammar of {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed; offer fewer",
             param="tools",
         )
+    # The check has a tokenizer of bytes and one marker, which stands for all control tokens here.
     error = error_of(_TOKEN_ID.sub(f"<[{MARKER_ID}]>", text))
     if error:
         raise InvalidRequest(f"tools cannot be enforced together: {error}; offer fewer", param="tools")

@@ -1,4 +1,7 @@
-"""What a process is given to make the grammar of an answer with tools: plain data, so that it travels as JSON."""
+"""The request to a confined process to make the grammar of an output with tools: plain data, sent as JSON.
+
+`reading.py` makes it, `gateway.grammar_checker` sends it, and `gateway.grammar_work` reads it.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +14,48 @@ from gateway.tools.offer import Tool, ToolOffer
 
 @dataclass(frozen=True, slots=True)
 class ToolGrammarRequest:
+    """All that the grammar of a whole output depends on."""
+
     offer: ToolOffer
     family: Family | None
-    """None = no calls."""
+    """Family in which calls are written; None = no calls."""
     marks: Marks | None
-    """Of the reasoning that may come before all else; None = there is none."""
+    """Marks of the reasoning that an output may begin with; None = it has none."""
     in_reasoning: bool
-    """The prompt began it."""
+    """Whether the prompt ends inside the reasoning."""
     answer: str
-    """The grammar of an answer that is no call; empty = any."""
+    """Grammar of an answer that is no call; empty = any text."""
     token_ids: dict[str, int]
-    """Ids of the markers that are one token and no text to a grammar."""
+    """By text, ids of the markers that are one control token."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ToolGrammarRequest:
-        """Return the request whose fields, as JSON, these are."""
-        offer = fields["offer"]
-        tools = tuple(Tool(**tool) for tool in offer["tools"])
-        family, marks = fields["family"], fields["marks"]
-        return cls(
-            **fields
-            | {
-                "offer": ToolOffer(**offer | {"tools": tools}),
-                "family": None if family is None else Family(**family),
-                "marks": None if marks is None else tuple(marks),
-            }
-        )
+        """Return the request with these fields, as orjson writes a dataclass."""
+        tools = tuple(Tool(**tool) for tool in fields["offer"]["tools"])
+        family = fields["family"]
+        if family is not None:
+            family = Family(**family)
+        marks = fields["marks"]
+        if marks is not None:
+            marks = tuple(marks)
+        offer = ToolOffer(**fields["offer"] | {"tools": tools})
+        return cls(**fields | {"offer": offer, "family": family, "marks": marks})
 
 
 def has_grammar(offer: ToolOffer, family: Family | None, marks: Marks | None, answer: str) -> bool:
-    """Return whether an answer to this offer is held to another grammar than `answer`."""
+    """Return whether the output needs another grammar than `answer`, the one of an answer that is no call."""
     if family is None or not offer.tools:
         return bool(answer) and marks is not None
     return bool(answer) or offer.choice == "required" or any(tool.strict for tool in offer.tools)
 
 
 def markers(offer: ToolOffer, family: Family | None, marks: Marks | None) -> set[str]:
-    """Return all that may be one token in the texts around calls and reasoning."""
+    """Return the texts around calls and reasoning that may each be one token, and their parts that may."""
     texts = [*(marks or ())]
     if family is not None:
         texts += [family.marker or "", family.opening.removeprefix(family.marker or ""), *family.texts]
         texts += [family.head.replace(NAME, tool.name) for tool in offer.tools]
-    return {found for text in texts for found in (text, *MARKER.findall(text))}
+    found = set(texts)
+    for text in texts:
+        found.update(MARKER.findall(text))
+    return found

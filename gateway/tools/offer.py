@@ -1,4 +1,7 @@
-"""What tools a request offers the model, and which of them it may or must call. Checked here for every front end."""
+"""The tools that a request offers the model, and which of them it may or must call.
+
+The bodies of all front ends make a ToolOffer with `offer_of`, which checks them alike.
+"""
 
 from __future__ import annotations
 
@@ -13,88 +16,117 @@ from gateway.tools.families import TOOL_NAME
 from outrider.wire.errors import InvalidRequest
 
 MAX_LISTED_TOOLS = 4096
-"""Tools of a request, and calls of a message, that are read at all: as many as messages. `max_tools` may allow them."""
+"""Tools of a request, and calls of a message, that a body may have at all. The setting `max_tools` may allow fewer."""
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+"""JSON schema of the arguments of a tool without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
+    """A function that the model may call."""
+
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """JSON Schema of an object; None = there are none."""
+    """JSON schema of its arguments, an object; None = it has none."""
     strict: bool | None = None
-    """Every call follows the schema, or the request is refused. None = the caller did not say, as False."""
+    """Whether every call has to follow the schema; the request is refused if that cannot be enforced. None = False."""
     schema_place: str | None = None
-    """How the caller spells the place of `parameters` in the request; None = as chats do."""
+    """Path of `parameters` in the request, for errors; None = that of a chat."""
 
-    def place(self, at: int) -> str:
-        """Return the place of its `parameters` in a request of which it is the `at`-th tool."""
-        return self.schema_place or f"tools[{at}].function.parameters"
+    def place(self, index: int) -> str:
+        """Return the path of `parameters` in a request in which the tool has this index."""
+        return self.schema_place or f"tools[{index}].function.parameters"
 
     def for_template(self) -> dict[str, Any]:
-        """Return it as chat templates read it."""
-        told: dict[str, Any] = {"name": self.name, "description": self.description}
-        told |= {"parameters": self.parameters or NO_PARAMETERS, "strict": self.strict}
-        return {"type": "function", "function": {key: value for key, value in told.items() if value is not None}}
+        """Return the tool as chat templates take it."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = self.parameters or NO_PARAMETERS
+        if self.strict is not None:
+            function["strict"] = self.strict
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
+    """The tools of a request, and the choice among them."""
+
     tools: tuple[Tool, ...] = ()
     choice: Literal["auto", "required"] = "auto"
-    named: str | None = None
-    """The tool that has to be called, once; then `choice` is required."""
+    """required: the output has to be calls."""
+    required_tool: str | None = None
+    """Name of the only tool that may be called, once; `choice` is then required."""
     parallel: bool = True
-    """Whether an answer may hold several calls."""
-    continued: str = ""
-    """The text of the message that an answer goes on with; empty = the answer begins one."""
+    """Whether an output may have several calls."""
+    continued_text: str = ""
+    """Text of the last message of the chat, if the output continues it; else empty."""
     num_bytes: int = 0
     """UTF-8 bytes of all tools together, as compact JSON."""
 
     @property
     def names(self) -> frozenset[str]:
+        """Names of all tools."""
         return frozenset(tool.name for tool in self.tools)
 
     @property
     def max_calls(self) -> int | None:
-        """Return how many calls an answer may hold, None for any number."""
-        return None if self.parallel and self.named is None else 1
+        """Calls that an output may have; None = any number."""
+        if self.parallel and self.required_tool is None:
+            return None
+        return 1
 
     @property
     def callable_tools(self) -> list[tuple[int, Tool]]:
-        """Return those that may be called, each with its place in the request."""
-        return [(at, tool) for at, tool in enumerate(self.tools) if self.named in (None, tool.name)]
+        """The tools that may be called, each with its index in the request."""
+        return [(index, tool) for index, tool in enumerate(self.tools) if self.required_tool in (None, tool.name)]
 
 
 NO_TOOLS = ToolOffer()
 
 
 def offer_of(tools: Sequence[Tool], choice: Any, parallel: bool | None) -> ToolOffer:
-    """Return the offer of OpenAI's three parameters. choice: a word, or (name,) of a tool. Raises InvalidRequest."""
-    named = choice[0] if isinstance(choice, tuple) else None
+    """Return the offer of OpenAI's parameters `tools`, `tool_choice` and `parallel_tool_calls`.
+
+    `choice`: "none", "auto", "required", None, or `(name,)` of a tool. Raises InvalidRequest for a tool that cannot be
+    called and for a choice that does not fit the tools.
+    """
+    named = None
+    if isinstance(choice, tuple):
+        named = choice[0]
     if not tools:
         if choice in (None, "auto", "none"):
             return NO_TOOLS
-        shown = f"names the tool {named!r}" if named is not None else f"is {choice!r}"
+        problem = f"is {choice!r}"
+        if named is not None:
+            problem = f"names the tool {named!r}"
         raise InvalidRequest(
-            f"tool_choice {shown}, and there are no tools; give some, or leave it out", param="tool_choice"
+            f"tool_choice {problem}, and there are no tools; give some, or leave it out", param="tool_choice"
         )
     num_bytes = _check(tools)
-    if named is not None and named not in {tool.name for tool in tools}:
-        known = ", ".join(repr(tool.name) for tool in tools[:8])
-        more = ", ..." if len(tools) > 8 else ""
-        raise InvalidRequest(
-            f"tool_choice names {named[:64]!r}, which is none of the tools: {known}{more}", param="tool_choice"
-        )
+    if named is not None:
+        _check_is_named(tools, named)
     if choice == "none":
         return NO_TOOLS
-    must = named is not None or choice == "required"
-    return ToolOffer(tuple(tools), "required" if must else "auto", named, parallel is not False, num_bytes=num_bytes)
+    required_or_auto: Literal["auto", "required"] = "auto"
+    if named is not None or choice == "required":
+        required_or_auto = "required"
+    return ToolOffer(tuple(tools), required_or_auto, named, parallel is not False, num_bytes=num_bytes)
+
+
+def _check_is_named(tools: Sequence[Tool], name: str) -> None:
+    names = [tool.name for tool in tools]
+    if name in names:
+        return
+    shown = ", ".join(map(repr, names[:8]))
+    if len(names) > 8:
+        shown += ", ..."
+    raise InvalidRequest(f"tool_choice names {name[:64]!r}, which is none of the tools: {shown}", param="tool_choice")
 
 
 def check_size(offer: ToolOffer, max_tools: int, max_bytes: int) -> None:
-    """Raise InvalidRequest for more tools, or larger ones, than the gateway's settings allow."""
+    """Raise InvalidRequest for more tools, or more bytes of them, than the gateway's settings allow."""
     num_tools = len(offer.tools)
     if num_tools > max_tools:
         raise InvalidRequest(
@@ -107,31 +139,32 @@ def check_size(offer: ToolOffer, max_tools: int, max_bytes: int) -> None:
         )
 
 
-def _of(tool: Tool, at: int) -> str:
-    """Return how the caller spells the place of a tool's name."""
-    return tool.place(at).rpartition(".")[0]
+def _place_of_name(tool: Tool, index: int) -> str:
+    # tools[0].function.parameters: tools[0].function
+    return tool.place(index).rpartition(".")[0]
 
 
 def _check(tools: Sequence[Tool]) -> int:
-    """Return the bytes of tools as JSON. Raise InvalidRequest for one that cannot be called."""
-    places: dict[str, int] = {}
-    for at, tool in enumerate(tools):
-        schema = tool.place(at)
-        param = _of(tool, at)
+    """Raise InvalidRequest for a tool that cannot be called. Return the bytes of all tools as JSON."""
+    indices: dict[str, int] = {}
+    for index, tool in enumerate(tools):
+        schema = tool.place(index)
+        param = _place_of_name(tool, index)
         if re.fullmatch(TOOL_NAME, tool.name) is None:
             raise InvalidRequest(
                 f"{param}.name is {tool.name[:80]!r}, must be 1 to 128 letters, digits or ._:-", param=f"{param}.name"
             )
-        if (first := places.setdefault(tool.name, at)) != at:
+        first = indices.setdefault(tool.name, index)
+        if first != index:
+            other = _place_of_name(tools[first], first)
             raise InvalidRequest(
-                f"{param}.name is {tool.name!r}, as that of {_of(tools[first], first)}; name each tool once",
-                param=f"{param}.name",
+                f"{param}.name is {tool.name!r}, as that of {other}; name each tool once", param=f"{param}.name"
             )
         kind = (tool.parameters or NO_PARAMETERS).get("type", "object")
         if kind != "object":
             raise InvalidRequest(f"{schema} describes a {kind!r:.80}, must describe an object", param=schema)
     try:
-        # As deep as in an event of /v1/responses, which is a level more than they are alone.
+        # In a list, so that they nest as deep as in an event of /v1/responses.
         return len(orjson.dumps([[tool.for_template() for tool in tools]]))
     except (TypeError, ValueError) as error:  # too deep, or a lone surrogate
         raise InvalidRequest(f"tools cannot be written as JSON: {error}", param="tools") from None

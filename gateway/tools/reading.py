@@ -1,4 +1,7 @@
-"""How the answers to one chat are read, and what that asks of the grammar. Made once its prompt is written."""
+"""How the outputs of one chat are read for calls and reasoning, and which grammar that needs.
+
+`gateway.admission.requests` calls both functions, when the prompt of the chat is rendered.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,31 @@ from outrider.wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Reading:
+    """How the outputs of a prompt are read."""
+
     family: Family | None
-    """None = there are no calls."""
+    """Family in which calls are written; None = there are no calls."""
     names: frozenset[str]
+    """Names of the tools that may be called."""
     marks: Marks | None
-    """Of reasoning; None = there is none."""
+    """Marks of the reasoning; None = there is none."""
     in_reasoning: bool
-    """The prompt began it."""
+    """Whether the prompt ends inside the reasoning."""
     max_calls: int | None
+    """Calls that an output may have; None = any number."""
     shown_ids: frozenset[int]
-    """Special tokens that are a part of the text: the markers."""
+    """Special tokens that are part of the text: the markers of calls and reasoning."""
 
     def reader(self) -> Reader:
-        """Return the reader of one answer."""
+        """Return a reader for one output."""
         return Reader(self.family, self.names, self.marks, self.in_reasoning, self.max_calls)
 
 
 def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str) -> Reading | None:
-    """Return how answers to this prompt are read, None = as they stand. Raises InvalidRequest."""
+    """Return how the outputs of a chat are read; None = they are text alone.
+
+    `prompt`: the rendered chat. Raises InvalidRequest for tools that the chat template cannot take.
+    """
     template = tokenizer.template
     assert template is not None, "the prompt was written with it"
     if offer.tools and not template.takes_tools:
@@ -41,37 +51,59 @@ def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str) -> Reading |
             "--chat-template FILE, one that does",
             param="tools",
         )
-    source = template.tool_source if offer.tools else template.source
-    family = family_of(source) if offer.tools else None
+    family = None
+    source = template.source
+    if offer.tools:
+        source = template.tool_source
+        family = family_of(source)
     marks = reasoning_marks(source)
     in_reasoning = False
     if marks is not None:
-        begin, end = marks
-        begun = offer.continued.rfind(begin) > offer.continued.rfind(end)
-        in_reasoning = begun or prompt.rstrip().endswith(begin)
-        if not in_reasoning and (offer.continued or prompt.rstrip().endswith(end)):
-            marks = None  # the prompt is past it
+        in_reasoning = _ends_in_reasoning(offer, prompt, marks)
+        if not in_reasoning and _is_past_reasoning(offer, prompt, marks):
+            marks = None
     if family is None and marks is None:
         return None
+    return Reading(family, offer.names, marks, in_reasoning, offer.max_calls, _marker_ids(family, marks, tokenizer))
+
+
+def _ends_in_reasoning(offer: ToolOffer, prompt: str, marks: Marks) -> bool:
+    begin, end = marks
+    is_continued = offer.continued_text.rfind(begin) > offer.continued_text.rfind(end)
+    return is_continued or prompt.rstrip().endswith(begin)
+
+
+def _is_past_reasoning(offer: ToolOffer, prompt: str, marks: Marks) -> bool:
+    return bool(offer.continued_text) or prompt.rstrip().endswith(marks[1])
+
+
+def _marker_ids(family: Family | None, marks: Marks | None, tokenizer: Tokenizer) -> frozenset[int]:
     texts = {*(marks or ())}
     if family is not None:
         texts.update(MARKER.findall(" ".join((family.marker or "", *family.texts))))
-    shown = (tokenizer.silent_id(text) for text in texts)
-    shown_ids = frozenset(each for each in shown if each is not None)
-    return Reading(family, offer.names, marks, in_reasoning, offer.max_calls, shown_ids)
+    ids = set[int]()
+    for text in texts:
+        token_id = tokenizer.silent_id(text)
+        if token_id is not None:
+            ids.add(token_id)
+    return frozenset(ids)
 
 
 def grammar_request(offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> ToolGrammarRequest | None:
-    """Return what the grammar of a whole answer is made of, None where it is `answer`.
+    """Return the request for the grammar of a whole output; None if that grammar is `answer`.
 
-    answer: the grammar of an answer that is no call, empty = any.
+    `answer`: the grammar of an answer that is no call; empty = any text.
     """
-    family, marks = reading.family, reading.marks
+    family = reading.family
+    marks = reading.marks
     if not has_grammar(offer, family, marks, answer):
         return None
-    ids = {text: tokenizer.control_id(text) for text in markers(offer, family, marks)}
-    token_ids = {text: token_id for text, token_id in sorted(ids.items()) if token_id is not None}
-    # Without what a grammar does not depend on, so that the next turn of a chat makes the same request.
+    token_ids = {}
+    for text in sorted(markers(offer, family, marks)):
+        token_id = tokenizer.control_id(text)
+        if token_id is not None:
+            token_ids[text] = token_id
+    # Only what the grammar depends on: the next request of the same chat then needs the same grammar.
     tools = tuple(dataclasses.replace(tool, description=None) for tool in offer.tools)
-    offer = dataclasses.replace(offer, tools=tools, continued="", num_bytes=0)
+    offer = dataclasses.replace(offer, tools=tools, continued_text="", num_bytes=0)
     return ToolGrammarRequest(offer, family, marks, reading.in_reasoning, answer, token_ids)

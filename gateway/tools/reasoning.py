@@ -1,6 +1,6 @@
-"""Finds where an answer's reasoning ends: by its text, whatever its tokens. Pure.
+"""Finds where the reasoning of an output begins and ends, by its text, whatever its tokens. No I/O.
 
-The reader of the answer, the stops that wait for the answer, and the answer's grammar all mean this place.
+The reader of calls, the stops that wait for the answer, and the grammar of the answer depend on the same place.
 """
 
 from __future__ import annotations
@@ -8,45 +8,49 @@ from __future__ import annotations
 from gateway.tools.families import Marks
 
 MAX_SPACE_CHARS = 256
-"""Characters of an answer within which its reasoning begins."""
+"""Characters at the start of an output within which its reasoning has to begin."""
 
 
 def begins_reasoning(text: str, mark: str, *, final: bool = False) -> bool | None:
-    """Return whether an answer that begins with `text` begins its reasoning, None where more text may decide it.
+    """Return whether the output that starts with `text` begins with reasoning; None if more text may decide that.
 
-    mark: what begins reasoning. White space may stand in front of it. final: no text follows.
+    `mark`: the text that begins reasoning, with any white space in front. `final`: whether `text` is the whole output.
     """
+    # mark "<think>": True for " <think>a", None for "<th", False for "a"
     begin = text[:MAX_SPACE_CHARS].lstrip()
     if begin.startswith(mark):
         return True
-    is_open = not final and mark.startswith(begin) and len(text) < MAX_SPACE_CHARS
-    return None if is_open else False
+    if not final and mark.startswith(begin) and len(text) < MAX_SPACE_CHARS:
+        return None
+    return False
 
 
 class AnswerFinder:
-    """Follows a growing text. The answer is what stands behind the reasoning, or all of a text without reasoning. White
-    space between them is of neither: the reader leaves it out.
+    """Finds the answer in the growing text of an output: the text behind the reasoning, or all of a text without
+    reasoning. White space between the two belongs to neither.
     """
 
     def __init__(self, marks: Marks | None, in_reasoning: bool) -> None:
-        """marks: None = there is no reasoning. in_reasoning: the prompt began it."""
+        """`marks`: None = there is no reasoning. `in_reasoning`: whether the prompt ends inside the reasoning."""
         self._marks = marks
         self._is_reasoning = in_reasoning
         """Whether the text has reasoning, ended or not."""
         self.is_behind = marks is None
-        """Whether the text's end lies behind the reasoning."""
+        """Whether the text so far ends behind the reasoning."""
         self._pending = ""
-        """Text that decides, with what follows it, where the reasoning begins or ends."""
+        """End of the text, which may be a part of a mark."""
         self.is_found = marks is None
-        """Whether the answer has begun."""
+        """Whether the text so far has a part of the answer."""
 
     @property
     def num_undecided(self) -> int:
-        """Characters at the end of the text that are reasoning or answer: nobody can tell yet."""
-        return 0 if self.is_found or self._is_reasoning else len(self._pending)
+        """Characters at the end of the text of which it is open whether they are reasoning or answer."""
+        if self.is_found or self._is_reasoning:
+            return 0
+        return len(self._pending)
 
     def push(self, text: str) -> str:
-        """Take the text's next characters. Return those of the answer that are known now, a part of the text's end."""
+        """Append `text` to the output. Return the characters that are now known to be of the answer."""
         if self._marks is None or self.is_found:
             return text
         if self.is_behind:
@@ -68,8 +72,10 @@ class AnswerFinder:
         return ""
 
     def finish(self) -> str:
-        """Return the text that has become a part of the answer because nothing follows it."""
-        return "" if self.is_found or self._is_reasoning else self._found(self._pending)
+        """Return the undecided text, which belongs to the answer if nothing follows it. Call it at the output's end."""
+        if self.is_found or self._is_reasoning:
+            return ""
+        return self._found(self._pending)
 
     def _found(self, answer: str) -> str:
         self.is_behind = True

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.schemas.answers import ChatChunk
+from gateway.api.schemas.answers.openai import ChatChunk
 from tests.stack import Stack
 
 CHAT = [{"role": "user", "content": "def add(a, b):"}]

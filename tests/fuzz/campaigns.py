@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from deploy.registry import Registry
 from gateway.api.http_io import is_anthropics
-from gateway.api.schemas import answers as answer_schemas
+from gateway.api.schemas.answers.messages import MessageError
+from gateway.api.schemas.answers.server import Error
 from gateway.output_format import OutputFormat, one_output
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
@@ -372,7 +373,7 @@ def _check_form(path: str, status: int, kind: str, told: bytes) -> None:
     """Whether an answer is what the protocol of its endpoint knows."""
     if status != 200:
         assert kind == "application/json"
-        error = answer_schemas.MessageError if is_anthropics(path) else answer_schemas.Error
+        error = MessageError if is_anthropics(path) else Error
         assert error.model_validate_json(told).error.message, "an error says what was wrong"
         return
     whole, event = READERS[path]

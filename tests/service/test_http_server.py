@@ -18,8 +18,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import gateway.api.app
-import gateway.api.http_io
 import gateway.api.http_server as http_server
+import gateway.api.request_body
 from gateway.admission.admission import Admission
 from gateway.api.app import create_app
 from gateway.api.http_server import BACKLOG, HttpServer, bind
@@ -69,7 +69,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> float:
     """All timeouts, in seconds."""
     for module, name in (
         (http_server, "HEAD_TIMEOUT_S"),
-        (gateway.api.http_io, "BODY_TIMEOUT_S"),
+        (gateway.api.request_body, "BODY_TIMEOUT_S"),
         (gateway.api.app, "WRITE_TIMEOUT_S"),
     ):
         monkeypatch.setattr(module, name, 0.3)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.admission.requests import MAX_MESSAGES
-from gateway.api.forms.layers import ReadAnswer
+from gateway.api.forms.layers import AnswerReader
 from gateway.generation import FinishReason, OutputTimings, RoundOutput
-from gateway.tools.reader import Content
+from gateway.tools.parts import Content
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from tests.service.scripted_generator import ScriptedGenerator
@@ -222,7 +222,7 @@ async def test_a_key_may_come_in_either_header(tmp_path: Path) -> None:
 async def test_a_call_that_is_none_within_a_round_is_never_told() -> None:
     reader = generator_of("x")
     await posted(reader, tools=[FUNCTION])
-    answer = ReadAnswer(reader.requests[0].reading)
+    answer = AnswerReader(reader.requests[0].reading)
     text = 'So <tool_call>\n{"name": "Weather", "arguments": {"city": Rome}}\n</tool_call> sorry'
     parts = answer.parts(RoundOutput((), text, 0, 0, OutputTimings(), FinishReason.STOP))
     assert "".join(part.text for part in parts if isinstance(part, Content)) == text

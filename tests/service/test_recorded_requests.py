@@ -12,7 +12,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.api.schemas import answers as ours
+from gateway.api.schemas.answers import messages as our_messages
+from gateway.api.schemas.answers import openai as ours
+from gateway.api.schemas.answers import responses as our_responses
+from gateway.api.schemas.answers import server as our_server
 from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
 from tests.service.test_routes import in_process
 
@@ -22,11 +25,11 @@ TOKENIZER = demo_tokenizer()
 READERS: dict[str, tuple[list[Any], list[Any]]] = {
     "/v1/chat/completions": ([ChatCompletion, ours.ChatCompletion], [ChatCompletionChunk, ours.ChatChunk]),
     "/v1/completions": ([ours.Completion], [ours.Completion]),  # the official type has no null among log-probs
-    "/tokenize": ([ours.Tokenized], []),
-    "/detokenize": ([ours.Detokenized], []),
-    "/v1/responses": ([Response, ours.Response], [ResponseStreamEvent, ours.ResponseEvent]),
-    "/v1/messages": ([ours.MessageAnswer], [ours.MessageEvent]),
-    "/v1/messages/count_tokens": ([ours.TokenCount], []),
+    "/tokenize": ([our_server.Tokenized], []),
+    "/detokenize": ([our_server.Detokenized], []),
+    "/v1/responses": ([Response, our_responses.Response], [ResponseStreamEvent, our_responses.ResponseEvent]),
+    "/v1/messages": ([our_messages.MessageAnswer], [our_messages.MessageEvent]),
+    "/v1/messages/count_tokens": ([our_messages.TokenCount], []),
 }
 """By path: what reads whole answers, and what reads the events of a stream."""
 

@@ -11,8 +11,8 @@ from openai.types.responses import Response, ResponseFunctionToolCall, ResponseO
 
 from gateway.api.forms.responses_form import ResponseForm
 from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.openai_responses import joined
-from gateway.api.schemas.openai import parse_body
+from gateway.api.openai_responses import join_outputs
+from gateway.api.schemas.parsing import parse_body
 from gateway.api.speculation_answers import speculation_of
 from outrider.wire.errors import WorkerLost
 from tests.service.scripted_generator import ScriptedGenerator, rounds
@@ -188,7 +188,7 @@ async def test_text_behind_a_call_has_its_own_log_probs() -> None:
         by_rounds = (await http.post(PATH, json=asked)).json()
     (request,) = generator.requests
     form = ResponseForm(parse_body(ResponsesBody, asked), "resp_1", request, generator.own_tokenizer)
-    assert list(form.push(joined(rounds(generator, request)))), "the call ends and the text begins in one push"
+    assert list(form.push(join_outputs(rounds(generator, request)))), "the call ends and the text begins in one push"
     for answer in (by_rounds, form.whole()):
         assert [item["type"] for item in answer["output"]] == ["function_call", "message"]
         (part,) = answer["output"][1]["content"]
@@ -248,7 +248,7 @@ async def test_each_round_of_a_layer_tells_its_tokens_kinds(path: str) -> None:
     expected = [speculation_of(output, generator.own_tokenizer) for output in made]
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     assert [event["speculation"] for event in events if "speculation" in event] == expected
-    assert whole["speculation"] == speculation_of(joined(made), generator.own_tokenizer)
+    assert whole["speculation"] == speculation_of(join_outputs(made), generator.own_tokenizer)
     assert "speculation" not in plain
     alone = [event for event in events if event["type"] in ("ping", "response.speculation") and "speculation" in event]
     assert alone and all(event["speculation"]["tokens"] for event in alone), "rounds without text are told, too"

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.admission.admission import Admission
 from gateway.admission.prompts import INLINE_CHARS
 from gateway.api.app import create_app
-from gateway.api.schemas.openai import TODAY
+from gateway.api.schemas.other_parameters import TODAY
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from tests.service.scripted_generator import (

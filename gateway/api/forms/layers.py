@@ -1,4 +1,8 @@
-"""Serves a layer over chat: one answer to one chat, whole or as the events of the layer's own protocol."""
+"""Serves a layer over chat: one answer to one chat, whole or as the events of the layer's own protocol.
+
+`gateway.api.routes` makes a LayerAnswer of each request. It gives every output to a Form, which writes it in the
+protocol of Responses or Messages.
+"""
 
 from __future__ import annotations
 
@@ -9,131 +13,145 @@ import orjson
 
 from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.requests import Demand
-from gateway.api.openai_responses import Json, ReadText, joined, usage_of
+from gateway.api.openai_responses import ChoiceReader, Json, join_outputs
 from gateway.api.speculation_answers import speculation_of
+from gateway.api.usage import usage_of
 from gateway.generation import GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.reader import CallBegun, CallUnread, Part
+from gateway.tools.parts import CallRetraction, CallStart, Part
 from gateway.tools.reading import Reading
 from outrider.wire.errors import OutriderError
 
-AS_IT_STANDS = Reading(
+PLAIN_TEXT = Reading(
     family=None, names=frozenset(), marks=None, in_reasoning=False, max_calls=None, shown_ids=frozenset()
 )
-"""There are neither calls nor reasoning."""
+"""The reading of an output that has neither calls nor reasoning."""
 
 
 class Form(Protocol):
-    """Spells one answer. Give it all outputs, in order; every event is a dict with a `type`."""
+    """Writes one answer in the protocol of its endpoint. Give it all outputs, in order.
+
+    An event is a dict with a `type`.
+    """
 
     def begin(self) -> Iterator[Json]:
-        """Yield what a stream begins with."""
+        """Yield the events with which a stream begins."""
 
     def push(self, output: RoundOutput) -> Iterator[Json]:
-        """Yield the events of one round."""
+        """Yield the events of the output of one round."""
 
     def without_text(self) -> Json:
-        """Return an event that a client takes for no part of the answer, for a round that has no other."""
+        """Return an event that adds nothing to the answer, for a round that has no event of its own."""
 
     def failed(self, error: OutriderError) -> Iterator[Json]:
-        """Yield what ends a stream that has begun and cannot go on."""
+        """Yield the events that end a stream which failed after it had begun."""
 
     def whole(self) -> Json:
-        """Return the answer as far as it has come."""
+        """Return the answer with all outputs so far."""
 
 
-Formed = Callable[[GenerationRequest, Tokenizer], Form]
-"""Makes the form of one answer."""
+FormFactory = Callable[[GenerationRequest, Tokenizer], Form]
+"""Function that creates the form of one answer."""
 
 
-class ReadAnswer:
-    """One answer's text as parts."""
+class AnswerReader:
+    """Splits the outputs of one answer into parts: text, reasoning and calls."""
 
     def __init__(self, reading: Reading | None) -> None:
-        self._text = ReadText(reading or AS_IT_STANDS)
+        self._reader = ChoiceReader(reading or PLAIN_TEXT)
 
     def parts(self, output: RoundOutput) -> list[Part]:
-        """Return them, but for a call that has begun in this round and turned out to be none."""
+        """Return the parts of the output of one round. A call that began in this round and turned out to be text is not
+        among them.
+        """
         parts: list[Part] = []
-        begun: int | None = None
-        for part in self._text.read(output):
-            if isinstance(part, CallUnread) and begun is not None:
+        begun: int | None = None  # index in `parts` of a call that began in this round
+        for part in self._reader.read(output):
+            if isinstance(part, CallRetraction) and begun is not None:
                 del parts[begun:]
                 begun = None
                 continue
-            if isinstance(part, CallBegun):
+            if isinstance(part, CallStart):
                 begun = len(parts)
             parts.append(part)
         return parts
 
     def call_id(self) -> str:
-        return self._text.call_id()
+        """Return a new id for a call, as the chat template takes it."""
+        return self._reader.call_id()
 
     @property
     def has_calls(self) -> bool:
-        return self._text.has_calls
+        """Whether the answer so far has a call that is complete."""
+        return self._reader.has_calls
 
     def usage(self, output: RoundOutput) -> Json:
-        """Return chat's usage object of the last output."""
+        """Return the usage of the answer, as chat has it, from its last output."""
         assert output.usage is not None
-        return usage_of([output.usage], 1, self._text.num_reasoning_tokens)
+        return usage_of([output.usage], 1, self._reader.num_reasoning_tokens)
 
 
 class LayerAnswer:
-    """One request on its way through. `token_kinds`: the answer says what its tokens are, as chat's choices do."""
+    """The answer to one request: `whole`, or as `events`."""
 
     def __init__(
-        self, admission: Admission, demand: Demand, incoming: IncomingRequest, formed: Formed, token_kinds: bool
+        self,
+        admission: Admission,
+        demand: Demand,
+        incoming: IncomingRequest,
+        create_form: FormFactory,
+        token_kinds: bool,
     ) -> None:
+        """`token_kinds`: whether the kind of each output token is reported, under `speculation`."""
         self._admission = admission
         self._demand = demand
         self._incoming = incoming
-        self._formed = formed
+        self._form_factory = create_form
         self._token_kinds = token_kinds
         self._form: Form | None = None
 
     async def whole(self) -> Json:
-        """Return what the events of a stream add up to."""
+        """Return the whole answer, when its last output is there."""
         outputs: list[RoundOutput] = []
         async with self._admission.answers(self._demand, self._incoming) as answers:
-            form = self._begun(answers.requests[0])
+            form = self._create_form(answers.requests[0])
             async for _, output in answers.stream():
                 if self._token_kinds:
                     outputs.append(output)
                 for _ in form.push(output):
-                    pass
+                    pass  # the events themselves are not needed
         whole = form.whole()
         if outputs:
-            whole |= self._speculation(joined(outputs), answers.requests[0])
+            whole |= self._speculation(join_outputs(outputs), answers.requests[0])
         return whole
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Yield server-sent events, those of one round together."""
+        """Yield server-sent events; those of one round are one item."""
         async with self._admission.answers(self._demand, self._incoming) as answers:
-            form = self._begun(answers.requests[0])
+            form = self._create_form(answers.requests[0])
             await self._admission.wait_for_slot(answers)
-            yield sent(form.begin())
+            yield encode_events(form.begin())
             async for _, output in answers.stream():
                 events = list(form.push(output))
                 if self._token_kinds:
                     events = events or [form.without_text()]
                     events[0] |= self._speculation(output, answers.requests[0])
                 if events:
-                    yield sent(events)
+                    yield encode_events(events)
 
     def failure(self, error: OutriderError) -> bytes:
-        """Return the events that end a stream which has begun."""
+        """Return the server-sent events that end a stream which failed after it had begun."""
         assert self._form is not None
-        return sent(self._form.failed(error))
+        return encode_events(self._form.failed(error))
 
     def _speculation(self, output: RoundOutput, request: GenerationRequest) -> Json:
         return {"speculation": speculation_of(output, self._admission.generator.tokenizer(request.model))}
 
-    def _begun(self, request: GenerationRequest) -> Form:
-        self._form = self._formed(request, self._admission.generator.tokenizer(request.model))
+    def _create_form(self, request: GenerationRequest) -> Form:
+        self._form = self._form_factory(request, self._admission.generator.tokenizer(request.model))
         return self._form
 
 
-def sent(events: Iterable[Json]) -> bytes:
-    """Return named server-sent events."""
-    return b"".join(b"event: %s\ndata: %s\n\n" % (each["type"].encode(), orjson.dumps(each)) for each in events)
+def encode_events(events: Iterable[Json]) -> bytes:
+    """Return the events as server-sent events, each named by its `type`."""
+    return b"".join(b"event: %s\ndata: %s\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events)

@@ -1,4 +1,4 @@
-"""An answer in the words of Anthropic's Messages API: its blocks, and the events that tell how they grow. Pure."""
+"""An answer of Anthropic's Messages API: its blocks, and the events of a stream that build them. No I/O."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ from collections.abc import Iterator
 
 import orjson
 
-from gateway.api.forms.layers import ReadAnswer
+from gateway.api.forms.layers import AnswerReader
 from gateway.api.http_io import anthropic_error_body
 from gateway.api.openai_responses import Json
 from gateway.generation import FinishReason, GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.reader import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
+from gateway.tools.parts import Arguments, CallRetraction, CallStart, Content, Part, Reasoning
 from outrider.wire.errors import OutriderError
 
 
 class MessageForm:
+    """The form of an answer of /v1/messages: see `gateway.api.forms.layers.Form`."""
+
     def __init__(self, max_tokens: int, answer_id: str, request: GenerationRequest, tokenizer: Tokenizer) -> None:
-        """max_tokens: as asked for, which may be more than the context leaves."""
+        """`max_tokens`: of the body, which may be more than the context leaves. `answer_id`: the id of the message."""
         self._id = answer_id
-        self._is_cut = request.params.max_tokens < max_tokens
+        self._is_limited_by_context = request.params.max_tokens < max_tokens
         self._request = request
-        self._answer = ReadAnswer(request.reading)
+        self._answer = AnswerReader(request.reading)
         self._blocks: list[Json] = []
-        """The last one may be open."""
+        """Blocks of the message. The last one is open while `_is_open`: its text is in `_texts`."""
         self._is_open = False
         self._index = -1
-        """Of the block that a stream has told last; a call that turned out to be none has had one, too."""
+        """Index of the last block in the stream's events, where calls that turned out to be text count, too."""
         self._texts: list[str] = []
-        """Of the open block."""
+        """Pieces of the open block's text or arguments."""
         self._stop: Json = {"stop_reason": None, "stop_sequence": None}
-        # A stream begins before it is known what was cached: message_start tells none, message_delta all.
+        # A stream begins before it is known how much was cached: message_start counts nothing as cached.
         self._usage: Json = {
             "input_tokens": len(request.asked_ids),
             "cache_creation_input_tokens": 0,
@@ -44,7 +46,7 @@ class MessageForm:
 
     def push(self, output: RoundOutput) -> Iterator[Json]:
         for part in self._answer.parts(output):
-            yield from self._take(part)
+            yield from self._add_part(part)
         if output.finish_reason is None:
             return
         yield from self._close()
@@ -65,14 +67,17 @@ class MessageForm:
 
     def _stop_of(self, output: RoundOutput) -> Json:
         if output.finish_reason is FinishReason.LENGTH:
-            reason = "model_context_window_exceeded" if self._is_cut else "max_tokens"
-            return {"stop_reason": reason, "stop_sequence": None}
+            if self._is_limited_by_context:
+                return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
         if isinstance(output.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
-        return {"stop_reason": "tool_use" if self._answer.has_calls else "end_turn", "stop_sequence": None}
+        if self._answer.has_calls:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        return {"stop_reason": "end_turn", "stop_sequence": None}
 
     def _usage_of(self, output: RoundOutput) -> Json:
-        """Anthropic counts what was cached apart from the other tokens of the input."""
+        # Anthropic counts cached tokens apart from the other tokens of the input.
         usage = self._answer.usage(output)
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -83,31 +88,32 @@ class MessageForm:
             "speculation": usage["speculation"],
         }
 
-    def _take(self, part: Part) -> Iterator[Json]:
-        if isinstance(part, CallUnread):
+    def _add_part(self, part: Part) -> Iterator[Json]:
+        if isinstance(part, CallRetraction):
             yield from self._close()
             self._blocks.pop()
-        elif isinstance(part, CallBegun):
+        elif isinstance(part, CallStart):
             block = {"type": "tool_use", "id": self._answer.call_id(), "name": part.name, "input": {}}
             yield from self._open(block)
         elif isinstance(part, Arguments):
             self._texts.append(part.text)
             yield self._delta({"type": "input_json_delta", "partial_json": part.text})
         elif isinstance(part, Content):
-            yield from self._grow("text", part.text, {})
+            yield from self._add_text("text", part.text, {})
         elif isinstance(part, Reasoning):
-            yield from self._grow("thinking", part.text, {"signature": ""})
+            yield from self._add_text("thinking", part.text, {"signature": ""})
 
-    def _grow(self, kind: str, text: str, others: Json) -> Iterator[Json]:
+    def _add_text(self, kind: str, text: str, more_fields: Json) -> Iterator[Json]:
         if not self._is_open or self._blocks[-1]["type"] != kind:
-            yield from self._open({"type": kind, kind: "", **others})
+            yield from self._open({"type": kind, kind: "", **more_fields})
         self._texts.append(text)
         yield self._delta({"type": f"{kind}_delta", kind: text})
 
     def _open(self, block: Json) -> Iterator[Json]:
         yield from self._close()
         self._blocks.append(block)
-        self._is_open, self._texts = True, []
+        self._is_open = True
+        self._texts = []
         self._index += 1
         yield {"type": "content_block_start", "index": self._index, "content_block": dict(block)}
 
@@ -117,19 +123,21 @@ class MessageForm:
     def _close(self) -> Iterator[Json]:
         if not self._is_open:
             return
-        block, text = self._blocks[-1], "".join(self._texts)
+        block = self._blocks[-1]
+        text = "".join(self._texts)
         if block["type"] == "tool_use":
-            block["input"] = _object(text)
+            block["input"] = _arguments_object(text)
         else:
             block[block["type"]] = text
         self._is_open = False
         yield {"type": "content_block_stop", "index": self._index}
 
 
-def _object(text: str) -> Json:
-    """Return the arguments of a call. Those that the limit of tokens cut short are none: an object cannot say them."""
+def _arguments_object(text: str) -> Json:
     try:
-        found = orjson.loads(text)
-    except ValueError:
+        arguments = orjson.loads(text)
+    except ValueError:  # cut short by the limit of tokens, which no object can show
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(arguments, dict):
+        return {}
+    return arguments

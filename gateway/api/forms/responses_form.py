@@ -1,4 +1,4 @@
-"""An answer in the words of OpenAI's Responses API: its items, and the events that tell how they grow. Pure."""
+"""An answer of OpenAI's Responses API: its items, and the events of a stream that build them. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.api.forms.layers import ReadAnswer
+from gateway.api.forms.layers import AnswerReader
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.forms.responses_tools import NamespaceTool, ResponsesTool
 from gateway.api.http_io import shortened
@@ -18,33 +18,42 @@ from gateway.api.logprobs import Json, chat_logprobs
 from gateway.api.schemas.messages import CUSTOM_INPUT
 from gateway.generation import FinishReason, GenerationRequest, OutputToken, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.reader import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
+from gateway.tools.parts import Arguments, CallRetraction, CallStart, Content, Part, Reasoning
 from outrider.wire.errors import OutriderError, Overloaded
 
 CALLS = ("function_call", "custom_tool_call")
-"""Types of items that have no parts."""
+"""Types of items that are calls; the others have parts of content."""
+EMPTY_ITEMS: dict[str, tuple[str, Json]] = {
+    "message": ("msg", {"role": "assistant", "content": []}),
+    "reasoning": ("rs", {"summary": [], "content": [], "encrypted_content": None}),
+    "function_call": ("fc", {"arguments": ""}),
+    "custom_tool_call": ("ctc", {"input": ""}),
+}
+"""By type of an item: the prefix of its id, and its own fields before it has any text."""
 
 
 class ResponseForm:
+    """The form of an answer of /v1/responses: see `gateway.api.forms.layers.Form`."""
+
     def __init__(self, body: ResponsesBody, answer_id: str, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         self._body = body
         self._id = answer_id
         self._request = request
         self._tokenizer = tokenizer
-        self._answer = ReadAnswer(request.reading)
+        self._answer = AnswerReader(request.reading)
         self._created = int(time.time())
         self._num_events = 0
         self._num_items = 0
-        """Those that a stream has told, with calls that turned out to be none."""
+        """Items in the stream's events, where calls that turned out to be text count, too."""
         self._items: list[Json] = []
-        """The last one may be open."""
+        """Items of the output. The last one is open while `_is_open`: its text is in `_texts`."""
         self._is_open = False
         self._texts: list[str] = []
-        """Of the open item."""
+        """Pieces of the open item's text, arguments or input."""
         self._logprobs: list[Json] = []
-        """Of the open item's text."""
-        self._untold: deque[OutputToken] = deque()
-        """Those past the last text that was told, where their log-probs are."""
+        """Log-probs of the open item's text."""
+        self._pending_tokens: deque[OutputToken] = deque()
+        """Tokens behind the last text that was sent, if log-probs are asked for."""
         self._status = "in_progress"
         self._error: Json | None = None
         self._usage: Json | None = None
@@ -55,15 +64,16 @@ class ResponseForm:
 
     def push(self, output: RoundOutput) -> Iterator[Json]:
         if self._body.logprobs:
-            self._untold += output.tokens
+            self._pending_tokens += output.tokens
         for part in self._answer.parts(output):
-            yield from self._take(part)
+            yield from self._add_part(part)
         if output.finish_reason is None:
             return
         if not self._items:
             yield from self._open("message")
-        is_cut = output.finish_reason is FinishReason.LENGTH
-        self._status = "incomplete" if is_cut else "completed"
+        self._status = "completed"
+        if output.finish_reason is FinishReason.LENGTH:
+            self._status = "incomplete"
         if self._is_open:
             yield from self._close(self._status)
         self._usage = self._usage_of(output)
@@ -73,21 +83,24 @@ class ResponseForm:
         return self._event("speculation")
 
     def failed(self, error: OutriderError) -> Iterator[Json]:
-        code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
-        self._status, self._error = "failed", {"code": code, "message": shortened(error.message)}
+        code = "server_error"
+        if isinstance(error, Overloaded):
+            code = "rate_limit_exceeded"
+        self._status = "failed"
+        self._error = {"code": code, "message": shortened(error.message)}
         yield self._event("failed", response=self.whole())
 
     def whole(self) -> Json:
-        body, choice = self._body, self._body.tool_choice
+        body = self._body
         return {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "completed_at": int(time.time()) if self._status == "completed" else None,
+            "completed_at": self._completed_at(),
             "status": self._status,
             "background": False,
             "error": self._error,
-            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            "incomplete_details": self._incomplete_details(),
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": None,
@@ -96,14 +109,14 @@ class ResponseForm:
             "output": list(self._items),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+            "reasoning": {"effort": body.effort, "summary": None},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": False,
             "temperature": self._request.params.temperature,
             "text": {"format": self._format()},
-            "tool_choice": {"type": "function", "name": choice[0]} if isinstance(choice, tuple) else choice or "auto",
-            "tools": told_tools(body.tools or ()),
+            "tool_choice": self._tool_choice(),
+            "tools": shown_tools(body.tools or ()),
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self._request.params.top_p,
             "truncation": "disabled",
@@ -111,12 +124,30 @@ class ResponseForm:
             "user": body.user,
         }
 
+    def _completed_at(self) -> int | None:
+        if self._status != "completed":
+            return None
+        return int(time.time())
+
+    def _incomplete_details(self) -> Json | None:
+        if self._status != "incomplete":
+            return None
+        return {"reason": "max_output_tokens"}
+
+    def _tool_choice(self) -> Any:
+        choice = self._body.tool_choice
+        if isinstance(choice, tuple):
+            return {"type": "function", "name": choice[0]}
+        return choice or "auto"
+
     def _format(self) -> Json:
-        asked = None if self._body.text is None else self._body.text.format
-        if asked is None:
+        text_format = self._body.text_format
+        if text_format is None:
             return {"type": "text"}
-        told = asked.model_dump(by_alias=True, exclude_none=True)
-        return {"name": "", **told} if asked.type == "json_schema" else told  # OpenAI's form has it in any case
+        fields = text_format.model_dump(by_alias=True, exclude_none=True)
+        if text_format.type == "json_schema":
+            return {"name": "", **fields}  # required in OpenAI's type
+        return fields
 
     def _usage_of(self, output: RoundOutput) -> Json:
         usage = self._answer.usage(output)
@@ -131,64 +162,63 @@ class ResponseForm:
             "speculation": usage["speculation"],
         }
 
-    def _take(self, part: Part) -> Iterator[Json]:
-        if isinstance(part, CallUnread):
+    def _add_part(self, part: Part) -> Iterator[Json]:
+        if isinstance(part, CallRetraction):
             yield from self._close("incomplete")
             self._items.pop()
-        elif isinstance(part, CallBegun):
+        elif isinstance(part, CallStart):
             tool = self._body.offered[part.name]
             yield from self._open(tool.call_type, call_id=self._answer.call_id(), **tool.item_fields())
         elif isinstance(part, Arguments):
             self._texts.append(part.text)
             if self._items[-1]["type"] == "function_call":
-                yield self._told("function_call_arguments.delta", delta=part.text)
-        else:
-            kind = "reasoning" if isinstance(part, Reasoning) else "message"
-            if not self._is_open or self._items[-1]["type"] != kind:
-                yield from self._open(kind)
-            self._texts.append(part.text)
-            if isinstance(part, Content):
-                logprobs = self._logprobs_of(part)
-                yield self._told("output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
-            else:
-                yield self._told("reasoning_text.delta", content_index=0, delta=part.text)
+                yield self._item_event("function_call_arguments.delta", delta=part.text)
+        elif isinstance(part, Reasoning):
+            yield from self._continue("reasoning", part.text)
+            yield self._item_event("reasoning_text.delta", content_index=0, delta=part.text)
+        elif isinstance(part, Content):
+            yield from self._continue("message", part.text)
+            logprobs = self._logprobs_of(part)
+            yield self._item_event("output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
+
+    def _continue(self, kind: str, text: str) -> Iterator[Json]:
+        if not self._is_open or self._items[-1]["type"] != kind:
+            yield from self._open(kind)
+        self._texts.append(text)
 
     def _open(self, kind: str, **fields: Any) -> Iterator[Json]:
         if self._is_open:
             yield from self._close("completed")
-        kinds: dict[str, tuple[str, Json]] = {
-            "message": ("msg", {"role": "assistant", "content": []}),
-            "reasoning": ("rs", {"summary": [], "content": [], "encrypted_content": None}),
-            "function_call": ("fc", {"arguments": ""}),
-            "custom_tool_call": ("ctc", {"input": ""}),
-        }
-        prefix, own = kinds[kind]
-        item = {"id": f"{prefix}_{secrets.token_hex(16)}", "type": kind, "status": "in_progress", **fields, **own}
+        prefix, empty = EMPTY_ITEMS[kind]
+        item = {"id": f"{prefix}_{secrets.token_hex(16)}", "type": kind, "status": "in_progress", **fields, **empty}
         self._items.append(item)
         self._num_items += 1
-        self._is_open, self._texts, self._logprobs = True, [], []
+        self._is_open = True
+        self._texts = []
+        self._logprobs = []
         yield self._event("output_item.added", output_index=self._num_items - 1, item=dict(item))
         if kind not in CALLS:
-            yield self._told("content_part.added", content_index=0, part=self._part(kind, ""))
+            yield self._item_event("content_part.added", content_index=0, part=self._part(kind, ""))
 
     def _close(self, status: str) -> Iterator[Json]:
-        item, text = self._items[-1], "".join(self._texts)
+        item = self._items[-1]
+        text = "".join(self._texts)
         kind = item["type"]
         if kind == "function_call":
             item["arguments"] = text
-            yield self._told("function_call_arguments.done", arguments=text)
+            yield self._item_event("function_call_arguments.done", arguments=text)
         elif kind == "custom_tool_call":
             item["input"] = custom_input(text)
-            yield self._told("custom_tool_call_input.delta", delta=item["input"])
-            yield self._told("custom_tool_call_input.done", input=item["input"])
+            yield self._item_event("custom_tool_call_input.delta", delta=item["input"])
+            yield self._item_event("custom_tool_call_input.done", input=item["input"])
         else:
             part = self._part(kind, text)
             item["content"] = [part]
             if kind == "message":
-                yield self._told("output_text.done", content_index=0, text=text, logprobs=self._logprobs)
+                yield self._item_event("output_text.done", content_index=0, text=text, logprobs=self._logprobs)
             else:
-                yield self._told("reasoning_text.done", content_index=0, text=text)
-            yield self._told("content_part.done", content_index=0, part=part)
+                yield self._item_event("reasoning_text.done", content_index=0, text=text)
+            yield self._item_event("content_part.done", content_index=0, part=part)
         item["status"] = status
         self._is_open = False
         yield self._event("output_item.done", output_index=self._num_items - 1, item=dict(item))
@@ -199,18 +229,18 @@ class ResponseForm:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
 
     def _logprobs_of(self, part: Content) -> list[Json]:
-        """Return those of the text's tokens. Those of reasoning and of calls before it are told nowhere."""
-        begin, tokens = part.end - len(part.text), list[OutputToken]()
-        while self._untold and self._untold[0].text_offset < part.end:
-            token = self._untold.popleft()
+        # Tokens of reasoning and of calls in front of the text are dropped: their log-probs have no field.
+        begin = part.end - len(part.text)
+        tokens: list[OutputToken] = []
+        while self._pending_tokens and self._pending_tokens[0].text_offset < part.end:
+            token = self._pending_tokens.popleft()
             if token.text_offset + max(1, len(token.text)) > begin:
                 tokens.append(token)
-        new: list[Json] = chat_logprobs(tokens, self._tokenizer)["content"]
-        self._logprobs += new
-        return new
+        logprobs: list[Json] = chat_logprobs(tokens, self._tokenizer)["content"]
+        self._logprobs += logprobs
+        return logprobs
 
-    def _told(self, name: str, **fields: Any) -> Json:
-        """Return an event about the open item."""
+    def _item_event(self, name: str, **fields: Any) -> Json:
         return self._event(name, item_id=self._items[-1]["id"], output_index=self._num_items - 1, **fields)
 
     def _event(self, name: str, **fields: Any) -> Json:
@@ -218,27 +248,29 @@ class ResponseForm:
         return {"type": f"response.{name}", "sequence_number": self._num_events - 1, **fields}
 
 
-def told_tools(tools: Sequence[Any]) -> list[Json]:
-    """Return the tools that the model was offered, as an answer tells of them."""
-    told: list[Json] = []
+def shown_tools(tools: Sequence[Any]) -> list[Json]:
+    """Return the tools that the model was offered, as the field `tools` of an answer shows them."""
+    shown: list[Json] = []
     for tool in tools:
         if isinstance(tool, NamespaceTool):
-            told.append({**tool.model_dump(exclude_none=True), "tools": told_tools(tool.tools)})
+            shown.append({**tool.model_dump(exclude_none=True), "tools": shown_tools(tool.tools)})
         elif isinstance(tool, ResponsesTool) and tool.type == "function":
             function = {"type": "function", "name": tool.name, "description": tool.description}
-            told.append({**function, "parameters": tool.parameters, "strict": bool(tool.strict)})
+            shown.append({**function, "parameters": tool.parameters, "strict": bool(tool.strict)})
         elif isinstance(tool, ResponsesTool):
-            told.append(tool.model_dump(exclude_none=True))
-    return told
+            shown.append(tool.model_dump(exclude_none=True))
+    return shown
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text that a tool is called with which takes any. Arguments that the limit of tokens cut short are
-    returned as they are.
+    """Return the text with which a tool that takes any text is called. `arguments`: those of the function that the
+    model was offered instead; where they are cut short by the limit of tokens, they are returned as they are.
     """
+    # {"input": "ls"} -> ls
     try:
-        found = orjson.loads(arguments)
+        fields = orjson.loads(arguments)
     except ValueError:
         return arguments
-    text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
-    return text if isinstance(text, str) else arguments
+    if isinstance(fields, dict) and isinstance(fields.get(CUSTOM_INPUT), str):
+        return str(fields[CUSTOM_INPUT])
+    return arguments

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, OpenAI's, and the messages and tools of the chat that it asks for."""
+"""The body of POST /v1/responses, OpenAI's, its input, and the messages of the chat that the input becomes."""
 
 from __future__ import annotations
 
@@ -20,49 +20,25 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_USER_CHARS, Demand, FieldNames
+from gateway.api.forms.responses_options import (
+    RESPONSES_IGNORED,
+    RESPONSES_NEUTRAL,
+    Include,
+    ReasoningBody,
+    TextBody,
+    TextFormat,
+)
 from gateway.api.forms.responses_tools import AnyResponsesTool, OfferedTool, full_name, offered_tools
-from gateway.api.schemas.base import Lenient, Strict, described, note_ignored
+from gateway.api.schemas.base import Lenient, described, log_ignored
 from gateway.api.schemas.content_parts import CONTENT, read_content
 from gateway.api.schemas.layers import Layer, chat_message
-from gateway.api.schemas.messages import CUSTOM_INPUT, MessageBody, written_arguments
-from gateway.api.schemas.openai import JsonSchemaBody, ResponseFormatBody, other_parameters, without_others
+from gateway.api.schemas.messages import CUSTOM_INPUT, MessageBody, type_field, written_arguments
+from gateway.api.schemas.other_parameters import other_parameters, without_others
 from gateway.confined.template_shape import text_of_content
 from gateway.output_format import OutputFormat
 from gateway.tools.offer import MAX_LISTED_TOOLS, offer_of
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import LOGPROBS
-
-RESPONSES_IGNORED = {
-    "service_tier": "there is one",
-    "prompt_cache_key": "prefixes are found by their tokens; a pair has one cache",
-    "prompt_cache_retention": "kept until the memory is needed",
-    "prompt_cache_options": "kept until the memory is needed",
-    "stream_options": "its `include_obfuscation` is padding against traffic analysis",
-    "max_tool_calls": "of tools that the server runs, and it runs none",
-    "client_metadata": "nothing is stored",
-}
-RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
-    "previous_response_id": (),
-    "conversation": (),
-    "background": (False,),
-    "prompt": (),
-    "moderation": (),
-    "context_management": ([],),
-    "truncation": ("disabled",),
-}
-"""What is not offered, with the values that ask for nothing: nothing is stored, and no input is cut."""
-
-Include = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
 
 
 class InputMessage(Lenient):
@@ -87,7 +63,7 @@ class InputCall(Lenient):
     input: str | None = described("of custom_tool_call")
 
     def written(self) -> str:
-        """Return the arguments as text. Raises ValueError."""
+        """Return the arguments as text. Raises ValueError for what cannot be written as JSON."""
         if self.type == "custom_tool_call":
             return written_arguments({CUSTOM_INPUT: self.input or ""})
         return written_arguments(self.arguments)
@@ -119,7 +95,7 @@ class InputReasoning(Lenient):
         return text_of_content(read_content(value, "assistant"))
 
 
-ITEMS = {
+ITEM_TAGS = {
     "message": "<message>",
     "function_call": "<call>",
     "function_call_output": "<output>",
@@ -127,34 +103,36 @@ ITEMS = {
     "custom_tool_call_output": "<output>",
     "reasoning": "<reasoning>",
 }
-"""Tags of the items that are read, by type."""
-
-
+"""By type of the items that are read: the tag of their class in the union `Item`."""
 LEFT_OUT = re.compile("(_call|_output)$|^mcp_")
-"""Types of items of tools that the server has not."""
+"""Types of items of tools that this server does not have."""
 
 
 class InputLeftOut(Lenient):
     """An item of a tool that the server has not: its call, or what it found. Left out of the chat."""
 
-    type: str = Field(json_schema_extra={"pattern": LEFT_OUT.pattern, "not": {"enum": list(ITEMS)}})
+    type: str = Field(json_schema_extra={"pattern": LEFT_OUT.pattern, "not": {"enum": list(ITEM_TAGS)}})
 
     @model_validator(mode="before")
     @classmethod
     def _type_alone(cls, value: Any) -> Any:
-        return {"type": value["type"]} if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        return {"type": value["type"]}
 
 
-def _item_kind(value: Any) -> str:
-    """Raises InvalidRequest for an item that is not read here: pydantic's own error would not say of which type."""
-    kind = value.get("type") or "message" if isinstance(value, dict) else getattr(value, "type", None)
-    if isinstance(kind, str) and kind in ITEMS:
-        return ITEMS[kind]
+def _item_tag(value: Any) -> str:
+    kind = type_field(value)
+    if isinstance(value, dict):
+        kind = kind or "message"
+    if isinstance(kind, str) and kind in ITEM_TAGS:
+        return ITEM_TAGS[kind]
     if isinstance(kind, str) and LEFT_OUT.search(kind):
         return "<left out>"
+    # Not left to pydantic, whose error does not name the type.
     raise InvalidRequest(
-        f"input has an item of type {str(kind)[:80]!r}; read here are {', '.join(ITEMS)}, and calls of other tools are "
-        "left out",
+        f"input has an item of type {str(kind)[:80]!r}; read here are {', '.join(ITEM_TAGS)}, and calls of other tools "
+        "are left out",
         param="input",
     )
 
@@ -165,7 +143,7 @@ Item = Annotated[
     | Annotated[InputCallOutput, Tag("<output>")]
     | Annotated[InputReasoning, Tag("<reasoning>")]
     | Annotated[InputLeftOut, Tag("<left out>")],
-    Discriminator(_item_kind),
+    Discriminator(_item_tag),
 ]
 
 
@@ -175,45 +153,19 @@ class NamedTool(TypedDict):
 
 
 def read_choice(value: Any) -> str | tuple[str]:
-    """Return the word, or the name of a tool in brackets."""
+    """Return the word, or `(name,)` for a tool that is named. Raises ValueError for any other value."""
     if value in ("none", "auto", "required"):
         return str(value)
-    name = value.get("name") if isinstance(value, dict) and value.get("type") == "function" else None
-    if not isinstance(name, str):
-        raise ValueError('must be none, auto, required or {"type": "function", "name": NAME}')
-    return (name,)
+    if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str):
+        return (value["name"],)
+    raise ValueError('must be none, auto, required or {"type": "function", "name": NAME}')
 
 
-class TextFormat(JsonSchemaBody):
-    """OpenAI's `text.format`: chat's `response_format`, with its `json_schema` unpacked."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    schema_: Any = Field(default=None, alias="schema", description="a JSON Schema (2020-12), with type json_schema")
-
-    def output(self) -> OutputFormat | None:
-        """Raises InvalidRequest."""
-        if (self.type == "json_schema") is (self.schema_ is None):
-            text = f"text.format has type {self.type} and {'no ' * (self.schema_ is None)}schema; they go together"
-            raise InvalidRequest(text, param="text.format")
-        if self.type == "json_schema":
-            return OutputFormat("json", self.schema_, "text.format.schema", bool(self.strict))
-        found = ResponseFormatBody(type=self.type).output()
-        return None if found is None else OutputFormat(found.kind, found.value, "text.format")
-
-
-class TextBody(Strict):
-    format: TextFormat | None = described("what the answer has to be")
-    verbosity: Literal["low", "medium", "high"] | None = described("ignored: models here are not told of it")
-
-
-class ReasoningBody(Lenient):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = described("as chat's")
-    summary: Literal["auto", "concise", "detailed"] | None = described("ignored: reasoning comes as it is")
-    generate_summary: Literal["auto", "concise", "detailed"] | None = described("ignored, as `summary`")
-
-
-def one_or_many(value: Any) -> Any:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+def as_items(value: Any) -> Any:
+    """Return a text as a message of the user, in a list; any other value as it is."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    return value
 
 
 class ResponsesBody(Layer):
@@ -224,7 +176,7 @@ class ResponsesBody(Layer):
     input: Annotated[
         list[Item],
         Field(max_length=MAX_MESSAGES, fail_fast=True),
-        BeforeValidator(one_or_many, json_schema_input_type=str | list[Item]),
+        BeforeValidator(as_items, json_schema_input_type=str | list[Item]),
     ] = Field(
         description=f"a string, or at most {MAX_MESSAGES} items: messages of text, `function_call`, "
         "`function_call_output`, `custom_tool_call`, `custom_tool_call_output` and `reasoning`, as answers have them; "
@@ -258,90 +210,128 @@ class ResponsesBody(Layer):
     @model_validator(mode="before")
     @classmethod
     def _without_others(cls, value: Any) -> Any:
-        """Raises InvalidRequest naming what is not offered and asks for something."""
         return without_others(value, RESPONSES_NEUTRAL, RESPONSES_IGNORED)
 
     @cached_property
     def offered(self) -> dict[str, OfferedTool]:
-        """Return the tools that the model is offered, by the names that it calls them by. Raises InvalidRequest."""
-        found: dict[str, OfferedTool] = {}
-        for each in offered_tools(self.tools or ()):
-            name = each.tool.name
-            if name in found:
-                text = f"{each.place}.name is {name!r}, as that of {found[name].place}; name each tool once"
-                raise InvalidRequest(text, param=f"{each.place}.name")
-            found[name] = each
-        return found
+        """The tools that the model is offered, by the name with which it calls them. Raises InvalidRequest."""
+        by_name: dict[str, OfferedTool] = {}
+        for offered in offered_tools(self.tools or ()):
+            name = offered.tool.name
+            if name in by_name:
+                text = f"{offered.place}.name is {name!r}, as that of {by_name[name].place}; name each tool once"
+                raise InvalidRequest(text, param=f"{offered.place}.name")
+            by_name[name] = offered
+        return by_name
 
     @property
     def logprobs(self) -> bool:
+        """Whether the answer's text has log-probs."""
         return "message.output_text.logprobs" in (self.include or ())
 
     def demand(self, request_id: str) -> Demand:
-        """Raises InvalidRequest."""
+        """Return the demand for this response. Raises InvalidRequest."""
         if self.top_logprobs and not self.logprobs:
             text = "top_logprobs needs include to have message.output_text.logprobs"
             raise InvalidRequest(text, param="top_logprobs")
-        names = FieldNames(prompt="input", max_tokens="max_output_tokens", num_logprobs="top_logprobs")
         return self.chat_demand(
             request_id,
-            list(messages_of(self.instructions, self.input)),
-            offer_of([each.tool for each in self.offered.values()], self.tool_choice, self.parallel_tool_calls),
-            names,
-            None if self.text is None or self.text.format is None else self.text.format.output(),
+            list(chat_messages(self.instructions, self.input)),
+            offer_of([offered.tool for offered in self.offered.values()], self.tool_choice, self.parallel_tool_calls),
+            FieldNames(prompt="input", max_tokens="max_output_tokens", num_logprobs="top_logprobs"),
+            self._output_format(),
             max_completion_tokens=self.max_output_tokens,
-            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            reasoning_effort=self.effort,
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs,
             user=self.user,
             safety_identifier=self.safety_identifier,
         )
 
+    @property
+    def effort(self) -> str | None:
+        """The effort of reasoning that the chat template gets."""
+        if self.reasoning is None:
+            return None
+        return self.reasoning.effort
 
-def messages_of(instructions: str | None, items: Sequence[Any]) -> Iterator[MessageBody]:
-    """Yield the chat's messages. An assistant's reasoning, text and calls that follow each other are one of them."""
+    @property
+    def text_format(self) -> TextFormat | None:
+        """The field `text.format`."""
+        if self.text is None:
+            return None
+        return self.text.format
+
+    def _output_format(self) -> OutputFormat | None:
+        if self.text_format is None:
+            return None
+        return self.text_format.output()
+
+
+def chat_messages(instructions: str | None, items: Sequence[Any]) -> Iterator[MessageBody]:
+    """Yield the messages of the chat that the input of a response becomes.
+
+    An assistant's reasoning, text and calls are one message as long as they come in this order, each of the first two
+    once.
+    """
+    # reasoning, text, call, call: one message. call, text: two messages.
     if instructions is not None:
         yield chat_message(role="system", content=instructions)
     elif not items:
         yield chat_message(role="user", content="")
-    turn: dict[str, Any] = {}
+    pending: dict[str, Any] = {}  # of a message of the assistant to which the next items may add
     for item in items:
-        if isinstance(item, InputLeftOut):
-            note_ignored(f"items of type {item.type[:80]!r}")
+        if _is_ignored(item):
             continue
-        if isinstance(item, InputReasoning) and not item.content:
-            continue  # what others have encrypted or summarised
-        added = _of_assistant(item)
-        if turn and (not added or _begins_anew(turn, added)):
-            yield _assistant(turn)
-            turn = {}
+        added = _assistant_field(item)
+        if pending and (added is None or _begins_message(pending, added[0])):
+            yield _assistant_message(pending)
+            pending = {}
         if added is not None:
-            calls = [*turn.get("tool_calls", ()), *added.pop("tool_calls", ())]
-            turn |= added | ({"tool_calls": calls} if calls else {})
+            name, value = added
+            if name == "tool_calls":
+                value = pending.get("tool_calls", []) + value
+            pending[name] = value
         elif isinstance(item, InputCallOutput):
             yield chat_message(role="tool", tool_call_id=item.call_id, content=item.output)
         else:
             yield chat_message(role=item.role, content=item.content)
-    if turn:
-        yield _assistant(turn)
+    if pending:
+        yield _assistant_message(pending)
 
 
-def _of_assistant(item: Any) -> dict[str, Any] | None:
-    """Return what an item adds to a message of the assistant, None for one of another role."""
+def _is_ignored(item: Any) -> bool:
+    if isinstance(item, InputLeftOut):
+        log_ignored(f"items of type {item.type[:80]!r}")
+        return True
+    # Reasoning without text is what other servers have encrypted or summarised.
+    return isinstance(item, InputReasoning) and not item.content
+
+
+def _assistant_field(item: Any) -> tuple[str, Any] | None:
+    """Return the field that an item adds to a message of the assistant; None for an item of another role."""
     if isinstance(item, InputReasoning):
-        return {"reasoning_content": item.content}
+        return "reasoning_content", item.content
     if isinstance(item, InputCall):
         function = {"name": full_name(item.namespace, item.name), "arguments": item.written()}
-        return {"tool_calls": [{"id": item.call_id, "function": function}]}
-    return {"content": item.content} if isinstance(item, InputMessage) and item.role == "assistant" else None
+        return "tool_calls", [{"id": item.call_id, "function": function}]
+    if isinstance(item, InputMessage) and item.role == "assistant":
+        return "content", item.content
+    return None
 
 
-def _begins_anew(turn: dict[str, Any], added: dict[str, Any]) -> bool:
-    """Whether the order of reasoning, text and calls says that another message begins."""
-    order = ("reasoning_content", "content", "tool_calls")
-    (name,) = added
-    return (name in turn and name != "tool_calls") or any(each in turn for each in order[order.index(name) + 1 :])
+ORDER = ("reasoning_content", "content", "tool_calls")
+"""Order in which a model writes the fields of a message."""
 
 
-def _assistant(turn: dict[str, Any]) -> MessageBody:
-    return chat_message(role="assistant", **({"content": ""} if "tool_calls" not in turn else {}) | turn)
+def _begins_message(pending: dict[str, Any], name: str) -> bool:
+    if name in pending and name != "tool_calls":
+        return True
+    later = ORDER[ORDER.index(name) + 1 :]
+    return not pending.keys().isdisjoint(later)
+
+
+def _assistant_message(fields: dict[str, Any]) -> MessageBody:
+    if "tool_calls" in fields:
+        return chat_message(role="assistant", **fields)
+    return chat_message(role="assistant", **{"content": "", **fields})

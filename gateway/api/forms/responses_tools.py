@@ -1,4 +1,7 @@
-"""The tools of POST /v1/responses: what the model is offered, and how a call of it is told to the client."""
+"""The tools of POST /v1/responses: functions, tools that take any text, and namespaces of both.
+
+The model is offered functions alone, under one name each; an OfferedTool holds the names that the client gave.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.api.schemas.base import Lenient, described
-from gateway.api.schemas.messages import CUSTOM_INPUT, LeftOutTool, tool_kind
+from gateway.api.schemas.messages import CUSTOM_INPUT, LeftOutTool, tool_kind, type_field
 from gateway.tools.offer import Tool
 
 ANY_TEXT: dict[str, Any] = {
@@ -18,7 +21,7 @@ ANY_TEXT: dict[str, Any] = {
     "required": [CUSTOM_INPUT],
     "additionalProperties": False,
 }
-"""The parameters of a tool that takes any text."""
+"""JSON schema of the arguments of a tool that takes any text."""
 
 
 class ResponsesTool(Lenient):
@@ -55,74 +58,86 @@ class OuterTool(LeftOutTool):
     type: str = Field(json_schema_extra={"not": {"enum": ["function", "custom", "namespace"]}})
 
 
-def _kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+def _tool_tag(value: Any) -> str:
+    kind = type_field(value)
     if kind == "namespace":
         return "<namespace>"
-    return "<left out>" if isinstance(kind, str) and kind not in ("function", "custom") else "<offered>"
+    if isinstance(kind, str) and kind not in ("function", "custom"):
+        return "<left out>"
+    return "<offered>"
 
 
 AnyResponsesTool = Annotated[
     Annotated[ResponsesTool, Tag("<offered>")]
     | Annotated[NamespaceTool, Tag("<namespace>")]
     | Annotated[OuterTool, Tag("<left out>")],
-    Discriminator(_kind),
+    Discriminator(_tool_tag),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool of the request as the model is offered it."""
+    """A tool of the request, as the model is offered it and as the client named it."""
 
     tool: Tool
+    """The function that the model is offered."""
     name: str
-    """As the client calls it."""
+    """The client's name of the tool, in its namespace."""
     namespace: str | None
     is_custom: bool
+    """Whether it takes any text."""
     place: str
-    """How the client spells its place in the request."""
+    """Path of the tool in the request, such as `tools[0].tools[1]`, for errors."""
 
     @property
     def call_type(self) -> str:
-        """Return the type of an item that is a call of it."""
-        return "custom_tool_call" if self.is_custom else "function_call"
+        """The type of an item of the answer that is a call of this tool."""
+        if self.is_custom:
+            return "custom_tool_call"
+        return "function_call"
 
     def item_fields(self) -> dict[str, Any]:
-        """Return what a call's item says of the tool."""
-        names = {"name": self.name}
-        return names if self.namespace is None else {**names, "namespace": self.namespace}
+        """Return the fields by which the item of a call names this tool."""
+        if self.namespace is None:
+            return {"name": self.name}
+        return {"name": self.name, "namespace": self.namespace}
 
 
 def full_name(namespace: str | None, name: str) -> str:
-    """Return the name by which the model calls a tool."""
-    return name if namespace is None else f"{namespace}__{name}"
+    """Return the name with which the model calls a tool of this namespace: `namespace__name`."""
+    if namespace is None:
+        return name
+    return f"{namespace}__{name}"
 
 
 def offered_tools(tools: Sequence[Any]) -> Iterator[OfferedTool]:
-    """Yield the tools of a request that the model is offered, those in namespaces, too."""
-    for at, each in enumerate(tools):
-        if isinstance(each, ResponsesTool):
-            yield _offered(each, f"tools[{at}]", None)
-        elif isinstance(each, NamespaceTool):
-            for place, inner in enumerate(each.tools):
+    """Yield the tools of a request that the model is offered, in their order, those in namespaces among them."""
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        if isinstance(tool, ResponsesTool):
+            yield _offered(tool, place, None)
+        elif isinstance(tool, NamespaceTool):
+            for inner_index, inner in enumerate(tool.tools):
                 if isinstance(inner, ResponsesTool):
-                    yield _offered(inner, f"tools[{at}].tools[{place}]", each.name)
+                    yield _offered(inner, f"{place}.tools[{inner_index}]", tool.name)
 
 
-def _offered(each: ResponsesTool, place: str, namespace: str | None) -> OfferedTool:
-    is_custom = each.type == "custom"
-    tool = Tool(
-        full_name(namespace, each.name),
-        _custom_description(each) if is_custom else each.description,
-        ANY_TEXT if is_custom else each.parameters,
-        None if is_custom else each.strict,
-        f"{place}.parameters",
-    )
-    return OfferedTool(tool, each.name, namespace, is_custom, place)
+def _offered(body: ResponsesTool, place: str, namespace: str | None) -> OfferedTool:
+    name = full_name(namespace, body.name)
+    is_custom = body.type == "custom"
+    if is_custom:
+        tool = Tool(name, _custom_description(body), ANY_TEXT, None, f"{place}.parameters")
+    else:
+        tool = Tool(name, body.description, body.parameters, body.strict, f"{place}.parameters")
+    return OfferedTool(tool, body.name, namespace, is_custom, place)
 
 
-def _custom_description(each: ResponsesTool) -> str | None:
-    """Return the description, with the grammar of the input: nothing else holds the model to it."""
-    definition = (each.format or {}).get("definition")
-    grammar = f"The input follows this grammar:\n{definition}" if definition else None
-    return "\n\n".join(text for text in (each.description, grammar) if text) or None
+def _custom_description(body: ResponsesTool) -> str | None:
+    """The grammar of the input is in the description: nothing else holds the model to it."""
+    paragraphs = []
+    if body.description:
+        paragraphs.append(body.description)
+    definition = (body.format or {}).get("definition")
+    if definition:
+        paragraphs.append(f"The input follows this grammar:\n{definition}")
+    return "\n\n".join(paragraphs) or None

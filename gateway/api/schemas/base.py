@@ -1,4 +1,4 @@
-"""What all bodies of requests share: who refuses a name that is not known, and who ignores it."""
+"""Base classes of all bodies of requests: `Strict` refuses names that are not known, `Lenient` ignores them."""
 
 from __future__ import annotations
 
@@ -13,39 +13,45 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_FIELDS = 64
-"""Fields of a JSON object that is no map; more than any has."""
+"""Fields that a JSON object of a body may have, unless it is a map; the largest body has fewer."""
 MAX_NAMED = 100
-"""Ignored fields that the log names: clients choose the names, and real ones have a few dozen."""
+"""Ignored fields that the log names in the life of a process: clients choose the names."""
 MAX_NAME_CHARS = 80
-"""Characters of such a name."""
+"""Characters of the name of an ignored field that the log shows."""
 _named: set[str] = set()
-"""Ignored fields that the log has named."""
+"""Ignored fields that the log has named already."""
 
 
 def described(description: str, allowed: Range | None = None, **schema: Any) -> Any:
-    """Return an optional field; `allowed` is its range, in the description too. `schema`: what OpenAPI says besides."""
+    """Return an optional field of a body, None by default.
+
+    `allowed`: the range of a number, for the description and the schema; it is checked elsewhere. `schema`: more
+    keywords of the field's JSON schema.
+    """
     if allowed is not None:
-        description, schema = f"{allowed}; {description}".removesuffix("; "), allowed.schema | schema
+        description = f"{allowed}; {description}".removesuffix("; ")
+        schema = allowed.schema | schema
     return Field(default=None, description=description, json_schema_extra=schema or None)
 
 
 class Strict(BaseModel):
-    """Unknown names are refused, and nothing is converted: "0.5" is no number."""
+    """Base class of bodies that refuse unknown names. Nothing is converted: "0.5" is no number."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        """Refuse large objects: pydantic makes an error of each unknown name, which takes seconds."""
+        # pydantic makes an error of each unknown name, which takes seconds in a large object.
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise ValueError(f"has {len(value)} fields, at most {MAX_FIELDS} are allowed")
         return value
 
 
 class Lenient(Strict):
-    """An object that describes something: names that are not known are ignored, and the log names each once. Clients
-    send back what they got, also from other servers.
+    """Base class of objects in a body that only describe something: unknown names are ignored, and logged once.
+
+    Clients send back what they received, also from other servers.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -54,22 +60,24 @@ class Lenient(Strict):
     @classmethod
     def _note_unknown(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            known = _known(cls)
-            for name, each in value.items():
-                if name not in known and each not in (None, []):
-                    note_ignored(f"{name[:MAX_NAME_CHARS]!r} of {cls.__name__}")
+            known = _field_names(cls)
+            for name, field in value.items():
+                if name not in known and field not in (None, []):
+                    log_ignored(f"{name[:MAX_NAME_CHARS]!r} of {cls.__name__}")
         return value
 
 
-def note_ignored(what: str) -> None:
-    """Name something that a request has and that changes nothing, once, in the log."""
-    if what in _named or len(_named) >= MAX_NAMED:
+def log_ignored(name: str) -> None:
+    """Log that requests have something of this name, which changes nothing. Each name is logged once."""
+    if name in _named or len(_named) >= MAX_NAMED:
         return
-    _named.add(what)
-    log.info("ignored in requests: %s (said once)", what)
+    _named.add(name)
+    log.info("ignored in requests: %s (said once)", name)
 
 
 @cache
-def _known(cls: type[BaseModel]) -> frozenset[str | None]:
-    """Return the names of a class's fields."""
-    return frozenset(name for key, field in cls.model_fields.items() for name in (key, field.alias))
+def _field_names(cls: type[BaseModel]) -> frozenset[str | None]:
+    names = set[str | None]()
+    for name, field in cls.model_fields.items():
+        names.update((name, field.alias))
+    return frozenset(names)

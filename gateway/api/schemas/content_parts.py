@@ -1,4 +1,8 @@
-"""Reads the parts of a message's content, in the words of all three APIs: text, or what stands for it."""
+"""Reads the content of messages as all three APIs write it: a text, or a list of parts, each with a type.
+
+Parts of text are read. Other parts (images, files) are refused in a user's message, and replaced by a line of text in
+messages that the caller did not write.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +15,27 @@ from gateway.confined.template_shape import text_of_content
 from outrider.wire.errors import InvalidRequest
 
 TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
-"""Types of parts whose text is under `text`."""
-NO_TEXT = ("redacted_thinking",)
-"""Types of parts that hold nothing that can be read here."""
-OF_OTHERS = ("assistant", "tool", "function")
-"""Roles whose pictures and files the caller did not choose: a line stands for each."""
+"""Types of parts whose text is in the field `text`."""
+SKIPPED_PARTS = ("redacted_thinking",)
+"""Types of parts that are skipped: their contents are encrypted."""
+ROLES_OF_OTHERS = ("assistant", "tool", "function")
+"""Roles of messages that the caller did not write: an image or a file in one is replaced by a line of text."""
 
 
 class NoTextPart(ValueError):
-    """A part asks to be looked at and is no text."""
+    """A part that is no text, such as an image, in a message of the caller's. pydantic reports it as an error of a
+    field.
+    """
 
 
 class NoTextBlock(InvalidRequest):
-    """As NoTextPart, where pydantic would make nothing of a ValueError."""
+    """As NoTextPart, raised where pydantic has no field to report a ValueError of: when it chooses a block's class."""
 
 
 CONTENT: dict[str, Any] = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
 }
-"""What a content may be, for /openapi.json."""
+"""JSON schema of a message's content."""
 
 
 class TextPart(TypedDict):
@@ -37,77 +43,95 @@ class TextPart(TypedDict):
     text: str
 
 
-def text_of(value: Any) -> str:
-    """Return a string, or the texts of parts, joined by newlines."""
-    if not isinstance(value, list) or value:
-        return text_of_content(read_content(value))
-    raise ValueError("must be a string or a list of text parts")
+def read_text(value: Any) -> str:
+    """Return `value` if it is a string, or the texts of its parts, joined by newlines. Raises ValueError for an empty
+    list, and as `read_content`.
+    """
+    if value == []:
+        raise ValueError("must be a string or a list of text parts")
+    return text_of_content(read_content(value))
 
 
-PlainText = Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])]
+PlainText = Annotated[str, BeforeValidator(read_text, json_schema_input_type=str | list[TextPart])]
 
 
 def read_content(value: Any, role: str = "user") -> str | list[dict[str, str]]:
-    """Return content as a text, or as a list of text parts. Nothing is an empty text. Raises ValueError for a part
-    that asks to be looked at and is no text.
+    """Return the content of a message of this role as a text, or as a list of text parts. None and a list without
+    text are an empty text. Raises ValueError for what is no content, and NoTextPart, see `text_of_part`.
     """
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
         raise ValueError("must be a string or a list of text parts")
-    texts = [text for part in value if (text := text_of_part(part, role)) is not None]
-    return [{"type": "text", "text": text} for text in texts] if texts else ""
+    parts = []
+    for part in value:
+        text = text_of_part(part, role)
+        if text is not None:
+            parts.append({"type": "text", "text": text})
+    return parts or ""
 
 
 def text_of_part(part: dict[str, Any], role: str) -> str | None:
-    """Return the text of a part in a message of this role, None where it has none."""
+    """Return the text of a part of a message of this role, None for a part that is skipped.
+
+    Raises NoTextPart for a part that is no text in a message that the caller wrote.
+    """
     kind = part.get("type")
     if kind is None and isinstance(part.get("text"), str):
         kind = "text"
-    if kind in TEXT_PARTS or kind == "refusal":
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if isinstance(text, str):
-            return text
-        raise ValueError(f"has a part of type {kind!r} whose text is {type(text).__name__}, must be a string")
-    if kind in NO_TEXT:
+    if kind in TEXT_PARTS:
+        return _text_field(part, "text", kind)
+    if kind == "refusal":
+        return _text_field(part, "refusal", kind)
+    if kind in SKIPPED_PARTS:
         return None
     if kind == "tool_reference":
         return str(part.get("tool_name", ""))
-    written = _written_text(part, role)
-    if written is not None:
-        return written
-    if role in OF_OTHERS:
+    document = _document_text(part, role)
+    if document is not None:
+        return document
+    if role in ROLES_OF_OTHERS:
         return f"[{_shown_kind(kind)} left out]"
     raise NoTextPart(f"has a part of type {kind!r}; only text parts are read here")
 
 
-def _written_text(part: dict[str, Any], role: str) -> str | None:
-    """Return what stands in a document or a search result, None where that is no text."""
+def _text_field(part: dict[str, Any], name: str, kind: Any) -> str:
+    text = part.get(name)
+    if not isinstance(text, str):
+        raise ValueError(f"has a part of type {kind!r} whose text is {type(text).__name__}, must be a string")
+    return text
+
+
+def _document_text(part: dict[str, Any], role: str) -> str | None:
+    """Return the heads and the text of a document or a search result; None for another part, and without text."""
     kind = part.get("type")
     if kind == "document":
-        source = part.get("source")
-        found = _source_text(source) if isinstance(source, dict) else None
+        text = _source_text(part.get("source"))
         heads = [part.get("title"), part.get("context")]
     elif kind == "search_result":
-        found = _plain(part.get("content"))
+        text = _text_or_none(part.get("content"))
         heads = [part.get("title"), part.get("source")]
     else:
         return None
-    if found is None:
+    if text is None:
         return None
-    if role not in OF_OTHERS and _asks_for_citations(part):
+    if role not in ROLES_OF_OTHERS and _asks_for_citations(part):
         raise ValueError("has citations, which are not offered; leave them out")
-    return "\n".join([*(head for head in heads if isinstance(head, str) and head), found])
+    lines = [head for head in heads if isinstance(head, str) and head]
+    return "\n".join([*lines, text])
 
 
-def _source_text(source: dict[str, Any]) -> str | None:
+def _source_text(source: Any) -> str | None:
+    if not isinstance(source, dict):
+        return None
     if source.get("type") == "text":
-        return _plain(source.get("data"))
-    return _plain(source.get("content")) if source.get("type") == "content" else None
+        return _text_or_none(source.get("data"))
+    if source.get("type") == "content":
+        return _text_or_none(source.get("content"))
+    return None
 
 
-def _plain(value: Any) -> str | None:
-    """Return a text, or the texts of a list of text parts; None for anything else."""
+def _text_or_none(value: Any) -> str | None:
     if isinstance(value, str):
         return value
     try:
@@ -117,21 +141,22 @@ def _plain(value: Any) -> str | None:
 
 
 def _asks_for_citations(part: dict[str, Any]) -> bool:
-    asked = part.get("citations")
-    return isinstance(asked, dict) and bool(asked.get("enabled"))
+    citations = part.get("citations")
+    return isinstance(citations, dict) and bool(citations.get("enabled"))
 
 
 def _shown_kind(kind: Any) -> str:
-    """Return what a part is called where it is left out."""
-    name = kind if isinstance(kind, str) else "part"
+    # "input_image": image
+    if not isinstance(kind, str):
+        return "part"
     for known in ("image", "audio", "video", "file", "document"):
-        if known in name:
+        if known in kind:
             return known
-    return name[:40]
+    return kind[:40]
 
 
-def thinking_of(value: Any) -> tuple[Any, str]:
-    """Return content without its parts of reasoning, and the text of these."""
+def split_thinking(value: Any) -> tuple[Any, str]:
+    """Return a message's content without its parts of reasoning, and the text of these parts, joined by newlines."""
     if not isinstance(value, list):
         return value, ""
     others = []
@@ -139,7 +164,7 @@ def thinking_of(value: Any) -> tuple[Any, str]:
     for part in value:
         if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning"):
             kind = part["type"]
-            texts.append(_plain(part.get(kind, part.get("text"))) or "")
+            texts.append(_text_or_none(part.get(kind, part.get("text"))))
         else:
             others.append(part)
     return others, "\n".join(text for text in texts if text)

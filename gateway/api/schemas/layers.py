@@ -1,4 +1,7 @@
-"""What the bodies of the layers over chat share: /v1/responses and /v1/messages become the Demand of a chat."""
+"""The base class of the bodies of /v1/responses and /v1/messages, which become the Demand of one chat.
+
+Both are layers over chat: their own fields are read in `gateway.api.forms`, and the Demand is made by a ChatBody.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from typing import Any
 from gateway.admission.prompts import Chat
 from gateway.admission.requests import MAX_MESSAGES, Demand, FieldNames
 from gateway.api.schemas.base import Strict, described
+from gateway.api.schemas.field_types import SEED
 from gateway.api.schemas.messages import MessageBody
-from gateway.api.schemas.openai import SEED, ChatBody, SpeculationBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
+from gateway.api.schemas.speculation import SpeculationBody
 from gateway.output_format import OutputFormat
 from gateway.tools.offer import ToolOffer
 from outrider.wire.errors import InvalidRequest
@@ -18,21 +24,33 @@ from outrider.wire.requests.params import MAX_SALT_BYTES, RANGES
 from outrider.wire.requests.scheduling import MAX_TPOT_MS, PRIORITY
 from outrider.wire.settings.config import ContentControlTokens
 
-AS_CHATS = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "seed", "speculation", "cache_salt", "priority", "max_tpot_ms", "stream"),
+CHAT_FIELDS = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "speculation",
+    "cache_salt",
+    "priority",
+    "max_tpot_ms",
+    "stream",
     "control_tokens_in_content",
 )
-"""Fields that mean what chat's of the same names do."""
+"""Fields that a ChatBody has under the same name, with the same meaning."""
 
 
 def chat_message(**fields: Any) -> MessageBody:
-    """Return a message of the chat. Raises InvalidRequest."""
+    """Return a message of a chat with these fields. Raises InvalidRequest."""
     return parse_body(MessageBody, fields)
 
 
 class Layer(Strict):
-    """A body that asks for one answer to one chat. null stands for the default everywhere."""
+    """Base class of a body for one answer to one chat. null stands for the default everywhere."""
 
     model: str | None = described(
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
@@ -56,6 +74,7 @@ class Layer(Strict):
     stream: bool | None = described("server-sent events. Default: false")
 
     def template_variables(self) -> dict[str, Any]:
+        """Return the variables for the chat template, by name. A subclass may add some."""
         return self.chat_template_kwargs or {}
 
     def chat_demand(
@@ -67,16 +86,19 @@ class Layer(Strict):
         output: OutputFormat | None,
         **others: Any,
     ) -> Demand:
-        """Return the demand of a chat of these messages. others: more fields of it. Raises InvalidRequest."""
+        """Return the demand for one answer to a chat of these messages. Raises InvalidRequest.
+
+        `offer`: the tools that the model may call. `names`: how this body spells fields, for errors. `output`: the
+        format that the output must have. `others`: more fields of a ChatBody.
+        """
         if not messages:
             raise InvalidRequest(f"{names.prompt} is empty; give a message", param=names.prompt)
         if len(messages) > MAX_MESSAGES:
             text = f"{names.prompt} has {len(messages)} messages of a chat, at most {MAX_MESSAGES} are allowed"
             raise InvalidRequest(text, param=names.prompt)
-        same = {name: getattr(self, name) for name in AS_CHATS}
-        variables = self.template_variables()
-        asked = parse_body(ChatBody, {"messages": list(messages), "chat_template_kwargs": variables, **same, **others})
-        demand = asked.demand(request_id)
+        fields: dict[str, Any] = {"messages": list(messages), "chat_template_kwargs": self.template_variables()}
+        fields |= {name: getattr(self, name) for name in CHAT_FIELDS}
+        demand = parse_body(ChatBody, fields | others).demand(request_id)
         (chat,) = demand.prompts
         assert isinstance(chat, Chat)
         return replace(demand, names=names, output=output, prompts=(replace(chat, tools=offer, merges_leading=True),))

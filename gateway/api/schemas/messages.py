@@ -1,4 +1,8 @@
-"""The messages and tools of a chat. What describes one and asks for nothing is taken, from any server of this API."""
+"""The messages and tools of a chat, as the clients of many servers write them.
+
+Clients send back what other servers answered. So fields that only describe a message are ignored, and other servers'
+names for the same thing are read; a field that asks for something that is not offered is refused.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +20,24 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.api.schemas.base import MAX_NAME_CHARS, Lenient, described, note_ignored
-from gateway.api.schemas.content_parts import CONTENT, read_content, thinking_of
+from gateway.api.schemas.base import MAX_NAME_CHARS, Lenient, described, log_ignored
+from gateway.api.schemas.content_parts import CONTENT, read_content, split_thinking
 from gateway.confined.template_shape import Message
 from gateway.tools.offer import MAX_LISTED_TOOLS, Tool
 
 CONTINUES = ("prefix", "partial")
-"""Other servers' names for a message that the answer goes on with: these ask for something."""
+"""Other servers' fields of a message that the output is to continue. They are refused: they ask for something."""
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""Names under which servers tell of the reasoning, this one's first."""
+"""Fields in which servers return the reasoning of a message, this server's first."""
 CUSTOM_INPUT = "input"
-"""The one argument of a tool that takes any text, where it is offered as a function."""
+"""The only argument of a tool that takes any text, when it is offered as a function."""
 
 
 def written_arguments(value: Any) -> str:
-    """Return the arguments of a past call as text, whatever they are: nobody can mend the past."""
+    """Return the arguments of a past call as text, whatever they are: a caller cannot correct an old output.
+
+    Raises ValueError for a value that cannot be written as JSON.
+    """
     if isinstance(value, str):
         return value
     if value is None:
@@ -54,13 +61,14 @@ class CallBody(Lenient):
     @model_validator(mode="before")
     @classmethod
     def _of_other_kinds(cls, value: Any) -> Any:
-        """Read a call of a tool that takes any text as that of a function."""
-        custom = value.get("custom") if isinstance(value, dict) else None
-        if isinstance(custom, dict) and value.get("type") == "custom":
+        if not isinstance(value, dict):
+            return value
+        custom = value.get("custom")
+        if isinstance(custom, dict) and value.get("type") == "custom":  # a tool that takes any text
             function = {"name": custom.get("name"), "arguments": {CUSTOM_INPUT: custom.get("input")}}
             return {"id": value.get("id"), "function": function}
-        if isinstance(value, dict) and value.get("type", "") is None:  # of a stream's later deltas
-            return {name: each for name, each in value.items() if name != "type"}
+        if value.get("type", "") is None:  # as in the later deltas of a stream
+            return {name: field for name, field in value.items() if name != "type"}
         return value
 
 
@@ -83,7 +91,6 @@ class MessageBody(Lenient):
     @model_validator(mode="before")
     @classmethod
     def _as_chats(cls, value: Any) -> Any:
-        """Read what other servers write, and what older clients keep, in the words of chats."""
         if not isinstance(value, dict):
             return value
         for name in CONTINUES:
@@ -95,17 +102,19 @@ class MessageBody(Lenient):
         if "role" not in value:
             return value
         role = value["role"]
-        read = {name: value[name] for name in ("role", "name") if name in value}
+        fields = {"role": role}
+        if "name" in value:
+            fields["name"] = value["name"]
         content = value.get("content")
         if role == "assistant":
-            content, thought = thinking_of(content)
-            read |= _assistant_fields(value, thought)
+            content, thinking = split_thinking(content)
+            fields |= _assistant_fields(value, thinking)
         elif role in ("tool", "function"):
-            read |= {"role": "tool", "tool_call_id": value.get("tool_call_id")}
+            fields |= {"role": "tool", "tool_call_id": value.get("tool_call_id")}
         if content in (None, "", []) and isinstance(value.get("refusal"), str):
             content = value["refusal"]
         _note_others(value)
-        return read | {"content": content}
+        return fields | {"content": content}
 
     @field_validator("content", mode="before")
     @classmethod
@@ -113,34 +122,36 @@ class MessageBody(Lenient):
         return read_content(value, info.data.get("role", "user"))
 
     def message(self) -> Message:
-        """Return it as a renderer reads it: with the texts of calls' arguments."""
+        """Return the message as `gateway.confined.templates` takes it. The arguments of calls are texts."""
         return self.model_dump(exclude_none=True)
 
 
-KNOWN = frozenset({*MessageBody.model_fields, *REASONING_NAMES, "refusal", "function_call", "thinking_blocks"})
-"""What is read of a message."""
+READ_FIELDS = frozenset({*MessageBody.model_fields, *REASONING_NAMES, "refusal", "function_call", "thinking_blocks"})
+"""Fields of a message that are read; others are ignored."""
 
 
 def _note_others(value: dict[str, Any]) -> None:
-    for name in value.keys() - KNOWN:
+    for name in value.keys() - READ_FIELDS:
         if value[name] not in (None, [], False):
-            note_ignored(f"{name[:MAX_NAME_CHARS]!r} of a message")
+            log_ignored(f"{name[:MAX_NAME_CHARS]!r} of a message")
 
 
-def _assistant_fields(value: dict[str, Any], thought: str) -> dict[str, Any]:
-    """Return the calls and the reasoning of a message."""
-    texts = [value.get(name) for name in REASONING_NAMES]
-    texts.append(_thinking_blocks(value.get("thinking_blocks")) or thought)
-    reasoning = next((text for text in texts if isinstance(text, str) and text), None)
+def _assistant_fields(value: dict[str, Any], thinking: str) -> dict[str, Any]:
+    """Return the calls and the reasoning of an assistant's message. `thinking`: the reasoning among its content."""
     calls = value.get("tool_calls")
-    older = value.get("function_call")
-    if not calls and isinstance(older, dict) and older.get("name"):
-        calls = [{"id": "", "function": older}]
-    return {"reasoning_content": reasoning, "tool_calls": calls or None}
+    older_call = value.get("function_call")
+    if not calls and isinstance(older_call, dict) and older_call.get("name"):
+        calls = [{"id": "", "function": older_call}]
+    return {"reasoning_content": _reasoning_text(value, thinking), "tool_calls": calls or None}
 
 
-def _thinking_blocks(value: Any) -> str:
-    return thinking_of(value)[1]
+def _reasoning_text(value: dict[str, Any], thinking: str) -> str | None:
+    for name in REASONING_NAMES:
+        text = value.get(name)
+        if text and isinstance(text, str):
+            return text
+    _, blocks = split_thinking(value.get("thinking_blocks"))
+    return blocks or thinking or None
 
 
 class FunctionBody(Lenient):
@@ -156,15 +167,15 @@ class ToolBody(Lenient):
     type: Literal["function"]
     function: FunctionBody
 
-    def tool(self, place: int) -> Tool | None:
-        """Return it as the `place`-th of its request."""
-        each = self.function
-        where = f"tools[{place}].function.parameters"
-        return Tool(each.name, each.description, each.parameters, each.strict, where)
+    def tool(self, index: int) -> Tool | None:
+        """Return the tool, whose index in the request is `index`."""
+        function = self.function
+        place = f"tools[{index}].function.parameters"
+        return Tool(function.name, function.description, function.parameters, function.strict, place)
 
 
 class LeftOutTool(Lenient):
-    """A tool that nobody here could run, and that the model is not offered. The log names its type once."""
+    """Base class of tools that only other servers can run. The model is not offered them; the log names a type once."""
 
     type: str
 
@@ -173,19 +184,30 @@ class LeftOutTool(Lenient):
     def _type_alone(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        note_ignored(f"tools of type {value['type'][:MAX_NAME_CHARS]!r}, which are not offered to the model")
+        log_ignored(f"tools of type {value['type'][:MAX_NAME_CHARS]!r}, which are not offered to the model")
         return {"type": value["type"]}
 
-    def tool(self, place: int) -> None:
-        """Return None: it is not offered."""
+    def tool(self, index: int) -> None:
+        """Return None: the tool is not offered."""
+
+
+def type_field(value: Any) -> Any:
+    """Return the `type` of a JSON object or of a body that was read from one; None without one."""
+    if isinstance(value, dict):
+        return value.get("type")
+    return getattr(value, "type", None)
 
 
 def tool_kind(*kinds: str) -> Discriminator:
-    """Return what tells tools of these types, or of none, from those that are left out."""
+    """Return the discriminator of a union of tools: the tag "<offered>" for tools of these types or of none,
+    "<left out>" for the others.
+    """
 
     def kind_of(value: Any) -> str:
-        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return "<left out>" if isinstance(kind, str) and kind not in kinds else "<offered>"
+        kind = type_field(value)
+        if isinstance(kind, str) and kind not in kinds:
+            return "<left out>"
+        return "<offered>"
 
     return Discriminator(kind_of)
 

@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field, model_validator
 from gateway.admission.requests import MAX_MESSAGES, Demand
 from gateway.api.schemas.base import Strict, described
 from gateway.api.schemas.messages import AnyTool, MessageBody
-from gateway.api.schemas.openai import ChatBody, other_parameters, without_others
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.other_parameters import other_parameters, without_others
 from gateway.tools.offer import MAX_LISTED_TOOLS
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.settings.config import ContentControlTokens
@@ -18,8 +19,9 @@ TOKENIZE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "mm_processor_kwargs": (),
 }
+"""Parameters of vLLM's /tokenize that are not offered, with the values besides null that ask for nothing."""
 MAX_TOKENS = 1 << 18
-"""Of one /detokenize: some 2 MB of JSON. Doubled, reading it keeps the event loop for 10 ms more."""
+"""Tokens of one /detokenize: about 2 MB of JSON, which take 10 ms to read."""
 
 
 class TokenizeBody(Strict):
@@ -46,21 +48,24 @@ class TokenizeBody(Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_others(cls, value: Any) -> Any:
-        """Raises InvalidRequest naming what is not offered and asks for something."""
         if isinstance(value, dict) and (value.get("prompt") is None) is (value.get("messages") is None):
             raise InvalidRequest("prompt and messages: give one of them, and not both", param="prompt")
         return without_others(value, TOKENIZE_NEUTRAL, {})
 
     def demand(self, request_id: str) -> Demand:
-        """Return that of a chat. Raises InvalidRequest."""
+        """Return the demand whose prompt is to be tokenized; only for a body of `messages`. Raises InvalidRequest."""
         if self.add_special_tokens:
             text = "add_special_tokens is true, and a chat has those that its template writes; leave it out"
             raise InvalidRequest(text, param="add_special_tokens")
         assert self.messages is not None, "a text has no demand"
-        kwargs, generation = self.chat_template_kwargs, self.add_generation_prompt
-        chat = ChatBody(model=self.model, messages=self.messages, add_generation_prompt=generation, tools=self.tools)
+        chat = ChatBody(
+            model=self.model,
+            messages=self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            tools=self.tools,
+        )
         others = {
-            "chat_template_kwargs": kwargs,
+            "chat_template_kwargs": self.chat_template_kwargs,
             "continue_final_message": self.continue_final_message,
             "documents": self.documents,
             "control_tokens_in_content": self.control_tokens_in_content,

@@ -9,7 +9,8 @@ import pytest
 import tokenizers
 
 from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template

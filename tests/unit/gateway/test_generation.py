@@ -13,8 +13,9 @@ from gateway.admission.requests import Demand, build_requests
 from gateway.api.forms.messages_form import MessageForm
 from gateway.api.forms.responses_form import ResponseForm
 from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.openai_responses import ChatForm, joined
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.openai_responses import ChatForm, join_outputs
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.generation import GenerationRequest, RoundOutput, ServedFacts
 from gateway.rounds.session import Session
 from gateway.tokenizer import Tokenizer
@@ -81,7 +82,7 @@ def rounds_of(request: GenerationRequest, tokenizer: Tokenizer, ids: Sequence[in
 
 def whole(request: GenerationRequest, tokenizer: Tokenizer, outputs: list[RoundOutput]) -> dict[str, Any]:
     form = ChatForm(tokenizer, False, [request.reading])
-    choice = form.choice(0, joined(outputs))
+    choice = form.choice(0, join_outputs(outputs))
     usage = outputs[-1].usage
     assert usage is not None
     counts = {"tokens": usage.num_completion_tokens, "reasoning": form.num_reasoning_tokens}

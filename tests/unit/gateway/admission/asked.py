@@ -10,7 +10,8 @@ from gateway.admission.prompts import (
     TextThreads,
 )
 from gateway.admission.requests import Demand, FieldNames
-from gateway.api.schemas.openai import CompletionBody, parse_body
+from gateway.api.schemas.openai import CompletionBody
+from gateway.api.schemas.parsing import parse_body
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.requests.params import BeamParams, SamplingParams
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer

@@ -23,7 +23,8 @@ from gateway.admission.prompts import (
     TextThreads,
 )
 from gateway.admission.requests import Demand, build_requests
-from gateway.api.schemas.openai import ChatBody, CompletionBody, parse_body
+from gateway.api.schemas.openai import ChatBody, CompletionBody
+from gateway.api.schemas.parsing import parse_body
 from outrider.wire.errors import ContextExceeded, InvalidRequest
 from tests.checkers import inline_checker
 from tests.rendering import inline_template

@@ -12,7 +12,8 @@ from gateway.admission.prompts import (
     PromptReader,
 )
 from gateway.admission.requests import Demand, FieldNames, build_requests, check_demand, find_model
-from gateway.api.schemas.openai import CompletionBody, parse_body
+from gateway.api.schemas.openai import CompletionBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.generation import ServedFacts, SpeculationOptions
 from gateway.grammar_checker import GrammarChecker
 from gateway.grammars import of_regex

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.api import http_io
-from gateway.api.http_io import LARGE_BYTES, MAX_OBJECTS, MAX_VALUES, check_values, max_values
+from gateway.api import request_body
+from gateway.api.request_body import LARGE_BYTES, MAX_OBJECTS, MAX_VALUES, check_values, max_values
 from outrider.wire.errors import RequestTooLarge
 
 
@@ -51,7 +51,7 @@ async def test_the_refusal_says_which_limit(body: bytes, shown: str) -> None:
 async def test_a_text_is_read_alike_wherever_it_is_cut(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = json.dumps([text * 9, 1, [2, text]]).encode()
     for size in range(1, len(body)):
-        monkeypatch.setattr(http_io, "LARGE_BYTES", size)
+        monkeypatch.setattr(request_body, "LARGE_BYTES", size)
         await check_values(body, 4)
         with pytest.raises(RequestTooLarge):
             await check_values(body, 3)

@@ -7,7 +7,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.tokenizer import Tokenizer
 from tests.rendering import inline_template
 from tests.service.scripted_generator import DEMO, config, demo_tokenizer

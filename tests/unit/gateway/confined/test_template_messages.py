@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.tools.offer import Tool
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template

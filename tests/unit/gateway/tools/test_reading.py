@@ -9,7 +9,8 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.grammars import of_schema
 from gateway.rounds.detokenizer import Detokenizer
 from gateway.tokenizer import Tokenizer

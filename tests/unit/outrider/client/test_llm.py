@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from outrider.client.llm_inputs import read_chats
-from outrider.client.llm_inputs import read_prompts
-
 import pytest
 
-from outrider.client.llm import _asked, _chats, _prompts
+from outrider.client.llm_inputs import read_chats, read_prompts
 from outrider.wire import errors
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.api.forms.messages_schemas import CountBody, MessagesBody
-from gateway.api.schemas.openai import parse_body
+from gateway.api.schemas.parsing import parse_body
 from gateway.api.schemas.vllm import TokenizeBody
 from outrider.wire.errors import NoThreads
 from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of

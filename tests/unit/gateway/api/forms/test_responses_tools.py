@@ -8,7 +8,7 @@ import pytest
 
 from gateway.api.forms.responses_form import custom_input
 from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.schemas.openai import parse_body
+from gateway.api.schemas.parsing import parse_body
 from outrider.wire.errors import InvalidRequest
 from tests.unit.gateway.api.schemas.prompts_of import prompt_of
 

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
 from gateway.api.forms.messages_schemas import MessagesBody
 from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from tests.rendering import inline_template
 from tests.service.scripted_generator import config, demo_tokenizer
 

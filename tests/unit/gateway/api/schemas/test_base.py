@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.api.schemas import base as base_schemas
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 
 
 def said(**fields: Any) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from gateway.api.forms.messages_schemas import MessagesBody
 from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.schemas.openai import ChatBody, parse_body
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.generation import ServedFacts
 from outrider.wire.errors import InvalidRequest
 from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of

@@ -10,7 +10,9 @@ from gateway.admission.prompts import Chat
 from gateway.admission.requests import Demand
 from gateway.api.forms.messages_schemas import MessagesBody
 from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.schemas.openai import NEUTRAL, ChatBody, CompletionBody, parse_body
+from gateway.api.schemas.openai import ChatBody, CompletionBody
+from gateway.api.schemas.other_parameters import NEUTRAL
+from gateway.api.schemas.parsing import parse_body
 from gateway.generation import SpeculationOptions
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest

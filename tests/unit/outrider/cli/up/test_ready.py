@@ -15,7 +15,7 @@ from outrider.cli.up.endpoints import Endpoints, Gateway, StartedWorker
 from outrider.cli.up.machine_shares import with_grpc_port
 from outrider.cli.up.ready import show_ready
 from outrider.cli.up.supervisor import Supervisor
-from outrider.wire.errors import ConfigError, IncompatiblePair
+from outrider.wire.errors import IncompatiblePair
 from outrider.wire.processes.processes import StopFlag
 from outrider.wire.settings.system import merged
 from outrider.wire.telemetry.phases import phase_in

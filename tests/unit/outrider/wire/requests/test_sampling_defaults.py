@@ -9,7 +9,8 @@ import pytest
 from gateway.admission.requests import Demand, build_requests
 from gateway.api.forms.messages_schemas import MessagesBody
 from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.schemas.openai import ChatBody, CompletionBody, parse_body
+from gateway.api.schemas.openai import ChatBody, CompletionBody
+from gateway.api.schemas.parsing import parse_body
 from gateway.generation import GenerationRequest, ServedFacts
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.sampling_defaults import stated_defaults, usable_defaults

@@ -1,0 +1,57 @@
+"""The tools of POST /v1/messages, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag
+
+from gateway.api.schemas.base import Lenient, described, log_ignored
+from gateway.api.schemas.messages import LeftOutTool, tool_kind
+from gateway.tools.offer import Tool, ToolOffer, offer_of
+from outrider.wire.errors import InvalidRequest
+
+DIRECT = "direct"
+"""The value of `allowed_callers` that stands for the model itself."""
+
+
+class MessagesTool(Lenient):
+    """A tool of the client's."""
+
+    type: Literal["custom"] | None = described("custom; a tool of another type is left out")
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] = Field(description="JSON Schema of an object")
+    strict: bool | None = described("as chat's. Default: false")
+    allowed_callers: list[str] | None = described("a tool that programs alone may call is left out")
+
+    def tool(self, index: int) -> Tool | None:
+        """Return the tool, whose index in the request is `index`; None for one that the model may not call."""
+        if self.allowed_callers and DIRECT not in self.allowed_callers:
+            log_ignored("tools that programs alone may call, which are not offered to the model")
+            return None
+        return Tool(self.name, self.description, self.input_schema, self.strict, f"tools[{index}].input_schema")
+
+
+class ProvidersTool(LeftOutTool):
+    type: str = Field(json_schema_extra={"not": {"enum": ["custom"]}})
+
+
+AnyMessagesTool = Annotated[
+    Annotated[MessagesTool, Tag("<offered>")] | Annotated[ProvidersTool, Tag("<left out>")], tool_kind("custom")
+]
+
+
+class ToolChoice(Lenient):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = described("of the tool, with type tool")
+    disable_parallel_tool_use: bool | None = described("at most one call. Default: false")
+
+    def offer(self, tools: Sequence[Tool]) -> ToolOffer:
+        """Return the offer of these tools under this choice. Raises InvalidRequest."""
+        if (self.type == "tool") is (self.name is None):
+            text = f"tool_choice has type {self.type} and {'no ' * (self.name is None)}name; they go together"
+            raise InvalidRequest(text, param="tool_choice.name")
+        choice = {"any": "required", "tool": (self.name,)}.get(self.type, self.type)
+        return offer_of(tools, choice, not self.disable_parallel_tool_use)

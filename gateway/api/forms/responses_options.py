@@ -1,0 +1,79 @@
+"""Fields of POST /v1/responses that are not the input: what is ignored, and the format and effort of an answer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gateway.api.schemas.base import Lenient, Strict, described
+from gateway.api.schemas.structured_outputs import JsonSchemaBody, ResponseFormatBody
+from gateway.output_format import OutputFormat
+from outrider.wire.errors import InvalidRequest
+
+RESPONSES_IGNORED = {
+    "service_tier": "there is one",
+    "prompt_cache_key": "prefixes are found by their tokens; a pair has one cache",
+    "prompt_cache_retention": "kept until the memory is needed",
+    "prompt_cache_options": "kept until the memory is needed",
+    "stream_options": "its `include_obfuscation` is padding against traffic analysis",
+    "max_tool_calls": "of tools that the server runs, and it runs none",
+    "client_metadata": "nothing is stored",
+}
+"""Parameters that are accepted and change nothing, with the reason."""
+RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "previous_response_id": (),
+    "conversation": (),
+    "background": (False,),
+    "prompt": (),
+    "moderation": (),
+    "context_management": ([],),
+    "truncation": ("disabled",),
+}
+"""Parameters that are not offered, with the values besides null that ask for nothing. Nothing is stored, and no input
+is cut.
+"""
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class TextFormat(JsonSchemaBody):
+    """OpenAI's `text.format`: chat's `response_format`, with its `json_schema` unpacked."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: Any = Field(default=None, alias="schema", description="a JSON Schema (2020-12), with type json_schema")
+
+    def output(self) -> OutputFormat | None:
+        """Return the format of the output, None for any text. Raises InvalidRequest unless `schema` is given with the
+        type json_schema alone.
+        """
+        if (self.type == "json_schema") is (self.schema_ is None):
+            text = f"text.format has type {self.type} and {'no ' * (self.schema_ is None)}schema; they go together"
+            raise InvalidRequest(text, param="text.format")
+        if self.type == "json_schema":
+            return OutputFormat("json", self.schema_, "text.format.schema", bool(self.strict))
+        output = ResponseFormatBody(type=self.type).output()
+        if output is None:
+            return None
+        return OutputFormat(output.kind, output.value, "text.format")
+
+
+class TextBody(Strict):
+    format: TextFormat | None = described("what the answer has to be")
+    verbosity: Literal["low", "medium", "high"] | None = described("ignored: models here are not told of it")
+
+
+class ReasoningBody(Lenient):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = described("as chat's")
+    summary: Literal["auto", "concise", "detailed"] | None = described("ignored: reasoning comes as it is")
+    generate_summary: Literal["auto", "concise", "detailed"] | None = described("ignored, as `summary`")

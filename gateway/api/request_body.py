@@ -1,0 +1,151 @@
+"""Reads the JSON body of an HTTP request within bounds of size, time, and of work for the event loop.
+
+`gateway.api.routes` calls `read_json`. The gRPC front end uses the same bounds for its messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from gateway.admission.admission import IncomingRequest
+from gateway.generation import ServedFacts
+from outrider.wire.errors import InvalidRequest, RequestTooLarge, RequestTooSlow, UnsupportedMediaType
+
+BODY_TIMEOUT_S = 60.0
+"""Seconds in which a body has to arrive."""
+LARGE_BYTES = 64 << 10
+"""Bytes of a request that take about a millisecond to read and check."""
+MAX_VALUES = 300_000
+"""Numbers and texts of a JSON body besides those of its prompt: so many take 10 ms to read. The 262,144 tokens of
+/detokenize fit."""
+OBJECT_MARKS = (b"[", b"{", b":")
+"""Bytes outside texts that are counted for MAX_OBJECTS."""
+MAX_OBJECTS = 100_000
+"""Lists, objects and their fields in a JSON body, which take 10 ms to read. 250 tools of 60 described fields have
+94,000."""
+
+
+async def read_json(request: Request, incoming: IncomingRequest, models: Callable[[], Iterable[ServedFacts]]) -> Any:
+    """Return the body of a request. `models` returns the served models, whose context limits the ids of a prompt.
+
+    Raises UnsupportedMediaType for a body that is not declared as JSON, RequestTooLarge as soon as its size or the
+    number of its values is known, RequestTooSlow, Overloaded when too many bodies are being read, and InvalidRequest
+    for what is no JSON.
+    """
+    check_is_json(request.headers.get("content-type", ""))
+    body = await _read_bytes(request, incoming)
+    await let_others_run(len(body))
+    if len(body) > LARGE_BYTES:
+        await check_values(body, max_values(models()))
+    try:
+        with _without_collections():
+            data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    await let_others_run(len(body))
+    return data
+
+
+async def _read_bytes(request: Request, incoming: IncomingRequest) -> bytearray:
+    max_bytes = incoming.max_bytes
+    too_large = RequestTooLarge(f"the body is over {max_bytes} bytes (max_body_bytes); send less")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                incoming.hold(len(part))
+                body += part
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise RequestTooSlow(f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
+    return body
+
+
+def check_is_json(content_type: str) -> None:
+    """Raise UnsupportedMediaType unless the type is application/json or application/...+json.
+
+    The other types are those of bodies that a browser sends for any page without a preflight: forms, plain text, none.
+    Parameters are ignored: JSON is UTF-8 (RFC 8259).
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json")):
+        return
+    problem = "content-type is missing"
+    if content_type:
+        problem = f"content-type is {content_type!r}"
+    raise UnsupportedMediaType(
+        f"{problem}: a body must say that it is JSON; send `Content-Type: application/json` (curl -d says a form's "
+        "type unless it is given with -H)",
+        param="content-type",
+    )
+
+
+def max_values(models: Iterable[ServedFacts]) -> int:
+    """Return the values that a body may hold: MAX_VALUES, and ids for twice the longest context of `models`, so that
+    the error for a prompt that is too long can name its length.
+    """
+    return MAX_VALUES + 2 * max((facts.context_limit for facts in models), default=0)
+
+
+async def check_values(body: bytes | bytearray, num_allowed: int) -> None:
+    """Raise RequestTooLarge for JSON with `num_allowed` values or more, or with more objects than MAX_OBJECTS, whose
+    reading would block the event loop. Values are counted by the commas between them.
+    """
+    # {"a": [1, "x,y"]}: one comma outside texts, and the marks "{", ":" and "["
+    num_values = 0
+    num_objects = 0
+    is_in_text = 0
+    for part in _parts(body):
+        unescaped = part.replace(rb"\\", b"").replace(rb"\"", b"")  # each quote begins or ends a text from here on
+        pieces = unescaped.split(b'"')
+        outside = b"".join(pieces[is_in_text::2])
+        is_in_text = (is_in_text + len(pieces) - 1) % 2
+        num_values += outside.count(b",")
+        num_objects += sum(map(outside.count, OBJECT_MARKS))
+        if num_values >= num_allowed:
+            raise RequestTooLarge(f"the body holds more than {num_allowed} values; split the request")
+        if num_objects > MAX_OBJECTS:
+            raise RequestTooLarge(
+                f"the body holds more than {MAX_OBJECTS} lists, objects and fields; split the request"
+            )
+        await asyncio.sleep(0)
+
+
+def _parts(body: bytes | bytearray) -> Iterator[bytes]:
+    start = 0
+    while start < len(body):
+        part = bytes(body[start : start + LARGE_BYTES])
+        num_backslashes = len(part) - len(part.rstrip(b"\\"))
+        if num_backslashes % 2:  # no part ends between a backslash and what it escapes
+            part = bytes(body[start : start + LARGE_BYTES + 1])
+        yield part
+        start += len(part)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    # JSON has no cycles, and 100,000 new lists would start full collections of garbage.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+async def let_others_run(num_bytes: int) -> None:
+    """Return to the event loop once, between two steps of work on a request of `num_bytes`, if it is large."""
+    if num_bytes > LARGE_BYTES:
+        await asyncio.sleep(0)

@@ -1,0 +1,9 @@
+"""The base class of the models of answers."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class AnswerModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")

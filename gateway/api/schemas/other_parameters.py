@@ -1,0 +1,106 @@
+"""The parameters of other servers that are not fields of a body here: which change nothing, and which are refused.
+
+Each body gives its own tables to `other_parameters`, for /openapi.json, and to `without_others`, which reads a body.
+The tables of docs/openai.md are made from them, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from outrider.wire.errors import InvalidRequest
+
+IGNORED = {
+    "metadata": "nothing is stored",
+    "store": "nothing is stored",
+    "service_tier": "there is one",
+    "prompt_cache_key": "prefixes are found by their tokens; a pair has one cache",
+    "prompt_cache_retention": "kept until the memory is needed",
+    "verbosity": "models here are not told of it",
+    "request_id": "the header `x-request-id` says it",
+    "client_metadata": "nothing is stored",
+}
+"""Parameters that are accepted and change nothing, with the reason."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "chat_template": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logits_processors": ([],),
+    "modalities": (["text"],),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
+}
+"""OpenAI's and vLLM's parameters for what is not offered here, with the values (besides null) that ask for nothing."""
+
+TODAY = {
+    "guided_json": '"structured_outputs": {"json": ...}',
+    "guided_regex": '"structured_outputs": {"regex": ...}',
+    "guided_choice": '"structured_outputs": {"choice": [...]}',
+    "guided_grammar": '"structured_outputs": {"grammar": ...}',
+    "guided_json_object": '"structured_outputs": {"json_object": true}',
+    "guided_decoding_backend": None,
+    "guided_whitespace_pattern": None,
+    "grammar": '"structured_outputs": {"grammar": ...}',
+    "json_schema": '"response_format": {"type": "json_schema", "json_schema": ...}',
+    "enable_thinking": '"chat_template_kwargs": {"enable_thinking": ...}',
+    "max_new_tokens": '"max_tokens"',
+    "n_predict": '"max_tokens"',
+    "repeat_penalty": '"repetition_penalty"',
+    "do_sample": '"temperature", of which 0 is greedy',
+    "num_beams": '"use_beam_search": true and "n"',
+    "stop_words": '"stop"',
+}
+"""Names of other servers, and older ones, with what is written here; None = there is nothing of the kind."""
+
+
+def without_former(value: Any) -> Any:
+    """Return a body without the names of TODAY that are null. Raises InvalidRequest with today's name for the others.
+
+    A value that is no object is returned as it is: pydantic refuses it.
+    """
+    if not isinstance(value, dict):
+        return value
+    for name in value.keys() & TODAY.keys():
+        if value[name] is not None:
+            raise InvalidRequest(f"{name} is no parameter here; {_remedy(TODAY[name])}", param=name)
+    return {name: field for name, field in value.items() if name not in TODAY}
+
+
+def _remedy(today: str | None) -> str:
+    if today is None:
+        return "leave it out"
+    return f"write {today} instead"
+
+
+def other_parameters(neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Callable[[dict[str, Any]], None]:
+    """Return the `json_schema_extra` of a body that takes these parameters besides its fields.
+
+    `neutral`: by name, the values besides null that ask for nothing. `ignored`: by name, why it changes nothing.
+    """
+
+    def add(schema: dict[str, Any]) -> None:
+        for name, why in ignored.items():
+            schema["properties"][name] = {"description": f"Accepted, changing nothing: {why}."}
+        for name, values in neutral.items():
+            schema["properties"][name] = {"description": "Not offered; these ask for nothing.", "enum": [None, *values]}
+
+    return add
+
+
+def without_others(value: Any, neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Any:
+    """Return a body without the parameters that `neutral` and `ignored` name, see `other_parameters`.
+
+    Raises InvalidRequest with the name of a parameter of `neutral` that has another value.
+    """
+    if not isinstance(value, dict):
+        return value
+    for name in value.keys() & neutral.keys():
+        if value[name] is not None and value[name] not in neutral[name]:
+            raise InvalidRequest(f"{name} is not offered by this server; leave it out", param=name)
+    return {name: field for name, field in value.items() if name not in neutral and name not in ignored}

@@ -1,0 +1,59 @@
+"""Finds the end of a JSON object in a text that is still being written. `reader.py` uses it for calls. No I/O."""
+
+from __future__ import annotations
+
+import re
+
+_OUTSIDE = re.compile(r'["{}\[\]]')
+"""Characters that matter outside a string."""
+_INSIDE = re.compile(r'["\\]')
+"""Characters that matter inside a string."""
+
+
+class JsonScan:
+    """Finds the end of a JSON object by its brackets and strings alone: whether the rest is JSON is not checked."""
+
+    def __init__(self, begin: int) -> None:
+        """`begin`: index in the text of the object's first bracket."""
+        self.begin = begin
+        self.at = begin
+        """Index up to which the text has been scanned."""
+        self.end: int | None = None
+        """Index behind the object's last bracket; None while that has not come."""
+        self.end_of_part: int | None = None
+        """Index behind the last bracket of the object inside it that is looked for; None while that has not come."""
+        self._depth = 0
+        self._in_string = False
+
+    def scan(self, text: str, part_at: int | None) -> None:
+        """Scan the text from where the last call stopped. `text` is what it was, and more.
+
+        `part_at`: index of the object inside whose end is looked for; None = none is.
+        """
+        # '{"name": "f", "arguments": {"x": 1}}' with part_at 27: end_of_part 35, end 36
+        while self.end is None:
+            found = (_INSIDE if self._in_string else _OUTSIDE).search(text, self.at)
+            if found is None:
+                break
+            char = found[0]
+            self.at = found.end()
+            if char == '"':
+                self._in_string = not self._in_string
+            elif char == "\\":
+                if self.at == len(text):  # the character that it escapes has not come
+                    self.at -= 1
+                    return
+                self.at += 1
+            elif char in "{[":
+                self._depth += 1
+            else:
+                self._close_bracket(part_at)
+        if self.end is None:
+            self.at = len(text)
+
+    def _close_bracket(self, part_at: int | None) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.end = self.at
+        elif self._depth == 1 and part_at is not None and part_at > self.begin and self.end_of_part is None:
+            self.end_of_part = self.at
