@@ -15,6 +15,7 @@ from deploy.placement import ClusterNode, place
 from deploy.ray_workers import RayWorkers
 from outrider.cli.up import machine_shares
 from outrider.engine import memory
+from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import INDEX
 from outrider.wire.settings.gpu_shares import gpu_shares, num_weight_bytes
 from outrider.wire.settings.system import SystemConfig, flags
