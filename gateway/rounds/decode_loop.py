@@ -16,8 +16,8 @@ from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
 from gateway.telemetry.round_metrics import note_drafts, note_lookups, note_round, note_truncate, why_plain
+from gateway.workers.connection import Connection
 from gateway.workers.draft_limits import speculation_of
-from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb

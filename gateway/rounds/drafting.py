@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.rounds.session import Session
+from gateway.workers.connection import Connection, WorkerSlot
 from gateway.workers.draft_limits import asked_speculation, speculation_of
 from gateway.workers.draft_use import DraftUse
-from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from gateway.rounds.session import Session
-from gateway.workers.links import Connection, WorkerSlot
+from gateway.workers.connection import Connection, WorkerSlot
 from gateway.workers.member import TargetMember
 from gateway.workers.placement import prefix_key
 from gateway.workers.served import ServedModel

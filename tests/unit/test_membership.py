@@ -13,7 +13,7 @@ from gateway.coordinator import Coordinator
 from gateway.workers.member import DraftMember, State, TargetMember
 from gateway.workers.membership import Membership, MemberSpec, PoolSpec, from_config, from_proto
 from gateway.workers.pools import Pools
-from gateway.workers.served import ReferenceTarget
+from gateway.workers.reference_target import ReferenceTarget
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.errors import ConfigError, IncompatiblePair, OutriderError, Unavailable

@@ -130,7 +130,7 @@ async def test_a_name_that_times_out_and_an_error_hold_up_no_other(
         told.set()
 
     await dns.workers.wait_first(1)
-    dns.workers._resolve, dns.workers._heard = slow, heard
+    dns.workers._resolve, dns.workers._on_membership = slow, heard
     dns.addresses["targets"] = ["10.0.0.2"]
     await asyncio.wait_for(told.wait(), 10)
     await dns.workers.close()
