@@ -352,7 +352,7 @@ async def test_an_answer_leaves_a_target_whose_verdict_cannot_be() -> None:
 async def test_a_verdict_without_the_prompt_s_log_probs_is_never_applied_where_they_are_asked_for() -> None:
     answer = Answer()
     answer.session.request = replace(answer.session.request, num_prompt_logprobs=0)
-    answer.session._is_scored = False
+    answer.session._has_prompt_logprobs = False
     async with answer.begun() as first:
         answer.target.says(3, [1], "p")
         await settled()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
-from gateway.rounds.drafting import DraftAssignment
+from gateway.rounds.draft_assignment import DraftAssignment
 from gateway.workers.member import DraftMember, Pairing, State, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb

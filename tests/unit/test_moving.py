@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationRequest
-from gateway.rounds.drafting import DraftAssignment
+from gateway.rounds.draft_assignment import DraftAssignment
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.workers.served import ServedModel
