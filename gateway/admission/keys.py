@@ -10,7 +10,7 @@ import hmac
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,7 +93,9 @@ class Bucket:
         self._level = min(self.per_minute, self._level + (now - self._filled_s) * self.per_minute / MINUTE_S)
         self._filled_s = now
         missing = min(amount, self.per_minute) - self._level
-        return missing * MINUTE_S / self.per_minute if missing > ROUNDING else 0.0
+        if missing <= ROUNDING:
+            return 0.0
+        return missing * MINUTE_S / self.per_minute
 
     def take(self, amount: float) -> None:
         """Take `amount` from the bucket. A negative amount is returned to it."""
@@ -120,19 +122,24 @@ class Caller:
     @property
     def name(self) -> str | None:
         """Name of the API key; None if the gateway has no API keys."""
-        return None if self.key is None else self.key.name
+        if self.key is None:
+            return None
+        return self.key.name
 
     @property
     def weight(self) -> float:
         """Weight of the API key in the queue; 1 without a key."""
-        return 1.0 if self.key is None else self.key.weight
+        if self.key is None:
+            return 1.0
+        return self.key.weight
 
     def change(self, key: ApiKey) -> None:
         """Apply changed limits of the same key. A rate that has not changed keeps its level."""
-        before, self.key = self.key, key
-        if before is None or key.requests_per_minute != before.requests_per_minute:
+        previous = self.key
+        self.key = key
+        if previous is None or key.requests_per_minute != previous.requests_per_minute:
             self._requests = _bucket(key.requests_per_minute, self._clock)
-        if before is None or key.tokens_per_minute != before.tokens_per_minute:
+        if previous is None or key.tokens_per_minute != previous.tokens_per_minute:
             self._tokens = _bucket(key.tokens_per_minute, self._clock)
 
     def take_request(self) -> None:
@@ -147,25 +154,28 @@ class Caller:
 
         Raises RateLimited if too many run now, or InvalidRequest that names `param` if `count` exceeds the key's limit.
         """
-        most = None if self.key is None else self.key.max_concurrent
-        if most is not None and count > most:
-            raise InvalidRequest(
-                f"the request asks for {count} answers at once, the API key {self.name!r} may have {most} "
-                "(max_concurrent); split it",
-                param=param,
-            )
-        if most is not None and self.num_answers + count > most:
-            raise self._limited(
-                "max_concurrent",
-                f"the API key {self.name!r} has {self.num_answers} answers running or waiting, may have {most} "
-                f"(max_concurrent), and asks for {count} more; try again when one has ended",
-                BUSY_RETRY_S,
-            )
+        if self.key is not None and self.key.max_concurrent is not None:
+            self._check_concurrent(count, self.key.max_concurrent, param)
         self.num_answers += count
         try:
             yield
         finally:
             self.num_answers -= count
+
+    def _check_concurrent(self, count: int, max_concurrent: int, param: str) -> None:
+        if count > max_concurrent:
+            raise InvalidRequest(
+                f"the request asks for {count} answers at once, the API key {self.name!r} may have {max_concurrent} "
+                "(max_concurrent); split it",
+                param=param,
+            )
+        if self.num_answers + count > max_concurrent:
+            raise self._limited(
+                "max_concurrent",
+                f"the API key {self.name!r} has {self.num_answers} answers running or waiting, may have "
+                f"{max_concurrent} (max_concurrent), and asks for {count} more; try again when one has ended",
+                BUSY_RETRY_S,
+            )
 
     def charge(self, num_tokens: int) -> None:
         """Charge the most tokens that a request may use, before it begins.
@@ -198,13 +208,18 @@ class Caller:
 
 
 def _rounded_up(wait_s: float) -> float:
-    """Rounds up to the digits that trailers carry: a caller that waits for the stated time must pass."""
+    """Rounds up to the digits that trailers carry: a caller that waits for the stated time must pass.
+
+    # 31.23456 to 31.235, in units of 10 ** (1 - 4)
+    """
     unit = 10.0 ** max(-3, math.floor(math.log10(wait_s)) - 4)
     return math.ceil(wait_s / unit) * unit
 
 
 def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute, clock)
+    if per_minute is None:
+        return None
+    return Bucket(per_minute, clock)
 
 
 Mark = tuple[int, int, int, int, int, int]
@@ -238,11 +253,11 @@ class KeyRing:
         """Return the key of this secret, or None. The secret is compared with every key, each in constant time."""
         self._look()
         digest = digest_of(secret)
-        found = None
-        for key in self.keys:
+        match = None
+        for key in self.keys:  # all of them, so that the time does not depend on which one matches
             if hmac.compare_digest(key.sha256, digest):
-                found = key
-        return found
+                match = key
+        return match
 
     def _look(self) -> None:
         now = self._clock()
@@ -259,7 +274,8 @@ class KeyRing:
         except ConfigError as error:
             if changed or error.message != self._failure:
                 log.error("the API keys stay as they were: %s", error.message)
-            self._failure, self._retry_at_s = error.message, now + RETRY_S
+            self._failure = error.message
+            self._retry_at_s = now + RETRY_S
         else:
             self._failure = None
             warn_if_open(Path(self._path))
@@ -268,10 +284,10 @@ class KeyRing:
 
 def _mark_of(path: str) -> Mark | None:
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode, found.st_uid, found.st_gid
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size, stat.st_mode, stat.st_uid, stat.st_gid
 
 
 class Access:
@@ -310,12 +326,16 @@ class Access:
             )
         caller = self._callers.get(key.name)
         if caller is None or caller.key is None or caller.key.sha256 != key.sha256:
-            names = {each.name for each in self._ring.keys}
-            self._callers = {name: each for name, each in self._callers.items() if name in names}
+            self._forget_removed(self._ring.keys)
             caller = self._callers[key.name] = Caller(key, self._metrics)
         elif caller.key is not key:
             caller.change(key)
         return caller
+
+    def _forget_removed(self, keys: Iterable[ApiKey]) -> None:
+        names = {key.name for key in keys}
+        for name in self._callers.keys() - names:
+            del self._callers[name]
 
     def _refused(self, reason: str, message: str) -> Unauthenticated:
         self._metrics.unauthenticated.labels(reason=reason).inc()
@@ -324,5 +344,6 @@ class Access:
 
 def _secret(authorization: str | None) -> str | None:
     scheme, _, secret = (authorization or "")[:MAX_HEADER_CHARS].partition(" ")
-    secret = secret.strip()
-    return secret if secret and scheme.lower() == "bearer" else None
+    if scheme.lower() != "bearer":
+        return None
+    return secret.strip() or None

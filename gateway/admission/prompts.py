@@ -90,7 +90,9 @@ class ChatSettings:
 
 
 def _pieces(text: str, marks: ContentMarks | None) -> list[str]:
-    return [text] if marks is None else text.split(marks.mark)
+    if marks is None:
+        return [text]
+    return text.split(marks.mark)
 
 
 class TextThreads:
@@ -112,10 +114,7 @@ class TextThreads:
         A thread cannot be stopped: after a cancellation it stays charged to the caller until the work is done.
         """
         is_largest = num_chars > LARGEST_CHARS
-        limit = self._limits.get((caller, is_largest))
-        if limit is None:
-            limit = asyncio.Semaphore(1 if caller or is_largest else NUM_THREADS - 1)
-            self._limits[caller, is_largest] = limit
+        limit = self._limit(caller, is_largest)
         await limit.acquire()
         held = [limit]
         if is_largest:
@@ -147,9 +146,19 @@ class TextThreads:
         future.add_done_callback(note_end)
         return await asyncio.wrap_future(future)
 
+    def _limit(self, caller: bytes, is_largest: bool) -> asyncio.Semaphore:
+        limit = self._limits.get((caller, is_largest))
+        if limit is None:
+            num_threads = 1
+            if not caller and not is_largest:  # callers without a key share one semaphore
+                num_threads = NUM_THREADS - 1
+            limit = asyncio.Semaphore(num_threads)
+            self._limits[caller, is_largest] = limit
+        return limit
+
 
 def _lower_priority() -> None:
-    """On Linux each thread has a niceness of its own, so this affects the calling thread alone."""
+    # On Linux each thread has a niceness of its own, so this affects the calling thread alone.
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError):  # a sandbox may forbid it, or the process has a higher niceness already
@@ -183,7 +192,9 @@ class PromptReader:
         self._settings = settings
         self._num_chars = 0
         self._counts = counts
-        self._max_tokens = context_limit * (COUNTED_CONTEXTS if counts else 1)
+        self._max_tokens = context_limit
+        if counts:
+            self._max_tokens *= COUNTED_CONTEXTS
 
     async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of `work`, which reads texts of `num_chars` characters.
@@ -259,15 +270,17 @@ class PromptReader:
         return "".join(await self.render_pieces(name, chat, is_cut=is_cut))
 
     def _marks(self, chat: Chat) -> ContentMarks | None:
-        own = self._settings.control_tokens
-        asked = chat.control_tokens
-        if own == "text" and asked == "allow":
+        by_settings = self._settings.control_tokens
+        by_request = chat.control_tokens
+        if by_settings == "text" and by_request == "allow":
             raise InvalidRequest(
                 "control_tokens_in_content is 'allow', and this server, or your API key, takes them as text; leave it "
                 "out",
                 param="control_tokens_in_content",
             )
-        return ContentMarks(self.tokenizer.control_tokens) if "text" in (own, asked) else None
+        if "text" not in (by_settings, by_request):
+            return None
+        return ContentMarks(self.tokenizer.control_tokens)
 
     async def render_pieces(self, name: str, chat: Chat, *, is_cut: bool = False) -> list[str]:
         """Return the text of a chat, cut inside the control tokens that users wrote.
@@ -279,7 +292,7 @@ class PromptReader:
 
             # a user wrote "a<eos>b": ["...a<", "eos>b..."], neither of which holds a control token
         """
-        offer = NO_TOOLS if chat.tools is None else chat.tools
+        offer = chat.tools or NO_TOOLS
         check_size(offer, self._settings.max_tools, self._settings.max_tools_bytes)
         tools = [tool.for_template() for tool in offer.tools]
         template = self.tokenizer.template
@@ -300,14 +313,14 @@ class PromptReader:
             except RecursionError:
                 raise InvalidRequest("messages, tools or documents nest too deep; make them flatter") from None
         if chat.continues:
-            end = secrets.token_hex()  # where the text of the last message ends, whatever the template writes behind it
+            # Marks where the text of the last message ends, whatever the template writes behind it.
+            end = secrets.token_hex()
             last = messages[-1]
             messages[-1] = {**last, "content": f"{text_of_content(last['content'])}{end}"}
-        max_chars = self._max_body_bytes
-        context_chars = None if is_cut else self.tokenizer.bounds.max_text_chars(self._max_tokens)
-        if context_chars is not None:
-            max_chars = min(max_chars, context_chars)
-        num_mark_chars = 0 if marks is None else marks.num_marks * len(marks.mark)
+        max_chars = self._max_chars(is_cut)
+        num_mark_chars = 0
+        if marks is not None:
+            num_mark_chars = marks.num_marks * len(marks.mark)
         try:
             text = await template.render(
                 messages,
@@ -336,8 +349,18 @@ class PromptReader:
             )
         return _pieces(text, marks)
 
+    def _max_chars(self, is_cut: bool) -> int:
+        max_chars = self._max_body_bytes
+        if not is_cut:
+            context_chars = self.tokenizer.bounds.max_text_chars(self._max_tokens)
+            if context_chars is not None:
+                max_chars = min(max_chars, context_chars)
+        return max_chars
+
     def _prepared(self, chat: Chat) -> list[Message]:
         messages = list(chat.messages)
         if self._settings.omits_agent_header:
             messages = without_agent_headers(messages)
-        return merge_leading_systems(messages) if chat.merges_leading else messages
+        if chat.merges_leading:
+            messages = merge_leading_systems(messages)
+        return messages

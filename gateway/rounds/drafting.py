@@ -211,7 +211,7 @@ class Drafting:
         if speculation is None:
             return False
         message = session.open_message()
-        if not draft.info.decoder_start_ids:  # it has no encoder
+        if not draft.info.decoder_start_ids:  # it reads no source of an encoder
             message.ClearField("source_ids")
         message.speculation.CopyFrom(replace(speculation, place=self._place).to_proto())
         # A draft with a shorter context drafts up to its end.

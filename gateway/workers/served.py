@@ -159,13 +159,12 @@ class ServedModel:
 
     def load(self) -> ModelLoad:
         """Return the model's load, by the last poll of each target (twice a second)."""
-        num_targets = num_kv_blocks = 0
-        sum_kv_share = 0.0
+        kv_shares = list[float]()
+        num_kv_blocks = 0
         for target in self.targets.values():
             if target.connection is None:
                 continue
-            num_targets += 1
-            sum_kv_share += target.load.kv_share
+            kv_shares.append(target.load.kv_share)
             if target.link.info is not None:
                 num_kv_blocks += target.link.info.num_kv_blocks
         return ModelLoad(
@@ -173,7 +172,7 @@ class ServedModel:
             target=self._target_name,
             num_running=self.places.num_running,
             num_waiting=self.places.num_queued,
-            kv_share=sum_kv_share / max(1, num_targets),
+            kv_share=sum(kv_shares) / max(1, len(kv_shares)),
             kv_block_size=self.reference.info.kv_block_size,
             num_kv_blocks=num_kv_blocks,
         )

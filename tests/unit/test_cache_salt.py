@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from gateway.admission.requests import corpus_of, salt_of
+from gateway.admission.identities import corpus_of, salt_of
 from gateway.generation import GenerationRequest, OutputTimings
 from gateway.rounds.session import Session
 from outrider.v1 import common_pb2 as pb
