@@ -147,6 +147,7 @@ async def _serve(
     signals: Signals,
     metrics_address: str | None,
 ) -> None:
+    # 1 START the servers
     config = pools.config
     spans = open_spans(config.trace_endpoint, "gateway", pools.metrics.registry)
     metrics = open_metrics(config.trace_endpoint, "gateway")
@@ -171,6 +172,8 @@ async def _serve(
     serving = asyncio.create_task(http.serve(sockets=listeners))
     following = asyncio.create_task(follow_readiness(health, coordinator))
     gc.freeze()  # these objects live as long as the process: collections that scan them would stop all answers
+
+    # 2 ANNOUNCE the addresses once the drafts are there, and serve until a signal
     http_address = join_host_port(config.host, http_port)
     ending = {serving, asyncio.create_task(signals.stop.wait())}
     drafts = asyncio.create_task(pools.wait_drafts())
@@ -180,6 +183,8 @@ async def _serve(
         announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())
     drafts.cancel()
     await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+
+    # 3 STOP: take no new requests, let running ones finish for a while, then end them
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True
     following.cancel()

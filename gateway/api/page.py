@@ -1,10 +1,14 @@
-"""The page at `/`: the files of gateway/page, read once, under a policy that lets them speak to this gateway alone."""
+"""The page at `/`: the files of gateway/page, read once, under a policy that lets them speak to this gateway alone.
+
+The folders of gateway/page are not part of the URLs: scripts/main.js is served as /page/main.js.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -45,12 +49,21 @@ HEADERS = {
 def page_routes() -> list[Route]:
     """Return a route for each file: `/` is index.html, the others are below /page/. GET and HEAD."""
     routes = []
-    for file in files("gateway").joinpath("page").iterdir():
+    for file in page_files():
         media_type = MEDIA_TYPES.get(file.name.rpartition(".")[2])
         if media_type is not None:
             path = "/" if file.name == "index.html" else f"/page/{file.name}"
             routes.append(Route(path, _endpoint(file.read_bytes(), media_type), include_in_schema=False))
     return routes
+
+
+def page_files() -> list[Traversable]:
+    """Return the files of gateway/page and of its folders. Their names are unique, since URLs are made of them."""
+    page = files("gateway").joinpath("page")
+    found = [page.joinpath("index.html")]
+    for folder in ("assets", "scripts"):
+        found += page.joinpath(folder).iterdir()
+    return found
 
 
 def _endpoint(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
