@@ -174,7 +174,7 @@ async def _compiled(name: str, source: str, special_tokens: dict[str, str], rend
     except WorkExceeded as error:
         raise ConfigError(f"{name} takes more than {error} to compile; {_REMEDY}") from None
     except Overloaded as error:
-        raise WorkFailed(error.message) from None  # says nothing of the template: it is read again
+        raise WorkFailed(error.message) from None  # no fault of the template: it is read again
     return Variant(source, frozenset(reads), await _shape(name, source, special_tokens, renderers))
 
 

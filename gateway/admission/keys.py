@@ -310,7 +310,7 @@ class Access:
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller with this `authorization` header.
 
-        Raises Unauthenticated, whose message never says how close a key was.
+        Raises Unauthenticated. Its message does not show how close the secret was to that of a key.
         """
         if self._ring is None:
             return self._anonymous

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.admission.demand import Demand as Demand  # parts of a demand, here for whoever reads one
+from gateway.admission.demand import Demand as Demand  # also imported from here by others
 from gateway.admission.demand import FieldNames as FieldNames
 from gateway.admission.demand import Infill as Infill
 from gateway.admission.demand import Prompt as Prompt

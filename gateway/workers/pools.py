@@ -151,7 +151,7 @@ class Pools:
         """Wait, at start, until a target of every pool is connected or refused. Drafts are not waited for.
 
         If one pool can be served, the others are waited for at most OTHERS_WAIT_S. With a registry or names, the first
-        target is waited for without end, because only whoever starts the workers knows how long they take to load.
+        target is waited for without end, because nothing here shows how long workers take to load.
 
         Raises Unavailable if no target comes in time to a given address. If all targets were refused, raises the reason
         (IncompatiblePair, ConfigError).

@@ -406,7 +406,7 @@ class ServedModel:
     ) -> DraftMember | None:
         """Return the best draft for requests at this target, or None if no draft is usable.
 
-        A draft that works as `drafter` asks comes first, then one with a model, then any. For a beam search
+        A draft of the kind that `drafter` needs comes first, then one with a model, then any. For a beam search
         (`searches`) a draft that can draft for it comes before all others. Among equals the load decides.
 
         avoid: name of a draft that is never chosen. pool: pool that the draft must be of; None for any.
