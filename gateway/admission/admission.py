@@ -17,9 +17,11 @@ from prometheus_client import CollectorRegistry
 from gateway.admission.demand import Demand
 from gateway.admission.demand_checks import check_demand
 from gateway.admission.identities import caller_of
-from gateway.admission.keys import Access, Caller, KeyRing
-from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
+from gateway.admission.key_ring import KeyRing
+from gateway.admission.keys import Access, Caller
+from gateway.admission.prompts import ChatSettings, PromptReader
 from gateway.admission.requests import build_requests, prompt_ids
+from gateway.admission.text_threads import TextThreads
 from gateway.generation import AdmittedGenerations, Generator, ServedFacts
 from gateway.grammar_checker import create_checker
 from gateway.telemetry.request_record import RequestRecords, current_record

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gateway.admission.demand import Demand as Demand  # also imported from here by others
 from gateway.admission.demand import FieldNames as FieldNames
@@ -23,14 +22,11 @@ from gateway.admission.demand_checks import check_demand as check_demand
 from gateway.admission.demand_checks import find_model as find_model
 from gateway.admission.demand_checks import wanted_model as wanted_model
 from gateway.admission.identities import caller_of, corpus_of, salt_of
-from gateway.admission.prompts import Chat, PromptReader
+from gateway.admission.prepared_prompts import CallerGrammars, PreparedPrompt, prepare_prompt
+from gateway.admission.prompts import PromptReader
 from gateway.generation import AcceptanceRule, GenerationRequest, ServedFacts, SpeculationOptions
 from gateway.grammar_checker import GrammarChecker
-from gateway.infill import infill_marks
-from gateway.output_format import OutputFormat
 from gateway.tokenizer import Tokenizer
-from gateway.tools.offer import ToolOffer
-from gateway.tools.reading import Reading, grammar_request, reading_of
 from outrider.wire.errors import ContextExceeded, InvalidRequest
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import check_token_ids
@@ -119,7 +115,7 @@ async def build_requests(
     may_be_cut = config.max_tokens_beyond_context == "clamp"
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
-        prepared = await _prepare(
+        prepared = await prepare_prompt(
             prompt,
             reader,
             demand.names.prompt,
@@ -145,33 +141,7 @@ async def prompt_ids(
     (chat,) = demand.prompts
     grammars = CallerGrammars(checker, caller_of(key_name, None))
     grammar = await grammars.output(demand.output)
-    return (await _prepare(chat, reader, demand.names.prompt, grammars, grammar)).ids
-
-
-@dataclass(frozen=True, slots=True)
-class CallerGrammars:
-    """Checker of the grammars of one caller's requests."""
-
-    checker: GrammarChecker
-    caller: bytes
-    """Digest of the caller's API key, empty without one. The checks are charged to the caller's share of the checker.
-    """
-
-    async def output(self, output: OutputFormat | None) -> str:
-        """Return the grammar of an output format, empty for None. Raises InvalidRequest."""
-        if output is None:
-            return ""
-        return await self.checker.output(self.caller, output)
-
-    async def tools(self, offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> str:
-        """Return the grammar of a whole output that may call the offered tools. Raises InvalidRequest.
-
-        answer: grammar of an output without calls; empty for any text.
-        """
-        request = grammar_request(offer, reading, tokenizer, answer)
-        if request is None:
-            return answer
-        return await self.checker.tools(self.caller, request)
+    return (await prepare_prompt(chat, reader, demand.names.prompt, grammars, grammar)).ids
 
 
 def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
@@ -256,62 +226,8 @@ async def _prediction_ids(demand: Demand, facts: ServedFacts, reader: PromptRead
     return ids
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    ids: tuple[int, ...]
-    grammar: str
-    reading: Reading | None = None
-
-
-async def _prepare(
-    prompt: Prompt,
-    reader: PromptReader,
-    name: str,
-    grammars: CallerGrammars,
-    grammar: str,
-    adds_special: bool | None = None,
-    max_ids: int | None = None,
-) -> _Prepared:
-    if isinstance(prompt, Chat):
-        prepared = await _prepare_chat(prompt, reader, name, grammars, grammar, bool(adds_special), max_ids)
-    elif isinstance(prompt, Infill):
-        before, between, behind = infill_marks(reader.tokenizer)
-        begin = reader.tokenizer.encode("")  # what the tokenizer puts in front of every text
-        first = await reader.encode(name, prompt.prefix, False)
-        last = await reader.encode("suffix", prompt.suffix, False)
-        prepared = _Prepared((*begin, before, *first, between, *last, behind), grammar)
-    elif isinstance(prompt, str):
-        prepared = _Prepared(await reader.encode(name, prompt, adds_special is not False, max_ids), grammar)
-    elif max_ids is None:
-        prepared = _Prepared(prompt, grammar)
-    else:
-        prepared = _Prepared(prompt[-max_ids:], grammar)
-    if not prepared.ids:
-        raise InvalidRequest(f"{name} is empty: at least one token is needed to continue from", param=name)
-    return prepared
-
-
-async def _prepare_chat(
-    chat: Chat,
-    reader: PromptReader,
-    name: str,
-    grammars: CallerGrammars,
-    grammar: str,
-    adds_special: bool,
-    max_ids: int | None,
-) -> _Prepared:
-    pieces = await reader.render_pieces(name, chat, is_cut=max_ids is not None)
-    reading: Reading | None = None
-    ids = await reader.encode_chat(name, pieces, adds_special, max_ids)
-    if chat.tools is not None:
-        reading = reading_of(chat.tools, reader.tokenizer, pieces[-1])
-        if reading is not None:
-            grammar = await grammars.tools(chat.tools, reading, reader.tokenizer, grammar)
-    return _Prepared(ids, grammar, reading)
-
-
 def _request_of(
-    template: GenerationRequest, demand: Demand, facts: ServedFacts, prepared: _Prepared, may_be_cut: bool
+    template: GenerationRequest, demand: Demand, facts: ServedFacts, prepared: PreparedPrompt, may_be_cut: bool
 ) -> GenerationRequest:
     # `template` holds all that the prompts of the demand share.
     ids = prepared.ids

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
+from gateway.admission.prompts import ChatSettings, PromptReader
+from gateway.admission.text_threads import TextThreads
 from gateway.api.forms.messages_schemas import CountBody, MessagesBody
 from gateway.api.forms.responses_form import custom_input
 from gateway.api.forms.responses_schemas import ResponsesBody

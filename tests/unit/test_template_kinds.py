@@ -12,7 +12,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
+from gateway.admission.prompts import ChatSettings, PromptReader
+from gateway.admission.text_threads import TextThreads
 from gateway.api.schemas.openai import ChatBody, parse_body
 from gateway.tokenizer import Tokenizer, read_tokenizer
 from outrider.engine.files.tokenizer_files import tokenizer_files
