@@ -14,17 +14,9 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.prompts import (
-    INLINE_CHARS,
-    LARGEST_CHARS,
-    NUM_THREADS,
-    THREAD_NICENESS,
-    Chat,
-    ChatSettings,
-    PromptReader,
-    TextThreads,
-)
+from gateway.admission.prompts import INLINE_CHARS, Chat, ChatSettings, PromptReader
 from gateway.admission.requests import Demand, build_requests, check_demand, find_model
+from gateway.admission.text_threads import LARGEST_CHARS, NUM_THREADS, THREAD_NICENESS, TextThreads
 from gateway.api.schemas.openai import ChatBody, CompletionBody, parse_body
 from gateway.generation import ServedFacts
 from gateway.grammar_checker import GrammarChecker
