@@ -200,9 +200,9 @@ class Decoder:
         label = self._own_label(verdict)
         verified = self._note_outcomes(verdict)
         if label is not None and by_target.num_drafted:
-            note_drafts(self.model.own_metrics(label), by_target)
+            note_drafts(self.model.series.own(label), by_target)
         if label is not None and not verified and (by_target.num_drafted or not self._drafter.asks_draft_worker):
-            pair = self.model.own_metrics(label)
+            pair = self.model.series.own(label)
             record.draft = label
         else:
             verified = verified or self.drafts[:1]

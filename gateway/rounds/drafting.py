@@ -40,7 +40,7 @@ class Drafting:
         """
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
         self._model = model
-        self._draft_name = model.draft_name(None)
+        self._draft_label = model.series.label_of(None)
         """Label of the series of the current draft, or of the last one."""
         self._session = session
         self._place = place
@@ -70,7 +70,7 @@ class Drafting:
     @property
     def metrics(self) -> PairMetrics:
         """Series of the target's model and the draft's."""
-        return self._model.pair_metrics(self._draft_name)
+        return self._model.series.pair(self._draft_label)
 
     def choose(self, target: TargetMember) -> pb.WorkerInfo | None:
         """Return the info of the draft that the request has, or would get at this target; None without one."""
@@ -92,7 +92,7 @@ class Drafting:
         previous = self.member
         if not self._is_unfit and self._assignment.take(target) and self.member is not previous:
             assert self.member is not None, "it was taken"
-            self._draft_name = self._model.draft_name(self.member)
+            self._draft_label = self._model.series.label_of(self.member)
             self._use = DraftUse()
             if not self._is_fixed:
                 self._use = replace(self.member.use_of(self._caller))

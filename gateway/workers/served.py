@@ -27,6 +27,7 @@ from gateway.workers.membership import PoolSpec
 from gateway.workers.placement import WorkerLoad, choose_draft, choose_target
 from gateway.workers.reference_target import ReferenceTarget
 from gateway.workers.retry_budget import RetryBudget
+from gateway.workers.round_series import RoundSeries
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair, Unavailable
 from outrider.wire.requests.drafters import Drafter
@@ -34,15 +35,12 @@ from outrider.wire.requests.sampling_defaults import usable_defaults
 from outrider.wire.requests.speculation import MAX_DRAFTS
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.log import get_logger
-from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
+from outrider.wire.telemetry.metrics import GatewayMetrics
 
 log = get_logger(__name__)
 
 POLL_S = 0.1
 """Seconds after which a request without a target looks again: the end of a worker's pause is not announced."""
-MAX_GONE_DRAFTS = 8
-"""Number of draft models whose series are kept after they have gone. A scrape comes every few seconds and reads their
-last counts."""
 TARGET_WAIT_S = 120.0
 """Maximal time that a request waits for a usable target, in seconds."""
 BEST_RANK = (False, 0)
@@ -83,6 +81,7 @@ class ServedModel:
         self.targets: dict[str, TargetMember] = {}
         self.drafts: dict[str, DraftMember] = {}
         """Drafts of all draft pools that serve this model, by name."""
+        self.series = RoundSeries(self.metrics, lambda: self.drafts)
         self.draft_pools: tuple[str, ...] = ()
         """Names of the draft pools that serve this model, including pools without a member now."""
         self.places = AdmissionQueue(self.config)
@@ -96,12 +95,6 @@ class ServedModel:
         """Reasons why targets of the pool do not start again."""
         self._shared = shared
         self._reference: ReferenceTarget | None = None
-        self._target_name = ""
-        """Label `target` of the model's series."""
-        self._draft_name = ""
-        """Label `draft` of the series of rounds without a draft: the label of the draft that was connected last."""
-        self._draft_names: dict[str, None] = {}
-        """Labels `draft` that have series. Those of drafts that have gone come first, in the order of going."""
         self._changed = asyncio.Event()
 
     @property
@@ -139,7 +132,7 @@ class ServedModel:
         drafter = self.config.drafter
         for draft in sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter)):
             if draft.connection is not None:
-                return self.draft_name(draft)
+                return self.series.label_of(draft)
         return None
 
     def _default_drafter(self, offered: Sequence[Drafter]) -> Drafter | None:
@@ -169,59 +162,13 @@ class ServedModel:
                 num_kv_blocks += target.link.info.num_kv_blocks
         return ModelLoad(
             name=self.id,
-            target=self._target_name,
+            target=self.series.target_label,
             num_running=self.places.num_running,
             num_waiting=self.places.num_queued,
             kv_share=sum(kv_shares) / max(1, len(kv_shares)),
             kv_block_size=self.reference.info.kv_block_size,
             num_kv_blocks=num_kv_blocks,
         )
-
-    def draft_name(self, draft: DraftMember | None) -> str:
-        """Return the label `draft` of a draft's series; for None that of the draft that was connected last."""
-        if draft is None:
-            return self._draft_name
-        return self._labels().get(draft.name, self._draft_name)
-
-    def _labels(self) -> dict[str, str]:
-        """By the draft's name.
-
-        # two folders /a/small and /b/small of the pools x and y: "small@x" and "small@y"
-        """
-        paths: dict[str, set[str]] = {}  # of the models of one id
-        for draft in self.drafts.values():
-            if draft.link.info is not None:
-                paths.setdefault(draft.link.info.model_id, set()).add(draft.link.model_path)
-        labels: dict[str, str] = {}
-        for draft in self.drafts.values():
-            if draft.link.info is not None:
-                label: str = draft.link.info.model_id
-                if len(paths[label]) > 1:
-                    label = f"{label}@{draft.spec.pool}"
-                labels[draft.name] = label
-        return labels
-
-    def pair_metrics(self, draft_name: str) -> PairMetrics:
-        """Return the series of rounds for the draft of this label."""
-        if draft_name not in self._draft_names:
-            self._forget_drafts()
-            self._draft_names[draft_name] = None
-        return self.metrics.pair(self._target_name, draft_name)
-
-    def _forget_drafts(self) -> None:
-        # The series of the last MAX_GONE_DRAFTS drafts that counted anything stay: a scrape may still read them.
-        present = set(self._labels().values())
-        for name in present & self._draft_names.keys():
-            del self._draft_names[name]
-            self._draft_names[name] = None  # at the end: the last to go
-        gone = [name for name in self._draft_names if name and name not in present]  # the oldest first
-        num_old = len(gone) - MAX_GONE_DRAFTS
-        for index, name in enumerate(gone):
-            if index < num_old or not self.metrics.has_counts(self._target_name, name):
-                self.metrics.forget_pair(self._target_name, name)
-                del self._draft_names[name]
-        if self._draft_name not in self._draft_names:
-            self._draft_name = ""
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
         """Return the drafter of a request: the one that it names, or the gateway's default.
@@ -249,10 +196,6 @@ class ServedModel:
         if self.drafter_for(request).needs_pools and self.draft_pools:
             return self.draft_pools[:MAX_DRAFTS]
         return (None,)
-
-    def own_metrics(self, label: str) -> PairMetrics:
-        """Return the series of rounds for which the target drafts itself. label: of its own drafter, or GRAMMAR."""
-        return self.metrics.pair(self._target_name, label)
 
     # who may serve
 
@@ -286,7 +229,7 @@ class ServedModel:
                 name,
                 shown,
             )
-        self._target_name = self._label_of_target(reference)
+        self.series.target_label = self._label_of_target(reference)
         self._set_id(name)
         self.referenced.set()
 
@@ -322,7 +265,7 @@ class ServedModel:
         self.removed = True
         if self.referenced.is_set():
             self._shared.pools_by_id.pop(self.id, None)
-            self._shared.paths_by_name.pop(self._target_name, None)
+            self._shared.paths_by_name.pop(self.series.target_label, None)
         self.note_change()
 
     def note_change(self) -> None:
@@ -333,11 +276,7 @@ class ServedModel:
         num_usable = sum(map(_takes_requests, self.targets.values()))
         self.places.capacity = self.config.max_running * max(1, num_usable)
         if self.referenced.is_set():
-            for name, label in self._labels().items():
-                if self.drafts[name].connection is not None:
-                    self.pair_metrics(label)  # there from now on: a rate misses what a series is born with
-                    self._draft_name = label
-            self._forget_drafts()
+            self.series.update()
         self._changed.set()
         self._changed = asyncio.Event()
 
