@@ -1,4 +1,7 @@
-"""Jobs for a draft's engine about its slots, as plain values."""
+"""Jobs for the engine thread of a draft worker about its slots, as plain values.
+
+The servicer and the links to targets create them; `Grower.handle` runs them.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ class AdvanceJob:
     levels: tuple[Level, ...] = ()
     """Levels of a beam search, in place of `committed_ids`."""
     wrong: str = ""
-    """Description of what is wrong with the levels; empty where nothing is."""
+    """Error in the levels as received; empty if they are valid."""
 
     @property
     def decided(self) -> tuple[Any, ...]:
-        """Return what was decided from base_len on, by position."""
+        """Committed token ids, or levels of a beam search, of the positions from `base_len` on."""
         return self.levels or self.committed_ids
 
 
@@ -58,7 +61,7 @@ class RowsJob:
     rows: Rows
     """Features [num_rows, width]."""
     taken: Callable[[], None]
-    """Called on the engine thread once the features are taken: the number of waiting ones is bounded."""
+    """Called on the engine thread once the features are taken, so that the link reads more from the target."""
     request_id: int = 0
     """Id of the request that the features answer."""
 

@@ -48,8 +48,10 @@ class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
         )
 
     def _advance(self, owner: int, item: dpb.DraftRequest, respond: Respond) -> None:
-        """An Advance has no answer: an error in it is reported under the id of its slot's OpenSlot."""
-        message, levels, wrong = item.advance, tuple[Level, ...](), ""
+        # An Advance has no reply: an error in it is sent later, under the id of the slot's OpenSlot.
+        message = item.advance
+        levels: tuple[Level, ...] = ()
+        wrong = ""
         try:
             levels = levels_from_proto(message.levels, self._vocab_size, MAX_CHOICES)
         except InvalidRequest as error:

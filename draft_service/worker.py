@@ -28,7 +28,9 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
     from draft_service.drafters.tables import load_tables
     from outrider.engine.worker import worker_handle
 
-    load: Any = load_draft if config.has_model else load_tables
+    load: Any = load_tables
+    if config.has_model:
+        load = load_draft
     return worker_handle.start("draft", config, len(cores), load, _parts)
 
 
@@ -48,7 +50,9 @@ def _parts(base: Base[Any]) -> Parts:
     metrics = base.metrics
     service = base.service
     info = state.info()
-    offer = HeadOffer.of(state.head.opening) if info.needs_features else None
+    offer = None
+    if info.needs_features:
+        offer = HeadOffer.of(state.head.opening)
     deliverer = Deliverer(metrics, base.engine.submit, base.certificates, offer)
     checks = list[PairingCheck]()
     if info.translates:
@@ -64,6 +68,8 @@ def _parts(base: Base[Any]) -> Parts:
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
     make_drafter = partial(create_drafter, state, base.keeper, metrics)
-    open_ahead = state.open_ahead if isinstance(state, ModelState) else None
+    open_ahead = None
+    if isinstance(state, ModelState):
+        open_ahead = state.open_ahead
     grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, deliverer.request_rows, open_ahead)
     return Parts(grower, add_services, deliverer.close)

@@ -1,4 +1,6 @@
-"""The coordinator: owns requests and runs rounds. No torch.
+"""The gateway: owns requests, coordinates targets and drafts, and serves HTTP and gRPC. It may not import torch.
 
-It serves OpenAI's API over HTTP and GenerationService over gRPC.
+`api` translates OpenAI's and Anthropic's HTTP APIs and GenerationService (gRPC), `admission` checks requests, `rounds`
+runs them, `workers` keeps the workers connected. Start at `__main__.py` for the process, and at `coordinator.py` for
+the way of a request.
 """

@@ -11,6 +11,7 @@ import asyncio
 import gc
 import os
 import socket
+import ssl
 import sys
 from typing import NoReturn
 
@@ -57,14 +58,17 @@ class Signals:
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:
-        (self.hurry if self.stop.is_set() else self.stop).set()
+        if self.stop.is_set():
+            self.hurry.set()
+        else:
+            self.stop.set()
 
 
 async def serve(config: GatewayConfig) -> None:
     """Run the gateway until a signal stops it."""
     signals = Signals()  # now, as the first process of a container has no default
     if config.api_keys is not None:
-        read_keys(config.api_keys)  # what is wrong with it is said now, not when the workers are there
+        read_keys(config.api_keys)  # an unusable file is refused now, not once the workers are connected
     certificates = public_certificates(config.public_tls_dir, config.host)
     listeners = bind(config.host, config.port)
     pools = Pools(config, GatewayMetrics())
@@ -104,7 +108,9 @@ class _Operations:
         self._listeners = bind(config.host, config.metrics_port, "--metrics-port")
         self.address = join_host_port(config.host, self._listeners[0].getsockname()[1])
         operations = Operations(coordinator, pools.metrics.registry, lambda: list(pools.members.values()))
-        policy = CallerPolicy(config) if is_loopback(config.host) else None  # beyond it, probes call by many names
+        policy: CallerPolicy | None = None  # on other addresses probes call by many names of the host
+        if is_loopback(config.host):
+            policy = CallerPolicy(config)
         self._server = HttpServer(operations.app(policy), config.keep_alive_s)
 
     async def start(self) -> None:
@@ -141,6 +147,7 @@ async def _serve(
     signals: Signals,
     metrics_address: str | None,
 ) -> None:
+    # 1 START the servers
     config = pools.config
     spans = open_spans(config.trace_endpoint, "gateway", pools.metrics.registry)
     metrics = open_metrics(config.trace_endpoint, "gateway")
@@ -156,12 +163,17 @@ async def _serve(
     admission.start()
     grpc_port = int(grpc_address.rpartition(":")[2])
     app = create_app(admission, lambda: list(pools.members.values()), grpc_port)
-    http = HttpServer(app, config.keep_alive_s, None if certificates is None else http_context(certificates))
+    tls: ssl.SSLContext | None = None
+    if certificates is not None:
+        tls = http_context(certificates)
+    http = HttpServer(app, config.keep_alive_s, tls)
     for listener in listeners:
         listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=listeners))
     following = asyncio.create_task(follow_readiness(health, coordinator))
-    gc.freeze()  # what is here now stays: a full collection that looks at it, too, stops all answers
+    gc.freeze()  # these objects live as long as the process: collections that scan them would stop all answers
+
+    # 2 ANNOUNCE the addresses once the drafts are there, and serve until a signal
     http_address = join_host_port(config.host, http_port)
     ending = {serving, asyncio.create_task(signals.stop.wait())}
     drafts = asyncio.create_task(pools.wait_drafts())
@@ -171,12 +183,14 @@ async def _serve(
         announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())
     drafts.cancel()
     await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+
+    # 3 STOP: take no new requests, let running ones finish for a while, then end them
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True
     following.cancel()
     health.set_serving(False)
     http.drain()
-    # It sends GOAWAY and takes nothing new from here on. What runs is ended below, with an error of ours.
+    # It sends GOAWAY and takes nothing new from here on. Running requests are ended below, with an error of ours.
     stopping = asyncio.create_task(server.stop(config.drain_timeout_s + 2 * END_S))
     idle = asyncio.create_task(coordinator.wait_idle(config.drain_timeout_s))
     hurried = asyncio.create_task(signals.hurry.wait())  # a second signal

@@ -1,4 +1,7 @@
-"""The chat template of a model, read from the model's files and rendered in the pool of renderers."""
+"""The chat template of a model, read from the model's files and rendered in the pool of renderers.
+
+`read_tokenizer` creates it; `PromptReader` renders chats with it.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +174,7 @@ async def _compiled(name: str, source: str, special_tokens: dict[str, str], rend
     except WorkExceeded as error:
         raise ConfigError(f"{name} takes more than {error} to compile; {_REMEDY}") from None
     except Overloaded as error:
-        raise WorkFailed(error.message) from None  # says nothing of the template: it is read again
+        raise WorkFailed(error.message) from None  # no fault of the template: it is read again
     return Variant(source, frozenset(reads), await _shape(name, source, special_tokens, renderers))
 
 
@@ -196,26 +199,37 @@ def template_of_files(
     """
     if override is not None:
         return TemplateFile("the file of --chat-template", override)
-    name = "chat_template.jinja" if file else "chat_template of tokenizer_config.json"
-    sources = {"default": _decoded("chat_template.jinja", file)} if file else _configured_sources(configured)
-    for each, source in (additional or {}).items():
-        sources[each] = _decoded(f"additional_chat_templates/{each}.jinja", source)
+    if file:
+        file_name = "chat_template.jinja"
+        sources = {"default": _decoded(file_name, file)}
+    else:
+        file_name = "chat_template of tokenizer_config.json"
+        sources = _configured_sources(configured)
+    for name, data in (additional or {}).items():
+        sources[name] = _decoded(f"additional_chat_templates/{name}.jinja", data)
     default = sources.get("default")
     if default is None:
         return None
-    return TemplateFile(name, default, {each: sources[each] for each in NAMED if each in sources})
+    return TemplateFile(file_name, default, {name: sources[name] for name in NAMED if name in sources})
 
 
 def _configured_sources(configured: Any) -> dict[str, str]:
-    """Return the templates by name. The last of two with one name counts, as in transformers."""
+    """Return the templates by name. The last of two with one name counts, as in transformers.
+
+    # "{{ messages }}" -> {"default": "{{ messages }}"}
+    # [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}] -> {"default": "a", "tool_use": "b"}
+    """
     if isinstance(configured, str):
         return {"default": configured}
-    if isinstance(configured, list):
-        entries = [entry for entry in configured if isinstance(entry, dict)]
-        configured = {entry.get("name"): entry.get("template") for entry in entries}
-    if not isinstance(configured, dict):
-        return {}
-    return {name: source for name, source in configured.items() if isinstance(name, str) and isinstance(source, str)}
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(configured, dict):
+        pairs += configured.items()
+    elif isinstance(configured, list):
+        for entry in configured:
+            if isinstance(entry, dict):
+                pairs.append((entry.get("name"), entry.get("template")))
+    sources: dict[Any, Any] = dict(pairs)
+    return {name: source for name, source in sources.items() if isinstance(name, str) and isinstance(source, str)}
 
 
 def _decoded(name: str, data: bytes) -> str:

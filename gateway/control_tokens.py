@@ -31,27 +31,44 @@ class ControlTokens:
         self._pattern = trie_pattern(self._texts)
         self._max_chars = max(map(len, self._texts), default=0)
         self._joined = "\0".join(self._texts)
-        self._begins = frozenset(text[:size] for text in self._texts for size in range(1, len(text)))
-        self._ends = frozenset(text[at:] for text in self._texts for at in range(1, len(text)))
+        self._begins = set[str]()
+        """Beginnings of control tokens, whole ones aside: "<", "<e", "<eo", "<eos" of "<eos>"."""
+        self._ends = set[str]()
+        """Ends of control tokens, whole ones aside: "eos>", "os>", "s>", ">" of "<eos>"."""
+        for text in self._texts:
+            for size in range(1, len(text)):
+                self._begins.add(text[:size])
+                self._ends.add(text[size:])
 
     def places_within(self, text: str) -> list[int]:
-        """Return where to cut a text, in order: behind the first character of each control token."""
-        return [] if self._pattern is None else [match.start() + 1 for match in self._pattern.finditer(text)]
+        """Return where to cut a text, in order: behind the first character of each control token.
+
+        # "ab<eos>": [3]
+        """
+        if self._pattern is None:
+            return []
+        return [match.start() + 1 for match in self._pattern.finditer(text)]
 
     def places(self, text: str) -> list[int]:
         """Return where to cut a text, in order, if the template may write more on either side.
 
         These are the places of `places_within`, one in the beginning of a token at the text's end, and 0 if the text
         begins with the end of a token.
+
+            # "os>ab<e": [0, 6]
         """
-        found = set(self.places_within(text))
+        places = set(self.places_within(text))
         for at in range(max(0, len(text) - self._max_chars), len(text)):
             if text[at:] in self._begins:
-                found.add(at + 1)
-        is_inside = len(text) < self._max_chars and text in self._joined
-        if text and (is_inside or any(text[:size] in self._ends for size in range(1, self._max_chars))):
-            found.add(0)
-        return sorted(found)
+                places.add(at + 1)
+        if text and self._may_begin_inside(text):
+            places.add(0)
+        return sorted(places)
+
+    def _may_begin_inside(self, text: str) -> bool:
+        if len(text) < self._max_chars and text in self._joined:
+            return True
+        return any(text[:size] in self._ends for size in range(1, self._max_chars))
 
 
 class ContentMarks:
@@ -70,35 +87,39 @@ class ContentMarks:
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], documents: Sequence[dict[str, Any]]
     ) -> tuple[list[Message], list[dict[str, Any]], list[dict[str, Any]]]:
         """Return messages, tools and documents with marks. Raises RecursionError if they nest too deep."""
-        return [self.message(each) for each in messages], self.values(tools), self.values(documents)
+        return list(map(self.message, messages)), self.values(tools), self.values(documents)
 
     def values(self, values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return tools or documents with marks in their texts."""
-        return [self._marked(value) for value in values]
+        return list(map(self._marked, values))
 
     def _marked(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, list | tuple):
-            return [self._marked(each) for each in value]
+            return list(map(self._marked, value))
         if isinstance(value, dict):
-            return {self._word(key): self._field(key, each) for key, each in value.items()}
+            return {self._word(name): self._field(name, child) for name, child in value.items()}
         return value
 
     def _field(self, name: str, value: Any) -> Any:
-        if name in WORDS and isinstance(value, str):
+        if isinstance(value, str) and name in WORDS:
             return self._word(value)
-        return self._arguments(value) if name == "arguments" and isinstance(value, str) else self._marked(value)
+        if isinstance(value, str) and name == "arguments":
+            return self._arguments(value)
+        return self._marked(value)
 
     def _arguments(self, text: str) -> str:
-        """A call's arguments are JSON, in which a control token may be written with escapes."""
+        # A call's arguments are JSON, in which a control token may be written with escapes.
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return self._text(text)
-        before = self.num_marks
+        num_before = self.num_marks
         marked = self._marked(value)
-        return text if self.num_marks == before else json.dumps(marked, ensure_ascii=False)
+        if self.num_marks == num_before:
+            return text
+        return json.dumps(marked, ensure_ascii=False)
 
     def _word(self, text: str) -> str:
         return self._cut(text, self._tokens.places_within(text))
@@ -113,4 +134,5 @@ class ContentMarks:
             parts += [text[begin:place], self.mark]
             begin = place
             self.num_marks += 1
-        return text if not parts else "".join((*parts, text[begin:]))
+        parts.append(text[begin:])
+        return "".join(parts)

@@ -35,8 +35,8 @@ class Coordinator:
         self._idle = asyncio.Event()
         self._idle.set()
         models = pools.models
-        self._metrics.running.set_function(lambda: sum(each.places.num_running for each in models.values()))
-        self._metrics.queue_depth.set_function(lambda: sum(each.places.num_queued for each in models.values()))
+        self._metrics.running.set_function(lambda: sum(model.places.num_running for model in models.values()))
+        self._metrics.queue_depth.set_function(lambda: sum(model.places.num_queued for model in models.values()))
         self._answers: weakref.WeakSet[Answers] = weakref.WeakSet()
         self.draining = False
 
@@ -52,7 +52,7 @@ class Coordinator:
         if not self._pools.models:
             return "no pool of targets"
         if self._pools.can_serve:
-            return None  # what is asked of the other models is refused by itself
+            return None  # requests to models that cannot be served are refused one by one
         return "; ".join(model.reason() or "" for model in self._pools.models.values())
 
     def refusals(self) -> Sequence[str]:
@@ -75,7 +75,9 @@ class Coordinator:
         Raises Unavailable, or Overloaded with the seconds after which to retry.
         """
         model = self._model(model_id)
-        reason = "the gateway is stopping" if self.draining else model.reason()
+        reason = model.reason()
+        if self.draining:
+            reason = "the gateway is stopping"
         if reason is not None:
             raise Unavailable(reason, retry_after_s=1.0)
         try:
@@ -109,7 +111,10 @@ class Coordinator:
 
     def _count(self, by: int) -> None:
         self._num_admitted += by
-        (self._idle.clear if self._num_admitted else self._idle.set)()
+        if self._num_admitted:
+            self._idle.clear()
+        else:
+            self._idle.set()
 
 
 class Answers:
@@ -145,10 +150,10 @@ class Answers:
         self._deadline_s = self._started_s + self._model.config.request_timeout_s
         for index, request in enumerate(requests):
             if request.params.beams is not None and request.params.choice:
-                self._change(-1)  # it is an answer of the search before it
+                self._change(-1)  # the search of choice 0 makes its output, too
                 continue
             task = asyncio.create_task(self._run(index, request))
-            task.add_done_callback(lambda _: self._change(-1))  # its place is free, whoever reads the rest
+            task.add_done_callback(lambda _: self._change(-1))  # its place is free, though outputs may be unread
             self._tasks.append(task)
 
     async def __aexit__(self, *exc: object) -> None:
@@ -230,8 +235,10 @@ class Answers:
         metrics, ended = self._model.metrics.answers(request.model), self._model.ended
         metrics.prompt_tokens.inc(len(request.asked_ids))
         self._model.retries.request()
-        make = Session if request.params.beams is None else BeamSession
-        session = make(request, self._model.reference.tokenizer, next(self._model.slot_ids))
+        session_type = Session
+        if request.params.beams is not None:
+            session_type = BeamSession
+        session = session_type(request, self._model.reference.tokenizer, next(self._model.slot_ids))
         decoder = Decoder(self._model, session, self._deadline_s, self._opened.set)
         first_s: float | None = None
         last_s = 0.0

@@ -50,7 +50,9 @@ class SpeculationOptions:
             return 0
         if self.num_draft_tokens is not None:
             return self.num_draft_tokens
-        return default if self.tree is None else AUTO
+        if self.tree is not None:
+            return AUTO
+        return default
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,10 @@ class OutputTimings:
 def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:
     """Return the most frequent reason of plain steps; None without plain steps."""
     total = sum(counts, Counter[str]())
-    return total.most_common(1)[0][0] if total else None
+    if not total:
+        return None
+    ((reason, _),) = total.most_common(1)
+    return reason
 
 
 @dataclass(slots=True)
@@ -170,7 +175,7 @@ class AnswerUsage:
     lenience: float | None = None
     """Lenience of the acceptance rule; None for exact."""
     num_accepted_prediction_tokens: int = 0
-    """Number of output tokens that the prediction had foretold."""
+    """Number of output tokens that are accepted tokens of the prediction."""
     num_rejected_prediction_tokens: int = 0
     """Number of tokens of the prediction that are not in the output so far."""
     plain_reasons: Counter[str] = field(default_factory=Counter)
@@ -190,7 +195,9 @@ class AnswerUsage:
     def num_overrun_tokens(self) -> int:
         """Number of accepted draft tokens beyond the end of the output.
 
-        A round that is cut among its draft tokens lacks the target's own token, which other rounds have.
+        A round that ends among its draft tokens has no token of the target's own, as other rounds have.
+
+            # 2 rounds of 4 accepted tokens each, 8 output tokens: 8 + 2 - 8 - 1 = 1 accepted token is not in the output
         """
         num_missing = self.num_accepted_tokens + self.num_rounds - self.num_emitted_tokens
         return max(0, num_missing - 1)

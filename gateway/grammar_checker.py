@@ -79,20 +79,22 @@ class Verdicts:
 
     def get(self, caller: bytes, digest: bytes) -> Verdict | None:
         """Return a cached verdict; None if there is none or it has expired."""
-        own = self._kept.get(caller)
-        verdict = None if own is None else own.get(digest)
-        if own is None or verdict is None or time.monotonic() > verdict.until_s:
+        of_caller = self._kept.get(caller)
+        if of_caller is None:
             return None
-        own.move_to_end(digest)
+        verdict = of_caller.get(digest)
+        if verdict is None or time.monotonic() > verdict.until_s:
+            return None
+        of_caller.move_to_end(digest)
         return verdict
 
     def keep(self, caller: bytes, digest: bytes, verdict: Verdict) -> None:
         """Cache a verdict."""
-        own = self._kept.setdefault(caller, OrderedDict())
-        previous = own.pop(digest, None)
+        of_caller = self._kept.setdefault(caller, OrderedDict())
+        previous = of_caller.pop(digest, None)
         if previous is not None:
             self._num_bytes[caller] -= previous.size_bytes
-        own[digest] = verdict
+        of_caller[digest] = verdict
         self._num_bytes[caller] += verdict.size_bytes
         while self._num_bytes.total() > self._max_bytes:
             self._drop_one()
@@ -179,7 +181,9 @@ class GrammarChecker:
         except WorkRefused as refused:
             verdict = Verdict("", refused.message, refused.param)
         except WorkExceeded as exceeded:
-            setting = " (max_compile_s)" if exceeded.is_time else ""
+            setting = ""
+            if exceeded.is_time:
+                setting = " (max_compile_s)"
             why = f"{param} takes more than {exceeded} to check{setting}; make it smaller"
             verdict = Verdict("", why, param, time.monotonic() + EXCEEDED_KEPT_S)
         except WorkFailed as failed:

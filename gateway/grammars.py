@@ -18,16 +18,8 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
-from gateway.json_schemas import (
-    MAX_DEPTH,
-    Place,
-    Refused,
-    Schema,
-    children,
-    moved,
-    pointer,
-    read_schema,
-)
+from gateway.json_schema_parts import MAX_DEPTH, Place, Refused, Schema, children, moved, pointer
+from gateway.json_schemas import read_schema
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.grammar_limits import MAX_ITEMS_IN_ROW, limit_reached, parser_limits
@@ -125,7 +117,9 @@ def _placed(work: Callable[[], str], param: str) -> str:
 def _step(key: str | int) -> str:
     if isinstance(key, int):
         return f"[{key}]"
-    return f".{key}" if re.fullmatch(r"[\w$%-]{1,64}", key) else f"[{reprlib.repr(key)}]"
+    if re.fullmatch(r"[\w$%-]{1,64}", key):
+        return f".{key}"
+    return f"[{reprlib.repr(key)}]"
 
 
 def _utf8(text: str) -> None:
@@ -156,8 +150,10 @@ def _grammar_of_schema(text: str, strict: bool) -> str:
     began_s = time.thread_time()
     grammar = _compiled(schema)
     if error := error_of(grammar):
-        is_quick = time.thread_time() < began_s + LOCATE_S
-        raise Refused(f"cannot be enforced: {error}", *(_located(schema, error) if is_quick else ()))
+        place: Place = ()
+        if time.thread_time() < began_s + LOCATE_S:
+            place = _located(schema, error)
+        raise Refused(f"cannot be enforced: {error}", *place)
     _check_wide(schema)
     return grammar
 
@@ -167,12 +163,14 @@ def _check_wide(schema: Schema) -> None:
 
     Each is tried alone, because the first steps of the whole schema meet the outermost object alone.
     """
-    wide = [(place, each) for place, each in _objects(schema) if len(each["properties"]) > MAX_ITEMS_IN_ROW // 8]
-    definitions = {"whole": moved(schema, "/$defs/whole")} if wide else {}
-    for place, each in wide:
-        alone = moved({**each, "type": "object", "$defs": {}}, "/$defs/whole")
+    whole: Schema | None = None
+    for place, wide in _objects(schema):
+        if len(wide["properties"]) <= MAX_ITEMS_IN_ROW // 8:
+            continue
+        whole = whole or moved(schema, "/$defs/whole")
+        alone = moved({**wide, "type": "object", "$defs": {}}, "/$defs/whole")
         assert isinstance(alone, dict)
-        error = error_of(_compiled({**alone, "$defs": definitions}))
+        error = error_of(_compiled({**alone, "$defs": {"whole": whole}}))
         if "MAX_ITEMS_IN_ROW" in error:
             raise Refused(f"cannot be enforced: {error}", *place)
 
@@ -181,30 +179,40 @@ def _objects(schema: Schema) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Skips an outermost object, which the first steps of the whole have examined."""
     pending: list[tuple[Place, Schema]] = [((), schema)]
     while pending:
-        place, each = pending.pop()
-        pending += (((*place, *step), child) for step, child in children(each))
-        is_outermost = not place and isinstance(each, dict) and each.get("type") == "object"
-        if isinstance(each, dict) and "properties" in each and not is_outermost:
-            yield place, each
+        place, current = pending.pop()
+        for step, child in children(current):
+            pending.append(((*place, *step), child))
+        if isinstance(current, bool) or "properties" not in current:
+            continue
+        is_outermost = not place and current.get("type") == "object"
+        if not is_outermost:
+            yield place, current
 
 
 def _compiled(schema: Schema) -> str:
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
+    if schema is True:
+        schema = {}
+    elif schema is False:
+        schema = {"enum": []}
     grammar: str = LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False), overrides=LAYOUT)
     return grammar
 
 
 def _located(schema: Schema, error: str) -> Place:
-    """Each place is tried alone, with the whole schema beside it for its references, as deep as the time allows."""
+    """Each place is tried alone, with the whole schema beside it for its references, as deep as the time allows.
+
+    # the place with the same error: () -> ("properties", "a") -> ("properties", "a", "items"), whose children are sound
+    """
     until_s = time.thread_time() + LOCATE_S
     definitions = {"whole": moved(schema, "/$defs/whole")}
     place: Place = ()
-    steps = children(schema)
-    while (step := next(steps, None)) is not None and time.thread_time() < until_s:
-        below = (*place, *step[0])
+    candidates = children(schema)
+    while (candidate := next(candidates, None)) is not None and time.thread_time() < until_s:
+        step, child = candidate
+        below = (*place, *step)
         if error_of(_compiled({"$defs": definitions, "$ref": f"#/$defs/whole{pointer(below)}"})) == error:
-            place, steps = below, children(step[1])
+            place = below
+            candidates = children(child)
     return place
 
 
@@ -223,11 +231,21 @@ def _grammar_of_choices(choices: list[str]) -> str:
         if not choice:
             raise Refused("is empty, must have at least one character", index)
     _utf8("".join(choices))
-    return _checked(LLMatcher.grammar_from_regex("|".join("".join(map(_literal, choice)) for choice in choices)))
+    return _checked(LLMatcher.grammar_from_regex("|".join(map(_literal, choices))))
 
 
-def _literal(char: str) -> str:
-    return char if char.isalnum() or ord(char) >= 0x80 else f"\\x{ord(char):02x}"
+def _literal(text: str) -> str:
+    """The text as an expression that matches it alone.
+
+    # "a.b" is a\\x2eb
+    """
+    expression = ""
+    for char in text:
+        if char.isalnum() or ord(char) >= 0x80:
+            expression += char
+        else:
+            expression += f"\\x{ord(char):02x}"
+    return expression
 
 
 def _grammar_of_lark(text: str) -> str:
@@ -279,7 +297,7 @@ _GBNF_ESCAPE = re.compile(r"\\\\|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})")
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    """The library cuts the zeros of \\u0041 and then reads further digits, so escapes are resolved before."""
+    # The library cuts the zeros of \u0041 and then reads further digits, so escapes are resolved before.
     digits = found[1] or found[2]
     if digits is None:
         return found[0]
@@ -312,7 +330,9 @@ def error_of(grammar: str) -> str:
     if not matcher.is_error() and (forced := matcher.compute_ff_tokens()):
         matcher.consume_tokens(forced)
         matcher.compute_bitmask()
-    return _one_line(matcher.get_error()) if matcher.is_error() else ""
+    if not matcher.is_error():
+        return ""
+    return _one_line(matcher.get_error())
 
 
 def _one_line(error: str) -> str:
@@ -321,7 +341,9 @@ def _one_line(error: str) -> str:
     if (reached := limit_reached(error)) is not None:
         return reached
     line = re.sub(r"(:| while processing)? json-schema://\S*", "", " ".join(error.split()))
-    return line if len(line) <= MAX_ECHO_CHARS else f"{line[:MAX_ECHO_CHARS]}..."
+    if len(line) > MAX_ECHO_CHARS:
+        line = f"{line[:MAX_ECHO_CHARS]}..."
+    return line
 
 
 class _Bytes:

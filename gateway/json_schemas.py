@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
-MAX_DEPTH = 32
-"""Maximal number of nested schemas, of nested lists and objects in a const, and of schemas joined by references. All
-readers of a schema recurse."""
+from gateway.json_schema_parts import LISTS, MAPS, MAX_DEPTH, SINGLE, PatternRefused, Place, Refused, Schema, pointer
+
 MARGIN = 1e-15
 """Distance that numbers (integers aside) keep from an exclusive bound, as a share of the bound; absolute for a bound of
 0. With a much smaller one, 0.69999999999999999 would be below 0.7, which it is not as a float."""
@@ -48,41 +46,19 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "propertyNames": (True, {}, {"type": "string"}),
 }
 """Values with which a keyword is dropped. With other values it is refused."""
-_SCHEMA = ("items", "additionalProperties")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _KEYWORDS = frozenset(
-    {*_SCHEMA, *_LISTS, *_MAPS, *_COUNTS, *_NUMBERS}
-    | {"enum", "const", "required", "type", "pattern", "format", "$ref"}
+    {*SINGLE, *LISTS, *MAPS, *_COUNTS, *_NUMBERS} | {"enum", "const", "required", "type", "pattern", "format", "$ref"}
 )
 """Keywords that are enforced."""
 _JOINED_LISTS = ("anyOf", "oneOf", "allOf")
 _JOINED = frozenset({"anyOf", "oneOf", "$ref"})
 _HARMLESS = frozenset({"type", "enum", "const", "required", "$defs", "definitions"})
 """Keywords that may be joined with other schemas without making enforcement harder."""
-_DEFINITIONS = ("$defs", "definitions")
 _LOOKS = re.compile(r"\\[1-9k]|\(\?<?[=!]|\(\?P=|(?P<passed>\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?)", re.DOTALL)
 """Look-around and backreferences, and what is skipped: other escapes, and classes of characters, to the end of the
 pattern if one does not close."""
-
-Schema = dict[str, Any] | bool
-Place = tuple[str | int, ...]
-"""Keys and indices that lead to a part of a schema."""
-
-
-class Refused(Exception):
-    """The reason for a refusal and the place in the schema."""
-
-    def __init__(self, reason: str, *place: str | int) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.place = place
-
-
-class PatternRefused(Refused):
-    """A refusal because of a string's pattern."""
 
 
 def read_schema(schema: Any, *, strict: bool = False) -> Schema:
@@ -90,46 +66,10 @@ def read_schema(schema: Any, *, strict: bool = False) -> Schema:
 
     strict: whether the schema must also follow OpenAI's rules for `strict: true`.
     """
-    if isinstance(schema, dict):
-        schema = {key: value for key, value in schema.items() if key != "$id" or not isinstance(value, str)}
+    if isinstance(schema, dict) and isinstance(schema.get("$id"), str):
+        schema = dict(schema)
+        del schema["$id"]
     return _Reader(strict).read(schema)
-
-
-def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
-    """Yield the direct subschemas with the keys that lead to each, definitions first."""
-    items = schema.items() if isinstance(schema, dict) else ()
-    for key, value in sorted(items, key=lambda item: item[0] not in _DEFINITIONS):
-        if key in _SCHEMA:
-            yield (key,), value
-        elif key in _LISTS:
-            yield from (((key, index), each) for index, each in enumerate(value))
-        elif key in _MAPS:
-            yield from (((key, name), each) for name, each in value.items())
-
-
-def pointer(place: Place) -> str:
-    """Return the place as a JSON pointer, escaped as in a reference."""
-    return "".join(f"/{quote(str(key).replace('~', '~0').replace('/', '~1'))}" for key in place)
-
-
-def moved(schema: Schema, to: str) -> Schema:
-    """Return the schema with its references adapted for a schema that stands at the pointer `to`.
-
-    # {"$ref": "#/$defs/a"} moved to "/$defs/whole" is {"$ref": "#/$defs/whole/$defs/a"}
-    """
-    if not isinstance(schema, dict):
-        return schema
-    found = dict(schema)
-    if "$ref" in found:
-        found["$ref"] = f"#{to}{found['$ref'].removeprefix('#')}"
-    for key, value in schema.items():
-        if key in _SCHEMA:
-            found[key] = moved(value, to)
-        elif key in _LISTS:
-            found[key] = [moved(each, to) for each in value]
-        elif key in _MAPS:
-            found[key] = {name: moved(each, to) for name, each in value.items()}
-    return found
 
 
 class _Reader:
@@ -146,52 +86,61 @@ class _Reader:
         """Pointers of schemas from which no references lead back."""
 
     def read(self, schema: Any) -> Schema:
-        found = self._schema(schema, ())
-        for place, each in self._schemas.values():
-            if "$ref" in each and self._target(each) not in self._pointers:
-                where = "only places in the schema itself (#/...) are read"
-                if each["$ref"].startswith("#"):
-                    where = "there is no schema there"
-                raise Refused(f"is {reprlib.repr(each['$ref'])}; {where}", *place, "$ref")
+        enforced = self._schema(schema, ())
+        self._check_targets()
         self._check_multiples()
         self._check_counted()
         for name in self._schemas:
             self._check_references(name, frozenset())
         self._relax()
-        return found
+        return enforced
+
+    def _check_targets(self) -> None:
+        for place, schema in self._schemas.values():
+            if "$ref" in schema and self._target(schema) not in self._pointers:
+                where = "only places in the schema itself (#/...) are read"
+                if schema["$ref"].startswith("#"):
+                    where = "there is no schema there"
+                raise Refused(f"is {reprlib.repr(schema['$ref'])}; {where}", *place, "$ref")
 
     def _relax(self) -> None:
         """Turns a oneOf whose members are distinguished by a constant property into the same anyOf.
 
         llguidance follows no references in oneOf.
-        """
-        if any("/oneOf/" in str(schema.get("$ref")) for _, schema in self._schemas.values()):
-            return
-        for _, schema in self._schemas.values():
-            if "oneOf" in schema and "anyOf" not in schema and self._are_told_apart(schema["oneOf"]):
-                items = list(schema.items())
-                schema.clear()
-                schema.update(("anyOf" if key == "oneOf" else key, value) for key, value in items)
 
-    def _are_told_apart(self, members: list[Schema]) -> bool:
-        found: list[dict[str, Any]] = []
+        # {"oneOf": [{... "kind": {"const": "a"}}, {... "kind": {"const": "b"}}]}: no value is valid under both
+        """
+        for _, schema in self._schemas.values():
+            if "/oneOf/" in str(schema.get("$ref")):
+                return
+        for _, schema in self._schemas.values():
+            if "oneOf" in schema and "anyOf" not in schema and self._are_distinct(schema["oneOf"]):
+                items = list(schema.items())  # in their order, which outputs follow
+                schema.clear()
+                for key, value in items:
+                    if key == "oneOf":
+                        key = "anyOf"
+                    schema[key] = value
+
+    def _are_distinct(self, members: list[Schema]) -> bool:
+        constants: list[dict[str, Any]] = []  # of each member
         for member in members:
             if isinstance(member, dict) and member.keys() == {"$ref"}:
-                member = self._schemas.get(self._target(member), ((), {}))[1]
+                _, member = self._schemas.get(self._target(member), ((), {}))
             if not isinstance(member, dict) or member.get("type") != "object":
                 return False
-            properties = member.get("properties", {})
-            consts = {name: each for name, each in properties.items() if isinstance(each, dict) and "const" in each}
-            found.append({name: consts[name]["const"] for name in member.get("required", ()) if name in consts})
-        return any(
-            all(isinstance(constants.get(name), str) for constants in found)
-            and len({constants[name] for constants in found}) == len(found)
-            for name in found[0]
-        )
+            constants.append(_required_constants(member))
+        for name in constants[0]:
+            values = [of_member.get(name) for of_member in constants]
+            if all(isinstance(value, str) for value in values) and len(set(values)) == len(values):
+                return True
+        return False
 
     def _target(self, schema: dict[str, Any]) -> str:
         reference: str = schema["$ref"]
-        return quote(unquote(reference.removeprefix("#").rstrip("/"))) if reference.startswith("#") else reference
+        if not reference.startswith("#"):
+            return reference
+        return quote(unquote(reference.removeprefix("#").rstrip("/")))
 
     def _schema(self, schema: Any, place: Place) -> Schema:
         self._pointers.add(pointer(place))
@@ -203,35 +152,38 @@ class _Reader:
             raise Refused(f"is deeper than {MAX_DEPTH} schemas in schemas (MAX_DEPTH)", *place)
         if self._strict:
             _check_strict(schema, place)
-        found: dict[str, Any] = {}
-        self._schemas[pointer(place)] = (place, found)
+        enforced: dict[str, Any] = {}
+        self._schemas[pointer(place)] = (place, enforced)
         for key, value in schema.items():
             if key in _KEYWORDS:
-                found[key] = self._keyword(key, value, (*place, key))
+                enforced[key] = self._keyword(key, value, (*place, key))
             elif key in NOT_ENFORCED and not _is_neutral(key, value):
-                remedy = ", and give a type as a list with null in it" if key == "nullable" else ""
+                remedy = ""
+                if key == "nullable":
+                    remedy = ", and give a type as a list with null in it"
                 raise Refused(f"is a keyword that cannot be enforced here; leave it out{remedy}", *place, key)
             else:
                 _check_depth(value, (*place, key))
-        _read_format(found)
-        _move_bounds(found)
-        num_joined = len(found.get("allOf", ())) + len(_JOINED & found.keys())
-        has_own = bool(found.keys() - _JOINED - _HARMLESS - {"allOf"})
+        _read_format(enforced)
+        _move_bounds(enforced)
+        num_joined = len(enforced.get("allOf", ())) + len(_JOINED & enforced.keys())
+        has_own = bool(enforced.keys() - _JOINED - _HARMLESS - {"allOf"})
         self._is_joined |= num_joined + has_own > 1
-        return found
+        return enforced
 
     def _keyword(self, key: str, value: Any, place: Place) -> Any:
-        if key in _SCHEMA:
+        if key in SINGLE:
             return self._schema(value, place)
         if key == "anyOf":
             return self._any_of(_listed(value, place), place)
-        if key in _LISTS:
-            return [self._schema(each, (*place, index)) for index, each in enumerate(_listed(value, place))]
-        if key in _MAPS:
+        if key in LISTS:
+            members = _listed(value, place)
+            return [self._schema(member, (*place, index)) for index, member in enumerate(members)]
+        if key in MAPS:
             return self._map(key, value, place)
         if key == "enum":
-            for index, each in enumerate(_listed(value, place)):
-                self._constant(each, (*place, index))
+            for index, constant in enumerate(_listed(value, place)):
+                self._constant(constant, (*place, index))
         elif key == "const":
             self._constant(value, place)
         elif key in _COUNTS:
@@ -243,13 +195,16 @@ class _Reader:
             if key == "multipleOf" and value <= 0:
                 raise Refused(f"is {value}, must be greater than 0", *place)
         elif key == "required":
-            if not all(isinstance(each, str) for each in _listed(value, place, least=0)):
-                raise Refused("must be a list of names", *place)
+            for name in _listed(value, place, min_len=0):
+                if not isinstance(name, str):
+                    raise Refused("must be a list of names", *place)
         elif key == "type":
-            types = [value] if isinstance(value, str) else _listed(value, place)
-            for each in types:
-                if each not in TYPES:
-                    raise Refused(f"is {reprlib.repr(each)}, must be one of {', '.join(TYPES)}", *place)
+            types = [value]
+            if not isinstance(value, str):
+                types = _listed(value, place)
+            for name in types:
+                if name not in TYPES:
+                    raise Refused(f"is {reprlib.repr(name)}, must be one of {', '.join(TYPES)}", *place)
         elif key == "pattern":
             _check_pattern(value, place)
         elif not isinstance(value, str):  # of format and $ref
@@ -261,47 +216,48 @@ class _Reader:
 
         An output that follows the remaining members follows the schema.
         """
-        read: list[Schema] = []
+        enforced: list[Schema] = []
         refused: PatternRefused | None = None
-        for index, each in enumerate(members):
+        for index, member in enumerate(members):
             try:
-                read.append(self._schema(each, (*place, index)))
+                enforced.append(self._schema(member, (*place, index)))
             except PatternRefused as error:
                 refused = refused or error
-                read.append(False)  # so that references find the others where they stood
-        if refused is not None and all(each is False or each == {"type": "null"} for each in read):
+                enforced.append(False)  # so that references find the others where they stood
+        if refused is not None and all(member is False or member == {"type": "null"} for member in enforced):
             raise refused
-        return read
+        return enforced
 
     def _map(self, key: str, value: Any, place: Place) -> dict[str, Schema]:
         if not isinstance(value, dict):
             raise Refused(f"is {reprlib.repr(value)}, must be an object of schemas", *place)
-        for name in value if key == "patternProperties" else ():
-            _check_pattern(name, (*place, name))
-        return {name: self._schema(each, (*place, name)) for name, each in value.items()}
+        if key == "patternProperties":
+            for pattern in value:
+                _check_pattern(pattern, (*place, pattern))
+        return {name: self._schema(schema, (*place, name)) for name, schema in value.items()}
 
     def _constant(self, value: Any, place: Place, depth: int = 0) -> None:
         if depth > MAX_DEPTH:
             raise Refused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
         if isinstance(value, dict):
-            for key, each in value.items():
-                self._constant(each, (*place, key), depth + 1)
+            for key, child in value.items():
+                self._constant(child, (*place, key), depth + 1)
         elif isinstance(value, list):
-            for index, each in enumerate(value):
-                self._constant(each, (*place, index), depth + 1)
+            for index, child in enumerate(value):
+                self._constant(child, (*place, index), depth + 1)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             _check_number(value, place)
 
     def _check_multiples(self) -> None:
-        """Several multipleOf are refused where they may meet: llguidance multiplies them in 32 bits."""
-        multiples = [(*place, "multipleOf") for place, each in self._schemas.values() if "multipleOf" in each]
+        # Several multipleOf are refused where they may meet: llguidance multiplies them in 32 bits.
+        multiples = [(*place, "multipleOf") for place, schema in self._schemas.values() if "multipleOf" in schema]
         if self._is_joined and len(multiples) > 1:
             raise Refused("cannot be enforced beside another multipleOf where schemas are joined", *multiples[-1])
 
     def _check_counted(self) -> None:
-        """Some counts cannot be enforced by llguidance: an unnamed property may repeat the name of an earlier one."""
-        for place, each in self._schemas.values():
-            if each.get("minProperties", 0) > len(set(each.get("required", ()))) + 1:
+        # Some counts cannot be enforced by llguidance: an unnamed property may repeat the name of an earlier one.
+        for place, schema in self._schemas.values():
+            if schema.get("minProperties", 0) > len(set(schema.get("required", ()))) + 1:
                 text = "cannot be enforced for more properties than are required and one: the same name may come again"
                 raise Refused(text, *place, "minProperties")
 
@@ -313,12 +269,25 @@ class _Reader:
             raise Refused("comes back to itself by references alone", *place)
         if len(above) > MAX_DEPTH:
             raise Refused(f"has more than {MAX_DEPTH} schemas above it that it holds together with (MAX_DEPTH)", *place)
-        beside = [f"{name}/{key}/{index}" for key in _JOINED_LISTS for index in range(len(schema.get(key, ())))]
+        joined: list[str] = []
+        for key in _JOINED_LISTS:
+            for index in range(len(schema.get(key, ()))):
+                joined.append(f"{name}/{key}/{index}")
         if "$ref" in schema:
-            beside.append(self._target(schema))
-        for other in beside:
+            joined.append(self._target(schema))
+        for other in joined:
             self._check_references(other, above | {name})
         self._checked.add(name)
+
+
+def _required_constants(schema: dict[str, Any]) -> dict[str, Any]:
+    properties = schema.get("properties", {})
+    constants: dict[str, Any] = {}
+    for name in schema.get("required", ()):
+        child = properties.get(name)
+        if isinstance(child, dict) and "const" in child:
+            constants[name] = child["const"]
+    return constants
 
 
 def _move_bounds(schema: dict[str, Any]) -> None:
@@ -357,7 +326,7 @@ def _is_neutral(key: str, value: Any) -> bool:
 
 
 def _within_exact(key: str, value: Any) -> Any:
-    """A bound beyond 2^53 becomes the nearest exact one: values within that are within both."""
+    # A bound beyond 2^53 becomes the nearest exact one: values within that are within both.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     if key in ("maximum", "exclusiveMaximum"):
@@ -378,18 +347,24 @@ def _check_pattern(pattern: Any, place: Place) -> None:
         )
 
 
-def _listed(value: Any, place: Place, least: int = 1) -> list[Any]:
-    if not isinstance(value, list) or len(value) < least:
-        raise Refused(f"is {reprlib.repr(value)}, must be a list" + " that is not empty" * least, *place)
+def _listed(value: Any, place: Place, min_len: int = 1) -> list[Any]:
+    if not isinstance(value, list) or len(value) < min_len:
+        what = "a list"
+        if min_len:
+            what = "a list that is not empty"
+        raise Refused(f"is {reprlib.repr(value)}, must be {what}", *place)
     return value
 
 
 def _check_depth(value: Any, place: Place, depth: int = 0) -> None:
-    """Responses echo a schema as it came, and orjson writes 254 levels."""
+    # Responses echo a schema as it came, and orjson writes 254 levels.
     if depth > MAX_DEPTH:
         raise Refused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_depth(each, place, depth + 1)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for child in value:
+            _check_depth(child, place, depth + 1)
 
 
 def _check_number(value: Any, place: Place) -> None:
@@ -406,7 +381,9 @@ def _check_strict(schema: dict[str, Any], place: Place) -> None:
     if schema.get("additionalProperties") is not False:
         raise Refused("must have additionalProperties: false, as strict is true", *place)
     required = schema.get("required", [])
-    for name in properties if isinstance(properties, dict) else ():
+    if not isinstance(properties, dict):
+        return
+    for name in properties:
         if not isinstance(required, list) or name not in required:
             text = (
                 f"must have {reprlib.repr(name)} in required, as strict is true; what may be absent has null as a type"

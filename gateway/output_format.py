@@ -1,4 +1,4 @@
-"""The format that a caller requires of an output, before it is checked. Made by the front ends."""
+"""The format that a caller requires of an output, before it is checked. The front ends create it."""
 
 from __future__ import annotations
 

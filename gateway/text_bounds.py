@@ -45,26 +45,28 @@ class TextBounds:
     def of(cls, data: Json) -> TextBounds:
         """Return the bounds of the content of a tokenizer.json."""
         added = data.get("added_tokens") or []
-        normalizers, pre_tokenizers = _parts(data.get("normalizer")), _parts(data.get("pre_tokenizer"))
+        normalizers = _parts(data.get("normalizer"))
+        pre_tokenizers = _parts(data.get("pre_tokenizer"))
         contraction = _contraction(normalizers)
-        longest = None
+        max_token_chars: int | None = None
         if contraction is not None and _keeps_text(pre_tokenizers) and _covers_all(data, normalizers, pre_tokenizers):
             tokens = [*_vocabulary(data["model"]), *(token["content"] for token in added)]
-            longest = max(map(len, tokens), default=0) * contraction or None
-        drops = any(token.get("lstrip") or token.get("rstrip") for token in added)
-        drops = drops or any(part["type"] == "Strip" for part in normalizers)
-        drops = drops or any(part["type"] in _DROP_SPACES for part in pre_tokenizers)
+            max_token_chars = max(map(len, tokens), default=0) * contraction or None
         has_space = any(" " in token["content"] for token in added)
         splits = not has_space and _splits_at_spaces(normalizers, pre_tokenizers)
-        return cls(longest, drops, splits)
+        return cls(max_token_chars, _drops_spaces(added, normalizers, pre_tokenizers), splits)
 
     def max_chars(self, num_tokens: int) -> int | None:
         """Return the most characters other than white space that `num_tokens` tokens stand for; None for any number."""
-        return None if self.max_token_chars is None else self.max_token_chars * num_tokens
+        if self.max_token_chars is None:
+            return None
+        return self.max_token_chars * num_tokens
 
     def max_text_chars(self, num_tokens: int) -> int | None:
         """Return the most characters of a text of `num_tokens` tokens; None for any number."""
-        return None if self.drops_spaces else self.max_chars(num_tokens)
+        if self.drops_spaces:
+            return None
+        return self.max_chars(num_tokens)
 
     def fits(self, text: str, num_tokens: int) -> bool:
         """Return whether the text may have no more than `num_tokens` tokens."""
@@ -77,8 +79,10 @@ class TextBounds:
 def cut_before(text: str, position: int) -> int | None:
     """Return the position of the last space between two letters before `position`; None if none is near."""
     begin = max(0, position - SEARCHED_CHARS)
-    found = [match.end() for match in re.finditer("[A-Za-z](?= [A-Za-z])", text[begin:position])]
-    return begin + found[-1] if found else None
+    last: int | None = None
+    for match in re.finditer("[A-Za-z](?= [A-Za-z])", text[begin:position]):
+        last = begin + match.end()
+    return last
 
 
 _DROP_SPACES = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
@@ -92,11 +96,17 @@ def _parts(described: Json | None) -> list[Json]:
         return []
     if described["type"] != "Sequence":
         return [described]
-    steps: list[Json] = described.get("normalizers") or described.get("pretokenizers") or []
-    return [part for step in steps for part in _parts(step)]
+    parts: list[Json] = []
+    for step in described.get("normalizers") or described.get("pretokenizers") or []:
+        parts += _parts(step)
+    return parts
 
 
 def _contraction(normalizers: Iterable[Json]) -> int | None:
+    """How many characters of a text become one character, at most; None for any number.
+
+    # NFC and the replacement of "--" by "-": 4 * 2 = 8
+    """
     product = 1
     for part in normalizers:
         kind = part["type"]
@@ -112,6 +122,16 @@ def _contraction(normalizers: Iterable[Json]) -> int | None:
     return product
 
 
+def _drops_spaces(added: Iterable[Json], normalizers: Iterable[Json], pre_tokenizers: Iterable[Json]) -> bool:
+    for token in added:
+        if token.get("lstrip") or token.get("rstrip"):
+            return True
+    for part in normalizers:
+        if part["type"] == "Strip":
+            return True
+    return any(part["type"] in _DROP_SPACES for part in pre_tokenizers)
+
+
 def _keeps_text(pre_tokenizers: Iterable[Json]) -> bool:
     for part in pre_tokenizers:
         if part["type"] in ("Split", "Punctuation"):
@@ -124,29 +144,31 @@ def _keeps_text(pre_tokenizers: Iterable[Json]) -> bool:
 
 def _vocabulary(model: Json) -> list[str]:
     vocab = model["vocab"]
-    return list(vocab) if isinstance(vocab, dict) else [entry[0] for entry in vocab]
+    if isinstance(vocab, dict):
+        return list(vocab)
+    return [entry[0] for entry in vocab]  # of a Unigram: pairs of a token and its score
 
 
 def _covers_all(data: Json, normalizers: list[Json], pre_tokenizers: list[Json]) -> bool:
-    """No character may be left out, and no run of unknown characters may become one token."""
+    # No character may be left out, and no run of unknown characters may become one token.
     model = data["model"]
     if model.get("type") not in ("BPE", "Unigram"):
         return False
     vocab = set(_vocabulary(model))
-    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocab for byte in range(256)):
+    if model.get("byte_fallback") and vocab.issuperset(f"<0x{byte:02X}>" for byte in range(256)):
         return True
     if model["type"] == "Unigram":
         return False
-    if any(part["type"] == "ByteLevel" for part in (*normalizers, *pre_tokenizers)) and vocab.issuperset(
-        ByteLevel.alphabet()
-    ):
+    has_byte_level = any(part["type"] == "ByteLevel" for part in (*normalizers, *pre_tokenizers))
+    if has_byte_level and vocab.issuperset(ByteLevel.alphabet()):
         return True
     return model.get("unk_token") in vocab and not model.get("fuse_unk")
 
 
 def _splits_at_spaces(normalizers: Iterable[Json], pre_tokenizers: Iterable[Json]) -> bool:
-    if any(part["type"] not in _KEEP_LETTERS for part in normalizers):
-        return False
+    for part in normalizers:
+        if part["type"] not in _KEEP_LETTERS:
+            return False
     for part in pre_tokenizers:
         kind = part["type"]
         if kind in _DROP_SPACES:

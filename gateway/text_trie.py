@@ -25,19 +25,28 @@ def trie_pattern(texts: Iterable[str], *, longest: bool = False) -> re.Pattern[s
         node[_END] = {}
     if not root:
         return None
-    found = _alternatives(root)
-    return re.compile(found if longest else f"(?={found})")
+    expression = _alternatives(root)
+    if not longest:
+        expression = f"(?={expression})"
+    return re.compile(expression)
 
 
 def _alternatives(node: dict[str, Any]) -> str:
-    ways = []
+    """The expression of what may follow a node. It is optional where a text ends at the node.
+
+    # "ab", "abc", "ad": (?:a(?:b(?:c)?|d))
+    """
+    alternatives = []
     for char, child in node.items():
         if char != _END:
             text, branch = _stem(char, child)
-            ways.append(re.escape(text) + _alternatives(branch))
-    if not ways:
+            alternatives.append(re.escape(text) + _alternatives(branch))
+    if not alternatives:
         return ""
-    return f"(?:{'|'.join(ways)})" + ("?" if _END in node else "")
+    expression = f"(?:{'|'.join(alternatives)})"
+    if _END in node:
+        expression += "?"
+    return expression
 
 
 def _stem(text: str, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:

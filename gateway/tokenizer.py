@@ -41,6 +41,8 @@ CLEARLY_MORE = 1.25
 changes only the tokens of the word at its place, one in thousands; a quarter is far above that."""
 MAX_OWN_TOKENS = 16
 """Maximal number of tokens that a post-processor puts around a text; known ones put one or two."""
+REPLACES_EACH_BYTE = "outrider-each"
+"""Error handler of decoders that shows each bad byte as U+FFFD."""
 Piece = bytes | str | None
 """Effect of a token on a text: raw bytes of UTF-8, or text whose spacing depends on its neighbours, or nothing."""
 
@@ -58,11 +60,22 @@ class Tokenizer:
         self.special_tokens = special_tokens
         self.template = template
         added = self._tokenizer.get_added_tokens_decoder()
-        self._silent = frozenset(token.content for token in added.values() if token.special)
-        self._controls = {token.content: token_id for token_id, token in added.items() if _is_control(token)}
-        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        silent: set[str] = set()
+        special_ids: set[int] = set()
+        self._controls: dict[str, int] = {}
+        """Ids of control tokens, by text."""
+        for token_id, token in added.items():
+            if token.special:
+                silent.add(token.content)
+                special_ids.add(token_id)
+            if _is_control(token):
+                self._controls[token.content] = token_id
+        self._silent = frozenset(silent)
+        """Texts of special tokens, which `decode` leaves out."""
+        self.special_ids = frozenset(special_ids)
         self._byte_level, self._byte_fallback = _byte_rules(data["decoder"])
         self._pieces: dict[int, Piece] = {}
+        """Pieces of the tokens that were decoded, by id."""
 
     @classmethod
     def from_files(cls, files: pb.TokenizerFiles) -> Tokenizer:
@@ -118,13 +131,25 @@ class Tokenizer:
         first, *others = pieces
         ids = self.encode(first, False)
         for piece in others:
-            found = None if self._added is None else self._added.search(piece)
-            at = len(piece) if found is None else found.start()
-            ids += self._middle.encode(piece[:at], add_special_tokens=False).ids  # from there on as in any text
-            ids += self.encode(piece[at:], False)
-        return self._with_own(ids) if add_special_tokens else ids
+            at = self._first_added(piece)
+            ids += self._middle.encode(piece[:at], add_special_tokens=False).ids
+            ids += self.encode(piece[at:], False)  # from an added token on as in any text
+        if not add_special_tokens:
+            return ids
+        return self._with_own(ids)
+
+    def _first_added(self, text: str) -> int:
+        if self._added is not None:
+            match = self._added.search(text)
+            if match is not None:
+                return match.start()
+        return len(text)
 
     def _with_own(self, ids: list[int]) -> list[int]:
+        """Puts the tokens around `ids` that the post-processor puts around any text.
+
+        # "a" is [7] without and [1, 7, 2] with them: [1, *ids, 2]
+        """
         plain = self.encode("a", False)
         whole = self.encode("a", True)
         for at in range(len(whole) - len(plain) + 1):
@@ -188,7 +213,9 @@ class Tokenizer:
 
     def silent_id(self, text: str) -> int | None:
         """Return the id of the special token with this text, which `decode` leaves out; None for other texts."""
-        return self._controls.get(text) if text in self._silent else None
+        if text not in self._silent:
+            return None
+        return self._controls.get(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of these ids. Invalid UTF-8 shows as U+FFFD.
@@ -208,22 +235,29 @@ class Tokenizer:
             return self._pieces[token_id]
         except KeyError:
             token = self._tokenizer.id_to_token(token_id)
-            piece = None if token is None or token in self._silent else self._piece_of(token)
-            if token is not None:
-                self._pieces[token_id] = piece
+            if token is None:
+                return None
+            piece = self._pieces[token_id] = self._piece_of(token)
             return piece
 
     def _piece_of(self, token: str) -> Piece:
+        if token in self._silent:
+            return None
         if self._byte_level:
             return byte_level(token)
-        return (fallback_byte(token) if self._byte_fallback else None) or token
+        if self._byte_fallback:
+            return fallback_byte(token) or token
+        return token
 
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
         """Return a decoder that turns `bytes` pieces into text as `decode` would.
 
         Byte fallback marks each bad byte, ByteLevel each run of them.
         """
-        return codecs.getincrementaldecoder("utf-8")("outrider-each" if self._byte_fallback else "replace")
+        errors = "replace"
+        if self._byte_fallback:
+            errors = REPLACES_EACH_BYTE
+        return codecs.getincrementaldecoder("utf-8")(errors)
 
     def token_text(self, token_id: int) -> str:
         """Return the token's own text, special tokens by name, empty for an id past the vocabulary.
@@ -244,7 +278,9 @@ class Tokenizer:
         if isinstance(piece, bytes):
             return piece
         text = self.token_text(token_id)
-        return text.encode("utf-8") if text or piece is not None else None
+        if not text and piece is None:
+            return None
+        return text.encode("utf-8")
 
     @cached_property
     def _anchor(self) -> list[int]:
@@ -277,17 +313,19 @@ def _num_chars_read_first(text: str, num_ids: int) -> int:
 def without_prefix_space(part: Any) -> Any:
     """Return a tokenizer.json, or a part of one, changed so that it puts no space in front of a text."""
     if isinstance(part, list):
-        return [without_prefix_space(each) for each in part if not _prepends(each)]
+        return [without_prefix_space(step) for step in part if not _prepends(step)]
     if not isinstance(part, dict) or part.get("type") in ("BPE", "Unigram", "WordPiece", "WordLevel"):
         return part
-    found = dict(part)
+    changed = dict(part)
     for name in part.keys() - {"added_tokens"}:
-        found[name] = None if _prepends(part[name]) else without_prefix_space(part[name])
+        changed[name] = None
+        if not _prepends(part[name]):
+            changed[name] = without_prefix_space(part[name])
     if part.get("type") == "Metaspace":
-        found["prepend_scheme"] = "never"
+        changed["prepend_scheme"] = "never"
     if "add_prefix_space" in part:
-        found["add_prefix_space"] = False
-    return found
+        changed["add_prefix_space"] = False
+    return changed
 
 
 def _prepends(part: Any) -> bool:
@@ -295,14 +333,15 @@ def _prepends(part: Any) -> bool:
 
 
 def _is_control(token: tokenizers.AddedToken) -> bool:
-    """As in llguidance: a special token, or one in angle brackets, is no text."""
+    # As in llguidance: a special token, or one in angle brackets, is no text.
     content: str = token.content
     return bool(token.special) or (content.startswith("<") and content.endswith(">"))
 
 
 def _byte_rules(decoder: dict[str, Any] | None) -> tuple[bool, bool]:
-    parts = [] if decoder is None else decoder.get("decoders", [decoder])
-    kinds = {part["type"] for part in parts}
+    kinds: set[str] = set()
+    if decoder is not None:
+        kinds = {part["type"] for part in decoder.get("decoders", [decoder])}
     if "ByteLevel" in kinds and not kinds <= {"ByteLevel", "Fuse"}:
         raise ConfigError(
             f"tokenizer.json decodes with {sorted(kinds)}; ByteLevel together with others cannot be streamed"
@@ -319,4 +358,4 @@ def _replace_each(error: UnicodeError) -> tuple[str, int]:
     return "\ufffd" * (error.end - error.start), error.end
 
 
-codecs.register_error("outrider-each", _replace_each)
+codecs.register_error(REPLACES_EACH_BYTE, _replace_each)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.drafters.feeding import Feeder, FeedRequest, cached
+from draft_service.drafters.feeding import Feeder, FeedRequest, cache_slot_of
 from draft_service.slots.draft_slot import Block, DraftSlot, NodeRequest
 from draft_service.slots.head_slot import HeadSlot, is_fed
 from outrider.engine.heads.dflash import DFlashHead
@@ -41,21 +41,30 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
         self._keeper = keeper
 
     def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
-        has_worked = self._make_blocks([growing for growing, _ in requests if growing.block is None], now)
-        ready = [request for request in requests if request[0].block is not None]  # not starved of memory
-        rows, outputs = self._rows(ready), list[NodeDistribution]()
-        for growing, nodes in ready:
-            state = self._keeper.sampling_state(growing.slot)
+        without_block = list[DraftSlot]()
+        for draft_slot, _ in requests:
+            if draft_slot.block is None:
+                without_block.append(draft_slot)
+        has_worked = self._make_blocks(without_block, now)
+        ready = list[NodeRequest]()
+        for request in requests:
+            if request[0].block is not None:  # there was memory for its block
+                ready.append(request)
+        rows = self._rows(ready)
+        outputs = list[NodeDistribution]()
+        for draft_slot, nodes in ready:
+            state = self._keeper.sampling_state(draft_slot.slot)
             for node in nodes:
                 host, index = next(rows)
-                outputs.append(of_logits(growing.tree, node, state, host, index))
+                outputs.append(of_logits(draft_slot.tree, node, state, host, index))
         return outputs if outputs or has_worked else None
 
     def _rows(self, requests: Sequence[NodeRequest]) -> Iterator[tuple[HostLogits, int]]:
-        for growing, nodes in requests:
-            host = HostLogits(block_of(growing).logits)
+        # A node's row of its slot's block is its depth: ROOT, the last committed token, has row 0.
+        for draft_slot, nodes in requests:
+            host = HostLogits(block_of(draft_slot).logits)
             for node in nodes:
-                yield host, growing.tree.depth(node)
+                yield host, draft_slot.tree.depth(node)
 
     @abstractmethod
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
@@ -64,33 +73,37 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
         Return whether there was anything to do.
         """
 
-    def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
-        asked.slot.settle()
+    def keep_fed(self, draft_slot: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
+        draft_slot.slot.settle()
 
-    def is_ready(self, asked: DraftSlot) -> bool:
-        return asked.block is not None or is_fed(cached(asked))
+    def is_ready(self, draft_slot: DraftSlot) -> bool:
+        return draft_slot.block is not None or is_fed(cache_slot_of(draft_slot))
 
 
-def block_of(growing: DraftSlot) -> Block:
+def block_of(draft_slot: DraftSlot) -> Block:
     """Return the block of a slot that has one."""
-    assert growing.block is not None, "it has none"
-    return growing.block
+    assert draft_slot.block is not None, "it has none"
+    return draft_slot.block
 
 
-def give_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tensor) -> None:
+def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tensor) -> None:
     """Set the block of each slot from its rows of the outputs.
 
-    `counts`: rows of each slot. `outputs`: tensors [sum(counts), ...], the fields of `Block` in order.
+    `counts`: number of rows of each slot. `outputs`: tensors [sum(counts), ...], the fields of `Block` in order.
+
+        # counts [3, 2]: the first slot has rows 0 to 2 of each output, the second slot rows 3 and 4
     """
     parts = [own_parts(rows, counts) for rows in outputs]
-    for growing, *block in zip(slots, *parts, strict=True):
-        growing.block = Block(*block)
+    for draft_slot, *block in zip(slots, *parts, strict=True):
+        draft_slot.block = Block(*block)
 
 
 def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Return consecutive parts with `counts` rows each. No part keeps the memory of the others alive."""
+    """Return consecutive parts of `rows` with `counts` rows each. No part keeps the memory of the others alive."""
     parts = rows.split(list(counts))
-    return parts if len(parts) == 1 else [part.clone() for part in parts]
+    if len(parts) == 1:
+        return parts
+    return [part.clone() for part in parts]
 
 
 class MedusaDrafter(BlockDrafter):
@@ -103,15 +116,20 @@ class MedusaDrafter(BlockDrafter):
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
         if not slots:
             return False
-        logits = self._heads(torch.cat([cached(growing).features_of(1) for growing in slots]))  # [S, heads, V]
-        give_blocks(slots, [logits.shape[1]] * len(slots), logits.flatten(0, 1).cpu())
+        features = torch.cat([cache_slot_of(draft_slot).features_of(1) for draft_slot in slots])  # [S, d]
+        logits = self._heads(features)  # [S, heads, V]
+        num_heads = logits.shape[1]
+        set_blocks(slots, [num_heads] * len(slots), logits.flatten(0, 1).cpu())
         return True
 
 
 class MaskDrafter(BlockDrafter):
     """Drafter with a model or a head that has a cache, which is fed masks after the last committed token.
 
-    Nothing of a block stays in the cache but the committed tokens.
+    Only the committed tokens stay in the cache: the masks are truncated after each forward.
+
+        # committed [..., 7, 9], blocks of 3 masks: [9, MASK, MASK, MASK] is fed, and the logits of these 4 rows are the
+        # distributions of the next 4 tokens
     """
 
     def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
@@ -121,30 +139,31 @@ class MaskDrafter(BlockDrafter):
 
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
         requests = dict[SlotKey, FeedRequest]()
-        for growing in slots:
-            requests[growing.slot.key] = FeedRequest(growing, self._shape.size)
+        for draft_slot in slots:
+            requests[draft_slot.slot.key] = FeedRequest(draft_slot, self._shape.size)
         fed = self._feeder.feed(requests, self._row, now)
         if fed is None:
             return False
-        filled, counts = list[DraftSlot](), list[int]()
+        filled = list[DraftSlot]()
+        counts = list[int]()
         rows, logits = fed
         for request, row in rows:
-            filled.append(request.growing)
+            filled.append(request.draft_slot)
             counts.append(row.num_logits)
-            slot = cached(request.growing)
-            slot.fed_committed(row.new_ids[: slot.num_feedable - len(slot.cached)])
-            slot.truncate(slot.first + len(slot.cached) + 1)
+            slot = cache_slot_of(request.draft_slot)
+            num_committed = slot.num_feedable - len(slot.cached)
+            slot.fed_committed(row.new_ids[:num_committed])
+            slot.truncate(slot.first + len(slot.cached) + 1)  # the masks
         if filled:
             self._take(filled, counts, logits)
         return True
 
     def _row(self, request: FeedRequest) -> Row:
-        """Return the row of a slot's uncached committed tokens and its masks, with the logits of the block.
-
-        There are no masks past the end of the output: there may be no memory for them.
-        """
-        slot, shape = cached(request.growing), self._shape
-        block_ids = shape.token_ids(slot.committed[-1], slot.max_len - len(slot.committed) + 1)
+        # No masks past the end of the output: there may be no memory for them.
+        slot = cache_slot_of(request.draft_slot)
+        shape = self._shape
+        max_block = slot.max_len - len(slot.committed) + 1
+        block_ids = shape.token_ids(slot.committed[-1], max_block)  # the last committed token, then masks
         features = slot.features_of(slot.num_feedable - len(slot.cached))
         if shape.feature is not None:
             masks = shape.feature.expand(len(block_ids) - 1, -1)
@@ -154,7 +173,7 @@ class MaskDrafter(BlockDrafter):
         return Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, features=features)
 
     def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
-        give_blocks(filled, counts, logits.cpu())
+        set_blocks(filled, counts, logits.cpu())
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()
@@ -173,30 +192,42 @@ class SequentialDrafter(MaskDrafter):
         self._sequential = path.head.markov_head
 
     def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
-        give_blocks(filled, counts, logits, self._path.hidden)
+        set_blocks(filled, counts, logits, self._path.hidden)
 
     def _rows(self, requests: Sequence[NodeRequest]) -> Iterator[tuple[HostLogits, int]]:
-        """Compute all nodes of all slots at once: most of a node's cost is reading the head's projection."""
-        pairs = [(growing, node) for growing, nodes in requests for node in nodes]
+        # All nodes of all slots at once: most of a node's cost is reading the head's projection.
+        pairs = list[tuple[DraftSlot, int]]()
+        logits = list[Tensor]()
+        for draft_slot, nodes in requests:
+            for node in nodes:
+                pairs.append((draft_slot, node))
+                logits.append(block_of(draft_slot).logits[draft_slot.tree.depth(node)])
         if not pairs:
             return
-        logits = list[Tensor]()
-        for growing, node in pairs:
-            logits.append(block_of(growing).logits[growing.tree.depth(node)])
         biases = self._sequential.markov_w2(self._step(pairs))
         host = HostLogits(self._head.with_biases(torch.stack(logits), biases))
         for index in range(len(pairs)):
             yield host, index
 
     def _step(self, pairs: Sequence[tuple[DraftSlot, int]]) -> Tensor:
-        states, hidden, token_ids = list[Tensor](), list[Tensor](), list[int]()
-        for growing, node in pairs:
-            block, tree = block_of(growing), growing.tree
-            state, token_id = self._sequential.begin(), growing.slot.committed[-1]
-            if node != ROOT:
-                parent, token_id = tree.parents[node], tree.ids[node]
+        """Advance the sequential head by one token at each node, and store its states.
+
+        # node 1 with parent 0: the state after node 0 and the token of node 1 give the state after node 1
+        """
+        states = list[Tensor]()
+        hidden = list[Tensor]()
+        token_ids = list[int]()
+        for draft_slot, node in pairs:
+            block = block_of(draft_slot)
+            tree = draft_slot.tree
+            if node == ROOT:
+                state = self._sequential.begin()
+                token_id = draft_slot.slot.committed[-1]
+            else:
+                parent = tree.parents[node]
+                token_id = tree.ids[node]
                 if parent not in block.states:  # it was fed under the previous block
-                    self._step([(growing, parent)])
+                    self._step([(draft_slot, parent)])
                 state = block.states[parent]
             states.append(state)
             hidden.append(block.hidden[tree.depth(node)])
@@ -204,6 +235,6 @@ class SequentialDrafter(MaskDrafter):
         before = torch.cat(states)  # [N, r]
         ids_there = to_device(np.array(token_ids), before.device)
         latents, after = self._sequential.step(ids_there, torch.stack(hidden), before)
-        for (growing, node), state in zip(pairs, after.unsqueeze(1), strict=True):
-            block_of(growing).states[node] = state
+        for (draft_slot, node), state in zip(pairs, after.unsqueeze(1), strict=True):
+            block_of(draft_slot).states[node] = state
         return latents

@@ -22,15 +22,19 @@ def create_drafter(
     state: Any,
     keeper: SlotKeeper[Any],
     metrics: WorkerMetrics,
-    growing: Mapping[SlotKey, DraftSlot],
+    draft_slots: Mapping[SlotKey, DraftSlot],
 ) -> NodeDrafter[DraftSlot]:
-    """Return the drafter of a worker. `state`: a `DraftState`, or a `TableState`. `growing`: the draft's slots."""
+    """Return the drafter of a worker.
+
+    `state`: a `DraftState` for a model or a head, or a `TableState`. `draft_slots`: the worker's slots by key, as they
+    are at each step; the caller adds and removes them.
+    """
     if isinstance(state, TableState):
         return TableDrafter(keeper)
     if state.runner is None:
         return MedusaDrafter(state.head.network, keeper)
     prefill_tokens = state.config.max_prefill_tokens or default_prefill_tokens(state.runner.device)
-    feeder = Feeder(state.runner, keeper, metrics, prefill_tokens, growing)
+    feeder = Feeder(state.runner, keeper, metrics, prefill_tokens, draft_slots)
     if isinstance(state, HeadState):
         if state.block is None:
             return ModelDrafter(feeder, state.head.path)

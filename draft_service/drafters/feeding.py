@@ -1,4 +1,7 @@
-"""Run a draft's model: the rows of requested slots, and chunks of prompts beside them, in one forward."""
+"""Run a draft's model: the rows of requested slots, and chunks of prompts beside them, in one forward.
+
+The drafters with a model or a head call it once in each step.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 class FeedRequest:
     """One slot's part of the next forward."""
 
-    growing: DraftSlot
+    draft_slot: DraftSlot
+    """Slot to feed."""
     num_new: int
-    """Number of tokens beside the committed ones."""
+    """Number of tokens to feed after the committed ones: draft tokens or masks."""
     nodes: Sequence[int] = ()
     """Nodes of the slot's tree, or ROOT, after which logits are needed."""
     ahead: Sequence[RowAhead] = ()
@@ -43,14 +47,18 @@ class Feeder:
         keeper: SlotKeeper[Slot],
         metrics: WorkerMetrics,
         max_prefill_tokens: int,
-        growing: Mapping[SlotKey, DraftSlot],
+        draft_slots: Mapping[SlotKey, DraftSlot],
     ) -> None:
-        """Create a feeder. `growing`: all slots of the worker; their prompts are prefilled beside the rows."""
+        """Create a feeder.
+
+        `max_prefill_tokens`: maximum number of prompt tokens in one forward. `draft_slots`: all slots of the worker by
+        key; their prompts are prefilled beside the requested rows.
+        """
         self.runner = runner
         self.keeper = keeper
         self._metrics = metrics
-        self._growing = growing
-        self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
+        self._draft_slots = draft_slots
+        self._scheduler = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
 
     def feed(
         self, requests: Mapping[SlotKey, FeedRequest], make_row: Callable[[FeedRequest], Row], now: float
@@ -61,44 +69,45 @@ class Feeder:
         rows, and logits [sum(num_logits), V] float32 in the same order; None where there was nothing to do.
         """
         step_requests = self._step_requests(requests)
-        if not step_requests and not self._turns.num_starved:
+        if not step_requests and not self._scheduler.num_starved:
             return None
-        turn = self._turns.take(step_requests, now, feed_all=False)
-        if not turn.running and not turn.pieces:
-            return ([], Tensor()) if turn.worked else None
-        running = [requests[key] for key in turn.running]
-        pieces = [piece.row for piece in turn.pieces]
+        plan = self._scheduler.take(step_requests, now, feed_all=False)
+        if not plan.running and not plan.pieces:
+            return ([], Tensor()) if plan.worked else None
+        running = [requests[key] for key in plan.running]
+        prompt_rows = [piece.row for piece in plan.pieces]
         logits = None
         while logits is None:
-            rows = [make_row(request) for request in running]
+            rows = list(map(make_row, running))
             try:
-                logits = self.runner.forward([*rows, *pieces])
+                logits = self.runner.forward([*rows, *prompt_rows])
             except OutOfBlocks:
                 if not any(request.ahead for request in running):
                     raise
-                running = [replace(request, ahead=()) for request in running]
+                running = [replace(request, ahead=()) for request in running]  # and try again without these rows
         if not rows:
             self.runner.forward_s()  # nothing else waits for chunks of prompts
-        self._turns.done(turn, sum(row.num_new for row in rows), time.monotonic() - now)
-        self._metrics.batch_size.observe(len(rows) + len(pieces))
+        num_fed = sum(row.num_new for row in rows)
+        self._scheduler.done(plan, num_fed, time.monotonic() - now)
+        self._metrics.batch_size.observe(len(rows) + len(prompt_rows))
         return list(zip(running, rows, strict=True)), logits
 
     def next_wake(self) -> float | None:
-        return self._turns.next_wake(time.monotonic())
+        return self._scheduler.next_wake(time.monotonic())
 
     def _step_requests(self, requests: Mapping[SlotKey, FeedRequest]) -> dict[SlotKey, StepRequest]:
         step_requests = dict[SlotKey, StepRequest]()
-        for key, growing in self._growing.items():
-            slot = cached(growing)
+        for key, draft_slot in self._draft_slots.items():
+            slot = cache_slot_of(draft_slot)
             if key in requests:
                 num_after = max(len(slot.cached), slot.num_feedable) + requests[key].num_new
                 step_requests[key] = StepRequest(Want.STEP, num_after)
-            elif growing.is_growing and needs_prefill(slot):
+            elif draft_slot.is_growing and needs_prefill(slot):
                 step_requests[key] = StepRequest(Want.PREFILL, slot.num_feedable)
         return step_requests
 
 
-def cached(growing: DraftSlot) -> Slot:
-    """Return a model's slot, which has a cache."""
-    assert isinstance(growing.slot, Slot), "a model's slot has a cache"
-    return growing.slot
+def cache_slot_of(draft_slot: DraftSlot) -> Slot:
+    """Return the cache slot of a choice in a worker with a model."""
+    assert isinstance(draft_slot.slot, Slot), "a model's slot has a cache"
+    return draft_slot.slot

@@ -40,12 +40,13 @@ class ModelState(Loaded):
     block: BlockShape | None = None
     """Layout of the blocks that the model fills; None for a model that drafts one token at a time."""
     translations: list[pb.Translation] = field(default_factory=list)
-    """Descriptions of the vocabularies of targets for which the draft translates."""
+    """Descriptions of the vocabularies of targets for which the draft translates, filled in by the pairing checks."""
     open_ahead: OpenAhead | None = None
     """Opens the drafter of look-ahead rows for a slot; None without one."""
 
     @property
     def translates(self) -> bool:
+        """Whether the draft can serve targets with another vocabulary."""
         return self.block is None and not self.runner.facts.decoder_start_ids
 
     def info(self) -> pb.WorkerInfo:

@@ -1,17 +1,18 @@
 """The drafter with a model or an EAGLE head: one forward feeds the requested nodes, and chunks of prompts beside them.
 
-A head is a model that reads, beside each id, the feature of the token before it. For draft tokens it reads its own
-output in place of that feature.
+A head is a model that reads, beside each token id, the feature of the token before it. The target has no features of
+draft tokens yet; there the head reads its own output in their place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeGuard
 
 import torch
 
-from draft_service.drafters.feeding import Feeder, FeedRequest, cached
+from draft_service.drafters.feeding import Feeder, FeedRequest, cache_slot_of
 from draft_service.slots.draft_slot import DraftSlot, NodeRequest
 from draft_service.slots.head_slot import is_fed
 from draft_service.slots.translated_slot import TranslatedSlot
@@ -31,6 +32,8 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
 
     A slot's cache holds its committed tokens, then the fed nodes of its tree in the order in which they were fed. The
     tree keeps a head's output after each of these, its carry [width], which is the feature of the next token.
+
+        # 5 committed tokens, then nodes 2 and 0 were fed: cache positions 5 and 6 hold nodes 2 and 0
     """
 
     def __init__(self, feeder: Feeder, head_path: AnyHeadPath | None = None) -> None:
@@ -41,46 +44,53 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         self._head_path = head_path
 
     def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
-        asked = dict[SlotKey, FeedRequest]()
-        for growing, nodes in requests:
-            ahead = () if growing.ahead is None else growing.ahead.behind(nodes)
-            asked[growing.slot.key] = FeedRequest(growing, len(nodes), nodes, ahead)
-        fed = self._feeder.feed(asked, self._row, now)
+        feed_requests = dict[SlotKey, FeedRequest]()
+        for draft_slot, nodes in requests:
+            request = FeedRequest(draft_slot, len(nodes), nodes)
+            if draft_slot.ahead is not None:
+                request = replace(request, ahead=draft_slot.ahead.behind(nodes))
+            feed_requests[draft_slot.slot.key] = request
+        fed = self._feeder.feed(feed_requests, self._row, now)
         if fed is None:
             return None
         rows, logits = fed
-        found = list[NodeDistribution]()
+        distributions = list[NodeDistribution]()
         host = HostLogits(logits)
         index = 0
         for request, row in rows:
-            found += self._read(request, row, host, index)
+            distributions += self._read(request, row, host, index)
             index += row.num_logits
-        return found
+        return distributions
 
     def _row(self, request: FeedRequest) -> Row:
-        slot = cached(request.growing)
-        tree = request.growing.tree
+        slot = cache_slot_of(request.draft_slot)
+        tree = request.draft_slot.tree
         nodes = request.nodes
         num_cached = len(slot.cached)
         num_logits = len(nodes) + len(request.ahead)
         if _writes(slot):
             return Row(slot.table, slot.next_written(), num_cached, 1, slot.cached)
+        parents = None
         if not tree.is_root_fed:
-            new_ids, parents = slot.uncached(), None
+            new_ids = slot.uncached()
             features = slot.features_of(len(new_ids))
         else:
-            new_ids, parents = [tree.ids[node] for node in nodes], _parents(tree, request)
+            new_ids = [tree.ids[node] for node in nodes]
+            parents = _parents(tree, request)
             features = None
             if self._head_path is not None:
                 features = torch.stack([tree.carries[tree.parents[node]] for node in nodes])
             if slot.translation is not None:
-                new_ids = [slot.translation.draft_id(token_id) for token_id in new_ids]
-        new_ids += [row.token_id for row in request.ahead]
+                new_ids = list(map(slot.translation.draft_id, new_ids))
+        for row in request.ahead:
+            new_ids.append(row.token_id)
         return Row(slot.table, new_ids, num_cached, num_logits, slot.cached, parents, features, slot.source)
 
     def _read(self, request: FeedRequest, row: Row, host: HostLogits, index: int) -> list[NodeDistribution]:
-        growing, nodes = request.growing, request.nodes
-        slot, tree = cached(growing), growing.tree
+        draft_slot = request.draft_slot
+        nodes = request.nodes
+        slot = cache_slot_of(draft_slot)
+        tree = draft_slot.tree
         state = self._feeder.keeper.sampling_state(slot)
         if _writes(slot):
             slot.note_written(row.new_ids, host.raw_best_id(index))
@@ -92,47 +102,55 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         slot.fed(row.new_ids[num_committed:])
         if slot.translation is not None:
             host = host.told(slot.translation.logits)
-        found = list[NodeDistribution]()
-        for place, node in enumerate((*nodes, *(each.node for each in request.ahead)), index):
-            found.append(of_logits(tree, node, state, host, place))
+        fed_nodes = [*nodes, *(row_ahead.node for row_ahead in request.ahead)]
+        distributions = list[NodeDistribution]()
+        for row_index, node in enumerate(fed_nodes, index):
+            distributions.append(of_logits(tree, node, state, host, row_index))
             if self._head_path is not None:
-                tree.carries[node] = self._head_path.hidden[place]
-        if growing.ahead is not None:
-            growing.ahead.note_fed(found[len(nodes) :])
-        return found[: len(nodes)]
+                tree.carries[node] = self._head_path.hidden[row_index]
+        if draft_slot.ahead is not None:
+            draft_slot.ahead.note_fed(distributions[len(nodes) :])
+        return distributions[: len(nodes)]
 
-    def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
-        slot, tree = cached(asked), asked.tree
-        goes_on = not _writes(slot)  # a text is written anew after its committed part
-        if goes_on:
+    def keep_fed(self, draft_slot: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
+        slot = cache_slot_of(draft_slot)
+        tree = draft_slot.tree
+        is_kept = not _writes(slot)  # a text is written anew after its committed part
+        if is_kept:
             start = len(slot.cached) - num_fed
-            kept_ids = [slot.cached[start + place] for place in keep]
+            kept_ids = [slot.cached[start + offset] for offset in keep]
             if len(keep) < num_fed:
                 self._feeder.runner.rebase(slot.table, start, keep)
             slot.rebased(start, kept_ids)
             if isinstance(slot, TranslatedSlot):  # what was sampled token by token may be retokenized otherwise
-                goes_on = tree.is_root_fed and slot.is_told(len(slot.cached) - len(tree.fed))
-        if not goes_on:
+                is_kept = tree.is_root_fed and slot.is_told(len(slot.cached) - len(tree.fed))
+        if not is_kept:
             tree.restart()
         if not tree.is_root_fed:
             slot.settle()  # entries that a head computed from its own outputs are computed again from features
 
-    def knows(self, asked: DraftSlot) -> bool:
+    def knows(self, draft_slot: DraftSlot) -> bool:
         """Return whether all fed tokens are still in the cache: another slot may have taken the memory."""
-        slot, tree = cached(asked), asked.tree
+        slot = cache_slot_of(draft_slot)
+        tree = draft_slot.tree
         num_cached = slot.first + len(slot.cached)
         return _writes(slot) or not tree.is_root_fed or num_cached == len(slot.ids) + len(tree.fed)
 
-    def is_ready(self, asked: DraftSlot) -> bool:
-        return is_fed(cached(asked)) or (asked.tree.is_root_fed and self.knows(asked))
+    def is_ready(self, draft_slot: DraftSlot) -> bool:
+        return is_fed(cache_slot_of(draft_slot)) or (draft_slot.tree.is_root_fed and self.knows(draft_slot))
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()
 
 
 def _parents(tree: Growth, request: FeedRequest) -> list[int] | None:
-    """Return the parent index of each node in the cache or the next row, in their order there; None for a chain."""
-    index, parents = {ROOT: ROOT}, list[int]()
+    """Return the parent of each node in the cache or the next row, as an index in their order there; None for a chain.
+
+    # fed nodes [0], then 1 and 2 under it: parents [ROOT, 0, 0]
+    # fed nodes [0], then 1 under 0: parents [ROOT, 0] is a chain
+    """
+    index = {ROOT: ROOT}
+    parents = list[int]()
     for node in (*tree.fed, *request.nodes):
         parents.append(index[tree.parents[node]])
         index[node] = len(index) - 1
@@ -150,13 +168,13 @@ def _writes(slot: Slot) -> TypeGuard[TranslatedSlot]:
 def _read_text(
     slot: TranslatedSlot, tree: Growth, nodes: Sequence[int], state: SamplingState
 ) -> list[NodeDistribution]:
-    """Return the distributions after nodes that the draft's text reaches so far. The other nodes stay on offer."""
-    found = list[NodeDistribution]()
+    # Nodes that the draft's text does not reach so far are offered again in the next step.
+    distributions = list[NodeDistribution]()
     for node in nodes:
         ids = slot.guesses[tree.depth(node) :][:1]
         if ids or slot.has_ended:
-            found.append(_certain(tree, node, state, ids))
-    return found
+            distributions.append(_certain(tree, node, state, ids))
+    return distributions
 
 
 def _certain(tree: Growth, node: int, state: SamplingState, ids: Sequence[int]) -> NodeDistribution:

@@ -1,4 +1,7 @@
-"""A draft without a model: a table, with a follower of the committed tokens in each slot, and no cache."""
+"""A draft without a model, which drafts from a table (n-grams, a suffix automaton, a text).
+
+Each slot has a follower of its committed tokens, and no cache.
+"""
 
 from __future__ import annotations
 
@@ -123,11 +126,12 @@ class TableDrafter(NodeDrafter[DraftSlot]):
         self._keeper = keeper
 
     def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
-        found = list[NodeDistribution]()
-        for growing, nodes in requests:
-            slot = growing.slot
+        distributions = list[NodeDistribution]()
+        for draft_slot, nodes in requests:
+            slot = draft_slot.slot
             assert isinstance(slot, TableSlot), "a table's slot"
-            state, vocab_size = self._keeper.sampling_state(slot), self._keeper.vocab_size_of(slot)
+            state = self._keeper.sampling_state(slot)
+            vocab_size = self._keeper.vocab_size_of(slot)
             for node in nodes:
-                found.append(of_table(growing.tree, node, state, slot.counts_after, vocab_size))
-        return found or None
+                distributions.append(of_table(draft_slot.tree, node, state, slot.counts_after, vocab_size))
+        return distributions or None

@@ -1,4 +1,4 @@
-"""Grows the draft trees of all slots and pushes what is new to the target. Imports `slots`.
+"""Grows the draft trees of all slots and sends new nodes to the targets. Imports `slots` and the service's jobs.
 
-Start at `grower.py`.
+Start at `grower.py`, whose `step` is the draft worker's step.
 """

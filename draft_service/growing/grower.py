@@ -2,6 +2,12 @@
 
 In each step the drafter computes the distributions after the likeliest nodes of all slots together, as many as use its
 time best. The step then makes the nodes' children and sends them. Everything here runs on the engine thread.
+
+    # committed "the cat"; the first step feeds ROOT ("cat") and makes its children:
+    #   0 "sat", 1 "ran"                        parents [ROOT, ROOT]
+    # the next step feeds node 0, the likeliest, and makes its children:
+    #   2 "on", 3 "down"                        parents [ROOT, ROOT, 0, 0]
+    # an Advance commits "sat on", nodes 0 and 2: node 2 becomes ROOT, and nodes 1 and 3 are dropped
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ RequestRows = Callable[[str, int, RowsRequest], None]
 
 
 class Grower:
-    """Owner of the draft worker's slots and their trees, which runs its jobs and steps."""
+    """Owner of the draft worker's slots and their trees. It runs the worker's jobs and steps."""
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class Grower:
         self._request_rows = request_rows
         self._open_ahead = open_ahead
         self._shares: dict[object, RankShares] = {}
+        """How often draft tokens of a rank were accepted, by the key of `Growth.shares_key`."""
 
     # jobs
 
@@ -103,31 +110,44 @@ class Grower:
         if slot is None:
             return
         shares = SlotShares(self._shares.setdefault(growth.shares_key(job.params), RankShares()))
-        growing = DraftSlot(job, slot, shares)
-        growing.tree = self._growth(growing)
+        draft_slot = DraftSlot(job, slot, shares)
+        draft_slot.tree = self._growth(draft_slot)
         if self._open_ahead is not None and not is_translated:
-            growing.ahead = self._open_ahead(job, slot)
-        self._slots[slot.key] = growing
+            draft_slot.ahead = self._open_ahead(job, slot)
+        self._slots[slot.key] = draft_slot
 
-    def _growth(self, growing: DraftSlot) -> Growth:
-        params, speculation = growing.job.params, growing.job.speculation
-        topk, max_fed = None, MAX_FED
+    def _growth(self, draft_slot: DraftSlot) -> Growth:
+        params = draft_slot.job.params
+        speculation = draft_slot.job.speculation
+        topk = None
+        max_fed = MAX_FED
         if not params.determined:
-            num_ids = self._keeper.vocab_size_of(growing.slot)
-            if speculation.draft_logprobs is DraftLogprobs.AUTO:
-                num_slots = sum(not other.slot.params.determined for other in self._slots.values())
-                is_whole = num_ids * num_slots <= MAX_WHOLE_IDS
-            else:
-                is_whole = speculation.draft_logprobs is DraftLogprobs.FULL
-            topk = None if is_whole else speculation.draft_topk
-            max_fed = min(MAX_FED, MAX_DISTRIBUTION_BYTES // (BYTES_AN_ID * (topk or num_ids)))
-        shares, ends = growing.shares, self._keeper.eos_token_ids
-        return growth_of(params)(GrowthSetup(growing.slot, speculation, shares, self._drafter, topk, max_fed, ends))
+            num_ids = self._keeper.vocab_size_of(draft_slot.slot)
+            if not self._sends_whole(speculation.draft_logprobs, num_ids):
+                topk = speculation.draft_topk
+            distribution_bytes = BYTES_AN_ID * (topk or num_ids)
+            max_fed = min(MAX_FED, MAX_DISTRIBUTION_BYTES // distribution_bytes)
+        setup = GrowthSetup(
+            draft_slot.slot,
+            speculation,
+            draft_slot.shares,
+            self._drafter,
+            topk,
+            max_fed,
+            self._keeper.eos_token_ids,
+        )
+        return growth_of(params)(setup)
+
+    def _sends_whole(self, draft_logprobs: DraftLogprobs, num_ids: int) -> bool:
+        if draft_logprobs is not DraftLogprobs.AUTO:
+            return draft_logprobs is DraftLogprobs.FULL
+        num_sampled = sum(not draft_slot.slot.params.determined for draft_slot in self._slots.values())
+        return num_ids * num_sampled <= MAX_WHOLE_IDS
 
     def _forget(self, key: SlotKey) -> None:
-        growing = self._slots.pop(key, None)
-        if growing is not None and growing.ahead is not None:
-            growing.ahead.close()
+        draft_slot = self._slots.pop(key, None)
+        if draft_slot is not None and draft_slot.ahead is not None:
+            draft_slot.ahead.close()
 
     def _truncate(self, job: TruncateJob) -> None:
         """Truncate a slot that does not grow.
@@ -135,85 +155,92 @@ class Grower:
         For a growing slot an Advance brings it to the same length, and the draft tokens under the committed ones stay.
         After a stop string the slot stops growing.
         """
-        growing = self._slots.get((job.owner, job.slot_id))
-        if growing is not None and job.reason == "stop":
-            growing.is_growing = False
-        self._keeper.truncate(job, keeps=growing is not None and growing.is_growing)
+        draft_slot = self._slots.get((job.owner, job.slot_id))
+        if draft_slot is not None and job.reason == "stop":
+            draft_slot.is_growing = False
+        self._keeper.truncate(job, keeps=draft_slot is not None and draft_slot.is_growing)
 
     def _advance(self, job: AdvanceJob) -> None:
-        growing = self._slots.get((job.owner, job.slot_id))
-        if growing is None:
-            return  # closed meanwhile, or refused: the gateway has the answer or will get it
-        slot, is_new_lease = growing.slot, not growing.is_growing or job.ticket != growing.ticket
+        draft_slot = self._slots.get((job.owner, job.slot_id))
+        if draft_slot is None:
+            return  # closed meanwhile, or refused: the reply was sent, or is on its way
+        slot = draft_slot.slot
+        is_new_lease = not draft_slot.is_growing or job.ticket != draft_slot.ticket
         new_len = job.base_len + len(job.decided)
-        if not is_new_lease and new_len <= growing.tree.known_len and not job.wrong:
+        if not is_new_lease and new_len <= draft_slot.tree.known_len and not job.wrong:
             return  # late, or repeated
-        error = growing.tree.check(job.base_len, job.decided, self._keeper.check_commit)
+        error = draft_slot.tree.check(job.base_len, job.decided, self._keeper.check_commit)
         if job.wrong:
             error = JobError(Fault.INVALID, job.wrong)
         if error is not None:
-            self._tell(growing, error)
+            self._respond(draft_slot, error)
             return
-        is_kept = growing.tree.continues(job.base_len, job.decided, is_new_lease=is_new_lease)
+        is_kept = draft_slot.tree.continues(job.base_len, job.decided, is_new_lease=is_new_lease)
         if not is_kept:
-            self._begin(growing, job)
-        elif new_len > growing.tree.known_len:
-            self._go_on(growing, job)
-        if growing.ahead is not None:
-            growing.ahead.commit_from(job.base_len, job.decided)
+            self._start_tree(draft_slot, job)
+        elif new_len > draft_slot.tree.known_len:
+            self._continue_tree(draft_slot, job)
+        if draft_slot.ahead is not None:
+            draft_slot.ahead.commit_from(job.base_len, job.decided)
         slot.asked_s = time.monotonic()
         if job.is_missed or (is_new_lease and is_kept):
-            growing.tree.resend()
-        growing.ticket, growing.is_growing = job.ticket, True
-        growing.num_urgent = 0 if growing.tree.has_drafts else NUM_URGENT
-        self._ask_rows(growing)
-        self._pusher.push_due(growing)
+            draft_slot.tree.resend()
+        draft_slot.ticket = job.ticket
+        draft_slot.is_growing = True
+        draft_slot.num_urgent = 0
+        if not draft_slot.tree.has_drafts:
+            draft_slot.num_urgent = NUM_URGENT
+        self._request_missing(draft_slot)
+        self._pusher.push_due(draft_slot)
 
-    def _begin(self, growing: DraftSlot, job: AdvanceJob) -> None:
+    def _start_tree(self, draft_slot: DraftSlot, job: AdvanceJob) -> None:
         """Commit the decided tokens and start a new tree.
 
         The old tree's nodes must leave the cache before the cache is compared with the committed tokens. Nodes are
         cached in the order in which they were fed, so their ids may equal those of the committed tokens while their
         keys and values differ.
         """
-        slot = growing.slot
+        slot = draft_slot.slot
         slot.truncate(len(slot.committed) + 1)
         slot.commit_from(job.base_len, job.decided)
         slot.settle()
-        growing.tree, growing.block = self._growth(growing), None
+        draft_slot.tree = self._growth(draft_slot)
+        draft_slot.block = None
 
-    def _go_on(self, growing: DraftSlot, job: AdvanceJob) -> None:
-        tree, growing.block = growing.tree, None
-        num_fed, is_known = len(tree.fed), self._drafter.knows(growing)
-        keep = tree.go_on(job.decided[tree.known_len - job.base_len :])
-        if is_known:
-            self._drafter.keep_fed(growing, num_fed, keep)
+    def _continue_tree(self, draft_slot: DraftSlot, job: AdvanceJob) -> None:
+        tree = draft_slot.tree
+        draft_slot.block = None
+        num_fed = len(tree.fed)
+        is_cached = self._drafter.knows(draft_slot)
+        new = job.decided[tree.known_len - job.base_len :]  # base_len 5, known_len 6: without the first one
+        keep = tree.go_on(new)
+        if is_cached:
+            self._drafter.keep_fed(draft_slot, num_fed, keep)
         else:
-            growing.slot.settle()
+            draft_slot.slot.settle()
             tree.restart()
 
-    def _ask_rows(self, growing: DraftSlot) -> None:
-        """Request the hidden states that the slot lacks from the target, whether they are on their way or lost."""
-        job, slot = growing.job, growing.slot
+    def _request_missing(self, draft_slot: DraftSlot) -> None:
+        # Also features that are on their way: they may be lost, and requesting twice is harmless.
+        job = draft_slot.job
+        slot = draft_slot.slot
         if isinstance(slot, HeadSlot) and slot.lacks_features:
-            request = RowsRequest(growing.ticket, slot.next_position, slot.request_id)
+            request = RowsRequest(draft_slot.ticket, slot.next_position, slot.request_id)
             self._engine.answer(partial(self._request_rows, job.deliver_to, job.target_epoch, request))
 
     def _take_rows(self, job: RowsJob) -> None:
-        """Pass hidden states to their slot.
-
-        States of another ticket, of another epoch of the target, or of positions past the slot's maximum are dropped.
-        """
+        # Features of another ticket or epoch of the target, or past the slot's maximum length, are dropped.
         job.taken()
-        for growing in self._slots.values():
-            slot, is_current = growing.slot, growing.job.target_epoch == job.target_epoch
-            if growing.ticket == job.ticket and is_current and isinstance(slot, HeadSlot):
+        for draft_slot in self._slots.values():
+            slot = draft_slot.slot
+            is_current = draft_slot.job.target_epoch == job.target_epoch
+            if draft_slot.ticket == job.ticket and is_current and isinstance(slot, HeadSlot):
                 if job.start + len(job.rows) <= slot.max_len:
                     slot.take_features(job.start, job.rows, job.request_id)
                 return
 
-    def _tell(self, growing: DraftSlot, error: JobError) -> None:
-        self._engine.answer(partial(growing.job.respond, error))
+    def _respond(self, draft_slot: DraftSlot, error: JobError) -> None:
+        self._engine.answer(partial(draft_slot.job.respond, error))
 
     # steps: choose, propose, grow, send
 
@@ -222,6 +249,7 @@ class Grower:
 
     def step(self, now: float) -> bool:
         """Feed the likeliest nodes of all slots, make their children and send them. Return whether anything was fed."""
+        # 1 CHOOSE the nodes, and feed them
         chosen = self._scheduler.choose(self._slots.values(), now)
         self._engine.flush()  # the drafter is about to work: send what is buffered first
         distributions = self._drafter.propose(chosen, now)
@@ -229,8 +257,11 @@ class Grower:
             return False
         for distribution in distributions:
             distribution.tree.feed(distribution.node)
-        slots = {growing.tree: growing for growing, _ in chosen}
-        num_rows, began_s = len(distributions), now
+
+        # 2 GROW their children, then the children of these for which look-ahead rows were fed, and so on
+        slots = {draft_slot.tree: draft_slot for draft_slot, _ in chosen}
+        num_rows = len(distributions)
+        began_s = now
         while distributions:
             for tree, why in grow(distributions).items():
                 self._give_up(slots[tree], why)
@@ -238,14 +269,16 @@ class Grower:
             ended_s = time.monotonic()
             for tree in {distribution.tree for distribution in distributions}:
                 slots[tree].spent_s += ended_s - began_s
-            for growing in slots.values():
-                if not growing.slot.params.determined:  # a token's time must not depend on its id: it is sent
-                    self._pusher.push_due(growing)  # before its id is looked at
+            for draft_slot in slots.values():
+                if not draft_slot.slot.params.determined:  # a token's time must not depend on its id: it is sent
+                    self._pusher.push_due(draft_slot)  # before its id is read
             began_s = ended_s
-            distributions = _followers(slots, distributions)
-        for growing in slots.values():
-            num_rows += self._end_ahead(growing)
-            self._pusher.push_due(growing)
+            distributions = _distributions_ahead(slots, distributions)
+
+        # 3 SEND what is due
+        for draft_slot in slots.values():
+            num_rows += self._end_ahead(draft_slot)
+            self._pusher.push_due(draft_slot)
         seconds = time.monotonic() - now
         if num_rows:
             self._scheduler.note(num_rows, seconds)
@@ -253,37 +286,40 @@ class Grower:
         self._keeper.refresh_gauges()
         return True
 
-    def _end_ahead(self, growing: DraftSlot) -> int:
-        """Remove the look-ahead rows that became no nodes from the cache; return how many were fed."""
-        if growing.ahead is None or not growing.is_growing:
+    def _end_ahead(self, draft_slot: DraftSlot) -> int:
+        # Removes the look-ahead rows that became no nodes from the cache, and returns how many rows were fed.
+        if draft_slot.ahead is None or not draft_slot.is_growing:
             return 0
-        num_fed, kept = growing.ahead.end_step()
+        num_fed, kept = draft_slot.ahead.end_step()
         if len(kept) < num_fed:
-            self._drafter.keep_fed(growing, num_fed, kept)
+            self._drafter.keep_fed(draft_slot, num_fed, kept)
         self._metrics.guessed_tokens.labels(fate="drawn").inc(len(kept))
         self._metrics.guessed_tokens.labels(fate="dropped").inc(num_fed - len(kept))
         return num_fed
 
     def fail_step(self, error: Exception) -> None:
         """Close every growing slot: its cache may be wrong. The gateway opens it again."""
-        for growing in list(self._slots.values()):
-            if growing.is_growing:
-                self._give_up(growing, f"the draft's step failed: {error}")
+        for draft_slot in list(self._slots.values()):
+            if draft_slot.is_growing:
+                self._give_up(draft_slot, f"the draft's step failed: {error}")
 
-    def _give_up(self, growing: DraftSlot, why: str) -> None:
-        self._tell(growing, JobError(Fault.INTERNAL, why))
-        growing.slot.distrust()
-        growing.is_growing = False
-        del self._slots[growing.slot.key]
-        self._keeper.close(CloseJob(*growing.slot.key))
+    def _give_up(self, draft_slot: DraftSlot, why: str) -> None:
+        self._respond(draft_slot, JobError(Fault.INTERNAL, why))
+        draft_slot.slot.distrust()
+        draft_slot.is_growing = False
+        del self._slots[draft_slot.slot.key]
+        self._keeper.close(CloseJob(*draft_slot.slot.key))
 
 
-def _followers(slots: Mapping[Growth, DraftSlot], distributions: Sequence[NodeDistribution]) -> list[NodeDistribution]:
-    found = list[NodeDistribution]()
+def _distributions_ahead(
+    slots: Mapping[Growth, DraftSlot], distributions: Sequence[NodeDistribution]
+) -> list[NodeDistribution]:
+    # A look-ahead row whose token became the child of its node has computed the distribution after that child.
+    after_children = list[NodeDistribution]()
     for distribution in distributions:
-        growing = slots[distribution.tree]
-        if growing.ahead is not None and growing.is_growing:
-            following = growing.ahead.follow(distribution)
-            if following is not None:
-                found.append(following)
-    return found
+        draft_slot = slots[distribution.tree]
+        if draft_slot.ahead is not None and draft_slot.is_growing:
+            after_child = draft_slot.ahead.follow(distribution)
+            if after_child is not None:
+                after_children.append(after_child)
+    return after_children

@@ -32,7 +32,8 @@ Send = Callable[[str, int, Delivery], None]
 class Pusher:
     """Sender of the slots' new nodes.
 
-    Counts and times alone decide when a slot's nodes are sent: under `rejection` no sampled value may decide it.
+    Counts and times alone decide when a slot's nodes are sent. Under `rejection` no sampled value may decide it: the
+    output would no longer have the target's distribution.
     """
 
     def __init__(self, engine: EngineThread, send: Send, metrics: WorkerMetrics) -> None:
@@ -40,27 +41,34 @@ class Pusher:
         self._send = send
         self._metrics = metrics
 
-    def push_due(self, growing: DraftSlot) -> None:
-        """Send the new nodes of a slot if they are due."""
-        tree, now = growing.tree, time.monotonic()
-        if not growing.is_growing or not (tree.unsent or tree.ended):
+    def push_due(self, draft_slot: DraftSlot) -> None:
+        """Send the new nodes of a slot if they are due.
+
+        Sampled nodes are due at once. Others are due at once for a target without draft tokens, and else every
+        `PUSH_S`.
+        """
+        tree = draft_slot.tree
+        now = time.monotonic()
+        if not draft_slot.is_growing or not (tree.unsent or tree.ended):
             return
-        is_drawn = not growing.slot.params.determined
-        if not is_drawn:  # sampled tokens are sent before anything whose time depends on them
-            is_urgent = tree.ended or growing.num_urgent > 0 or now - growing.pushed_s >= PUSH_S
+        is_sampled = not draft_slot.slot.params.determined
+        if not is_sampled:  # sampled tokens are sent before anything whose time depends on them
+            is_urgent = tree.ended or draft_slot.num_urgent > 0 or now - draft_slot.pushed_s >= PUSH_S
             if tree.is_awaited or (not is_urgent and tree.offers(1)):
                 return  # the target waits for the whole tree, or more nodes will come soon
         for group in _groups(tree):
-            message, laws = _message(growing, group)
-            self._engine.answer(partial(self._send_encoded, growing.job, message, laws, tree.topk is not None))
+            message, laws = _message(draft_slot, group)
+            self._engine.answer(partial(self._send_encoded, draft_slot.job, message, laws, tree.topk is not None))
         tree.unsent = []
-        growing.pushed_s, growing.num_urgent = now, max(0, growing.num_urgent - 1)
-        if is_drawn:
+        draft_slot.pushed_s = now
+        draft_slot.num_urgent = max(0, draft_slot.num_urgent - 1)
+        if is_sampled:
             self._engine.flush()
 
     def _send_encoded(self, job: OpenJob, nodes: Delivery, laws: Sequence[RowLaw], is_cut: bool) -> None:
-        """Runs on the gRPC loop's thread."""
-        encoding, num_bytes = "ids", 4 * len(nodes.ids)
+        # Runs on the gRPC loop's thread, so that encoding takes no time of the engine's.
+        encoding = "ids"
+        num_bytes = 4 * len(nodes.ids)
         if laws:
             rows = encode_laws(laws, prefer_sparse=is_cut)
             if isinstance(rows, DenseRows):
@@ -78,6 +86,8 @@ def _groups(tree: Growth) -> list[list[int]]:
     """Return the unsent nodes of each message, siblings together: they share a distribution. The first may be empty.
 
     Distributions take up to half of a message's maximum size: 64 whole ones of 262,144 ids are more than that.
+
+    # at most 2 nodes a message, unsent [0, 1, 2, 3] of parents [ROOT, 0, 0, 1]: [[0, 1, 2], [3]], 1 and 2 are siblings
     """
     max_nodes = MAX_IN_MESSAGE
     law = next(iter(tree.distributions.values()), None)
@@ -94,34 +104,52 @@ def _groups(tree: Growth) -> list[list[int]]:
     return groups
 
 
-def _message(growing: DraftSlot, group: Sequence[int]) -> tuple[Delivery, list[RowLaw]]:
+def _message(draft_slot: DraftSlot, group: Sequence[int]) -> tuple[Delivery, list[RowLaw]]:
     """Return a delivery of new and ended nodes with their ancestors, and the distributions of the new sampled ones.
 
-    The ended nodes and the drafting time go with the first message.
+    The ended nodes and the drafting time go with the first message. Ancestors are sent as reference nodes: a message
+    before may be lost.
+
+    # parents [ROOT, ROOT, 0, 2], new node 3: the message holds nodes 0, 2 and 3 with parents [ROOT, 0, 1]
     """
-    tree, draft_us = growing.tree, 0
+    tree = draft_slot.tree
+    draft_us = 0
     if group:
-        draft_us, growing.spent_s = max(1, int(1e6 * growing.spent_s)), 0.0
-    ended, tree.ended = tree.ended, []
-    index, nodes = dict(tree.roots), set[int]()
+        draft_us = max(1, int(1e6 * draft_slot.spent_s))
+        draft_slot.spent_s = 0.0
+    ended = tree.ended
+    tree.ended = []
+
+    index = dict(tree.roots)  # by node: its index in the message
+    nodes = set[int]()
     for node in (*group, *ended):
         while node not in index and node not in nodes:
             nodes.add(node)
             node = tree.parents[node]
     ordered = sorted(nodes)
-    for place, node in enumerate(ordered):
-        index[node] = place
-    kinds, laws = dict.fromkeys(ordered, NodeKind.KNOWN), dict[int, RowLaw]()
+    for position, node in enumerate(ordered):
+        index[node] = position
+
+    kinds = dict.fromkeys(ordered, NodeKind.KNOWN)
+    laws = dict[int, RowLaw]()  # by parent, since siblings share one
     for node in group:
         kinds[node] = tree.kinds[node]
         if kinds[node] is NodeKind.LAW:
             laws.setdefault(tree.parents[node], tree.distributions[node])
+
+    ids = list[int]()
+    parents = list[int]()
+    ranks = list[int]()
+    for node in ordered:
+        ids.append(tree.ids[node])
+        parents.append(index[tree.parents[node]])
+        ranks.append(tree.ranks[node])
     message = Delivery(
-        growing.ticket,
+        draft_slot.ticket,
         tree.known_len,
-        [tree.ids[node] for node in ordered],
-        [index[tree.parents[node]] for node in ordered],
-        [tree.ranks[node] for node in ordered],
+        ids,
+        parents,
+        ranks,
         list(kinds.values()),
         None,
         sorted({index[node] for node in ended}),

@@ -22,20 +22,23 @@ def as_tensor(rows: Rows) -> Tensor:
 
 
 class HeadSlot(Slot):
-    """Slot with a cache entry of a head for each token and a feature: that of the token itself, or of the one before.
+    """Slot of a head: a cache entry for each token, computed from the token and a feature.
 
-    The cache begins at the first token that has a feature. A head without a cache reads the newest feature alone.
-    Entries of draft tokens are computed from the head's own outputs in place of features. They are used as long as
-    those tokens are accepted, and are computed again from features once one is not.
+    The feature is that of the token itself (`lag` 0) or of the token before it (`lag` 1). The cache begins at the first
+    token that has a feature. A head without a cache reads only the newest feature. Entries of draft tokens are computed
+    from the head's own outputs in place of features. They are used as long as those tokens are accepted, and are
+    computed again from features once one is not.
+
+        # lag 1, 4 committed tokens, features of positions 0 and 1: tokens 1 and 2 can be fed (`num_feedable` is 2)
     """
 
     __slots__ = ("features", "keeps_cache", "lag", "request_id")
 
     def __init__(self, width: int, lag: int, *slot: Any, keeps_cache: bool = True, **more: Any) -> None:
-        """Create a slot. `width`: numbers in a feature. `lag`: tokens by which an entry is after its feature's token,
-        0 or 1.
+        """Create a slot. `slot`, `more`: arguments of `Slot`.
 
-        `slot`, `more`: arguments of `Slot`.
+        `width`: numbers in a feature. `lag`: positions from a feature's token to the token whose entry is computed from
+        it, 0 or 1. `keeps_cache`: whether the head has a cache.
         """
         super().__init__(*slot, **more)
         self.lag = lag
@@ -62,6 +65,7 @@ class HeadSlot(Slot):
         return max(0, min(len(self.committed) - 1, self.features.end) + self.lag - self.first)
 
     def features_of(self, num_tokens: int) -> Tensor:
+        """Return the features [num_tokens, width] bfloat16 of the next tokens to be fed."""
         start = self.first + len(self.cached) - self.lag
         data = np.frombuffer(self.features.read(start, start + num_tokens), dtype=np.uint16)
         return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
@@ -99,7 +103,9 @@ class HeadSlot(Slot):
         return max(0, min(self._num_agreed, limit))
 
     def adopt(self) -> int:
-        num_tokens = super().adopt() if self.first == self.lag else 0
+        num_tokens = 0
+        if self.first == self.lag:  # the cache begins at the first token, as a published one does
+            num_tokens = super().adopt()
         self.features.drop_before(self.next_position)
         return num_tokens
 

@@ -10,12 +10,14 @@ from outrider.engine.worker.slots import BareSlot, Slot
 
 
 class TranslatedSlot(Slot):
-    """Slot with committed tokens, positions and draft tokens of the target's vocabulary, and cached tokens of the
-    draft's.
+    """Slot of a draft whose target has another vocabulary.
 
-    The cached tokens are the text as the draft's tokenizer encodes it. A node of the tree is one token in both
+    Committed tokens, positions and draft tokens are of the target's vocabulary; cached tokens are of the draft's. The
+    cached tokens are the committed text as the draft's tokenizer encodes it. A node of the tree is one token in both
     vocabularies. It stays cached when it is committed, as long as the draft's tokenizer would encode the text that way,
     too.
+
+        # the target's tokens "un", "believ", "able" are the draft's "unbeliev", "able": `committed` has 3, `ids` has 2
     """
 
     __slots__ = ("_limit", "_retokenization", "guesses", "has_ended", "translation", "written")
@@ -64,21 +66,26 @@ class TranslatedSlot(Slot):
 
     @property
     def ids(self) -> list[int]:
+        """Committed text in the draft's tokens, at most as many as its context holds."""
         ids = self._retokenization.ids
-        return ids if len(ids) <= self._limit else ids[: self._limit]
+        if len(ids) <= self._limit:
+            return ids
+        return ids[: self._limit]
 
     @property
     def most_depth(self) -> int:
-        """Maximum depth of a draft tree within the draft's context; 0 within a character, which no draft token
-        completes.
+        """Maximum depth of a draft tree within the draft's context. 0 if the committed text ends within a character,
+        which no draft token completes.
         """
-        return max(0, self._limit + 1 - len(self._retokenization.ids)) if self._retokenization.is_whole else 0
+        if not self._retokenization.is_whole:
+            return 0
+        return max(0, self._limit + 1 - len(self._retokenization.ids))
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
-        before = self.committed[base_len:]
+        previous = self.committed[base_len:]
         BareSlot.commit_from(self, base_len, ids)
         self._write_anew()
-        num_same = base_len + num_alike(before, ids)
+        num_same = base_len + num_alike(previous, ids)
         self._num_agreed = min(self._num_agreed, self._retokenization.commit(self.committed, num_same))
 
     def is_told(self, num_cached: int) -> bool:

@@ -1,4 +1,4 @@
-"""The targets that this worker drafts for: the pairing check, vocabularies, registration and deliveries.
+"""The targets that this worker drafts for: the pairing check, vocabularies, registration of heads, and deliveries.
 
-Start at `registration.py`.
+It may import `slots`, `jobs` and `drafters.loading`. Start at `deliveries.py`, which has one `TargetLink` per target.
 """

@@ -1,7 +1,8 @@
-"""Deliveries to targets, and requests to them, on one stream each. Runs on the gRPC loop's thread.
+"""Deliveries and requests for features to targets, on one stream for each target. Runs on the gRPC loop's thread.
 
-What cannot be delivered is dropped, as is the newest delivery when a target reads more slowly than the draft writes.
-The target then lacks those draft tokens. Features requested on a stream that ended are requested again by their slot.
+A delivery that cannot be sent is dropped, as is the newest one when a target reads more slowly than the draft writes.
+The target then verifies fewer draft tokens. Features requested on a stream that ended are requested again by their
+slot.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Deliverer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
+        """Send a delivery to the target at `address`, or drop it and count its draft tokens as dropped."""
         if not self._link(address).put(to_proto(nodes, target_epoch)):
             self._metrics.dropped_tokens.inc(len(nodes.ids))
 
@@ -90,4 +92,5 @@ class Deliverer:
         return link
 
     async def close(self) -> None:
+        """Close all streams."""
         await asyncio.gather(*self._closing, *(link.close() for link in self._links.values()))

@@ -1,4 +1,7 @@
-"""Test whether a head reads the hidden states that it was trained on, at the target that it is about to serve."""
+"""Test whether a head reads the hidden states that it was trained on, at the target that it is about to serve.
+
+One of the pairing checks that the servicer runs when the gateway pairs a draft with a target.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,8 @@ class WiringTest:
 
     async def _test(self, address: str, target_epoch: int) -> OutriderError | None:
         head = self._state.head
-        taps, replies = taps_to_probe(head.opening.spec.taps, head.num_layers), list[tpb.ProbeReply]()
+        taps = taps_to_probe(head.opening.spec.taps, head.num_layers)
+        replies = list[tpb.ProbeReply]()
         for part in _parts(taps):
             probe = tpb.ProbeRequest(target_epoch=target_epoch, token_ids=self._ids, taps=part)
             try:
@@ -95,7 +99,9 @@ class WiringTest:
         model = full_name(config.model)
         self._metrics.head_agreement.labels(draft=short_name(model)).set(outcome.configured.agreement)
         refusal = judge(outcome, model, trusts=config.trust_draft_config)
-        return None if refusal is None else IncompatiblePair(refusal)
+        if refusal is None:
+            return None
+        return IncompatiblePair(refusal)
 
 
 def _has_failed(test: asyncio.Task[OutriderError | None]) -> bool:
@@ -103,15 +109,16 @@ def _has_failed(test: asyncio.Task[OutriderError | None]) -> bool:
 
 
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Seen:
-    """Join a target's replies about a text. Each has `MAX_PROBE_TAPS` of the taps, the last the rest.
+    """Return the hidden states of a text from a target's replies. Call it on the engine thread.
 
-    Call it on the engine thread.
+    `ids`: token ids of the text. `taps`: layers whose hidden states were requested. `replies`: each holds
+    `MAX_PROBE_TAPS` of the taps, the last one the rest.
     """
-    found = dict[int, torch.Tensor]()
+    states = dict[int, torch.Tensor]()  # by tap: [len(ids), d] bfloat16
     for part, reply in zip(_parts(taps), replies, strict=True):
         bits = np.frombuffer(reply.taps, dtype=np.uint16).reshape(len(ids), len(part), -1)
-        found.update(zip(part, as_tensor(bits.copy()).unbind(1), strict=True))
-    return Seen(ids, found, torch.tensor(list(replies[0].best_ids)))
+        states.update(zip(part, as_tensor(bits.copy()).unbind(1), strict=True))
+    return Seen(ids, states, torch.tensor(list(replies[0].best_ids)))
 
 
 def _parts(taps: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -29,7 +29,7 @@ OFFER_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HeadOffer:
-    """A head as a draft registers it."""
+    """A draft's head as it is offered to targets."""
 
     data: bytes
     """The head's projection, serialised."""
@@ -40,6 +40,7 @@ class HeadOffer:
 
     @classmethod
     def of(cls, opening: OpeningMap) -> HeadOffer:
+        """Return the offer of a head with this projection."""
         data = opening.to_bytes()
         return cls(data, digest_of(data), opening.spec.width)
 
@@ -69,8 +70,7 @@ class Registration:
             raise error
 
     def request(self, target_epoch: int, request: RowsRequest) -> None:
-        """Request a lease's features where the head is registered. Otherwise nothing is sent; the slot requests them
-        again.
+        """Request a lease's features if the head is registered. Else offer the head; the slot requests again later.
 
         A head that was refused is offered again after `OFFER_AGAIN_S`: the target may have had no memory for it.
         """
@@ -92,7 +92,8 @@ class Registration:
                 why = f"the target at {self._address} was started anew"
                 self._answer.set_result(Unavailable(why, retry_after_s=1.0))
             self._answer = asyncio.Future()
-            self._epoch, self._offered_s = target_epoch, time.monotonic()
+            self._epoch = target_epoch
+            self._offered_s = time.monotonic()
             offer = self.offer
             spec = tpb.HeadSpec(target_epoch=target_epoch, digest=offer.digest, num_bytes=len(offer.data))
             self._outbox.put(tpb.FeatureAsk(head=spec))

@@ -28,11 +28,11 @@ MAX_BACKLOG_BYTES = 256 << 20
 MAX_UNTAKEN_BYTES = 64 << 20
 """Bytes of features that the engine has not taken, above which no more are read."""
 RETRY_S = 0.005
-"""Interval at which that number of bytes is polled, in seconds."""
+"""Interval at which the bytes that the engine has not taken are polled, in seconds."""
 
 
 class TargetLink:
-    """One stream to a target, until it ends."""
+    """One stream to a target, from its opening until it ends."""
 
     def __init__(
         self,
@@ -42,12 +42,13 @@ class TargetLink:
         metrics: WorkerMetrics,
         submit: Callable[[RowsJob], None],
     ) -> None:
-        """Open the stream. `offer`: the head to register before features are requested; None for a draft without a
-        head.
+        """Open the stream.
 
-        `submit`: passes features that arrive to the engine.
+        `offer`: the head to register before features are requested; None for a draft without a head. `submit`: passes
+        features that arrive to the engine.
         """
         self.is_broken = False
+        """Whether the stream has ended."""
         self.dialer = dialer
         self._address = address
         self._metrics = metrics
@@ -65,11 +66,14 @@ class TargetLink:
             MAX_MESSAGE_BYTES - (1 << 16),  # the rest is for the items' headers
             lambda item: item.ByteSize(),
         )
-        self._registration = None if offer is None else Registration(offer, address, self._outbox)
+        self._registration: Registration | None = None
+        if offer is not None:
+            self._registration = Registration(offer, address, self._outbox)
         self._watch = asyncio.create_task(self._until_broken())
 
     @property
     def registration(self) -> Registration:
+        """Registration of the draft's head at the target. The draft must have a head."""
         assert self._registration is not None, "this draft has no head"
         return self._registration
 

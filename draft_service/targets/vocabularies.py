@@ -54,25 +54,27 @@ class TargetVocabularies:
         """Descriptions of the vocabularies that the draft translates."""
 
     async def learn(self, address: str, target_epoch: int) -> None:
-        """Read a target's vocabulary.
+        """Read the vocabulary of a target, from the target itself.
 
-        Raises `ConfigError` where the draft cannot serve it, and `Unavailable` while that cannot be known.
+        Raises `ConfigError` if the draft cannot translate for it, and `Unavailable` if the target cannot be called now.
         """
         try:
             info: pb.WorkerInfo = await self._stub_of(address).GetInfo(pb.GetInfoRequest(), timeout=READ_S)
             bound_strings(info)
             if info.epoch != target_epoch:
                 raise Unavailable(f"the target at {address} was started anew", retry_after_s=1.0)
-            found = await self._vocabulary(address, info)
+            vocabulary = await self._vocabulary(address, info)
         except grpc.aio.AioRpcError as error:
             why = f"the target at {address} does not say what its tokens are: {error.code().name}"
             raise Unavailable(why, retry_after_s=1.0) from None
-        self._of_targets[address] = (target_epoch, found)
+        self._of_targets[address] = (target_epoch, vocabulary)
 
     def of(self, message: pb.OpenSlot) -> SlotVocabulary:
         """Return the vocabulary of a slot: the draft's own, unless its target has another."""
-        epoch, found = self._of_targets.get(message.deliver_to, (None, self._default))
-        return found if epoch == message.target_epoch else self._default
+        epoch, vocabulary = self._of_targets.get(message.deliver_to, (None, self._default))
+        if epoch != message.target_epoch:
+            return self._default
+        return vocabulary
 
     async def _vocabulary(self, address: str, target: pb.WorkerInfo) -> SlotVocabulary:
         key = (target.tokenizer_fingerprint, target.vocab_size, tuple(target.eos_token_ids))
@@ -107,10 +109,12 @@ class TargetVocabularies:
         return vocabulary
 
     def _translated(self, target: pb.WorkerInfo, target_json: bytes) -> SlotVocabulary:
-        """Runs in a thread of its own, since it takes about a second."""
-        sizes = (target.vocab_size, self._own.vocab_size)
+        # Runs in a thread of its own, since it takes about a second.
+        own = self._own
         try:
-            translation = between(target_json, self._tokenizer_json, *sizes, self._own.eos_token_ids)
+            translation = between(
+                target_json, self._tokenizer_json, target.vocab_size, own.vocab_size, own.eos_token_ids
+            )
         except ConfigError:
             raise
         except Exception as error:  # `tokenizers` has no type of its own for a file that it cannot read

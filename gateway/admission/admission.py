@@ -14,9 +14,14 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from gateway.admission.keys import Access, Caller, KeyRing
-from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
-from gateway.admission.requests import Demand, build_requests, caller_of, check_demand, prompt_ids
+from gateway.admission.demand import Demand
+from gateway.admission.demand_checks import check_demand
+from gateway.admission.identities import caller_of
+from gateway.admission.key_ring import KeyRing
+from gateway.admission.keys import Access, Caller
+from gateway.admission.prompts import ChatSettings, PromptReader
+from gateway.admission.requests import build_requests, prompt_ids
+from gateway.admission.text_threads import TextThreads
 from gateway.generation import AdmittedGenerations, Generator, ServedFacts
 from gateway.grammar_checker import create_checker
 from gateway.telemetry.request_record import RequestRecords, current_record
@@ -63,11 +68,12 @@ class BodyBudget:
                 f"{self.max_bytes}; try again later",
                 retry_after_s=RETRY_S,
             )
-        share, own = self.max_bytes // NUM_SHARES, self.num_bytes_of[key_name or ""]
-        if key_name is not None and own + num_bytes > share:
+        max_of_key = self.max_bytes // NUM_SHARES
+        num_of_key = self.num_bytes_of[key_name or ""]
+        if key_name is not None and num_of_key + num_bytes > max_of_key:
             raise RateLimited(
-                f"requests of {own} bytes of the API key {key_name!r} are being read, {num_bytes} more would pass its "
-                f"limit of {share}; send fewer at once, or faster",
+                f"requests of {num_of_key} bytes of the API key {key_name!r} are being read, {num_bytes} more would "
+                f"pass its limit of {max_of_key}; send fewer at once, or faster",
                 param="max_body_bytes",
                 retry_after_s=RETRY_S,
             )
@@ -88,6 +94,7 @@ class IncomingRequest:
     def __init__(self, caller: Caller, bodies: BodyBudget) -> None:
         self.caller = caller
         self.max_bytes = bodies.max_body_bytes
+        """Maximal size of one request, in bytes."""
         self._bodies = bodies
         self._num_bytes = 0
 
@@ -117,7 +124,10 @@ class Admission:
         self.config = config
         self.registry = registry
         self.records = RequestRecords(spans, metrics)
-        self.access = Access(None if config.api_keys is None else KeyRing(config.api_keys), registry)
+        ring: KeyRing | None = None
+        if config.api_keys is not None:
+            ring = KeyRing(config.api_keys)
+        self.access = Access(ring, registry)
         self.bodies = BodyBudget(config.max_body_bytes)
         self._text_threads = TextThreads()
         self.checker = create_checker(config.max_compile_s)
@@ -181,16 +191,18 @@ class Admission:
         caller = incoming.caller
         facts = check_demand(demand, self.generator.models())
         with caller.answers(demand.num_answers, demand.names.num_choices):
-            identity = caller_of(caller.name, None)  # a salt is what the caller says of itself
+            identity = caller_of(caller.name, None)  # without the salt, which a caller may change at will
             async with self.generator.admit(facts.id, demand.num_answers, identity, caller.weight) as answers:
                 reader = self.prompt_reader(facts, incoming)
                 requests = await build_requests(
                     demand, facts, reader, self.config, self.checker, caller.name, caller.weight
                 )
-                num_prompt = sum(len(each.asked_ids) for each in requests[:: demand.num_choices])
+                first_choices = requests[:: demand.num_choices]  # one for each prompt
+                num_prompt = sum(len(request.asked_ids) for request in first_choices)
                 record = current_record()
-                record.model, record.num_prompt_tokens = facts.id, num_prompt
-                num_charged = num_prompt + sum(each.params.max_tokens for each in requests)
+                record.model = facts.id
+                record.num_prompt_tokens = num_prompt
+                num_charged = num_prompt + sum(request.params.max_tokens for request in requests)
                 caller.charge(num_charged)
                 try:
                     incoming.release()

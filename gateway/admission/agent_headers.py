@@ -1,6 +1,6 @@
 """Drops a header line that an agent writes in front of its system prompt, with a different value in each request.
 
-The line has no use for a model. In front of everything else, it would make every prompt miss the prefix cache.
+The line has no use for a model. At the start of the prompt, it would make every prompt miss the prefix cache.
 """
 
 from __future__ import annotations
@@ -30,16 +30,23 @@ def without_agent_headers(messages: list[Message]) -> list[Message]:
 
 
 def _has_header(content: Any) -> bool:
-    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-    return any(text.startswith(PREFIX) for text in texts)
+    if isinstance(content, str):
+        return content.startswith(PREFIX)
+    return any(part["text"].startswith(PREFIX) for part in content)
 
 
 def _without_header(content: Any) -> Any:
     if isinstance(content, str):
-        return _rest(content)
-    parts = [{**part, "text": _rest(part["text"])} for part in content]
-    return [part for part in parts if part["text"]]
+        return _without_first_line(content)
+    parts = []
+    for part in content:
+        text = _without_first_line(part["text"])
+        if text:
+            parts.append({**part, "text": text})
+    return parts
 
 
-def _rest(text: str) -> str:
-    return text.partition("\n")[2] if text.startswith(PREFIX) else text
+def _without_first_line(text: str) -> str:
+    if not text.startswith(PREFIX):
+        return text
+    return text.partition("\n")[2]

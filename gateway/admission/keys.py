@@ -1,25 +1,21 @@
 """Finds the caller of a request by its `authorization` header, and enforces the limits of each API key.
 
-Token buckets limit requests and tokens per minute; a count limits concurrent choices. The file of keys is read again
-when it changes.
+Token buckets limit requests and tokens per minute; a count limits concurrent choices. `Admission` has one `Access`.
 """
 
 from __future__ import annotations
 
-import hmac
 import math
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from outrider.wire.errors import ConfigError, InvalidRequest, RateLimited, Unauthenticated
-from outrider.wire.processes.private_file import warn_if_open
-from outrider.wire.settings.api_keys import ApiKey, digest_of, read_keys
+from gateway.admission.key_ring import KeyRing
+from outrider.wire.errors import InvalidRequest, RateLimited, Unauthenticated
+from outrider.wire.settings.api_keys import ApiKey
 from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
@@ -34,12 +30,6 @@ ROUNDING = 1e-3
 BUSY_RETRY_S = 1.0
 """Seconds after which to retry with a key that has reached its limit of concurrent choices; nobody can predict when one
 ends."""
-LOOK_S = 1.0
-"""Seconds between two checks of the file, made while requests arrive or metrics are read. A revoked key is accepted for
-at most this long."""
-RETRY_S = 10.0
-"""Seconds after which an unusable file is read again though it has not changed: the cause may lie outside the file."""
-
 Clock = Callable[[], float]
 
 
@@ -93,7 +83,9 @@ class Bucket:
         self._level = min(self.per_minute, self._level + (now - self._filled_s) * self.per_minute / MINUTE_S)
         self._filled_s = now
         missing = min(amount, self.per_minute) - self._level
-        return missing * MINUTE_S / self.per_minute if missing > ROUNDING else 0.0
+        if missing <= ROUNDING:
+            return 0.0
+        return missing * MINUTE_S / self.per_minute
 
     def take(self, amount: float) -> None:
         """Take `amount` from the bucket. A negative amount is returned to it."""
@@ -120,19 +112,24 @@ class Caller:
     @property
     def name(self) -> str | None:
         """Name of the API key; None if the gateway has no API keys."""
-        return None if self.key is None else self.key.name
+        if self.key is None:
+            return None
+        return self.key.name
 
     @property
     def weight(self) -> float:
         """Weight of the API key in the queue; 1 without a key."""
-        return 1.0 if self.key is None else self.key.weight
+        if self.key is None:
+            return 1.0
+        return self.key.weight
 
     def change(self, key: ApiKey) -> None:
         """Apply changed limits of the same key. A rate that has not changed keeps its level."""
-        before, self.key = self.key, key
-        if before is None or key.requests_per_minute != before.requests_per_minute:
+        previous = self.key
+        self.key = key
+        if previous is None or key.requests_per_minute != previous.requests_per_minute:
             self._requests = _bucket(key.requests_per_minute, self._clock)
-        if before is None or key.tokens_per_minute != before.tokens_per_minute:
+        if previous is None or key.tokens_per_minute != previous.tokens_per_minute:
             self._tokens = _bucket(key.tokens_per_minute, self._clock)
 
     def take_request(self) -> None:
@@ -147,25 +144,28 @@ class Caller:
 
         Raises RateLimited if too many run now, or InvalidRequest that names `param` if `count` exceeds the key's limit.
         """
-        most = None if self.key is None else self.key.max_concurrent
-        if most is not None and count > most:
-            raise InvalidRequest(
-                f"the request asks for {count} answers at once, the API key {self.name!r} may have {most} "
-                "(max_concurrent); split it",
-                param=param,
-            )
-        if most is not None and self.num_answers + count > most:
-            raise self._limited(
-                "max_concurrent",
-                f"the API key {self.name!r} has {self.num_answers} answers running or waiting, may have {most} "
-                f"(max_concurrent), and asks for {count} more; try again when one has ended",
-                BUSY_RETRY_S,
-            )
+        if self.key is not None and self.key.max_concurrent is not None:
+            self._check_concurrent(count, self.key.max_concurrent, param)
         self.num_answers += count
         try:
             yield
         finally:
             self.num_answers -= count
+
+    def _check_concurrent(self, count: int, max_concurrent: int, param: str) -> None:
+        if count > max_concurrent:
+            raise InvalidRequest(
+                f"the request asks for {count} answers at once, the API key {self.name!r} may have {max_concurrent} "
+                "(max_concurrent); split it",
+                param=param,
+            )
+        if self.num_answers + count > max_concurrent:
+            raise self._limited(
+                "max_concurrent",
+                f"the API key {self.name!r} has {self.num_answers} answers running or waiting, may have "
+                f"{max_concurrent} (max_concurrent), and asks for {count} more; try again when one has ended",
+                BUSY_RETRY_S,
+            )
 
     def charge(self, num_tokens: int) -> None:
         """Charge the most tokens that a request may use, before it begins.
@@ -198,80 +198,18 @@ class Caller:
 
 
 def _rounded_up(wait_s: float) -> float:
-    """Rounds up to the digits that trailers carry: a caller that waits for the stated time must pass."""
+    """Rounds up to the digits that trailers carry: a caller that waits for the stated time must pass.
+
+    # 31.23456 to 31.235, in units of 10 ** (1 - 4)
+    """
     unit = 10.0 ** max(-3, math.floor(math.log10(wait_s)) - 4)
     return math.ceil(wait_s / unit) * unit
 
 
 def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute, clock)
-
-
-Mark = tuple[int, int, int, int, int, int]
-"""State of a file: modification time (ns), inode, size, mode, owner and group."""
-
-
-class KeyRing:
-    """The API keys of a file, read again when it changes.
-
-    If the new file is unusable, that is logged and the old keys stay in force.
-    """
-
-    def __init__(self, path: str, clock: Clock = time.monotonic) -> None:
-        """Read the file. Raises ConfigError if it cannot be used."""
-        self._path = path
-        self._clock = clock
-        self._mark = _mark_of(path)
-        self._looked_s = clock()
-        self._failure: str | None = None
-        """Error of the last read, None if the keys are those of the file."""
-        self._retry_at_s = 0.0
-        self.keys = read_keys(path)
-        warn_if_open(Path(path))
-
-    def is_outdated(self) -> bool:
-        """Return whether the file cannot be used now, so that older keys are in force."""
-        self._look()
-        return self._failure is not None
-
-    def find(self, secret: str) -> ApiKey | None:
-        """Return the key of this secret, or None. The secret is compared with every key, each in constant time."""
-        self._look()
-        digest = digest_of(secret)
-        found = None
-        for key in self.keys:
-            if hmac.compare_digest(key.sha256, digest):
-                found = key
-        return found
-
-    def _look(self) -> None:
-        now = self._clock()
-        if now - self._looked_s < LOOK_S:
-            return
-        self._looked_s = now
-        mark = _mark_of(self._path)
-        changed = mark != self._mark
-        if not changed and (self._failure is None or now < self._retry_at_s):
-            return
-        self._mark = mark
-        try:
-            self.keys = read_keys(self._path)
-        except ConfigError as error:
-            if changed or error.message != self._failure:
-                log.error("the API keys stay as they were: %s", error.message)
-            self._failure, self._retry_at_s = error.message, now + RETRY_S
-        else:
-            self._failure = None
-            warn_if_open(Path(self._path))
-            log.info("%d API keys from %s", len(self.keys), self._path)
-
-
-def _mark_of(path: str) -> Mark | None:
-    try:
-        found = os.stat(path)
-    except OSError:
+    if per_minute is None:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode, found.st_uid, found.st_gid
+    return Bucket(per_minute, clock)
 
 
 class Access:
@@ -294,7 +232,7 @@ class Access:
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller with this `authorization` header.
 
-        Raises Unauthenticated, whose message never says how close a key was.
+        Raises Unauthenticated. Its message does not show how close the secret was to that of a key.
         """
         if self._ring is None:
             return self._anonymous
@@ -310,12 +248,16 @@ class Access:
             )
         caller = self._callers.get(key.name)
         if caller is None or caller.key is None or caller.key.sha256 != key.sha256:
-            names = {each.name for each in self._ring.keys}
-            self._callers = {name: each for name, each in self._callers.items() if name in names}
+            self._forget_removed(self._ring.keys)
             caller = self._callers[key.name] = Caller(key, self._metrics)
         elif caller.key is not key:
             caller.change(key)
         return caller
+
+    def _forget_removed(self, keys: Iterable[ApiKey]) -> None:
+        names = {key.name for key in keys}
+        for name in self._callers.keys() - names:
+            del self._callers[name]
 
     def _refused(self, reason: str, message: str) -> Unauthenticated:
         self._metrics.unauthenticated.labels(reason=reason).inc()
@@ -324,5 +266,6 @@ class Access:
 
 def _secret(authorization: str | None) -> str | None:
     scheme, _, secret = (authorization or "")[:MAX_HEADER_CHARS].partition(" ")
-    secret = secret.strip()
-    return secret if secret and scheme.lower() == "bearer" else None
+    if scheme.lower() != "bearer":
+        return None
+    return secret.strip() or None

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import functools
-import os
 import secrets
-import sys
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakValueDictionary
 
 from gateway.admission.agent_headers import without_agent_headers
+from gateway.admission.text_threads import TextThreads
 from gateway.chat_template import TextTooLong
 from gateway.confined.template_messages import merge_leading_systems
 from gateway.confined.template_shape import Message, text_of_content
@@ -23,7 +16,6 @@ from gateway.control_tokens import ContentMarks
 from gateway.tokenizer import Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer, check_size
 from outrider.wire.errors import ContextExceeded, InvalidRequest
-from outrider.wire.processes.processes import release_freed_memory
 from outrider.wire.settings.config import ContentControlTokens, GatewayConfig
 
 INLINE_CHARS = 20_000
@@ -31,17 +23,6 @@ INLINE_CHARS = 20_000
 take about 10 ms on one slow core."""
 COUNTED_CONTEXTS = 8
 """Maximal size of a text whose tokens are only counted, as before it is split, in context lengths."""
-NUM_THREADS = 4
-"""Number of threads that tokenise long texts."""
-THREAD_NICENESS = 5
-"""Niceness of those threads, on Linux. It lies between that of the event loop (0) and that of confined processes (10).
-"""
-LARGEST_CHARS = 1 << 20
-"""Size above which only one text is tokenised at a time, in characters: 2**20 tokens take 400 MB."""
-
-RELEASED_CHARS = 1 << 17
-"""Size above which the memory of a text's tokens is released to the kernel, in characters. So many take 50 MB. Each
-thread has its own arena, which glibc keeps at the largest size that it had."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,70 +71,9 @@ class ChatSettings:
 
 
 def _pieces(text: str, marks: ContentMarks | None) -> list[str]:
-    return [text] if marks is None else text.split(marks.mark)
-
-
-class TextThreads:
-    """Threads for texts that would block the event loop for too long. One event loop uses them, so there is no lock.
-
-    A caller with an API key has one thread at a time, so that its long texts never hold all threads. Of the texts above
-    LARGEST_CHARS one is tokenised at a time, because their tokens take 400 bytes each meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(NUM_THREADS, "texts", initializer=_lower_priority)
-        self._limits: WeakValueDictionary[tuple[bytes, bool], asyncio.Semaphore] = WeakValueDictionary()
-        """Semaphores by caller, one for its texts above LARGEST_CHARS and one for its other texts."""
-        self._largest = asyncio.Semaphore(1)
-
-    async def run(self, caller: bytes, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of `work`, which reads `num_chars` characters, computed on a thread.
-
-        A thread cannot be stopped: after a cancellation it stays charged to the caller until the work is done.
-        """
-        is_largest = num_chars > LARGEST_CHARS
-        limit = self._limits.get((caller, is_largest))
-        if limit is None:
-            limit = asyncio.Semaphore(1 if caller or is_largest else NUM_THREADS - 1)
-            self._limits[caller, is_largest] = limit
-        await limit.acquire()
-        held = [limit]
-        if is_largest:
-            try:
-                await self._largest.acquire()
-            except asyncio.CancelledError:
-                limit.release()
-                raise
-            held.append(self._largest)
-        loop = asyncio.get_running_loop()
-
-        def release() -> None:
-            for semaphore in held:
-                semaphore.release()
-
-        def note_end(_: Future[T]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(release)
-
-        @functools.wraps(work)
-        def do_work() -> T:
-            try:
-                return work(*args, **kwargs)
-            finally:
-                if num_chars > RELEASED_CHARS:
-                    release_freed_memory()
-
-        future = self._executor.submit(do_work)
-        future.add_done_callback(note_end)
-        return await asyncio.wrap_future(future)
-
-
-def _lower_priority() -> None:
-    """On Linux each thread has a niceness of its own, so this affects the calling thread alone."""
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(OSError):  # a sandbox may forbid it, or the process has a higher niceness already
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)
+    if marks is None:
+        return [text]
+    return text.split(marks.mark)
 
 
 class PromptReader:
@@ -183,7 +103,9 @@ class PromptReader:
         self._settings = settings
         self._num_chars = 0
         self._counts = counts
-        self._max_tokens = context_limit * (COUNTED_CONTEXTS if counts else 1)
+        self._max_tokens = context_limit
+        if counts:
+            self._max_tokens *= COUNTED_CONTEXTS
 
     async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of `work`, which reads texts of `num_chars` characters.
@@ -259,15 +181,17 @@ class PromptReader:
         return "".join(await self.render_pieces(name, chat, is_cut=is_cut))
 
     def _marks(self, chat: Chat) -> ContentMarks | None:
-        own = self._settings.control_tokens
-        asked = chat.control_tokens
-        if own == "text" and asked == "allow":
+        by_settings = self._settings.control_tokens
+        by_request = chat.control_tokens
+        if by_settings == "text" and by_request == "allow":
             raise InvalidRequest(
                 "control_tokens_in_content is 'allow', and this server, or your API key, takes them as text; leave it "
                 "out",
                 param="control_tokens_in_content",
             )
-        return ContentMarks(self.tokenizer.control_tokens) if "text" in (own, asked) else None
+        if "text" not in (by_settings, by_request):
+            return None
+        return ContentMarks(self.tokenizer.control_tokens)
 
     async def render_pieces(self, name: str, chat: Chat, *, is_cut: bool = False) -> list[str]:
         """Return the text of a chat, cut inside the control tokens that users wrote.
@@ -279,7 +203,7 @@ class PromptReader:
 
             # a user wrote "a<eos>b": ["...a<", "eos>b..."], neither of which holds a control token
         """
-        offer = NO_TOOLS if chat.tools is None else chat.tools
+        offer = chat.tools or NO_TOOLS
         check_size(offer, self._settings.max_tools, self._settings.max_tools_bytes)
         tools = [tool.for_template() for tool in offer.tools]
         template = self.tokenizer.template
@@ -300,14 +224,14 @@ class PromptReader:
             except RecursionError:
                 raise InvalidRequest("messages, tools or documents nest too deep; make them flatter") from None
         if chat.continues:
-            end = secrets.token_hex()  # where the text of the last message ends, whatever the template writes behind it
+            # Marks where the text of the last message ends, whatever the template writes behind it.
+            end = secrets.token_hex()
             last = messages[-1]
             messages[-1] = {**last, "content": f"{text_of_content(last['content'])}{end}"}
-        max_chars = self._max_body_bytes
-        context_chars = None if is_cut else self.tokenizer.bounds.max_text_chars(self._max_tokens)
-        if context_chars is not None:
-            max_chars = min(max_chars, context_chars)
-        num_mark_chars = 0 if marks is None else marks.num_marks * len(marks.mark)
+        max_chars = self._max_chars(is_cut)
+        num_mark_chars = 0
+        if marks is not None:
+            num_mark_chars = marks.num_marks * len(marks.mark)
         try:
             text = await template.render(
                 messages,
@@ -336,8 +260,18 @@ class PromptReader:
             )
         return _pieces(text, marks)
 
+    def _max_chars(self, is_cut: bool) -> int:
+        max_chars = self._max_body_bytes
+        if not is_cut:
+            context_chars = self.tokenizer.bounds.max_text_chars(self._max_tokens)
+            if context_chars is not None:
+                max_chars = min(max_chars, context_chars)
+        return max_chars
+
     def _prepared(self, chat: Chat) -> list[Message]:
         messages = list(chat.messages)
         if self._settings.omits_agent_header:
             messages = without_agent_headers(messages)
-        return merge_leading_systems(messages) if chat.merges_leading else messages
+        if chat.merges_leading:
+            messages = merge_leading_systems(messages)
+        return messages

@@ -3,6 +3,8 @@
 A caller that has no more than its share of the places is always admitted: another caller's backlog never refuses it. A
 free place goes to the caller that holds the fewest places over its weight; among equals to the one that was given the
 fewest so far; then to the first that came. Among the choices of that caller the lowest priority number goes first.
+
+    # A has weight 2 and holds 3 places, B has weight 1 and holds 2: A is next, since 3 / 2 < 2 / 1
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class QueueEstimate:
         self._num_ended = 0
         self._num_running = 0
         self._sum_began_s = 0.0
+        """Sum of the times at which the running choices got their places, in seconds."""
 
     @contextmanager
     def served(self) -> Iterator[None]:
@@ -50,9 +53,12 @@ class QueueEstimate:
             yield
         finally:
             self._num_running -= 1
-            self._sum_began_s = self._sum_began_s - began_s if self._num_running else 0.0
+            self._sum_began_s -= began_s
+            if not self._num_running:
+                self._sum_began_s = 0.0  # without the errors of rounding
             self._num_ended += 1
-            self._mean_s += (self._clock() - began_s - self._mean_s) / min(self._num_ended, MEMORY)
+            held_s = self._clock() - began_s
+            self._mean_s += (held_s - self._mean_s) / min(self._num_ended, MEMORY)
 
     def service_s(self) -> float:
         """Return the mean time that a choice holds its place, in seconds; 0 before the first.
@@ -68,8 +74,8 @@ class QueueEstimate:
 
         # 4 places, 9 ahead, 2 s each: 6 of them must end first, 4 in every 2 s, which takes 3 s
         """
-        turns = max(0, num_ahead - self.num_places + 1)
-        return turns * self.service_s() / max(1, self.num_places)
+        num_to_end = max(0, num_ahead - self.num_places + 1)
+        return num_to_end * self.service_s() / max(1, self.num_places)
 
 
 class AdmissionQueue:
@@ -96,7 +102,10 @@ class AdmissionQueue:
         """Places held, by caller. Callers that hold none are absent."""
         self._given = VirtualTokens()
         """Places given so far, by caller."""
-        self._idle_s = self._full_s = -math.inf
+        self._idle_s = -math.inf
+        """Monotonic time of the last arrival at an almost idle model, in seconds."""
+        self._full_s = -math.inf
+        """Monotonic time of the last arrival that found all places taken, in seconds."""
         self._overloaded = False
 
     @property
@@ -131,14 +140,20 @@ class AdmissionQueue:
             self._admitted[caller] = count, weight
 
     def _is_within_share(self, num_answers: int, caller: bytes, weight: float) -> bool:
+        """The share of a caller is its weight over that of all callers with admitted choices.
+
+        # capacity 12, weights 1 and 2: 4 and 8 places
+        """
         if not self._admitted.keys() - {caller}:
             return False
-        count = self._admitted.get(caller, (0, weight))[0] + num_answers
-        total_weight = weight + sum(other[1] for each, other in self._admitted.items() if each != caller)
-        return count <= max(1.0, self._capacity * weight / total_weight)
+        num_admitted, _ = self._admitted.get(caller, (0, weight))
+        other_weights = [of_other for other, (_, of_other) in self._admitted.items() if other != caller]
+        total_weight = weight + sum(other_weights)
+        return num_admitted + num_answers <= max(1.0, self._capacity * weight / total_weight)
 
     def _check(self, num_answers: int) -> None:
-        config, limit = self._config, self._capacity + self._config.max_queue
+        config = self._config
+        limit = self._capacity + config.max_queue
         wait_s = self.estimate.wait_s(self.num_admitted)
         if self.num_admitted + num_answers > limit:
             why = f"{num_answers} more would pass the limit of {limit}"
@@ -181,15 +196,15 @@ class AdmissionQueue:
         if self.num_running < self._capacity and not self._line:
             self._hold(scheduling.caller)
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append((scheduling, turn))
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append((scheduling, place))
         try:
-            await turn
+            await place
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if place.done() and not place.cancelled():
                 self.release(scheduling)
             else:
-                self._line = [each for each in self._line if each[1] is not turn]
+                self._line = [waiting for waiting in self._line if waiting[1] is not place]
             raise
 
     def release(self, scheduling: Scheduling) -> None:
@@ -204,19 +219,20 @@ class AdmissionQueue:
         self._num_held[caller] += 1
 
     def _let_in(self) -> None:
-        self._line = [each for each in self._line if not each[1].done()]
+        self._line = [waiting for waiting in self._line if not waiting[1].done()]
         if not self._line or self.num_running >= self._capacity:
             return
-        waiting = {scheduling.caller: scheduling.weight for scheduling, _ in self._line}
-        self._given.wait(waiting, self._num_held)
+        weights = {scheduling.caller: scheduling.weight for scheduling, _ in self._line}  # of the callers that wait
+        self._given.wait(weights, self._num_held)
         while self._line and self.num_running < self._capacity:
             caller = min((scheduling for scheduling, _ in self._line), key=self._rank).caller
-            own = (each for each in self._line if each[0].caller == caller)
-            first = min(own, key=lambda each: each[0].priority)
+            of_caller = [waiting for waiting in self._line if waiting[0].caller == caller]
+            first = min(of_caller, key=lambda waiting: waiting[0].priority)
             self._line.remove(first)
             self._given.give(caller, 1.0)
             self._hold(caller)
-            first[1].set_result(None)
+            _, place = first
+            place.set_result(None)
 
     def _rank(self, scheduling: Scheduling) -> tuple[float, float]:
         return self._num_held[scheduling.caller] / scheduling.weight, self._given.given(scheduling.caller)

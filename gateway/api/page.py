@@ -1,6 +1,7 @@
 """The page at `/`: the files of gateway/page, read once at start.
 
-A content security policy confines the page to this gateway: it loads nothing from elsewhere and calls nothing else.
+A content security policy confines the page to this gateway: it loads nothing from elsewhere and calls nothing else. The
+folders of gateway/page are not part of the URLs: scripts/main.js is served as /page/main.js.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -49,7 +51,7 @@ HEADERS = {
 def page_routes() -> list[Route]:
     """Return the routes of all files, for GET and HEAD: `/` for index.html, `/page/NAME` for the others."""
     routes = []
-    for file in files("gateway").joinpath("page").iterdir():
+    for file in page_files():
         media_type = MEDIA_TYPES.get(file.name.rpartition(".")[2])
         if media_type is not None:
             path = f"/page/{file.name}"
@@ -57,6 +59,15 @@ def page_routes() -> list[Route]:
                 path = "/"
             routes.append(Route(path, _endpoint(file.read_bytes(), media_type), include_in_schema=False))
     return routes
+
+
+def page_files() -> list[Traversable]:
+    """Return the files of gateway/page and of its folders. Their names are unique, since URLs are made of them."""
+    page = files("gateway").joinpath("page")
+    found = [page.joinpath("index.html")]
+    for folder in ("assets", "scripts"):
+        found += page.joinpath(folder).iterdir()
+    return found
 
 
 def _endpoint(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:

@@ -1,4 +1,7 @@
-"""Holds the state of a beam search: levels instead of tokens, and at the end one output for each beam. No I/O."""
+"""Holds the state of a beam search: levels instead of tokens, and at the end one output for each beam. No I/O.
+
+The decode loop owns it, as it owns the `Session` of a choice without beams.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,17 @@ from outrider.v1 import target_pb2 as tpb
 class BeamSession(Session):
     """State of a beam search. A slot is opened with the prompt and then brought to the levels so far.
 
-    Until the search is over nothing is final but what all beams begin with. Its outputs come at the end, the best
-    first.
+    A level holds the tokens of all beams at one position. Until the search is over no beam's text is final. The outputs
+    come at the end, the best first.
     """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:
         super().__init__(request, tokenizer, slot_id)
         self.levels: list[pb.BeamLevel] = []
-        self._kinds: list[TokenKind] = []  # by level
-        self._answers: list[RoundOutput] = []
+        self._kinds: list[TokenKind] = []
+        """Kind of the tokens of each level."""
+        self._outputs: list[RoundOutput] = []
+        """Outputs of the beams, empty until the search is over."""
 
     @property
     def committed_len(self) -> int:
@@ -55,48 +60,64 @@ class BeamSession(Session):
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
         """Commit a verdict's levels.
 
-        The returned output holds the counts of the round; `told` returns the beams' outputs.
+        The returned output holds the counts of the round; `visible_outputs` returns the beams' outputs.
         """
         self._count(verdict)
         self.levels.extend(verdict.levels)
         self._kinds.extend(map(TokenKind, verdict.kinds))
         if verdict.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
             self.finished = True
-            self._answers = [self._answer(place, each, timings) for place, each in enumerate(verdict.hypotheses)]
+            for rank, hypothesis in enumerate(verdict.hypotheses):
+                self._outputs.append(self._output_of(rank, hypothesis, timings))
         return RoundOutput((), "", verdict.num_drafted, verdict.num_accepted, timings)
 
-    def told(self, output: RoundOutput) -> Sequence[RoundOutput]:
+    def visible_outputs(self, output: RoundOutput) -> Sequence[RoundOutput]:
         """Return the outputs of all beams once the search has finished, the best one first; empty before."""
-        return self._answers
+        return self._outputs
 
-    def _answer(self, place: int, hypothesis: tpb.Hypothesis, timings: OutputTimings) -> RoundOutput:
-        ids, stop_id = list(hypothesis.ids), hypothesis.stop_token_id if hypothesis.HasField("stop_token_id") else None
+    def _output_of(self, rank: int, hypothesis: tpb.Hypothesis, timings: OutputTimings) -> RoundOutput:
+        ids = list(hypothesis.ids)
+        finish_reason = FinishReason.LENGTH
+        stop_id: int | None = None
+        if hypothesis.HasField("stop_token_id"):
+            finish_reason = FinishReason.STOP
+            stop_id = hypothesis.stop_token_id
+        stop_reason: int | None = None
+        if stop_id in self.request.params.stop_token_ids:
+            stop_reason = stop_id
+
         detokenizer = detokenizer_of(self.request, self._tokenizer)
-        keeps_all = stop_id is None or self.request.keeps_stop
-        pushed = detokenizer.push(ids if keeps_all else ids[:-1])
+        shows_all = stop_id is None or self.request.keeps_stop
+        text_ids = ids
+        if not shows_all:
+            text_ids = ids[:-1]
+        pushed = detokenizer.push(text_ids)
         text = pushed.text_delta + detokenizer.finish()[0]
-        shown = [*pushed.tokens, *([] if keeps_all else [("", detokenizer.num_chars)])]
-        usage = self._usage_of(place)
+        token_texts = list(pushed.tokens)
+        if not shows_all:
+            token_texts.append(("", detokenizer.num_chars))
+
+        tokens = list[OutputToken]()
+        for token_id, kind, (token_text, offset) in zip(ids, self._kinds, token_texts, strict=False):
+            tokens.append(OutputToken(token_id, kind, token_text, offset))
+        usage = self._usage_of(rank)
         usage.num_completion_tokens = len(ids)
         return RoundOutput(
-            tokens=tuple(
-                OutputToken(token_id, kind, *each)
-                for token_id, kind, each in zip(ids, self._kinds, shown, strict=False)
-            ),
+            tokens=tuple(tokens),
             text_delta=text,
             num_drafted=usage.num_draft_tokens,
             num_accepted=usage.num_accepted_tokens,
             timings=timings,
-            finish_reason=FinishReason.LENGTH if stop_id is None else FinishReason.STOP,
-            stop_reason=stop_id if stop_id in self.request.params.stop_token_ids else None,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
             usage=usage,
-            beam=place,
+            beam=rank,
             score=hypothesis.score,
         )
 
-    def _usage_of(self, place: int) -> AnswerUsage:
-        """The rounds of all beams are counted for the best one."""
-        if not place:
+    def _usage_of(self, rank: int) -> AnswerUsage:
+        # The rounds of all beams are counted for the best one.
+        if rank == 0:
             return self.usage
         usage = AnswerUsage(
             num_prompt_tokens=self.usage.num_prompt_tokens,

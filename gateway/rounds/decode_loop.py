@@ -1,4 +1,11 @@
-"""Runs choices. `run_round` is the whole round: lease, verdict, commit.
+"""Runs choices. `Decoder.run_round` is the whole round: lease, verdict, commit.
+
+    # committed "the cat"; target T and draft D have a slot for the choice
+    # LEASE    to T: Verify(base_len 2, until_len 2 + TOKENS_AHEAD, ticket 7); to D: Advance(base_len 2, ticket 7)
+    #          D grows "sat", "down" and sends them to T under ticket 7; T verifies them in its next step
+    # VERDICT  from T: committed_len 2, token_ids "sat on", num_drafted 2, num_accepted 1: "down" was rejected
+    # COMMIT   committed "the cat sat on"; to D: Advance(base_len 2, "sat on"); to T nothing, or an Extend
+    # the next round needs no new lease: it waits for T's verdict at committed_len 4
 
 A failed round ends in tokens, in a new lease, or in one error.
 """
@@ -7,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from gateway.generation import OutputTimings, RoundOutput
 from gateway.rounds.drafting import Drafting
@@ -16,8 +23,8 @@ from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
 from gateway.telemetry.round_metrics import note_drafts, note_lookups, note_round, note_truncate, why_plain
+from gateway.workers.connection import Connection, WorkerSlot
 from gateway.workers.draft_limits import speculation_of
-from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -35,7 +42,7 @@ MOVES = ("full", "draining")
 """Reasons to move to another target without a failure. They use up neither recoveries nor retries."""
 
 WASTING = (tpb.FALLBACK_REASON_LATE, tpb.FALLBACK_REASON_REFUSED)
-"""Fallback reasons of steps after which the draft's tree is of no use."""
+"""Fallback reasons of steps after which the draft's tree can no longer be verified."""
 
 
 class Decoder:
@@ -63,6 +70,7 @@ class Decoder:
         self._began_s = 0.0
         """Monotonic time when the round began, in seconds: that of the lease or of the previous verdict."""
         self._record: RoundRecord | None = None
+        """Record of the round that runs."""
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
         """Run rounds until the choice is finished, and yield the output of each.
@@ -76,8 +84,8 @@ class Decoder:
                 output = await self._try_round()
                 if output is not None:
                     num_recoveries = 0
-                    for each in self.session.told(output):
-                        yield each
+                    for visible in self.session.visible_outputs(output):
+                        yield visible
                     continue
                 self.model.metrics.retries.labels(reason=self.target.why_again).inc()
                 if self.target.why_again in MOVES:
@@ -85,7 +93,7 @@ class Decoder:
                 num_recoveries += 1
                 if num_recoveries > MAX_RECOVERIES:
                     raise Unavailable("the targets keep losing the request; try again later", retry_after_s=1.0)
-                await self.target.pay_for_retry()
+                await self.target.wait_for_retry()
         finally:
             for draft in self.drafts:
                 draft.close()
@@ -100,14 +108,14 @@ class Decoder:
         except GoElsewhere as error:
             self.target.why_again = error.reason
         finally:
-            record, self._record = self._record, None
-            if record is not None:
-                current_record().add_round(record)
+            if self._record is not None:
+                current_record().add_round(self._record)
+                self._record = None
         return None
 
     async def run_round(self) -> RoundOutput | None:
         """Run one round. Return None if nothing was committed and the lease must be begun again."""
-        # 1 LEASE: the target steps by itself from here on, and what the draft grows comes to it under the ticket
+        # 1 LEASE: the target steps by itself from here on, and drafts deliver to it under the lease's tickets
         target = await self.target.place()
         if not self.target.slot.is_open_on(target):
             self._speculation = self._speculate(target)
@@ -115,25 +123,27 @@ class Decoder:
             await self.target.open(target, self._speculation, self._own)
             self._note_opened()
         if self._asks_draft:
-            left = [draft.place(self.target.member) for draft in self.drafts]
-            told = zip(self.drafts, self.target.tickets, strict=False)
-            if any(left) or any(draft.begins_anew(ticket, target) for draft, ticket in told):
+            misbehaved = [draft.place(self.target.member) for draft in self.drafts]
+            if any(misbehaved) or self._reuses_ticket(target):
                 self.target.end_lease()
-        if not self.target.leases:
+        if not self.target.has_lease:
             self._began_s = time.monotonic()
-            drafted = [self._asks_draft and draft.tells for draft in self.drafts]
+            drafted = [self._asks_draft and draft.is_active for draft in self.drafts]
             self.target.begin_lease(target, drafted=drafted)
             self._advance(target)
 
         # 2 VERDICT: of the step that follows the committed tokens, which may have been made long ago
-        started_s, committed_len = self._began_s, self.session.committed_len
-        self._record = record = RoundRecord(self.target.tickets[0], committed_len, started_s, self.target.member.name)
+        started_s = self._began_s
+        ticket = self.target.tickets[0]
+        record = RoundRecord(ticket, self.session.committed_len, started_s, self.target.member.name)
+        self._record = record
         verdict = await self.target.next_verdict(target)
         if verdict is None:
             return None
-        self._began_s, record.verdict = time.monotonic(), verdict
+        self._began_s = time.monotonic()
+        record.verdict = verdict
 
-        # 3 COMMIT, and let both go on: all of it one way
+        # 3 COMMIT, and let target and drafts continue: nothing here waits for a reply
         timings = _timings(verdict, self._began_s - started_s)
         output = self.session.apply(verdict, timings)
         for draft in self.drafts:
@@ -142,17 +152,24 @@ class Decoder:
             self._advance(target)
             self.target.extend(target)
         self._truncate(verdict, output)
-        await asyncio.sleep(0)  # what is waited for leaves before it is counted
+        await asyncio.sleep(0)  # the messages are sent before the round is counted
         self._note(verdict, output, record)
         return output
+
+    def _reuses_ticket(self, target: Connection) -> bool:
+        pairs = zip(self.drafts, self.target.tickets, strict=False)  # before the first lease there is one ticket
+        return any(draft.reuses_ticket(ticket, target) for draft, ticket in pairs)
 
     @property
     def _asks_draft(self) -> bool:
         return self._speculation is not None and (self._own is None or self._drafter.asks_draft_worker)
 
     def _speculate(self, target: Connection) -> Speculation | None:
-        drafts = [draft.choose(self.target.member) for draft in self.drafts]
-        workers = [target.info, *(draft for draft in drafts if draft is not None)]
+        workers = [target.info]
+        for draft in self.drafts:
+            info = draft.choose(self.target.member)
+            if info is not None:
+                workers.append(info)
         return speculation_of(self.session.request, self.model.config, workers, self.session.num_held)
 
     def _own_drafter(self, target: Connection) -> Drafter | None:
@@ -179,49 +196,70 @@ class Decoder:
         A round that the target drafted itself is counted under its own drafter's label. Of several drafts, the first
         with a verified token counts.
         """
-        metrics = self.model.metrics
-        *outcomes, by_target = verdict.outcomes
-        label: str | None = None
-        if is_forced(verdict):
-            label = GRAMMAR
-        elif by_target.num_drafted:
-            label = Drafter(verdict.drafter).own
-        elif self._own is not None and self._own is not Drafter.AUTO:
-            label = self._own.own
-        verified = list[Drafting]()
-        for draft, outcome in zip(self.drafts, outcomes, strict=True):
-            draft.metrics.wasted_tokens.inc(outcome.num_wasted)
-            note_drafts(draft.metrics, outcome)
-            if outcome.is_verified:
-                verified.append(draft)
+        by_target = verdict.outcomes[-1]
+        label = self._own_label(verdict)
+        verified = self._note_outcomes(verdict)
         if label is not None and by_target.num_drafted:
-            note_drafts(self.model.own_metrics(label), by_target)
+            note_drafts(self.model.series.own(label), by_target)
         if label is not None and not verified and (by_target.num_drafted or not self._drafter.asks_draft_worker):
-            pair, record.draft = self.model.own_metrics(label), label
+            pair = self.model.series.own(label)
+            record.draft = label
         else:
             verified = verified or self.drafts[:1]
-            names = "&".join(draft.member.name for draft in verified if draft.member is not None)
-            pair, record.draft = verified[0].metrics, names or None
-        note_lookups(metrics, verdict)
+            pair = verified[0].metrics
+            record.draft = _names_of(verified)
+        note_lookups(self.model.metrics, verdict)
         reason = self._why_plain(verdict, output)
         note_round(pair, verdict, output, reason)
         if not verdict.num_drafted:
             self.session.usage.plain_reasons[reason] += 1
-        self.model.num_rounds += any(outcome.HasField("hit") for outcome in outcomes)
-        self.model.num_late += any(outcome.num_wasted for outcome in outcomes)
         if self.session.finished:
-            num_made = len(verdict.token_ids)
-            if verdict.num_drafted and not verdict.levels:
-                num_made = verdict.num_accepted + 1
-            num_cut = num_made - len(output.tokens)
-            metrics.overrun_tokens.inc(num_cut + self.target.end_lease())
+            self._note_overrun(verdict, output)
+
+    def _own_label(self, verdict: tpb.Verdict) -> str | None:
+        if is_forced(verdict):
+            return GRAMMAR
+        if verdict.outcomes[-1].num_drafted:
+            return Drafter(verdict.drafter).own
+        if self._own is not None and self._own is not Drafter.AUTO:
+            return self._own.own
+        return None
+
+    def _note_outcomes(self, verdict: tpb.Verdict) -> list[Drafting]:
+        """Return the drafts of which a token was verified. The verdict's last outcome is the target's own."""
+        verified = list[Drafting]()
+        has_looked = has_late = False
+        for draft, outcome in zip(self.drafts, verdict.outcomes[:-1], strict=True):
+            draft.metrics.wasted_tokens.inc(outcome.num_wasted)
+            note_drafts(draft.metrics, outcome)
+            has_looked |= outcome.HasField("hit")
+            has_late |= outcome.num_wasted > 0
+            if outcome.is_verified:
+                verified.append(draft)
+        self.model.num_rounds += has_looked
+        self.model.num_late += has_late
+        return verified
+
+    def _note_overrun(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
+        """Counts the tokens that the target made beyond the end of the output.
+
+        # stop "END", the draft tokens "a", "END", "b" accepted: 3 of these and a bonus token were made, 2 are in the
+        # output, so 2 are counted, besides the tokens of verdicts that have arrived since
+        """
+        num_made = len(verdict.token_ids)
+        if verdict.num_drafted and not verdict.levels:
+            num_made = verdict.num_accepted + 1
+        num_cut = num_made - len(output.tokens)
+        self.model.metrics.overrun_tokens.inc(num_cut + self.target.end_lease())
 
     def _why_plain(self, verdict: tpb.Verdict, output: RoundOutput) -> str:
         if self._speculation is None or (self._own is None and not self.model.draft_pools):
             return "off"
         if self.session.draft_room() + len(output.tokens) < 1:
             return "end"
-        drafter = None if self._asks_draft and self.model.draft_pools else self._own
+        drafter = self._own
+        if self._asks_draft and self.model.draft_pools:
+            drafter = None
         for draft in self.drafts:
             if draft.member is not None:
                 drafter = draft.member.kind
@@ -230,24 +268,37 @@ class Decoder:
         return why_plain(verdict, drafter, is_unprofitable=is_unprofitable, is_busy=is_busy)
 
     def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
-        """Nothing waits for these messages, and correctness does not depend on them."""
-        slots = [("target", self.target.slot), *(("draft", draft.slot) for draft in self.drafts)]
+        # Nothing waits for these messages, and correctness does not depend on them.
+        is_target_truncated = True
         if len(output.tokens) < len(verdict.token_ids):
             reason = pb.TRUNCATE_REASON_STOP
-        elif not verdict.levels and verdict.num_accepted < verdict.num_drafted:  # a search drops its own
+        elif not verdict.levels and verdict.num_accepted < verdict.num_drafted:  # a beam search truncates by itself
             reason = pb.TRUNCATE_REASON_REJECTED
         elif verdict.fallback in WASTING:
             reason = pb.TRUNCATE_REASON_WASTED
-            del slots[0]
+            is_target_truncated = False
         else:
             return
-        for worker, slot in slots:
-            if slot.truncate(self.session.committed_len, reason):
-                note_truncate(self.model.metrics, worker, reason)
+        if is_target_truncated:
+            self._truncate_slot("target", self.target.slot, reason)
+        for draft in self.drafts:
+            self._truncate_slot("draft", draft.slot, reason)
+
+    def _truncate_slot(self, worker: str, slot: WorkerSlot, reason: pb.TruncateReason) -> None:
+        if slot.truncate(self.session.committed_len, reason):
+            note_truncate(self.model.metrics, worker, reason)
+
+
+def _names_of(drafts: Sequence[Drafting]) -> str | None:
+    names = list[str]()
+    for draft in drafts:
+        if draft.member is not None:
+            names.append(draft.member.name)
+    return "&".join(names) or None
 
 
 def _timings(verdict: tpb.Verdict, total_s: float) -> OutputTimings:
-    """Durations come from the target's own clock, so that the clocks need not agree."""
+    # Durations of the target are measured by its own clock, so that the clocks need not agree.
     verify_s = (verdict.queue_us + verdict.forward_us + verdict.accept_us) / 1e6
     wait_s = verdict.wait_us / 1e6
     return OutputTimings(total_s, wait_s, verify_s, max(0.0, total_s - verify_s - wait_s))

@@ -108,8 +108,10 @@ class Detokenizer:
                 return Pushed(self._ended(text, stop, num_after), len(tokens), stop, tuple(tokens))
             is_behind = begins_behind or len(answer) >= len(added)
             if may_stop and is_behind and self._answer.is_found:
-                kept = text if self._keeps_stop else text[: len(text) - len(added)]
-                return Pushed(kept + self._flushed(), len(tokens), token_id, tuple(tokens))
+                end = len(text)
+                if not self._keeps_stop:
+                    end -= len(added)
+                return Pushed(text[:end] + self._flushed(), len(tokens), token_id, tuple(tokens))
         num_held = max((stop.num_matched for stop in self._stops), default=0)
         if self._stops:
             num_held = max(num_held, self._answer.num_undecided)
@@ -136,20 +138,29 @@ class Detokenizer:
         return self._utf8.decode(b"", final=True)
 
     def _ended(self, text: str, stop: str, num_after: int) -> str:
-        return text[: len(text) - num_after - (0 if self._keeps_stop else len(stop))]
+        end = len(text) - num_after
+        if not self._keeps_stop:
+            end -= len(stop)
+        return text[:end]
 
     def _first_stop(self, added: str) -> tuple[str, int] | None:
+        """Add text, and return the first complete stop string with the number of characters of `added` after it.
+
+        # stops "ab" and "b", text "xabyz": ("ab", 2), the longer one of two that end at the same character
+        """
         if self._stops:
-            for place, char in enumerate(added, 1):
+            for num_chars, char in enumerate(added, 1):
                 complete = [stop.text for stop in self._stops if stop.push(char)]
                 if complete:
-                    return max(complete, key=len), len(added) - place
+                    return max(complete, key=len), len(added) - num_chars
         return None
 
     def _add(self, token_id: int) -> str:
         piece = self._tokenizer.piece(token_id)
         if piece is None:
-            return self._cut_off() + self._tokenizer.token_text(token_id) if token_id in self._shown_ids else ""
+            if token_id not in self._shown_ids:
+                return ""
+            return self._cut_off() + self._tokenizer.token_text(token_id)
         if isinstance(piece, bytes):
             return self._add_bytes(token_id, piece)
         cut_off = self._cut_off()
@@ -178,17 +189,21 @@ class Detokenizer:
 
     def _shown(self, token_id: int, text: str) -> str:
         piece = self._tokenizer.piece(token_id)
-        return piece.decode("utf-8", "replace") if isinstance(piece, bytes) else text
+        if isinstance(piece, bytes):
+            return piece.decode("utf-8", "replace")
+        return text
 
 
 def detokenizer_of(request: GenerationRequest, tokenizer: Tokenizer) -> Detokenizer:
     """Return a detokenizer for the output of a request."""
-    shown_ids = frozenset() if request.reading is None else request.reading.shown_ids
+    shown_ids: frozenset[int] = frozenset()
+    answer = NO_REASONING
+    if request.reading is not None:
+        shown_ids = request.reading.shown_ids
+        if not request.stops_in_reasoning:
+            answer = AnswerFinder(request.reading.marks, request.reading.in_reasoning)
     if request.shows_special:
         shown_ids |= tokenizer.special_ids
-    answer = NO_REASONING
-    if request.reading is not None and not request.stops_in_reasoning:
-        answer = AnswerFinder(request.reading.marks, request.reading.in_reasoning)
     return Detokenizer(
         tokenizer,
         request.stop,

@@ -1,25 +1,24 @@
 """The draft's side of a choice. Nothing here waits: messages are one-way, and errors are read once they have arrived.
 
-`DraftAssignment` chooses the draft of a request and replaces it. `Drafting` opens the draft slot and sends it what was
-committed. A choice for which several pools draft has one of each.
+`Drafting` opens the draft slot and sends it the committed tokens. `DraftAssignment` chooses the draft and replaces it.
+A choice for which several pools draft has one of each for each pool.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from gateway.rounds.draft_assignment import DraftAssignment
 from gateway.rounds.session import Session
+from gateway.workers.connection import Connection, WorkerSlot
 from gateway.workers.draft_limits import asked_speculation, speculation_of
 from gateway.workers.draft_use import DraftUse
-from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
-from outrider.wire.processes.health import Outcome
-from outrider.wire.requests.drafters import Drafter
 from outrider.wire.telemetry.log import about, get_logger
 from outrider.wire.telemetry.metrics import PairMetrics
 from outrider.wire.transport.streams import Replies
@@ -29,109 +28,6 @@ log = get_logger(__name__)
 MISSING_VERDICTS = 64
 """Number of consecutive verdicts without a delivery after which a draft counts as not delivering. It must be long
 enough for a draft that only takes long to read a prompt."""
-
-
-class DraftAssignment:
-    """The draft of one request. It is kept while it does its part, because its cache holds the request."""
-
-    def __init__(
-        self,
-        model: ServedModel,
-        drafter: Drafter = Drafter.MODEL,
-        pool: str | None = None,
-        searches: bool = False,
-    ) -> None:
-        """Create an assignment without a draft.
-
-        drafter: drafter of the request. pool: pool that its drafts must be of; None for any. searches: whether the
-        request is a beam search.
-        """
-        self.member: DraftMember | None = None
-        self._model = model
-        self._wish = (drafter, pool, searches)
-        self._target = ""
-        """Name of the target that the draft delivers to."""
-        self._failed = False
-        """Whether the draft did not do its part, so that another would be better."""
-        self._is_full = False
-        """Whether the draft had no slot for the request, so that no draft at all would be better."""
-        self.misbehaved = False
-        """Whether the draft broke a rule, so that its further deliveries must not be used."""
-        self._avoid: str | None = None
-        """Name of the draft that was left because it failed."""
-
-    def may_stay(self, target: TargetMember) -> bool:
-        """Return whether the request keeps its draft; True also without a draft."""
-        draft = self.member
-        if draft is None:
-            return True
-        if self._is_full or draft.connection is None or self._model.drafts.get(draft.name) is not draft:
-            return False
-        if not (draft.health.lets(self) and draft.deliveries[target.name].lets(self) and draft.fits(target)):
-            return False
-        if self._failed or draft.draining or draft.silent:
-            return self._model.choose_draft(target, draft.name, *self._wish) is None
-        return not self._model.has_better_draft(draft, target, self._avoid, *self._wish)
-
-    def take(self, target: TargetMember) -> bool:
-        """Assign a draft if there is none yet. Return False if none is available."""
-        if self.member is None:
-            self.member = self.choose(target)
-            if self.member is None:
-                return False
-            self.member.attach(self)
-            self._failed = self._is_full = self.misbehaved = False
-            self._target = ""
-        if self._target != target.name:
-            self._target = target.name
-            self.member.deliveries[target.name].begin(self)
-        return True
-
-    def choose(self, target: TargetMember) -> DraftMember | None:
-        """Return the draft that would be assigned now, or None."""
-        beside = self._model.choose_draft(target, self._avoid, *self._wish)
-        return beside or self._model.choose_draft(target, None, *self._wish)
-
-    def leave(self) -> None:
-        """Leave the draft, if there is one."""
-        if self.member is not None:
-            self._avoid = self.member.name if self._failed else None
-            self.member.detach()
-            self.member = None
-
-    def did_well(self) -> None:
-        """Record that draft tokens of the draft were verified."""
-        if self.member is not None:
-            self.member.health.note(Outcome.OK)
-            self.member.deliveries[self._target].note(Outcome.OK)
-            self._failed = False
-
-    def refused(self) -> None:
-        """Record that a delivery broke a rule, or that the draft failed."""
-        if self.member is not None:
-            self.member.health.note(Outcome.REFUSED)
-            self._failed = self.misbehaved = True
-
-    def undelivered(self) -> None:
-        """Record that no delivery has reached the target, for whatever reason."""
-        if self.member is not None:
-            self.member.deliveries[self._target].note(Outcome.LATE)
-            self._failed = True
-
-    def answered_with(self, code: pb.WorkerErrorCode) -> None:
-        """Record that the draft worker refused or lost the slot, with this error code."""
-        draft = self.member
-        if draft is None:
-            return
-        if code == pb.WORKER_ERROR_CODE_STALE_EPOCH and draft.connection is not None:
-            draft.connection.drop()  # we talk to a life that is over
-        elif code == pb.WORKER_ERROR_CODE_DRAINING:
-            draft.told_draining()
-        elif code == pb.WORKER_ERROR_CODE_EXHAUSTED:
-            draft.told_exhausted()
-            self._failed = self._is_full = True
-        elif code == pb.WORKER_ERROR_CODE_INTERNAL:
-            self.refused()
 
 
 class Drafting:
@@ -144,8 +40,8 @@ class Drafting:
         """
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
         self._model = model
-        self._draft_name = model.draft_name(None)
-        """Label of the draft's series, of the current draft or the last one."""
+        self._draft_label = model.series.label_of(None)
+        """Label of the series of the current draft, or of the last one."""
         self._session = session
         self._place = place
         request, config = session.request, model.config
@@ -158,7 +54,7 @@ class Drafting:
         """Replies to the OpenSlot: its result, and later errors of the slot."""
         self._is_ahead = False
         """Whether the draft tree reached beyond the last verdict, so that the draft may have nothing left to do."""
-        self._told_ticket: int | None = None
+        self._sent_ticket: int | None = None
         """Ticket that was last sent to a draft."""
         self._num_missing = 0
         """Number of consecutive verdicts without a delivery."""
@@ -174,12 +70,14 @@ class Drafting:
     @property
     def metrics(self) -> PairMetrics:
         """Series of the target's model and the draft's."""
-        return self._model.pair_metrics(self._draft_name)
+        return self._model.series.pair(self._draft_label)
 
     def choose(self, target: TargetMember) -> pb.WorkerInfo | None:
         """Return the info of the draft that the request has, or would get at this target; None without one."""
         draft = self.member or self._assignment.choose(target)
-        return None if draft is None or draft.connection is None else draft.connection.info
+        if draft is None or draft.connection is None:
+            return None
+        return draft.connection.info
 
     def place(self, target: TargetMember) -> bool:
         """Keep the draft or assign another.
@@ -187,19 +85,24 @@ class Drafting:
         Return whether the previous draft misbehaved and must not deliver any more.
         """
         self._read_errors()
-        is_left = False
+        has_misbehaved = False
         if self._is_unfit or not self._assignment.may_stay(target):
-            is_left = self._assignment.misbehaved
+            has_misbehaved = self._assignment.misbehaved
             self.close()
-        had = self.member
-        if not self._is_unfit and self._assignment.take(target) and self.member is not had:
+        previous = self.member
+        if not self._is_unfit and self._assignment.take(target) and self.member is not previous:
             assert self.member is not None, "it was taken"
-            self._draft_name = self._model.draft_name(self.member)
-            self._use = DraftUse() if self._is_fixed else replace(self.member.use_of(self._caller))
-        return is_left
+            self._draft_label = self._model.series.label_of(self.member)
+            self._use = DraftUse()
+            if not self._is_fixed:
+                self._use = replace(self.member.use_of(self._caller))
+        return has_misbehaved
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
-        """Send the draft what was committed. The first message opens the slot."""
+        """Send the draft the tokens committed since the last message. The first message opens the slot.
+
+        ticket: ticket of the target's lease for this draft. target, member: the target to which the draft delivers.
+        """
         connection = self.connection
         if connection is None or self._pauses:
             return
@@ -214,7 +117,7 @@ class Drafting:
         )
         connection.send(dpb.DraftRequest(advance=advance), owes_step=not self._is_ahead)
         self.slot.agreed_len = session.committed_len
-        self._told_ticket = ticket
+        self._sent_ticket = ticket
 
     @property
     def _pauses(self) -> bool:
@@ -226,11 +129,11 @@ class Drafting:
         return self._pauses and self._use.was_ready
 
     @property
-    def tells(self) -> bool:
-        """Whether committed tokens are sent to a draft."""
+    def is_active(self) -> bool:
+        """Whether committed tokens are sent to a draft, so that draft tokens can be expected."""
         return self.connection is not None and not self._pauses
 
-    def begins_anew(self, ticket: int, target: Connection) -> bool:
+    def reuses_ticket(self, ticket: int, target: Connection) -> bool:
         """Return whether a new slot of a draft is about to deliver under the ticket of an earlier slot.
 
         Under `rejection` a state has one proposal: the target keeps the first, so the new slot's deliveries would be
@@ -238,7 +141,7 @@ class Drafting:
         """
         connection = self.connection
         is_new = connection is not None and not self.slot.is_open_on(connection, target.epoch)
-        return is_new and self._told_ticket == ticket
+        return is_new and self._sent_ticket == ticket
 
     @property
     def connection(self) -> Connection | None:
@@ -246,12 +149,16 @@ class Drafting:
 
         None without a draft, where no draft token fits any more, and for a beam search that the draft cannot draft for.
         """
-        connection = None if self.member is None else self.member.connection
-        if connection is None or self._session.draft_room() < 1:
+        if self.member is None or self._session.draft_room() < 1:
+            return None
+        connection = self.member.connection
+        if connection is None:
             return None
         if self._session.request.params.beams is not None and not connection.info.beams:
             return None
-        return connection if self._session.committed_len + 1 < connection.info.context_limit else None
+        if self._session.committed_len + 1 >= connection.info.context_limit:
+            return None
+        return connection
 
     def note(self, verdict: tpb.Verdict) -> None:
         """Record what a verdict shows of the draft: its health, and whether it pays."""
@@ -264,22 +171,27 @@ class Drafting:
             self._assignment.refused()
         elif outcome.is_verified:
             self._assignment.did_well()
-        self._num_missing = 0 if outcome.HasField("hit") else self._num_missing + 1
+        self._num_missing += 1
+        if outcome.HasField("hit"):
+            self._num_missing = 0
         if self._num_missing == MISSING_VERDICTS:
             self._assignment.undelivered()
 
     def _note_use(self, verdict: tpb.Verdict, outcome: tpb.DraftOutcome) -> None:
-        """New choices of the caller begin with what is recorded here.
+        """New choices of the caller begin with the use that is recorded here.
 
-        For a request with a fixed number nothing is recorded, because the target waits for its drafts whatever they
-        bring. While nothing has been delivered, the draft may be reading the prompt; MISSING_VERDICTS bounds that.
+        For a request with a fixed number of draft tokens nothing is recorded, because the target waits for its drafts
+        whatever they add. While nothing has been delivered, the draft may be reading the prompt; MISSING_VERDICTS
+        bounds that.
+
+        # 4 draft tokens accepted, and 3 tokens committed up to the stop id: the draft added 2 of them at most
         """
         draft = self.member
-        has_come = outcome.HasField("hit")
-        if draft is None or self._is_fixed or not (has_come or self._pauses):
+        has_delivered = outcome.HasField("hit")
+        if draft is None or self._is_fixed or not (has_delivered or self._pauses):
             return
         num_tokens = len(verdict.token_ids) or len(verdict.levels)
-        num_added = max(0, min(outcome.num_accepted, num_tokens - 1))  # not behind the answer's end
+        num_added = max(0, min(outcome.num_accepted, num_tokens - 1))  # none after the end of the output
         is_ready = outcome.hit or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
         self._use.note(num_added, num_tokens, is_ready=is_ready)
         draft.use_of(self._caller).note(num_added, num_tokens, is_ready=is_ready)
@@ -299,13 +211,13 @@ class Drafting:
         if speculation is None:
             return False
         message = session.open_message()
-        if not draft.info.decoder_start_ids:  # a table of a text alone
+        if not draft.info.decoder_start_ids:  # it reads no source of an encoder
             message.ClearField("source_ids")
         message.speculation.CopyFrom(replace(speculation, place=self._place).to_proto())
-        # A draft with a shorter context drafts as far as it reaches.
-        room = draft.info.context_limit - session.num_prompt
-        message.params.max_tokens = min(message.params.max_tokens, room)
-        message.params.min_tokens = min(message.params.min_tokens, room)
+        # A draft with a shorter context drafts up to its end.
+        max_tokens = draft.info.context_limit - session.num_prompt
+        message.params.max_tokens = min(message.params.max_tokens, max_tokens)
+        message.params.min_tokens = min(message.params.min_tokens, max_tokens)
         message.deliver_to = member.deliver_address
         message.target_epoch = target.epoch
         self._replies = draft.subscribe(dpb.DraftRequest(open=message), expects=False)
@@ -315,19 +227,25 @@ class Drafting:
     def _forget(self) -> None:
         if self._replies is not None:
             self._replies.close()
-        self._replies, self._num_missing, self._is_ahead = None, 0, False
+        self._replies = None
+        self._num_missing = 0
+        self._is_ahead = False
 
     def _read_errors(self) -> None:
-        for reply in () if self._replies is None else self._replies.take():
+        if self._replies is None:
+            return
+        for reply in self._replies.take():
             if reply.WhichOneof("item") == "error":
-                self._mend(reply.error)
+                self._handle_error(reply.error)
 
-    def _mend(self, error: pb.WorkerError) -> None:
+    def _handle_error(self, error: pb.WorkerError) -> None:
         if error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.slot.agreed_len = min(error.known_len, self._session.committed_len)
             return
-        slot, draft = self._session.slot_id, self._assignment.member
-        name = None if draft is None else draft.name
+        slot = self._session.slot_id
+        name: str | None = None
+        if self.member is not None:
+            name = self.member.name
         why = bound_text(error.message, MAX_REASON_BYTES)
         log.info("the draft refused slot %d: %s", slot, why, extra=about(slot=slot, member=name))
         self.slot.open_again()

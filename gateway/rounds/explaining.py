@@ -23,8 +23,12 @@ def kinds_of(verdict: tpb.Verdict) -> list[TokenKind]:
         accepted = TokenKind.PREDICTED
     elif is_forced(verdict):
         accepted = TokenKind.FORCED
-    kinds = map(TokenKind, verdict.kinds)
-    return [accepted if kind is TokenKind.ACCEPTED else kind for kind in kinds]
+    kinds = list[TokenKind]()
+    for kind in map(TokenKind, verdict.kinds):
+        if kind is TokenKind.ACCEPTED:
+            kind = accepted
+        kinds.append(kind)
+    return kinds
 
 
 def is_forced(verdict: tpb.Verdict) -> bool:
@@ -34,17 +38,20 @@ def is_forced(verdict: tpb.Verdict) -> bool:
 
 def explained(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> gateway_pb2.RoundExplanation:
     """Return the explanation of a verdict. num_kept: number of its tokens that stay in the output."""
-    told = gateway_pb2.RoundExplanation(
+    drafter = verdict.drafter
+    if is_forced(verdict):
+        drafter = GRAMMAR
+    explanation = gateway_pb2.RoundExplanation(
         committed_len=verdict.committed_len,
-        drafter=GRAMMAR if is_forced(verdict) else verdict.drafter,
+        drafter=drafter,
         batch_size=verdict.batch_size,
         queue_us=verdict.queue_us,
         forward_us=verdict.forward_us,
         accept_us=verdict.accept_us,
         verified=verdict.explanation,
     )
-    verified = told.verified
-    if num_kept < len(verdict.token_ids):  # a stop string came before
+    verified = explanation.verified
+    if num_kept < len(verdict.token_ids):  # a stop string comes before the rejected token
         verified.ClearField("rejection")
     tokens: list[pb.DraftToken | pb.RankedToken] = [*verified.draft]
     if verified.HasField("rejection"):
@@ -52,4 +59,4 @@ def explained(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> gate
         tokens += [rejection.token, *rejection.target, *rejection.draft_law, *rejection.draft_guesses]
     for token in tokens:
         token.text = tokenizer.token_text(token.id)
-    return told
+    return explanation

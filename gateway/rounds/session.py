@@ -23,6 +23,7 @@ from gateway.rounds.explaining import explained, kinds_of
 from gateway.telemetry.request_record import current_record
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
+from outrider.v1 import gateway_pb2
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.protocol import PROTOCOL
 
@@ -35,14 +36,15 @@ class Session:
         self.slot_id = slot_id
         self.committed: list[int] = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
-        lenience = request.params.lenience if request.params.lenience < 1.0 else None
-        num_asked = len(request.asked_ids)
-        self.usage = AnswerUsage(num_prompt_tokens=num_asked, seed=request.params.seed, lenience=lenience)
+        self.usage = AnswerUsage(num_prompt_tokens=len(request.asked_ids), seed=request.params.seed)
+        if request.params.lenience < 1.0:
+            self.usage.lenience = request.params.lenience
         self.usage.num_rejected_prediction_tokens = len(request.prediction_ids)
         self.finished = False
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer_of(request, tokenizer)
-        self._is_scored = request.num_prompt_logprobs is None
+        self._has_prompt_logprobs = request.num_prompt_logprobs is None
+        """Whether no prompt log-probs are to come: they have arrived, or none are requested."""
         current_record().usages.append(self.usage)
 
     @property
@@ -61,7 +63,10 @@ class Session:
         return len(self.committed) - self.num_prompt
 
     def draft_room(self) -> int:
-        """Return how many draft tokens a step may still use: it commits one more than it accepts."""
+        """Return how many draft tokens a step may still use: it commits one more than it accepts.
+
+        # max_tokens 10, 7 output tokens: 2, since a step that accepts both commits 3
+        """
         return self.request.params.max_tokens - self.num_output - 1
 
     def resumed(self, agreed_len: int) -> dict[str, Any]:
@@ -76,17 +81,19 @@ class Session:
         """Return by how many tokens a verdict extends the choice."""
         return len(verdict.token_ids)
 
-    def told(self, output: RoundOutput) -> Sequence[RoundOutput]:
-        """Return the outputs that a reader gets after a round."""
+    def visible_outputs(self, output: RoundOutput) -> Sequence[RoundOutput]:
+        """Return the outputs that the request's reader gets after a round with this output."""
         return (output,)
 
     @property
     def num_prompt_logprobs(self) -> int | None:
         """Number of best ids with prompt log-probs to request of the target.
 
-        None once they are known, or if none are requested.
+        None once they have arrived, or if none are requested.
         """
-        return None if self._is_scored else self.request.num_prompt_logprobs
+        if self._has_prompt_logprobs:
+            return None
+        return self.request.num_prompt_logprobs
 
     def open_message(self) -> pb.OpenSlot:
         """Return the message that opens a slot on a worker, with all committed tokens."""
@@ -107,19 +114,27 @@ class Session:
         """Commit a verdict and return its output.
 
         A stop string may cut the verdict's tokens. `finished` is then set although the target would continue.
+
+            # stop "END", a verdict with the tokens "a", " E", "ND", " b": three tokens are committed, the text is "a "
         """
         self._count(verdict)
         ids = list(verdict.token_ids)
         stopped_by_id = verdict.finish_reason == pb.FINISH_REASON_STOP
-        text_ids = ids[:-1] if stopped_by_id and not self.request.keeps_stop else ids  # a stop id is no text
+        text_ids = ids
+        if stopped_by_id and not self.request.keeps_stop:  # the stop id is no text
+            text_ids = ids[:-1]
         pushed = self._detokenizer.push(text_ids)
         finish: FinishReason | None = None
         stop_reason: str | int | None = None
         delta = pushed.text_delta
         if pushed.stop is not None:
-            ids, finish, stop_reason = ids[: pushed.num_kept], FinishReason.STOP, pushed.stop
+            ids = ids[: pushed.num_kept]
+            finish = FinishReason.STOP
+            stop_reason = pushed.stop
         elif verdict.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
-            finish = FinishReason.STOP if stopped_by_id else FinishReason.LENGTH
+            finish = FinishReason.LENGTH
+            if stopped_by_id:
+                finish = FinishReason.STOP
             held, stop_reason = self._detokenizer.finish()
             delta += held
             if stop_reason is not None:
@@ -128,14 +143,27 @@ class Session:
                 stop_reason = ids[-1]
         self.committed.extend(ids)
         self.usage.num_completion_tokens = self.num_output
-        self._count_foretold(min(verdict.num_foretold, len(ids)))
+        self._count_predicted(min(verdict.num_foretold, len(ids)))
         self.finished = finish is not None
-        explains = self.request.speculation.explain
-        scores = self._scores(verdict)
+        prompt_logprobs = self._take_prompt_logprobs(verdict)
         if self.request.is_empty:
             self.usage.num_completion_tokens = 0
-            usage, length = replace(self.usage), FinishReason.LENGTH
-            return RoundOutput((), "", 0, 0, timings, length, usage=usage, prompt_logprobs=scores)
+            return RoundOutput(
+                (),
+                "",
+                0,
+                0,
+                timings,
+                FinishReason.LENGTH,
+                usage=replace(self.usage),
+                prompt_logprobs=prompt_logprobs,
+            )
+        usage: AnswerUsage | None = None
+        if self.finished:
+            usage = replace(self.usage)
+        explanation: gateway_pb2.RoundExplanation | None = None
+        if self.request.speculation.explain:
+            explanation = explained(verdict, len(ids), self._tokenizer)
         return RoundOutput(
             tokens=self._tokens(verdict, ids, pushed),
             text_delta=delta,
@@ -144,19 +172,19 @@ class Session:
             timings=timings,
             finish_reason=finish,
             stop_reason=stop_reason,
-            usage=replace(self.usage) if finish is not None else None,
-            explanation=explained(verdict, len(ids), self._tokenizer) if explains else None,
-            prompt_logprobs=scores,
+            usage=usage,
+            explanation=explanation,
+            prompt_logprobs=prompt_logprobs,
         )
 
-    def _scores(self, verdict: tpb.Verdict) -> Sequence[pb.TokenLogprobs] | None:
-        if self._is_scored:
+    def _take_prompt_logprobs(self, verdict: tpb.Verdict) -> Sequence[pb.TokenLogprobs] | None:
+        if self._has_prompt_logprobs:
             return None
-        self._is_scored = True
+        self._has_prompt_logprobs = True
         return verdict.prompt_logprobs
 
     def _count(self, verdict: tpb.Verdict) -> None:
-        if self.usage.num_rounds + self.usage.num_plain_steps == 0:  # a slot that is opened again says nothing new
+        if self.usage.num_rounds + self.usage.num_plain_steps == 0:  # a slot that is opened again finds its own tokens
             self.usage.num_cached_prompt_tokens = min(verdict.num_cached_tokens, self.usage.num_prompt_tokens)
         if verdict.num_drafted:
             self.usage.num_rounds += 1
@@ -164,18 +192,23 @@ class Session:
             self.usage.num_plain_steps += 1
         self.usage.num_draft_tokens += verdict.num_drafted
         self.usage.num_accepted_tokens += verdict.num_accepted
-        self.usage.num_wasted_tokens += sum(outcome.num_wasted for outcome in verdict.outcomes)
+        for outcome in verdict.outcomes:
+            self.usage.num_wasted_tokens += outcome.num_wasted
 
-    def _count_foretold(self, num_tokens: int) -> None:
+    def _count_predicted(self, num_tokens: int) -> None:
         usage = self.usage
         usage.num_accepted_prediction_tokens += num_tokens
-        num_left = len(self.request.prediction_ids) - usage.num_accepted_prediction_tokens
-        usage.num_rejected_prediction_tokens = max(0, num_left)  # a passage may be copied twice
+        num_remaining = len(self.request.prediction_ids) - usage.num_accepted_prediction_tokens
+        usage.num_rejected_prediction_tokens = max(0, num_remaining)  # a passage may be copied twice
 
     def _tokens(self, verdict: tpb.Verdict, ids: list[int], pushed: Pushed) -> tuple[OutputToken, ...]:
-        tokens, kinds = [], kinds_of(verdict)
+        tokens = []
+        kinds = kinds_of(verdict)
         for index, token_id in enumerate(ids):
-            text, offset = pushed.tokens[index] if index < len(pushed.tokens) else ("", self._detokenizer.num_chars)
+            if index < len(pushed.tokens):
+                text, offset = pushed.tokens[index]
+            else:  # a stop id
+                text, offset = "", self._detokenizer.num_chars
             logprobs = None
             if verdict.logprobs:
                 logprobs = OutputLogprobs.from_proto(verdict.logprobs[index])

@@ -13,14 +13,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from gateway.rounds.session import Session
-from gateway.workers.links import Connection, WorkerSlot
+from gateway.rounds.verdict_check import why_invalid
+from gateway.workers.connection import Connection, WorkerSlot
 from gateway.workers.member import TargetMember
 from gateway.workers.placement import prefix_key
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault, WorkerLost
-from outrider.wire.kinds import TokenKind
 from outrider.wire.processes.health import Outcome
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
@@ -30,18 +30,10 @@ from outrider.wire.transport.streams import Replies
 
 log = get_logger(__name__)
 
-_REOPEN = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
-
-
-_KINDS = frozenset(kind.value for kind in TokenKind)
-_DRAFTERS = frozenset(("", *Drafter))
-"""Drafters that a verdict may name; "" where nothing was drafted or the request's grammar drafted."""
-
-
+REOPENED = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
+"""Errors after which the slot is opened again, and the round repeated."""
 MAX_FAULTS = 2
 """Number of consecutive faults after which a request fails. A request that no target can run must not try them all."""
-
-
 TOKENS_AHEAD = 2 * (MAX_DRAFT_TOKENS + 1)
 """Number of tokens past the last verdict that a target may commit: two steps with the longest possible draft, so that
 it can run one while the verdict of the other is on its way."""
@@ -123,15 +115,15 @@ class Verification:
         async with self._in_time():
             await self.member.room.enter(lambda: self._try_open(target, message))
 
-    async def pay_for_retry(self) -> None:
+    async def wait_for_retry(self) -> None:
         """Wait until the gateway's retry budget allows a retry. Raises DeadlineExceeded."""
         retries = self._model.retries
         async with self._in_time():
-            while not retries.take():  # noqa: ASYNC110  (nobody tells when time has passed)
+            while not retries.take():  # noqa: ASYNC110  (the budget refills with time, without an event)
                 await asyncio.sleep(1 / retries.floor_per_s)
 
     @property
-    def leases(self) -> bool:
+    def has_lease(self) -> bool:
         """Whether a lease runs, so that verdicts arrive."""
         return self._verdicts is not None
 
@@ -162,49 +154,29 @@ class Verification:
             reply = await self._next_reply(target, self._verdicts)
         if reply.WhichOneof("item") != "verdict":
             self.end_lease()
-            self._mend(target, reply.error)
+            self._handle_error(target, reply.error)
             return None
         verdict: tpb.Verdict = reply.verdict
         num_committed = self._session.num_committed_by(verdict)
-        why = self._unsound(verdict, num_committed)
+        why = why_invalid(verdict, num_committed, len(self.tickets), self._num_expected_scores)
         if why is not None:
-            self._mend_unsound(why)
+            self._handle_invalid(why)
             return None
         if verdict.committed_len != self._session.committed_len or not num_committed:
             self._note_other_length(verdict, num_committed)
             return None
         self.member.health.note(Outcome.OK)
         self.slot.agreed_len = verdict.committed_len + num_committed
-        self._num_faults, self._avoid = 0, None
+        self._num_faults = 0
+        self._avoid = None
         return verdict
 
-    def _unsound(self, verdict: tpb.Verdict, num_committed: int) -> str | None:
-        """A verdict that passes is safe to index by."""
-        num_outcomes, num_expected = len(verdict.outcomes), len(self.tickets) + 1
-        if num_outcomes != num_expected:
-            return (
-                f"its verdict has {num_outcomes} outcomes, must have {num_expected}: one for each draft worker and one "
-                "for the target itself"
-            )
-        if verdict.drafter not in _DRAFTERS:
-            return f"its verdict names drafter {verdict.drafter[:100]!r}, which is none"
-        if len(verdict.kinds) != num_committed or not _KINDS.issuperset(verdict.kinds):
-            return f"its verdict has kinds {verdict.kinds[:100]}, must have {num_committed}, each of {sorted(_KINDS)}"
-        if len(verdict.logprobs) not in (0, num_committed):
-            return f"its verdict has {len(verdict.logprobs)} logprobs, must have {num_committed} or none"
-        num_scored = self._session.num_prompt - 1
-        if self._session.num_prompt_logprobs is not None and len(verdict.prompt_logprobs) != num_scored:
-            return f"its verdict has {len(verdict.prompt_logprobs)} prompt_logprobs, must have {num_scored}"
-        for entry in (*verdict.logprobs, *verdict.prompt_logprobs):
-            if len(entry.top_ids) != len(entry.top_logprobs):
-                return (
-                    f"its verdict has log-probs with {len(entry.top_ids)} top_ids and {len(entry.top_logprobs)} "
-                    "top_logprobs, must have as many of both"
-                )
-        for name, value in (("depth", verdict.depth), ("num_accepted", verdict.num_accepted)):
-            if value > MAX_DRAFT_TOKENS:
-                return f"its verdict has {name} {value}, must be at most {MAX_DRAFT_TOKENS}"
-        return None
+    @property
+    def _num_expected_scores(self) -> int | None:
+        """Number of prompt tokens whose log-probs the next verdict must hold; None for none."""
+        if self._session.num_prompt_logprobs is None:
+            return None
+        return self._session.num_prompt - 1
 
     async def _next_reply(self, target: Connection, verdicts: Replies[tpb.TargetReply]) -> tpb.TargetReply:
         while True:
@@ -216,7 +188,10 @@ class Verification:
                 self.extend(target)
 
     def extend(self, target: Connection) -> None:
-        """Extend the lease once half of it is used."""
+        """Extend the lease once half of it is used.
+
+        # TOKENS_AHEAD 130, extended to length 330 when 200 tokens were committed: the next time at 265
+        """
         until_len = self._session.committed_len + TOKENS_AHEAD
         if 2 * (until_len - self._until_len) < TOKENS_AHEAD:
             return
@@ -230,7 +205,10 @@ class Verification:
         if verdicts is None:
             return 0
         verdicts.close()
-        return sum(self._session.num_committed_by(reply.verdict) for reply in verdicts.take())
+        num_unused = 0
+        for reply in verdicts.take():
+            num_unused += self._session.num_committed_by(reply.verdict)
+        return num_unused
 
     def close(self) -> None:
         """End the lease and close the slot."""
@@ -268,7 +246,7 @@ class Verification:
         if reply.error.code == pb.WORKER_ERROR_CODE_INVALID:
             raise InvalidRequest(f"the target cannot take the request: {reply.error.message}")
         if reply.error.code == pb.WORKER_ERROR_CODE_STALE_EPOCH:
-            target.drop()  # we talk to a life that is over
+            target.drop()  # it belongs to a process that has ended
             raise WorkerLost("lost the worker: it was started again")
         self._fault(reply.error.message)
         raise self._elsewhere("fault")
@@ -277,7 +255,7 @@ class Verification:
         self._avoid = self.member.name
         return GoElsewhere(reason)
 
-    def _mend(self, target: Connection, error: pb.WorkerError) -> None:
+    def _handle_error(self, target: Connection, error: pb.WorkerError) -> None:
         if error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.why_again = "behind"
             self.slot.agreed_len = min(error.known_len, self._session.committed_len)
@@ -285,16 +263,16 @@ class Verification:
         self.slot.open_again()
         self.why_again = "slot"
         if error.code == pb.WORKER_ERROR_CODE_STALE_EPOCH:
-            target.drop()  # we talk to a life that is over
+            target.drop()  # it belongs to a process that has ended
         elif error.code == pb.WORKER_ERROR_CODE_INTERNAL:
             self._fault(error.message)
             self.why_again = "fault"
         elif error.code == pb.WORKER_ERROR_CODE_GRAMMAR:
             raise InvalidRequest(f"the target cannot go on: {error.message}", param="grammar")
-        elif error.code not in _REOPEN:
+        elif error.code not in REOPENED:
             raise WorkerFault(f"the target failed: {error.message}")
 
-    def _mend_unsound(self, why: str) -> None:
+    def _handle_invalid(self, why: str) -> None:
         self.end_lease()
         self.slot.open_again()
         self._fault(why)
@@ -319,7 +297,7 @@ class Verification:
             raise timed_out(self._model.config.request_timeout_s) from None
 
     def _note_other_length(self, verdict: tpb.Verdict, num_committed: int) -> None:
-        """A verdict for another length is never applied: it would repeat or lose tokens."""
+        # A verdict for another length is never applied: it would repeat or lose tokens.
         log.error(
             "the target's verdict is for length %d with %d tokens, request %s is at %d: it is set back",
             verdict.committed_len,

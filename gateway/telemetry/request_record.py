@@ -39,7 +39,10 @@ def current_record() -> RequestRecord:
 
 def note_failure(error: OutriderError) -> None:
     """Record the error in which the current request ends."""
-    current_record().outcome = "internal" if type(error) is OutriderError else type(error).__name__
+    outcome = type(error).__name__
+    if type(error) is OutriderError:  # of no class that clients know: a fault of ours
+        outcome = "internal"
+    current_record().outcome = outcome
 
 
 def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
@@ -52,7 +55,11 @@ def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """Facts of one round. The id of its span is derived from ticket and length, which the target knows as well."""
+    """Facts of one round.
+
+    The id of the round's span is computed from its ticket and committed length. The target computes the same id, for
+    the parent of its own span.
+    """
 
     ticket: int
     """Ticket of the lease."""
@@ -119,7 +126,9 @@ class RequestRecord:
     @property
     def error(self) -> str | None:
         """The outcome if it is an error, else None. A client that leaves is no error."""
-        return None if self.outcome in ("ok", "cancelled") else self.outcome
+        if self.outcome in ("ok", "cancelled"):
+            return None
+        return self.outcome
 
     def note_answer(self, first_token_s: float, per_token_s: float | None) -> None:
         """Record the times of a choice that ended well, in seconds. per_token_s: None for a choice of one token."""
@@ -128,17 +137,24 @@ class RequestRecord:
 
     def facts(self) -> dict[str, str | int | None]:
         """Return the fields of the request's log line and span."""
-        usages = self.usages
+        total = AnswerUsage()
+        for usage in self.usages:
+            total.num_cached_prompt_tokens += usage.num_cached_prompt_tokens
+            total.num_completion_tokens += usage.num_completion_tokens
+            total.num_rounds += usage.num_rounds
+            total.num_plain_steps += usage.num_plain_steps
+            total.num_draft_tokens += usage.num_draft_tokens
+            total.num_accepted_tokens += usage.num_accepted_tokens
         return {
             "key": self.key,
             "model": self.model,
             "prompt_tokens": self.num_prompt_tokens,
-            "cached_tokens": sum(usage.num_cached_prompt_tokens for usage in usages),
-            "completion_tokens": sum(usage.num_completion_tokens for usage in usages),
-            "rounds": sum(usage.num_rounds for usage in usages),
-            "plain_steps": sum(usage.num_plain_steps for usage in usages),
-            "drafted": sum(usage.num_draft_tokens for usage in usages),
-            "accepted": sum(usage.num_accepted_tokens for usage in usages),
+            "cached_tokens": total.num_cached_prompt_tokens,
+            "completion_tokens": total.num_completion_tokens,
+            "rounds": total.num_rounds,
+            "plain_steps": total.num_plain_steps,
+            "drafted": total.num_draft_tokens,
+            "accepted": total.num_accepted_tokens,
             "targets": ",".join(sorted(self.targets)) or None,
             "drafts": ",".join(sorted(self.drafts)) or None,
         }
@@ -146,7 +162,9 @@ class RequestRecord:
     @property
     def traceparent(self) -> str:
         """The `traceparent` header for the workers' slots; empty if the request is not traced."""
-        return "" if self.place is None else str(self.place)
+        if self.place is None:
+            return ""
+        return str(self.place)
 
     def add_round(self, ended: RoundRecord) -> None:
         """Add a round that has just ended, with or without a verdict."""
@@ -157,8 +175,10 @@ class RequestRecord:
             return
         ended_ns = time.time_ns()
         took_ns = max(int(1e9 * (time.monotonic() - ended.started_s)), ended.step_ns)
-        error = None if ended.verdict is not None else "no verdict"
         began_ns = ended_ns - took_ns
+        error: str | None = None
+        if ended.verdict is None:
+            error = "no verdict"
         span_id = round_span_id(ended.ticket, ended.committed_len)
         self.spans.add("round", self.place, began_ns, ended_ns, ended.facts(), error=error, span_id=span_id)
 
@@ -172,16 +192,25 @@ class RequestRecords:
 
     @contextmanager
     def record(self, request_id: str, operation: str, header: str | None) -> Iterator[RequestRecord]:
-        """Record a request for the duration of the block, and log it at the end. header: the caller's `traceparent`."""
+        """Record a request for the duration of the block, and log it at the end.
+
+        operation: see `RequestRecord`. header: the caller's `traceparent`, None without one.
+        """
         caller = TraceParent.parse(header)
         started_s, started_ns = time.monotonic(), time.time_ns()
-        span = None if self._spans is None else self._spans.begin(operation, caller, started_ns, server=True)
-        place = None if span is None else span.place
+        span: OpenSpan | None = None
+        if self._spans is not None:
+            span = self._spans.begin(operation, caller, started_ns, server=True)
+        place: TraceParent | None = None
+        if span is not None:
+            place = span.place
         record = RequestRecord(request_id, operation, place, spans=self._spans, metrics=self._metrics)
-        in_trace = place or caller
+        trace_id: str | None = None
+        if (in_trace := place or caller) is not None:
+            trace_id = in_trace.trace_hex
         token = _record.set(record)
         try:
-            with log_fields(request_id=request_id, trace_id=None if in_trace is None else in_trace.trace_hex):
+            with log_fields(request_id=request_id, trace_id=trace_id):
                 try:
                     yield record
                 finally:
@@ -215,7 +244,7 @@ class RequestRecords:
     def _end_span(self, span: OpenSpan, record: RequestRecord, end_ns: int) -> None:
         facts = record.facts()
         model = facts.pop("model")
-        named = {
+        attributes = {
             "gen_ai.operation.name": record.operation,
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": model,
@@ -225,7 +254,11 @@ class RequestRecords:
             "error.type": record.error,
             "outrider.request_id": record.request_id,
             "outrider.outcome": record.outcome,
-            **{f"outrider.{name}": value for name, value in facts.items()},
         }
-        known = {name: value for name, value in named.items() if value is not None}
-        span.end(end_ns, known, record.error, record.operation if model is None else f"{record.operation} {model}")
+        for name, value in facts.items():
+            attributes[f"outrider.{name}"] = value
+        known = {name: value for name, value in attributes.items() if value is not None}
+        span_name = record.operation
+        if model is not None:
+            span_name = f"{record.operation} {model}"
+        span.end(end_ns, known, record.error, span_name)

@@ -1,4 +1,4 @@
-"""Counts rounds in the gateway's series."""
+"""Counts rounds in the gateway's series. The decode loop calls it after each round."""
 
 from __future__ import annotations
 
@@ -25,19 +25,33 @@ def why_plain(verdict: tpb.Verdict, drafter: Drafter | None, *, is_unprofitable:
         return "refused"
     if is_unprofitable or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY:
         return "does_not_pay"
-    if drafter is None:
-        return "busy" if is_busy else "no_draft"
-    return "none_parked" if drafter is Drafter.MODEL else "nothing"
+    if drafter is Drafter.MODEL:
+        return "none_parked"
+    if drafter is not None:
+        return "nothing"
+    if is_busy:
+        return "busy"
+    return "no_draft"
 
 
 def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
-    """Count, for each draft, whether a verdict's step found its draft tokens."""
-    told = [outcome for outcome in verdict.outcomes if outcome.HasField("hit")]
-    for outcome in told:
-        metrics.lookups.labels(result="hit" if outcome.hit else "miss").inc()
-    if told or verdict.wait_us:
+    """Count, for each draft, whether a verdict's step found its draft tokens, and how long the step was held for them.
+
+    An outcome without `hit` is of a draft without a delivery so far, or of the target's own drafter.
+    """
+    has_looked = False
+    num_refused = 0
+    for outcome in verdict.outcomes:
+        num_refused += outcome.is_refused
+        if outcome.HasField("hit"):
+            has_looked = True
+            result = "miss"
+            if outcome.hit:
+                result = "hit"
+            metrics.lookups.labels(result=result).inc()
+    if has_looked or verdict.wait_us:
         metrics.hold_seconds.observe(verdict.wait_us / 1e6)
-    metrics.proposals_refused.inc(sum(outcome.is_refused for outcome in verdict.outcomes))
+    metrics.proposals_refused.inc(num_refused)
 
 
 def note_drafts(metrics: PairMetrics, outcome: tpb.DraftOutcome) -> None:
@@ -52,15 +66,21 @@ def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, 
     """Count one round, without its draft tokens. reason: one of PLAIN_REASONS, for a round without drafts.
 
     A tree has several draft tokens at a position, of which at most one is accepted. They count as one there.
+
+        # a tree of depth 3 whose first two tokens are accepted: drafted at positions 0, 1, 2; accepted at 0, 1
     """
-    searched = [TokenKind(kind) for kind in verdict.kinds] if verdict.levels else []  # a level counts as a token
-    for kind in (*searched, *(token.kind for token in output.tokens)):
+    kinds = [token.kind for token in output.tokens]
+    num_levels = 0
+    if verdict.levels:  # of a beam search: a level counts as a token
+        kinds = [*map(TokenKind, verdict.kinds), *kinds]
+        num_levels = len(verdict.kinds)
+    for kind in kinds:
         metrics.emitted_tokens.labels(kind=kind.counted.label).inc()
     if not verdict.num_drafted:
         metrics.plain_steps.labels(reason=reason).inc()
         return
     metrics.rounds.inc()
-    metrics.accepted_length.observe(len(searched) or len(output.tokens))
+    metrics.accepted_length.observe(num_levels or len(output.tokens))
     for position in range(verdict.depth):
         metrics.drafted_per_position.labels(position=str(position)).inc()
     for position in range(verdict.num_accepted):

@@ -48,7 +48,9 @@ class AnswerTimes:
     """Times of one choice, in seconds of one monotonic clock."""
 
     admitted_s: float
+    """Time when the choice was admitted to the queue."""
     placed_s: float
+    """Time when it left the queue."""
     first_s: float
     """Time of the first tokens."""
     last_s: float
@@ -63,7 +65,9 @@ class AnswerTimes:
     @property
     def per_token_s(self) -> float | None:
         """Mean time per token after the first, in seconds; None if there are none."""
-        return (self.last_s - self.first_s) / (self.num_tokens - 1) if self.num_tokens > 1 else None
+        if self.num_tokens < 2:
+            return None
+        return (self.last_s - self.first_s) / (self.num_tokens - 1)
 
 
 class EndedAnswers:
@@ -94,8 +98,10 @@ class EndedAnswers:
         """Create the series of a model, at 0."""
         for series in self._of_answers():
             series.labels(model, ENGINE)
-        for reason in (*(reason.value for reason in FinishReason), LEFT, FAILED):
-            self._ended.labels(model, ENGINE, reason)
+        for finish_reason in FinishReason:
+            self._ended.labels(model, ENGINE, finish_reason.value)
+        for failure in (LEFT, FAILED):
+            self._ended.labels(model, ENGINE, failure)
 
     def note_pause(self, model: str, seconds: float) -> None:
         """Observe the time between two rounds, in seconds."""
@@ -158,8 +164,9 @@ class VllmNames(Collector):
         yield _renamed(own.cached_prompt_tokens, "vllm:prefix_cache_hits", "Of these, tokens that were cached.")
 
     def _counts_of_rounds(self, loads: Sequence[ModelLoad]) -> Iterable[Metric]:
-        """Models whose targets have the same id are counted together, under the first model's name."""
-        own, names = self._metrics, {load.target: load.name for load in reversed(loads)}
+        # Models whose targets have the same id are counted together, under the first model's name.
+        own = self._metrics
+        names = {load.target: load.name for load in reversed(loads)}
         summed = {
             "vllm:generation_tokens": (own.emitted_tokens, "Tokens committed."),
             "vllm:spec_decode_num_drafts": (own.rounds, "Verifies with at least one draft token."),
@@ -184,7 +191,8 @@ class VllmNames(Collector):
         for series, factor in ((self._metrics.drafted_per_position, 0), (self._metrics.accepted_per_position, 1)):
             for labels, count in self._metrics.counts(series):
                 counts[names.get(labels["target"], labels["target"]), labels["position"]] += factor * count
-        for (model, position), count in sorted(counts.items(), key=lambda item: (item[0][0], int(item[0][1]))):
+        by_model_and_position = sorted(counts.items(), key=lambda item: (item[0][0], int(item[0][1])))
+        for (model, position), count in by_model_and_position:
             family.add_metric([model, ENGINE, position], count)
         return family
 
@@ -206,7 +214,7 @@ def _gauges(loads: Sequence[ModelLoad]) -> Iterable[Metric]:
 
 
 def _totals(samples: Iterable[tuple[dict[str, str], float]], names: dict[str, str]) -> dict[str, float]:
-    """An id that no model has any more is counted under itself."""
+    # An id that no model has any more is counted under itself.
     counts = defaultdict(float, dict.fromkeys(names.values(), 0.0))
     for labels, count in samples:
         counts[names.get(labels["target"], labels["target"])] += count
@@ -215,12 +223,11 @@ def _totals(samples: Iterable[tuple[dict[str, str], float]], names: dict[str, st
 
 def _renamed(series: Counter | Histogram, name: str, text: str) -> Metric:
     (family,) = series.collect()
-    found = Metric(name, text, family.type)
+    renamed = Metric(name, text, family.type)
     for sample in family.samples:
-        ending = sample.name.removeprefix(family.name)
+        ending = sample.name.removeprefix(family.name)  # such as _bucket, _sum, _total
         if ending != "_created":
-            labels = {label: value for label, value in sample.labels.items() if label != "model"}
-            found.add_sample(
-                name + ending, {"model_name": sample.labels["model"], "engine": ENGINE, **labels}, sample.value
-            )
-    return found
+            labels = dict(sample.labels)
+            model = labels.pop("model")
+            renamed.add_sample(name + ending, {"model_name": model, "engine": ENGINE, **labels}, sample.value)
+    return renamed

@@ -34,6 +34,8 @@ def speculation_of(
 
     workers: the target, and the draft if there is one. Both must be able to run it. num_held: number of the choice's
     tokens in the cache of each worker.
+
+    A tree becomes a chain of its depth where a worker runs no trees, and loses nodes where a cache has no room for all.
     """
     asked = asked_speculation(request, config)
     if asked.is_plain:
@@ -43,13 +45,18 @@ def speculation_of(
         return speculation
     if not all(worker.trees for worker in workers):  # a chain as long as the tree is deep
         return replace(speculation, num_draft_tokens=asked.tree.depth, tree=None)
-    room = min(_room_for_nodes(worker, num_held) for worker in workers if worker.num_kv_blocks)
-    tree = asked.tree.fitted(asked.max_draft_tokens, min(room, asked.max_draft_tokens))
-    return None if tree is None else replace(speculation, tree=tree)
+    max_nodes = asked.max_draft_tokens
+    for worker in workers:
+        if worker.num_kv_blocks:
+            max_nodes = min(max_nodes, _max_nodes(worker, num_held))
+    tree = asked.tree.fitted(asked.max_draft_tokens, max_nodes)
+    if tree is None:
+        return None
+    return replace(speculation, tree=tree)
 
 
 def _tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | None:
-    """The gateway's own tree does not apply to a request that names K or lenience, which needs chains."""
+    # The gateway's own tree does not apply to a request that names K or lenience, which needs chains.
     options = request.speculation
     if request.params.beams is not None:
         return None
@@ -60,6 +67,9 @@ def _tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | N
     return TreeShape.parse(config.tree)
 
 
-def _room_for_nodes(worker: pb.WorkerInfo, num_held: int) -> int:
-    """Assumes that the choice is alone in the cache. One block is reserved because it may have to be copied."""
+def _max_nodes(worker: pb.WorkerInfo, num_held: int) -> int:
+    """Assumes that the choice is alone in the cache. One block is reserved because it may have to be copied.
+
+    # 10 blocks of 16 tokens, 100 of them held: 9 * 16 - 100 = 44 nodes
+    """
     return max(0, (worker.num_kv_blocks - 1) * worker.kv_block_size - num_held)

@@ -20,7 +20,10 @@ tokens again would be left in most of them."""
 class DraftUse:
     """Use of one draft worker: how many tokens it added to one choice, or to all choices of a caller.
 
-    # 16 verdicts with 24 tokens, of which 8 were drafted: 24 against 16, a gain of 1.5
+    A draft is used in trials of TRIAL verdicts. After a trial that paid the next one begins at once, so that the draft
+    is always used. After one that did not, the draft pauses until TRIAL_PERIOD verdicts have passed.
+
+        # 16 verdicts with 24 tokens, of which 8 were drafted: 24 against 16, a gain of 1.5
     """
 
     num_verdicts: int = 0
@@ -52,6 +55,7 @@ class DraftUse:
             return
         carried = 0.0
         if self.num_added + self.num_others > MIN_GAIN * self.num_others:
-            self.num_verdicts, carried = 0, CARRIED
+            self.num_verdicts = 0  # the next trial begins at once
+            carried = CARRIED
         self.num_added *= carried
         self.num_others *= carried

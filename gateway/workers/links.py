@@ -1,8 +1,7 @@
-"""The gateway's connections to workers.
+"""The gateway's links to workers.
 
 A `WorkerLink` keeps one worker connected for ever, and polls its load, drain state and step count once or twice a
-second. A `Connection` is one life of the worker's Control stream; slots that were opened on it end with it. A
-`WorkerSlot` records on which connection a request's slot is open.
+second. `Pools` has one for each member.
 """
 
 from __future__ import annotations
@@ -10,29 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc.aio
 
+from gateway.workers.connection import Connection
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerFault, WorkerLost
+from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerFault
 from outrider.wire.models.model_id import short_name
 from outrider.wire.peer_text import MAX_REASON_BYTES, Reasons, bound_strings, bound_text, describe_excess
 from outrider.wire.protocol import other_protocol
 from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.hang_watch import HangWatch
 from outrider.wire.transport.roles import Role
-from outrider.wire.transport.rpc import describe_failure, max_control_bytes, proxy_note
-from outrider.wire.transport.streams import Outbox, PendingReplies, Replies
+from outrider.wire.transport.rpc import describe_failure, proxy_note
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 log = get_logger(__name__)
-
-RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
 
 RECONNECT_S = 0.2
 """Seconds between two attempts to connect."""
@@ -70,153 +67,6 @@ def check_protocol(role: str, info: pb.WorkerInfo) -> None:
 
 def _life(info: pb.WorkerInfo) -> tuple[object, ...]:
     return info.epoch, info.model_id, info.vocab_size, info.tokenizer_fingerprint
-
-
-class WorkerSlot:
-    """A request's slot on one worker.
-
-    It holds the connection on which the slot is open, and the committed length that both sides agreed on.
-    """
-
-    def __init__(self, slot_id: int, request_type: RequestType) -> None:
-        self.agreed_len = 0
-        """Committed tokens that both sides agreed on last."""
-        self._slot_id = slot_id
-        self._request_type = request_type
-        self._connection: Connection | None = None
-        self._target_epoch = 0
-        self._needs_open = True
-
-    def is_open_on(self, connection: Connection, target_epoch: int = 0) -> bool:
-        """Return whether the slot is open on this connection.
-
-        target_epoch: for a draft slot, the epoch of the target that it delivers to.
-        """
-        same = self._connection is connection and self._target_epoch == target_epoch
-        return same and connection.alive and not self._needs_open
-
-    def opened(self, connection: Connection, committed_len: int, target_epoch: int = 0) -> None:
-        """Record that the slot was opened with `committed_len` tokens. `target_epoch`: see `is_open_on`."""
-        self._connection, self._target_epoch = connection, target_epoch
-        self.agreed_len, self._needs_open = committed_len, False
-
-    def open_again(self) -> None:
-        """Require that the next message opens the slot anew, under the same id.
-
-        Use it if the worker's state is not as assumed.
-        """
-        self._needs_open = True
-
-    def truncate(self, committed_len: int, reason: pb.TruncateReason) -> bool:
-        """Send a truncation to `committed_len`, with the next batch. Return False if there is no slot to truncate."""
-        message = pb.Truncate(slot=self._slot_id, committed_len=committed_len, reason=reason)
-        return self._send(self._request_type(truncate=message))
-
-    def close(self) -> None:
-        """Send that the slot is closed, which cancels a round in flight."""
-        self._send(self._request_type(close=pb.CloseSlot(slot=self._slot_id)))
-        self._connection = None
-
-    def _send(self, request: Any) -> bool:
-        if self._connection is None or not self._connection.alive:
-            return False
-        self._connection.send(request)
-        return True
-
-
-class Connection:
-    """One life of a worker's Control stream. `call`, `subscribe` and `send` never block."""
-
-    def __init__(
-        self,
-        info: pb.WorkerInfo,
-        stream: Any,
-        make_batch: Callable[[list[Any]], Any],
-        count_bytes: Callable[[int], None],
-    ) -> None:
-        self.heard_s = time.monotonic()
-        """Monotonic time of the last reply, in seconds."""
-        self.info = info
-        self.epoch: int = info.epoch
-        self.alive = True
-        self.hung = False
-        """Whether the stream was dropped because the worker made no step."""
-        self._owes_step = False
-        self._stream = stream
-        self._pending: PendingReplies[Any] = PendingReplies()
-
-        async def write(items: list[Any]) -> None:
-            batch = make_batch(items)
-            count_bytes(batch.ByteSize())
-            await stream.write(batch)
-
-        max_batch_bytes = max_control_bytes(info.context_limit) - (1 << 16)  # the rest is for the items' headers
-        self._outbox: Outbox[Any] = Outbox(write, stream.cancel, max_batch_bytes, lambda item: item.ByteSize())
-        self._count_bytes = count_bytes
-
-    def call(self, request: Any) -> asyncio.Future[Any]:
-        """Send an item that has one reply, and return its future.
-
-        The future fails with WorkerLost if the stream ends first.
-        """
-        message_id, future = self._pending.new()
-        if not self.alive:
-            future.set_exception(WorkerLost("lost the worker: the stream has ended"))
-            future.exception()
-            return future
-        request.id, request.epoch = message_id, self.epoch
-        self._outbox.put(request)
-        return future
-
-    def subscribe(self, request: Any, *, expects: bool = True) -> Replies[Any]:
-        """Send an item that has many replies, and return them. They fail with WorkerLost if the stream ends.
-
-        expects: whether the worker owes a reply for as long as the replies are open.
-        """
-        message_id, replies = self._pending.subscribe(expects)
-        if not self.alive:
-            replies.close()
-            replies.fail(WorkerLost("lost the worker: the stream has ended"))
-            return replies
-        request.id, request.epoch = message_id, self.epoch
-        self._outbox.put(request)
-        return replies
-
-    def send(self, request: Any, *, owes_step: bool = False) -> None:
-        """Send an item without a reply, with the next batch. owes_step: whether the worker must make a step for it."""
-        self._owes_step |= owes_step
-        request.epoch = self.epoch
-        self._outbox.put(request)
-
-    def drop(self) -> None:
-        """Cancel this stream. The link opens another."""
-        self._stream.cancel()
-
-    async def run(self) -> None:
-        """Read replies until the stream ends."""
-
-        async def batches() -> AsyncIterator[list[Any]]:
-            async for batch in self._stream:
-                self.heard_s = time.monotonic()
-                self._owes_step = False
-                self._count_bytes(batch.ByteSize())
-                yield list(batch.items)
-
-        try:
-            await self._pending.read(batches())
-        finally:
-            self.alive = False
-            self._stream.cancel()
-            await self._outbox.close()
-
-    @property
-    def has_work(self) -> bool:
-        """Whether the worker owes a reply or a step."""
-        return self._owes_step or len(self._pending) > 0
-
-    def stepped(self) -> None:
-        """Record that the worker has made a step."""
-        self._owes_step = False
 
 
 class WorkerLink:
@@ -276,13 +126,17 @@ class WorkerLink:
     @property
     def connection(self) -> Connection | None:
         """Current connection; None from the moment the stream ends, so that no round goes to a lost worker."""
-        return self._connection if self._connection is not None and self._connection.alive else None
+        if self._connection is None or not self._connection.alive:
+            return None
+        return self._connection
 
     @property
     def heard_s(self) -> float:
         """Monotonic time of the worker's last reply of any kind, in seconds; 0.0 while it is not connected."""
         connection = self.connection
-        return 0.0 if connection is None else max(connection.heard_s, self._answered_s)
+        if connection is None:
+            return 0.0
+        return max(connection.heard_s, self._answered_s)
 
     @property
     def silent_s(self) -> float:
@@ -319,13 +173,13 @@ class WorkerLink:
         """
         request = dpb.PairRequest(deliver_to=target_address, target_epoch=target_epoch)
         reply: dpb.PairReply = await self._stub.Pair(request, timeout=PAIR_TIMEOUT_S)
-        return None if reply.ok else bound_text(reply.why, MAX_REASON_BYTES)
+        if reply.ok:
+            return None
+        return bound_text(reply.why, MAX_REASON_BYTES)
 
     async def _keep_connected(self) -> None:
-        """An absent worker is tried again soon. A worker that was refused or leaves at once is tried later and later.
-
-        Its own claims about itself do not change that.
-        """
+        # An absent worker is tried again soon. A worker that was refused or leaves at once is tried later and later,
+        # whatever it reports of itself.
         while True:
             began_s = time.monotonic()
             is_away = False
@@ -386,14 +240,16 @@ class WorkerLink:
         if _life(info) != _life(accepted):
             return
         is_back = self.info is not None and self._failures.num_failures > 0
-        self._hear(info)
+        self._update_info(info)
         connection = Connection(
             info,
             self._stub.Control(),
             lambda items: self._batch_type(items=items),
             self._count_bytes,
         )
-        tries = f" after {self._failures.num_failures} that failed" if self._failures.num_failures else ""
+        tries = ""
+        if self._failures.num_failures:
+            tries = f" after {self._failures.num_failures} that failed"
         log.info("connected to the %s %s at %s%s", self.name, self.model_path, self.address, tries)
         if is_back:
             log.info("the %s at %s is back", self.name, self.address)
@@ -416,9 +272,11 @@ class WorkerLink:
     async def _watch(self, connection: Connection) -> None:
         watch = self._hang = HangWatch(*self._silence_s, time.monotonic())
         while connection.alive:
-            poll_s = POLL_S if connection.has_work else IDLE_POLL_S
+            poll_s = IDLE_POLL_S
+            if connection.has_work:
+                poll_s = POLL_S
             await asyncio.sleep(min(poll_s, self._silence_s[1] / 4))
-            asked_s = time.monotonic()
+            began_s = time.monotonic()
             try:
                 info = await self.get_info(POLL_TIMEOUT_S)
             except grpc.aio.AioRpcError:
@@ -429,12 +287,12 @@ class WorkerLink:
             else:
                 now = time.monotonic()
                 if _life(info) != _life(connection.info):
-                    connection.drop()  # who answers is not who was accepted
+                    connection.drop()  # another worker, or another life of it, than the one that was accepted
                     return
-                is_resting = not info.current_step_us  # whatever it was sent is done with
+                is_resting = not info.current_step_us  # it has finished all that it was sent
                 if is_resting or (self.info is not None and info.num_steps != self.info.num_steps):
                     connection.stepped()
-                self._note(info, now - asked_s)
+                self._note_poll(info, now - began_s)
                 watch.step_seen(info.num_steps, info.longest_step_us / 1e6, now)
             if not connection.has_work:
                 watch.idle(now)
@@ -449,21 +307,26 @@ class WorkerLink:
                 connection.drop()
                 return
 
-    def _note(self, info: pb.WorkerInfo, took_s: float) -> None:
-        before = self.info
-        self._hear(info)
+    def _note_poll(self, info: pb.WorkerInfo, took_s: float) -> None:
+        previous = self.info
+        self._update_info(info)
         self._answered_s = time.monotonic()
-        if before is None or before.draining != info.draining:
+        if previous is None or previous.draining != info.draining:
             self._on_change(self.connection, self.connection)
-        self.rtt_s += (took_s - self.rtt_s) * (RTT_GAIN if self.rtt_s else 1.0)
+        gain = 1.0  # for the first one
+        if self.rtt_s:
+            gain = RTT_GAIN
+        self.rtt_s += (took_s - self.rtt_s) * gain
 
-    def _hear(self, info: pb.WorkerInfo) -> None:
+    def _update_info(self, info: pb.WorkerInfo) -> None:
         self.info = info
         self._on_info(info)
 
     def _set(self, connection: Connection | None, refused: OutriderError | None) -> None:
-        before, self._connection, self.refused = self._connection, connection, refused
-        self._on_change(before, connection)
+        previous = self._connection
+        self._connection = connection
+        self.refused = refused
+        self._on_change(previous, connection)
 
     def ask_again(self) -> None:
         """Try a refused worker again at once. Call it when what the worker must fit has changed."""

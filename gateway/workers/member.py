@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from gateway.workers.connection import Connection
 from gateway.workers.draft_use import DraftUse
-from gateway.workers.links import Connection, WorkerLink
+from gateway.workers.links import WorkerLink
 from gateway.workers.membership import MemberSpec
 from gateway.workers.placement import WorkerLoad
 from outrider.v1 import common_pb2 as pb
@@ -81,14 +82,16 @@ class Member:
         self.health = Health()
         self.num_requests = 0
         """Number of requests placed on the worker."""
-        self._most_requests = 0
+        self._max_requests = 0
         """Maximal number of concurrent requests since the last poll."""
         self._num_others = 0
         """Number of slots that other gateways held at the last poll."""
         self._epoch = 0
-        self._refused_slot = False
+        """Epoch of the last connection, 0 before the first."""
+        self._has_refused_slot = False
         """Whether the worker has refused a slot since the last poll."""
-        self._told_draining_epoch = 0
+        self._draining_epoch = 0
+        """Epoch in which the worker refused a slot because it drains, 0 for none."""
 
     @property
     def name(self) -> str:
@@ -101,9 +104,10 @@ class Member:
     @property
     def draining(self) -> bool:
         """Whether the worker only finishes what it runs."""
+        if self.spec.draining:
+            return True
         info = self.link.info
-        told = info is not None and (info.draining or info.epoch == self._told_draining_epoch)
-        return self.spec.draining or told
+        return info is not None and (info.draining or info.epoch == self._draining_epoch)
 
     @property
     def usable(self) -> bool:
@@ -118,10 +122,14 @@ class Member:
     @property
     def state(self) -> State:
         if self.connection is None:
-            return State.REFUSED if self.link.refused is not None else State.LOST
+            if self.link.refused is not None:
+                return State.REFUSED
+            return State.LOST
         if self.draining:
             return State.DRAINING
-        return State.FAILING if self.health.is_down else State.SERVING
+        if self.health.is_down:
+            return State.FAILING
+        return State.SERVING
 
     @property
     def silent(self) -> bool:
@@ -133,26 +141,34 @@ class Member:
         """Load of the worker.
 
         Other gateways' slots count by the last poll. A worker that refused a slot counts as full until the next poll.
+
+            # 3 requests of this gateway, 2 of others: 5 of `num_slots` 8, or 5 of 5 after a refusal
         """
         info = self.link.info or pb.WorkerInfo()
         num_requests = self.num_requests + self._num_others
-        num_slots = num_requests if self._refused_slot else info.num_slots
-        kv_share = info.num_kv_blocks_in_use / info.num_kv_blocks if info.num_kv_blocks else 0.0
+        num_slots: int = info.num_slots
+        if self._has_refused_slot:
+            num_slots = num_requests
+        kv_share = 0.0
+        if info.num_kv_blocks:
+            kv_share = info.num_kv_blocks_in_use / info.num_kv_blocks
         return WorkerLoad(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
 
     def heard(self, info: pb.WorkerInfo) -> None:
         """Update the load from a poll.
 
         Slots that this gateway closed since the previous poll do not count as others'.
+
+            # 7 slots in use; since the last poll this gateway held 5 at most, and holds 3 now: others hold 2
         """
-        self._num_others = max(0, info.num_slots_in_use - self._most_requests)
-        self._most_requests = self.num_requests
-        self._refused_slot = False
+        self._num_others = max(0, info.num_slots_in_use - self._max_requests)
+        self._max_requests = self.num_requests
+        self._has_refused_slot = False
 
     def attach(self, request: object) -> None:
         """Place a request on the worker."""
         self.num_requests += 1
-        self._most_requests = max(self._most_requests, self.num_requests)
+        self._max_requests = max(self._max_requests, self.num_requests)
         self.health.begin(request)
 
     def detach(self) -> None:
@@ -161,11 +177,13 @@ class Member:
 
     def told_draining(self) -> None:
         """Record that the worker refused a slot because it is about to stop."""
-        self._told_draining_epoch = 0 if self.link.info is None else self.link.info.epoch
+        self._draining_epoch = 0
+        if self.link.info is not None:
+            self._draining_epoch = self.link.info.epoch
 
     def told_exhausted(self) -> None:
         """Record that the worker had no free slot."""
-        self._refused_slot = True
+        self._has_refused_slot = True
 
     def restarted(self) -> None:
         """Reset what was known of the previous process."""
@@ -174,7 +192,10 @@ class Member:
     def changed(self, before: Connection | None, after: Connection | None) -> None:
         """Record that the connection went or came."""
         if before is not None and after is None:
-            self.health.note(Outcome.LOST if before.hung else Outcome.REFUSED)
+            outcome = Outcome.REFUSED
+            if before.hung:
+                outcome = Outcome.LOST
+            self.health.note(outcome)
         if after is not None:
             if self._epoch not in (0, after.epoch):
                 self.restarted()
@@ -223,14 +244,19 @@ class DraftMember(Member):
         """Return the draft's use for the choices of a caller."""
         use = self._uses[key] = self._uses.pop(key, DraftUse())
         if len(self._uses) > MAX_CALLERS:
-            del self._uses[next(iter(self._uses))]  # who was noted longest ago
+            least_recent = next(iter(self._uses))
+            del self._uses[least_recent]
         return use
 
     @property
     def kind(self) -> Drafter:
-        """Drafter that the worker runs: MODEL, or what it drafts by without a model."""
-        drafters = () if self.link.info is None else self.link.info.drafters
-        return next((drafter for drafter in Drafter if drafter in drafters), Drafter.MODEL)
+        """Drafter that the worker runs: MODEL, or the table by which it drafts without a model."""
+        info = self.link.info
+        if info is not None:
+            for drafter in Drafter:
+                if drafter in info.drafters:
+                    return drafter
+        return Drafter.MODEL
 
     @property
     def state(self) -> State:
@@ -239,27 +265,46 @@ class DraftMember(Member):
         A draft that reads hidden states is LOST until it was checked with a target. A draft is REFUSED if it fits none
         of the targets that it was checked with.
         """
-        state, info = super().state, self.link.info
-        found = [each.why for each in self.pairings.values() if each.draft is self.connection]
-        if state is not State.SERVING or info is None or None in found:
+        state = super().state
+        info = self.link.info
+        if state is not State.SERVING or info is None:
             return state
-        return State.REFUSED if found else State.LOST if info.needs_features else state
+        is_refused = False
+        for pairing in self.pairings.values():
+            if pairing.draft is self.connection:
+                if pairing.why is None:
+                    return state
+                is_refused = True
+        if is_refused:
+            return State.REFUSED
+        if info.needs_features:
+            return State.LOST
+        return state
 
     def needs_pairing(self, target: TargetMember) -> bool:
         """Return whether the draft must be paired with this target.
 
         It must if it reads the target's hidden states or translates for it.
         """
-        info, other = self.link.info, target.link.info
-        if info is None or info.needs_features or not info.translates:
-            return info is not None and info.needs_features
-        return other is None or not has_same_tokens(info, other)
+        info = self.link.info
+        if info is None:
+            return False
+        if info.needs_features:
+            return True
+        if not info.translates:
+            return False
+        target_info = target.link.info
+        return target_info is None or not has_same_tokens(info, target_info)
 
     def pairing(self, target: TargetMember) -> Pairing | None:
-        """Return the pairing check of the current connections of both; None if there is none yet."""
-        found = self.pairings.get(target.name)
-        is_of_now = found is not None and found.draft is self.connection and found.target is target.connection
-        return found if is_of_now else None
+        """Return the pairing check of the current connections of both; None if there is none yet.
+
+        # after a restart of the target its connection is another one: the check of the previous one no longer counts
+        """
+        pairing = self.pairings.get(target.name)
+        if pairing is None or pairing.draft is not self.connection or pairing.target is not target.connection:
+            return None
+        return pairing
 
     def lacks_pairing(self, target: TargetMember) -> bool:
         """Return whether a pairing check with this target is due."""

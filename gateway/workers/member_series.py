@@ -73,11 +73,15 @@ class MemberSeries(Collector):
         )
         linked = {member.name for member in members}
         starting = [spec for spec in membership.members if spec.name not in linked]
-        counts = Counter((member.spec.pool, member.state.value) for member in members)
-        counts.update((spec.pool, STARTING) for spec in starting)
+        counts = Counter[tuple[str, str]]()
+        for member in members:
+            counts[member.spec.pool, member.state.value] += 1
+        for spec in starting:
+            counts[spec.pool, STARTING] += 1
+        state_names = [*(state.value for state in State), STARTING]
         for pool in membership.pools:
-            for state in (*(state.value for state in State), STARTING):
-                states.add_metric([pool.name, pool.role, state], counts[pool.name, state])
+            for state_name in state_names:
+                states.add_metric([pool.name, pool.role, state_name], counts[pool.name, state_name])
         for spec in starting:
             connected.add_metric(_labels(spec), 0)
             lost.add_metric(_labels(spec), spec.name in self._expected)

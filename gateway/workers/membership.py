@@ -30,6 +30,7 @@ class PoolSpec:
 
     name: str
     role: Role
+    """Whether its workers are targets or drafts."""
     model_name: str | None = None
     """Id under which a target pool is served; None for the model's own."""
     serves: tuple[str, ...] = ()
@@ -48,9 +49,13 @@ class MemberSpec:
     deliver_address: str = ""
     """Address at which drafts reach a target."""
     starting: bool = False
+    """Whether the worker is being started, so that it cannot be connected to yet."""
     draining: bool = False
+    """Whether the worker only finishes what it runs."""
     metrics_address: str = ""
+    """Address of the worker's metrics as host:port, empty if unknown."""
     node: str = ""
+    """Host on which the launcher has placed the worker, empty if unknown."""
     why: str = ""
     """Reason why the worker does not start again; empty if that is unknown or there is no fault."""
 
@@ -75,8 +80,11 @@ def from_config(config: GatewayConfig) -> Membership:
     targets, drafts = _addresses("target", of_target), _draft_pools(config.draft)
     if pool in drafts:
         raise ConfigError(f"target and draft both have a pool {pool!r}; give them different names", param="target")
-    addresses = [member.address for members in drafts.values() for member in members]
-    if len(set(addresses)) < len(addresses):
+    draft_members = list[MemberSpec]()
+    for members_of_pool in drafts.values():
+        draft_members += members_of_pool
+    draft_addresses = {member.address for member in draft_members}
+    if len(draft_addresses) < len(draft_members):
         raise ConfigError(f"draft is {config.draft!r}, which names a worker twice", param="draft")
     if config.drafter.needs_pools and len(drafts) < 2:
         log.warning("drafter is %s, and draft is %r: it takes two pools, as in A;B", config.drafter, config.draft)
@@ -86,69 +94,92 @@ def from_config(config: GatewayConfig) -> Membership:
             f"target_for_draft has {len(deliver)} addresses and target has {len(targets)}; give one for each, in order",
             param="target_for_draft",
         )
-    named = next((address for address in targets if address.startswith(DNS)), None)
-    if named is not None and config.target_for_draft is not None:
-        raise ConfigError(
-            f"target_for_draft is given and target has {named!r}, whose addresses drafts are told; leave one out",
-            param="target_for_draft",
-        )
+    if config.target_for_draft is not None:
+        for address in targets:
+            if address.startswith(DNS):
+                raise ConfigError(
+                    f"target_for_draft is given and target has {address!r}, whose addresses drafts are told; leave one "
+                    "out",
+                    param="target_for_draft",
+                )
     pools = [PoolSpec(pool, "target", config.model_name)]
-    pools += [PoolSpec(name, "draft", serves=(pool,)) for name in drafts]
-    members = [
-        MemberSpec(f"target-{index}", pool, "target", address, deliver[index]) for index, address in enumerate(targets)
-    ]
-    return Membership(tuple(pools), (*members, *(member for pool in drafts.values() for member in pool)))
+    for name in drafts:
+        pools.append(PoolSpec(name, "draft", serves=(pool,)))
+    target_members = list[MemberSpec]()
+    for index, (address, deliver_address) in enumerate(zip(targets, deliver, strict=True)):
+        target_members.append(MemberSpec(f"target-{index}", pool, "target", address, deliver_address))
+    return Membership(tuple(pools), (*target_members, *draft_members))
 
 
 def from_proto(message: rpb.Membership) -> Membership:
     """Return the membership of a registry's message, without pools and members of an unknown role."""
-    return Membership(
-        tuple(
-            PoolSpec(pool.name, _ROLES[pool.role], pool.model_name or None, tuple(pool.serves))
-            for pool in message.pools
-            if pool.role in _ROLES
-        ),
-        tuple(
-            MemberSpec(
-                member.name,
-                member.pool,
-                _ROLES[member.role],
-                member.address,
-                member.address,
-                starting=not member.address
-                or member.state not in (rpb.MEMBER_STATE_SERVING, rpb.MEMBER_STATE_DRAINING),
-                draining=member.state == rpb.MEMBER_STATE_DRAINING,
-                metrics_address=member.metrics_address,
-                node=member.node,
-                why=bound_text(member.why, MAX_REASON_BYTES),
-            )
-            for member in message.members
-            if member.role in _ROLES
-        ),
+    pools = list[PoolSpec]()
+    for pool in message.pools:
+        if pool.role in _ROLES:
+            pools.append(PoolSpec(pool.name, _ROLES[pool.role], pool.model_name or None, tuple(pool.serves)))
+    members = list[MemberSpec]()
+    for member in message.members:
+        if member.role in _ROLES:
+            members.append(_member_from_proto(member, _ROLES[member.role]))
+    return Membership(tuple(pools), tuple(members))
+
+
+def _member_from_proto(message: rpb.Member, role: Role) -> MemberSpec:
+    is_draining = message.state == rpb.MEMBER_STATE_DRAINING
+    is_started = is_draining or message.state == rpb.MEMBER_STATE_SERVING
+    return MemberSpec(
+        message.name,
+        message.pool,
+        role,
+        message.address,
+        message.address,
+        starting=not message.address or not is_started,
+        draining=is_draining,
+        metrics_address=message.metrics_address,
+        node=message.node,
+        why=bound_text(message.why, MAX_REASON_BYTES),
     )
 
 
 def _draft_pools(text: str | None) -> dict[str, list[MemberSpec]]:
+    """Members without a pool's name are numbered over all pools, others within their pool.
+
+    # "a:1;b:1" -> draft: draft-0, draft-2: draft-1
+    # "y=a:1;b:1" -> y: draft-y-0, draft-2: draft-1
+    """
+    if text is None:
+        return {}
     pools: dict[str, list[MemberSpec]] = {}
     num_members = 0
-    for number, part in enumerate([] if text is None else text.split(";"), start=1):
+    for number, part in enumerate(text.split(";"), start=1):
         if not part.strip():
             raise ConfigError(f"draft is {text!r}, which has an empty pool; write host:port;host:port", param="draft")
         given, addresses = _pool_name("draft", part)
-        name = given or (DRAFTS if number == 1 else f"{DRAFTS}-{number}")
+        name = given or DRAFTS
+        if not given and number > 1:
+            name = f"{DRAFTS}-{number}"
         if name in pools:
             raise ConfigError(f"draft is {text!r}, with two pools called {name}; give each its name", param="draft")
-        found = list(enumerate(_addresses("draft", addresses), start=0 if given else num_members))
-        called = DRAFTS if name == DRAFTS or not given else f"{DRAFTS}-{name}"
-        pools[name] = [MemberSpec(f"{called}-{index}", name, "draft", address) for index, address in found]
-        num_members += len(found)
+        prefix = DRAFTS
+        first_index = num_members
+        if given:
+            first_index = 0
+            if given != DRAFTS:
+                prefix = f"{DRAFTS}-{given}"
+        members = list[MemberSpec]()
+        for index, address in enumerate(_addresses("draft", addresses), start=first_index):
+            members.append(MemberSpec(f"{prefix}-{index}", name, "draft", address))
+        pools[name] = members
+        num_members += len(members)
     return pools
 
 
 def _pool_name(name: str, text: str) -> tuple[str, str]:
     given, equals, addresses = text.rpartition("=")
     if equals and not _POOL_NAME.fullmatch(given.strip()):
-        form = "POOL=host:port,host:port" + (";POOL=host:port" if name == "draft" else ", one pool")
+        form = "POOL=host:port,host:port, one pool"
+        if name == "draft":
+            form = "POOL=host:port,host:port;POOL=host:port"
         raise ConfigError(f"{name} has the pool {given.strip()!r}; write {form}", param=name)
     return given.strip(), addresses
 
@@ -156,12 +187,12 @@ def _pool_name(name: str, text: str) -> tuple[str, str]:
 def _addresses(name: str, text: str | None) -> list[str]:
     if text is None:
         return []
-    found = [part.strip() for part in text.split(",")]
-    if not all(found):
+    addresses = [part.strip() for part in text.split(",")]
+    if not all(addresses):
         raise ConfigError(f"{name} is {text!r}, which has an empty address; write host:port,host:port", param=name)
-    for address in found:
+    for address in addresses:
         if not is_host_port(address.removeprefix(DNS)):
             raise ConfigError(f"{name} has the address {address!r}, must be host:port", param=name)
-    if len(set(found)) < len(found):
+    if len(set(addresses)) < len(addresses):
         raise ConfigError(f"{name} is {text!r}, which names a worker twice", param=name)
-    return found
+    return addresses

@@ -33,8 +33,12 @@ async def resolve(host: str) -> list[str]:
     Raises OSError.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    first = found[0][0]
-    return sorted({str(address[0]) for family, *_, address in found if family == first})
+    first_family = found[0][0]
+    addresses = set[str]()
+    for family, *_, address in found:
+        if family == first_family:
+            addresses.add(str(address[0]))
+    return sorted(addresses)
 
 
 class NamedWorkers:
@@ -48,22 +52,24 @@ class NamedWorkers:
     def __init__(
         self,
         listed: Membership,
-        heard: Callable[[Membership], None],
+        on_membership: Callable[[Membership], None],
         is_connected: Callable[[str], bool],
         resolve: Resolve = resolve,
     ) -> None:
         """Create the members.
 
-        heard: called with each membership. is_connected: whether a member's stream is up, by name.
+        on_membership: called with each membership that differs from the last. is_connected: whether the stream to the
+        member of this name is up.
         """
         self._listed = listed
-        self._heard = heard
+        self._on_membership = on_membership
         self._is_connected = is_connected
         self._resolve = resolve
         self._found: dict[str, list[MemberSpec]] = {}
         """Members found, by the name of the entry that lists them."""
-        self._told: Membership | None = None
+        self._reported: Membership | None = None
         self._failures: dict[str, str] = {}
+        """Last error of looking up a host, by host. Hosts that were found are absent."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def wait_first(self, _timeout_s: float) -> None:
@@ -72,11 +78,9 @@ class NamedWorkers:
         Each name has its own task, so that one that times out delays no other.
         """
         await self.look()
-        self._tasks = [
-            asyncio.create_task(self._keep_looking(spec))
-            for spec in self._listed.members
-            if spec.address.startswith(DNS)
-        ]
+        for spec in self._listed.members:
+            if spec.address.startswith(DNS):
+                self._tasks.append(asyncio.create_task(self._keep_looking(spec)))
 
     async def close(self) -> None:
         """Stop looking."""
@@ -87,14 +91,16 @@ class NamedWorkers:
     async def look(self) -> None:
         """Look up every name once, and report a change."""
         await asyncio.gather(*map(self._look_up, self._listed.members))
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
-        members = [member for spec in self._listed.members for member in self._found[spec.name]]
+    def _report(self) -> None:
+        members = list[MemberSpec]()
+        for spec in self._listed.members:
+            members += self._found[spec.name]
         membership = Membership(self._listed.pools, tuple(members))
-        if membership != self._told:
-            self._heard(membership)
-            self._told = membership
+        if membership != self._reported:
+            self._on_membership(membership)
+            self._reported = membership
 
     async def _keep_looking(self, spec: MemberSpec) -> None:
         failure = ""
@@ -102,7 +108,7 @@ class NamedWorkers:
             await asyncio.sleep(LOOK_S)
             try:
                 await self._look_up(spec)
-                self._tell()
+                self._report()
                 failure = ""
             except Exception as error:  # whatever it was, the workers come and go on
                 if failure != repr(error):
@@ -113,19 +119,21 @@ class NamedWorkers:
         if not spec.address.startswith(DNS):
             self._found[spec.name] = [spec]
             return
-        before = self._found.get(spec.name, [])
+        previous = self._found.get(spec.name, [])
         host, _, port = spec.address.removeprefix(DNS).rpartition(":")
         addresses = await self._addresses(host.strip("[]"))
-        awaited = replace(spec, name=f"{spec.pool}-{host}:{port}", address="", deliver_address="", starting=True)
+        missing = replace(spec, name=f"{spec.pool}-{host}:{port}", address="", deliver_address="", starting=True)
         if addresses is None:
-            self._found[spec.name] = before or [awaited]
+            self._found[spec.name] = previous or [missing]
             return
-        found = [_member(spec, ip, int(port)) for ip in addresses]
-        found += [left for left in before if left not in found and self._is_connected(left.name)]
-        self._found[spec.name] = found or [awaited]
+        members = [_member(spec, ip, int(port)) for ip in addresses]
+        for member in previous:
+            if member not in members and self._is_connected(member.name):
+                members.append(member)  # it drains: its name no longer lists it
+        self._found[spec.name] = members or [missing]
 
     async def _addresses(self, host: str) -> list[str] | None:
-        """Returns None if the look-up failed. Each reason is logged once."""
+        # Returns None if the look-up failed. Each reason is logged once.
         try:
             addresses = await self._resolve(host)
         except (OSError, UnicodeError) as error:
@@ -141,5 +149,7 @@ class NamedWorkers:
 
 def _member(spec: MemberSpec, ip: str, port: int) -> MemberSpec:
     address = join_host_port(ip, port)
-    deliver_to = address if spec.role == "target" else ""
-    return replace(spec, name=f"{spec.pool}-{address}", address=address, deliver_address=deliver_to)
+    deliver_address = ""
+    if spec.role == "target":
+        deliver_address = address
+    return replace(spec, name=f"{spec.pool}-{address}", address=address, deliver_address=deliver_address)

@@ -39,7 +39,10 @@ class WorkerLoad:
     @property
     def share(self) -> float:
         """Share in use of the worker's slots or its KV blocks, whichever is higher."""
-        return max(self.num_requests / self.num_slots if self.num_slots else 1.0, self.kv_share)
+        slot_share = 1.0
+        if self.num_slots:
+            slot_share = self.num_requests / self.num_slots
+        return max(slot_share, self.kv_share)
 
     @property
     def full(self) -> bool:
@@ -59,7 +62,11 @@ def prefix_key(prompt_ids: Sequence[int], cache_salt: bytes) -> bytes:
 def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
     """Return the name of the target for this key, or None without targets.
 
-    # 4 slots each, 2 requests on A and none on B: A keeps its prompts below 1.25 * 0.25 + 2 / 4 = 0.81 of its slots
+    Targets that are neither silent nor full come first. Of these the key prefers one, unless its load is clearly above
+    the mean.
+
+        # 4 slots each, 2 requests on A and none on B: the mean share is 0.25, and A keeps its prompts as long as its
+        # share, 0.5, is below 1.25 * 0.25 + 2 / 4 = 0.81
     """
     if not targets:
         return None
@@ -67,16 +74,23 @@ def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
     candidates = [load for load in targets if (load.silent, load.full) == best]
     preferred = max(candidates, key=lambda load: _weight(key, load.name))
     mean = sum(load.share for load in candidates) / len(candidates)
-    if preferred.share < BALANCE * mean + SLACK_SLOTS / max(1, preferred.num_slots):
+    max_share = BALANCE * mean + SLACK_SLOTS / max(1, preferred.num_slots)
+    if preferred.share < max_share:
         return preferred.name
-    return min(candidates, key=lambda load: (load.share, _weight(key, load.name))).name
+    least_loaded = min(candidates, key=lambda load: (load.share, _weight(key, load.name)))
+    return least_loaded.name
 
 
 def choose_draft(drafts: Sequence[WorkerLoad]) -> str | None:
-    """Return the name of the best draft with a free slot, or None."""
+    """Return the name of the best draft with a free slot, or None.
+
+    The best is one that is not silent, then with the fewest requests, then the nearest.
+    """
     free = [load for load in drafts if load.num_requests < load.num_slots]
-    best = min(free, key=lambda load: (load.silent, load.num_requests, load.rtt_s, load.name), default=None)
-    return None if best is None else best.name
+    if not free:
+        return None
+    best = min(free, key=lambda load: (load.silent, load.num_requests, load.rtt_s, load.name))
+    return best.name
 
 
 def _weight(key: bytes, name: str) -> bytes:

@@ -44,22 +44,24 @@ class RegistryClient:
         address: str,
         certificates: CertificateFolder | None,
         report: Callable[[], rpb.GatewayReport],
-        heard: Callable[[Membership], None],
+        on_membership: Callable[[Membership], None],
         connected: Gauge,
     ) -> None:
         """Start to join. Must be called on a running event loop.
 
-        report: called once a second. heard: called with each new membership. connected: gauge that is 1 while joined.
+        report: called once a second. on_membership: called with each new membership. connected: gauge that is 1 while
+        joined.
         """
         self._address = address
         self._dialer = Dialer(address, Role.LAUNCHER, MAX_MESSAGE_BYTES, certificates)
         self._report = report
-        self._heard = heard
+        self._on_membership = on_membership
         self._connected = connected
         connected.set(0)
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._first = asyncio.Event()
         self._version = (0, 0)
+        """Epoch of the launcher and version of its last membership."""
         self._failure = ""
         """Error of the last attempt, empty while joined."""
         self._task = asyncio.create_task(self._keep_joined())
@@ -73,7 +75,9 @@ class RegistryClient:
             async with asyncio.timeout(timeout_s):
                 await self._first.wait()
         except TimeoutError:
-            why = f" ({self._failure})" if self._failure else ""
+            why = ""
+            if self._failure:
+                why = f" ({self._failure})"
             log.warning(
                 "no workers from the registry at %s within %g s: is the launcher running there?%s Waiting on",
                 self._address,
@@ -93,16 +97,16 @@ class RegistryClient:
             try:
                 await self._join()
             except grpc.aio.AioRpcError as error:
-                self._say(f"no answer from the registry at {self._address}: ", describe_failure(error))
+                self._warn_once(f"no answer from the registry at {self._address}: ", describe_failure(error))
             except IncompatiblePair as error:
-                self._say("", error.message)
+                self._warn_once("", error.message)
             except Exception:  # whatever it was, the launcher may come back
                 log.exception("the connection to the registry at %s failed", self._address)
             await asyncio.sleep(REJOIN_S)
 
-    def _say(self, begin: str, failure: str) -> None:
+    def _warn_once(self, prefix: str, failure: str) -> None:
         if failure != self._failure:
-            log.warning("%s%s", begin, failure)
+            log.warning("%s%s", prefix, failure)
         self._failure = failure
 
     async def _join(self) -> None:
@@ -143,10 +147,11 @@ class RegistryClient:
             raise IncompatiblePair(refusal)
 
     def _take(self, message: rpb.Membership) -> None:
-        """A launcher that has no pools yet knows less than this gateway, so its membership is ignored."""
-        version = (message.epoch, message.version)
-        if not message.pools or (version[0] == self._version[0] and version[1] <= self._version[1]):
+        # A launcher without pools has just started and sees less than this gateway: its membership is ignored.
+        epoch, version = self._version
+        is_old = message.epoch == epoch and message.version <= version
+        if not message.pools or is_old:
             return
-        self._version = version
-        self._heard(from_proto(message))
+        self._version = (message.epoch, message.version)
+        self._on_membership(from_proto(message))
         self._first.set()

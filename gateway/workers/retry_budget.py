@@ -18,14 +18,16 @@ class RetryBudget:
     """A token bucket: each request adds one token, each retry takes REQUESTS_PER_RETRY.
 
     `floor_per_s` retries a second are free in addition.
+
+        # a floor of 10 a second: the full bucket holds 5 * 10 * 10 = 500 tokens, which are 100 retries at once
     """
 
     def __init__(self, floor_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.floor_per_s = floor_per_s
-        self._most = REQUESTS_PER_RETRY * floor_per_s * RESERVE_S
+        self._max_balance = REQUESTS_PER_RETRY * floor_per_s * RESERVE_S
         self._clock = clock
-        self._balance = self._most
-        self._seen_s = clock()
+        self._balance = self._max_balance
+        self._filled_s = clock()
 
     def request(self) -> None:
         """Add the token of a new request."""
@@ -41,5 +43,6 @@ class RetryBudget:
 
     def _refill(self, extra: float) -> None:
         now = self._clock()
-        flow = (now - self._seen_s) * self.floor_per_s * REQUESTS_PER_RETRY
-        self._balance, self._seen_s = min(self._most, self._balance + flow + extra), now
+        flow = (now - self._filled_s) * self.floor_per_s * REQUESTS_PER_RETRY
+        self._balance = min(self._max_balance, self._balance + flow + extra)
+        self._filled_s = now

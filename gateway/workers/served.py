@@ -11,119 +11,40 @@ import contextlib
 import functools
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import grpc
-import grpc.aio
 
 from gateway.admission.queue import AdmissionQueue
 from gateway.chat_template import ChatTemplate, create_renderers
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.telemetry.vllm_names import EndedAnswers, ModelLoad
-from gateway.tokenizer import Tokenizer, read_tokenizer
-from gateway.workers.comparison import difference_between
+from gateway.tokenizer import read_tokenizer
+from gateway.workers.capabilities import offered_drafters, why_no_beams, why_no_trees
 from gateway.workers.draft_limits import asked_speculation
 from gateway.workers.links import WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
-from gateway.workers.placement import choose_draft, choose_target
+from gateway.workers.placement import WorkerLoad, choose_draft, choose_target
+from gateway.workers.reference_target import ReferenceTarget
 from gateway.workers.retry_budget import RetryBudget
+from gateway.workers.round_series import RoundSeries
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.kinds import TABLES
-from outrider.wire.models.pair import fits, misfit
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.sampling_defaults import usable_defaults
 from outrider.wire.requests.speculation import MAX_DRAFTS
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.log import get_logger
-from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
-from outrider.wire.transport.rpc import describe_failure
+from outrider.wire.telemetry.metrics import GatewayMetrics
 
 log = get_logger(__name__)
 
 POLL_S = 0.1
 """Seconds after which a request without a target looks again: the end of a worker's pause is not announced."""
-MAX_GONE_DRAFTS = 8
-"""Number of draft models whose series are kept after they have gone. A scrape comes every few seconds and reads their
-last counts."""
 TARGET_WAIT_S = 120.0
 """Maximal time that a request waits for a usable target, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceTarget:
-    """The first target of a pool, which every other worker of the model must fit."""
-
-    info: pb.WorkerInfo
-    files: pb.TokenizerFiles
-    tokenizer: Tokenizer
-    model_path: str
-    """Path or id that its worker was started with. It distinguishes two folders of one name, and is not shown to users.
-    """
-    created: int = field(default_factory=lambda: int(time.time()))
-    """Time when the target was first connected, in Unix seconds."""
-    comparing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock held while a draft's tokenizer is fetched and compared, one at a time."""
-
-    def check_target(self, info: pb.WorkerInfo, model_path: str) -> None:
-        """Raise IncompatiblePair if another target of the pool differs from this one."""
-        first = self.info
-        if info.vocab_size != first.vocab_size or info.tokenizer_fingerprint != first.tokenizer_fingerprint:
-            raise IncompatiblePair(
-                f"the target {info.model_id} has vocabulary {info.vocab_size} {info.tokenizer_fingerprint[:12]}, "
-                f"the pool was started with {first.vocab_size} {first.tokenizer_fingerprint[:12]}"
-            )
-        if _identity(info) != _identity(first):
-            raise IncompatiblePair(
-                f"the target came back as {_identity(info)}, the pool was started with {_identity(first)}; "
-                "restart the gateway to serve another model"
-            )
-        if model_path != self.model_path:
-            raise IncompatiblePair(
-                f"the target is of another folder named {info.model_id} than the one the pool was started with; give "
-                "all targets of a pool one folder, or restart the gateway to serve another model"
-            )
-        if info.decoder_start_ids != first.decoder_start_ids:
-            raise IncompatiblePair(
-                f"the target's answers begin with {list(info.decoder_start_ids)}, the pool was started with "
-                f"{list(first.decoder_start_ids)}"
-            )
-        if info.context_limit < first.context_limit:
-            raise IncompatiblePair(
-                f"the target's context limit is {info.context_limit}, the pool was started with {first.context_limit}"
-            )
-
-    async def check_draft(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Raise IncompatiblePair, which names the first difference, if a draft does not fit."""
-        if self.fits(info):
-            return
-        difference = None
-        if self.info.tokenizer_fingerprint != info.tokenizer_fingerprint:
-            async with self.comparing:
-                difference = await self._difference(link)
-        raise IncompatiblePair(misfit(info, self.info, difference))
-
-    async def _difference(self, link: WorkerLink) -> str:
-        try:
-            theirs = await link.get_tokenizer()
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise
-            return f"their tokenizers differ; the draft's is not read: {describe_failure(error)}"
-        return await difference_between(self.files, theirs)
-
-    def fits(self, draft: pb.WorkerInfo) -> bool:
-        """Return whether a draft fits these targets."""
-        return fits(draft, self.info)
-
-
-def _identity(info: pb.WorkerInfo) -> str:
-    """All that must not change for a request that continues on another target or after a restart."""
-    exact = ", batch-invariant" if info.batch_invariant else ""
-    quantization = info.quantization or "none"
-    return f"{info.model_id} in {info.dtype} (quantization {quantization}{exact}) ending at {list(info.eos_token_ids)}"
+BEST_RANK = (False, 0)
+"""Rank of a draft that fits a request fully; see `_rank`."""
 
 
 class Shared:
@@ -160,6 +81,7 @@ class ServedModel:
         self.targets: dict[str, TargetMember] = {}
         self.drafts: dict[str, DraftMember] = {}
         """Drafts of all draft pools that serve this model, by name."""
+        self.series = RoundSeries(self.metrics, lambda: self.drafts)
         self.draft_pools: tuple[str, ...] = ()
         """Names of the draft pools that serve this model, including pools without a member now."""
         self.places = AdmissionQueue(self.config)
@@ -173,12 +95,6 @@ class ServedModel:
         """Reasons why targets of the pool do not start again."""
         self._shared = shared
         self._reference: ReferenceTarget | None = None
-        self._target_name = ""
-        """Label `target` of the model's series."""
-        self._draft_name = ""
-        """Label `draft` of the series of rounds without a draft: the label of the draft that was connected last."""
-        self._draft_names: dict[str, None] = {}
-        """Labels `draft` that have series. Those of drafts that have gone come first, in the order of going."""
         self._changed = asyncio.Event()
 
     @property
@@ -189,118 +105,70 @@ class ServedModel:
 
     def facts(self) -> ServedFacts:
         """Return what front ends may show of the model now."""
-        info = self.reference.info
-        drafter = self.config.drafter
-        drafts = sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter))
-        names = [self.draft_name(draft) for draft in drafts if draft.connection is not None]
-        offered = self._drafters()
+        reference = self.reference
+        info = reference.info
+        targets = self.targets.values()
+        drafts = self.drafts.values()
+        offered = offered_drafters(targets, drafts, self.draft_pools)
         return ServedFacts(
             id=self.id,
             context_limit=info.context_limit,
             vocab_size=info.vocab_size,
-            created=self.reference.created,
+            created=reference.created,
             max_answers=self.config.max_running * max(1, len(self.targets)) + self.config.max_queue,
-            draft_id=names[0] if names else None,
+            draft_id=self._connected_draft_name(),
             drafters=offered,
-            default_drafter=next((each for each in (drafter, drafter.own) if each in offered), None),
-            chat_template=_kind_of(self.reference.tokenizer.template),
-            no_trees=self._no_trees(),
-            no_beams=self._no_beams(),
+            default_drafter=self._default_drafter(offered),
+            chat_template=_kind_of(reference.tokenizer.template),
+            no_trees=why_no_trees(targets, drafts),
+            no_beams=why_no_beams(targets),
             decoder_start_ids=tuple(info.decoder_start_ids),
             sampling_defaults=self._sampling_defaults(info),
             text_only=info.text_only,
-            model_path=self.reference.model_path,
+            model_path=reference.model_path,
         )
+
+    def _connected_draft_name(self) -> str | None:
+        drafter = self.config.drafter
+        for draft in sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter)):
+            if draft.connection is not None:
+                return self.series.label_of(draft)
+        return None
+
+    def _default_drafter(self, offered: Sequence[Drafter]) -> Drafter | None:
+        drafter = self.config.drafter
+        if drafter in offered:
+            return drafter
+        of_target = drafter.own  # the default without its draft worker
+        if of_target in offered:
+            return of_target
+        return None
 
     def _sampling_defaults(self, info: pb.WorkerInfo) -> dict[str, float]:
         if self.config.generation_config != "auto":
             return {}
-        return usable_defaults({each.name: value for each, value in info.sampling_defaults.ListFields()})
+        stated = {field.name: value for field, value in info.sampling_defaults.ListFields()}
+        return usable_defaults(stated)
 
     def load(self) -> ModelLoad:
         """Return the model's load, by the last poll of each target (twice a second)."""
-        targets = [target for target in self.targets.values() if target.connection is not None]
+        kv_shares = list[float]()
+        num_kv_blocks = 0
+        for target in self.targets.values():
+            if target.connection is None:
+                continue
+            kv_shares.append(target.load.kv_share)
+            if target.link.info is not None:
+                num_kv_blocks += target.link.info.num_kv_blocks
         return ModelLoad(
             name=self.id,
-            target=self._target_name,
+            target=self.series.target_label,
             num_running=self.places.num_running,
             num_waiting=self.places.num_queued,
-            kv_share=sum(target.load.kv_share for target in targets) / max(1, len(targets)),
+            kv_share=sum(kv_shares) / max(1, len(kv_shares)),
             kv_block_size=self.reference.info.kv_block_size,
-            num_kv_blocks=sum(target.link.info.num_kv_blocks for target in targets if target.link.info is not None),
+            num_kv_blocks=num_kv_blocks,
         )
-
-    def _drafters(self) -> tuple[Drafter, ...]:
-        """Counts workers that are away by what they reported last, because they may be back."""
-        infos = [member.link.info for member in self.targets.values() if member.link.info is not None]
-        own = {drafter for info in infos for drafter in info.drafters}
-        drafts = {draft.kind for draft in self.drafts.values()}
-        has_model = Drafter.MODEL in drafts or (bool(self.draft_pools) and not drafts)
-
-        def is_offered(drafter: Drafter) -> bool:
-            if drafter.needs_pools:
-                return len(self.draft_pools) > 1 and any(info.trees for info in infos)
-            if not drafter.needs_draft_worker:
-                return drafter in own or drafter in drafts
-            needed = drafter if drafter.is_merged else drafter.own
-            return has_model and (needed is None or needed in own)
-
-        return tuple(filter(is_offered, Drafter))
-
-    def _no_trees(self) -> str | None:
-        for role, members in (("target", self.targets), ("draft", self.drafts)):
-            infos = [member.connection.info for member in members.values() if member.connection is not None]
-            if infos and not any(info.trees for info in infos):
-                path = infos[0].attention_path or "none"
-                why = "is no model" if path == TABLES else f"runs on the path {path}"
-                return f"the {role} {infos[0].model_id} {why} and takes chains alone"
-        return None
-
-    def _no_beams(self) -> str | None:
-        """One target without beams is enough, because a search may be placed on any of them."""
-        infos = [member.connection.info for member in self.targets.values() if member.connection is not None]
-        refusing = next((info for info in infos if not info.beams), None)
-        if refusing is None:
-            return None
-        return (
-            f"the target {refusing.model_id} runs no token trees on the path {refusing.attention_path}, as beams need"
-        )
-
-    def draft_name(self, draft: DraftMember | None) -> str:
-        """Return the label `draft` of a draft's series; for None that of the draft that was connected last."""
-        return self._draft_name if draft is None else self._labels().get(draft.name, self._draft_name)
-
-    def _labels(self) -> dict[str, str]:
-        known = [(draft, draft.link.info) for draft in self.drafts.values() if draft.link.info is not None]
-        paths: dict[str, set[str]] = {}
-        for draft, info in known:
-            paths.setdefault(info.model_id, set()).add(draft.link.model_path)
-        labels: dict[str, str] = {}
-        for draft, info in known:
-            is_alone = len(paths[info.model_id]) == 1
-            labels[draft.name] = info.model_id if is_alone else f"{info.model_id}@{draft.spec.pool}"
-        return labels
-
-    def pair_metrics(self, draft_name: str) -> PairMetrics:
-        """Return the series of rounds for the draft of this label."""
-        if draft_name not in self._draft_names:
-            self._forget_drafts()
-            self._draft_names[draft_name] = None
-        return self.metrics.pair(self._target_name, draft_name)
-
-    def _forget_drafts(self) -> None:
-        """Keeps the series of the last MAX_GONE_DRAFTS drafts that counted anything: a scrape may still read them."""
-        present = set(self._labels().values())
-        for name in present & self._draft_names.keys():
-            del self._draft_names[name]
-            self._draft_names[name] = None  # at the end: the last to go
-        gone = [name for name in self._draft_names if name and name not in present]
-        for place, name in enumerate(gone):
-            if place < len(gone) - MAX_GONE_DRAFTS or not self.metrics.has_counts(self._target_name, name):
-                self.metrics.forget_pair(self._target_name, name)
-                del self._draft_names[name]
-        if self._draft_name not in self._draft_names:
-            self._draft_name = ""
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
         """Return the drafter of a request: the one that it names, or the gateway's default.
@@ -328,10 +196,6 @@ class ServedModel:
         if self.drafter_for(request).needs_pools and self.draft_pools:
             return self.draft_pools[:MAX_DRAFTS]
         return (None,)
-
-    def own_metrics(self, label: str) -> PairMetrics:
-        """Return the series of rounds for which the target drafts itself. label: of its own drafter, or GRAMMAR."""
-        return self.metrics.pair(self._target_name, label)
 
     # who may serve
 
@@ -365,11 +229,11 @@ class ServedModel:
                 name,
                 shown,
             )
-        self._target_name = self._label(reference)
-        self._name(name)
+        self.series.target_label = self._label_of_target(reference)
+        self._set_id(name)
         self.referenced.set()
 
-    def _label(self, reference: ReferenceTarget) -> str:
+    def _label_of_target(self, reference: ReferenceTarget) -> str:
         name = reference.info.model_id
         if self._shared.paths_by_name.setdefault(name, reference.model_path) != reference.model_path:
             name = f"{name}@{self.spec.name}"
@@ -380,29 +244,28 @@ class ServedModel:
         self.spec = spec
         if not self.referenced.is_set():
             return
-        name, old = spec.model_name or self.reference.info.model_id, self.id
+        model_id = spec.model_name or self.reference.info.model_id
+        previous = self.id
         pools_by_id = self._shared.pools_by_id
-        if pools_by_id.get(name, spec.name) != spec.name:
-            log.error(
-                "the pool %s keeps the model id %s: %s is of the pool %s", spec.name, old, name, pools_by_id[name]
-            )
-        elif name != old:
-            del pools_by_id[old]
-            pools_by_id[name] = spec.name
-            self._name(name)
+        pool = pools_by_id.get(model_id, spec.name)
+        if pool != spec.name:
+            log.error("the pool %s keeps the model id %s: %s is of the pool %s", spec.name, previous, model_id, pool)
+        elif model_id != previous:
+            del pools_by_id[previous]
+            pools_by_id[model_id] = spec.name
+            self._set_id(model_id)
 
-    def _name(self, name: str) -> None:
-        """Creates the series now: a rate misses the counts with which a series is born."""
-        self.id = name
-        self.metrics.answers(name)
-        self.ended.begin(name)
+    def _set_id(self, model_id: str) -> None:
+        self.id = model_id
+        self.metrics.answers(model_id)  # creates the series now: a rate misses the counts with which a series is born
+        self.ended.begin(model_id)
 
     def remove(self) -> None:
         """Mark the model as removed with its pool. Its requests fail."""
         self.removed = True
         if self.referenced.is_set():
             self._shared.pools_by_id.pop(self.id, None)
-            self._shared.paths_by_name.pop(self._target_name, None)
+            self._shared.paths_by_name.pop(self.series.target_label, None)
         self.note_change()
 
     def note_change(self) -> None:
@@ -410,14 +273,10 @@ class ServedModel:
 
         Call it whenever a worker came, went or changed.
         """
-        usable = sum(member.connection is not None and not member.draining for member in self.targets.values())
-        self.places.capacity = self.config.max_running * max(1, usable)
+        num_usable = sum(map(_takes_requests, self.targets.values()))
+        self.places.capacity = self.config.max_running * max(1, num_usable)
         if self.referenced.is_set():
-            for name, label in self._labels().items():
-                if self.drafts[name].connection is not None:
-                    self.pair_metrics(label)  # there from now on: a rate misses what a series is born with
-                    self._draft_name = label
-            self._forget_drafts()
+            self.series.update()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -425,8 +284,8 @@ class ServedModel:
         """Return why no request can be served now; None if one can."""
         if self.removed:
             return f"the pool {self.spec.name} is no longer served"
-        members = list(self.targets.values())
-        if any(member.connection is not None and not member.draining for member in members):
+        members = self.targets.values()
+        if any(map(_takes_requests, members)):
             return None
         if not members:
             return ": ".join([f"no target in the pool {self.spec.name}", *self.failures])
@@ -439,12 +298,20 @@ class ServedModel:
 
         `avoid` is chosen only if there is no other.
         """
-        members = list(self.targets.values())
-        usable = [member.load for member in members if member.usable]
-        others = [load for load in usable if load.name != avoid]
-        alone = [] if usable else [member.load for member in members if member.usable_alone]
-        name = choose_target(key, others or usable or alone)
-        return None if name is None else self.targets[name]
+        usable = list[WorkerLoad]()
+        others = list[WorkerLoad]()
+        for member in self.targets.values():
+            if member.usable:
+                usable.append(member.load)
+                if member.name != avoid:
+                    others.append(member.load)
+        candidates = others or usable
+        if not candidates:
+            candidates = [member.load for member in self.targets.values() if member.usable_alone]
+        name = choose_target(key, candidates)
+        if name is None:
+            return None
+        return self.targets[name]
 
     async def place_target(self, request: object, key: bytes, avoid: str | None = None) -> TargetMember:
         """Wait for a target and attach the request to it.
@@ -465,7 +332,8 @@ class ServedModel:
 
     def has_room_beside(self, target: TargetMember) -> bool:
         """Return whether another target has a free slot."""
-        return any(member is not target and member.usable and not member.load.full for member in self.targets.values())
+        others = (member for member in self.targets.values() if member is not target)
+        return any(member.usable and not member.load.full for member in others)
 
     def choose_draft(
         self,
@@ -477,18 +345,19 @@ class ServedModel:
     ) -> DraftMember | None:
         """Return the best draft for requests at this target, or None if no draft is usable.
 
-        A draft that works as `drafter` asks comes first, then one with a model, then any. For a beam search
-        (`searches`) a draft that can draft for it comes before all others.
+        A draft of the kind that `drafter` needs comes first, then one with a model, then any. For a beam search
+        (`searches`) a draft that can draft for it comes before all others. Among equals the load decides.
 
         avoid: name of a draft that is never chosen. pool: pool that the draft must be of; None for any.
+
+            # drafter MODEL: a busy draft with a model and a free slot comes before an idle one with a table
         """
-        usable = [
-            draft
-            for draft in self.drafts.values()
-            if draft.name != avoid and pool in (None, draft.spec.pool) and draft.serves(target) and self._fits(draft)
-        ]
-        for rank in sorted({_rank(draft, drafter, searches) for draft in usable}):
-            name = choose_draft([draft.load for draft in usable if _rank(draft, drafter, searches) == rank])
+        loads_by_rank = defaultdict[tuple[bool, int], list[WorkerLoad]](list)
+        for draft in self.drafts.values():
+            if draft.name != avoid and pool in (None, draft.spec.pool) and draft.serves(target) and self._fits(draft):
+                loads_by_rank[_rank(draft, drafter, searches)].append(draft.load)
+        for rank in sorted(loads_by_rank):
+            name = choose_draft(loads_by_rank[rank])
             if name is not None:
                 return self.drafts[name]
         return None
@@ -509,31 +378,50 @@ class ServedModel:
         if len(self.drafts) < 2:
             return False
         rank = _rank(draft, drafter, searches)
-        other = self.choose_draft(target, avoid, drafter, pool, searches) if any(rank) else None
+        if rank == BEST_RANK:
+            return False
+        other = self.choose_draft(target, avoid, drafter, pool, searches)
         return other is not None and _rank(other, drafter, searches) < rank
 
     def _fits(self, draft: DraftMember) -> bool:
-        """The draft may have been compared, when it connected, with another model that it serves."""
+        # The draft may have been compared, when it connected, with another model that it serves.
         return self.referenced.is_set() and draft.link.info is not None and self.reference.fits(draft.link.info)
 
 
 def _kind_of(template: ChatTemplate | None) -> str | None:
     if template is None:
         return None
-    return "turns" if template.marks_turns else "plain"
+    if template.marks_turns:
+        return "turns"
+    return "plain"
+
+
+def _takes_requests(member: TargetMember) -> bool:
+    return member.connection is not None and not member.draining
 
 
 def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple[bool, int]:
-    """Lower is better, and (False, 0) is a full match.
+    """Lower is better.
 
     For a drafter of the target's own merged with a model, only the model is compared: the rest is the target's.
+
+    # drafter MODEL: (False, 0) for a draft with a model, (False, 2) for one with a table
     """
-    wanted = Drafter.MODEL if drafter.asks_draft_worker else drafter
-    cannot = searches and not (draft.link.info is not None and draft.link.info.beams)
-    return cannot, 0 if draft.kind is wanted else 1 if draft.kind is Drafter.MODEL else 2
+    info = draft.link.info
+    cannot_search = searches and (info is None or not info.beams)
+    needed = drafter
+    if drafter.asks_draft_worker:
+        needed = Drafter.MODEL
+    if draft.kind is needed:
+        return cannot_search, 0
+    if draft.kind is Drafter.MODEL:
+        return cannot_search, 1
+    return cannot_search, 2
 
 
 def _why_not(member: TargetMember) -> str:
     if member.connection is not None:
         return "it is about to stop"
-    return "not connected" if member.link.refused is None else member.link.refused.message
+    if member.link.refused is None:
+        return "not connected"
+    return member.link.refused.message

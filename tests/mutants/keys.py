@@ -57,7 +57,7 @@ KEYS = (
     ),
     Mutant(f"{CALLER}.answers", drop("-="), "a key's answers at once are used up for ever", LIMITS),
     Mutant(
-        f"{CALLER}.answers",
+        f"{CALLER}._check_concurrent",
         operation("+", "num_answers", to="_0"),
         "a key has more answers at once than it may",
         LIMITS,

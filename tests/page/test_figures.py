@@ -24,7 +24,7 @@ MAX_PAINT_MS = 2_000.0
 
 
 def test_figures(open_page: OpenPage) -> None:
-    files = [file.read_bytes() for file in sorted((REPO / "gateway/page").iterdir())]
+    files = [file.read_bytes() for file in sorted((REPO / "gateway/page").rglob("*.*"))]
     raw, packed = sum(map(len, files)), sum(len(gzip.compress(file)) for file in files)
     figures.append(f"{len(files)} files: {raw} bytes, {packed} with gzip")
     assert raw < MAX_RAW_BYTES and packed < MAX_PACKED_BYTES

@@ -139,7 +139,7 @@ async def test_a_draft_that_comes_back_under_other_names_leaves_no_series(
     await until(lambda: draft.num_streams > 40)
     (model,) = pools.models.values()
     for number in range(20):  # what was counted goes, too, but for the last few
-        pair = model.pair_metrics(f"counted {number}")
+        pair = model.series.pair(f"counted {number}")
         pair.emitted_tokens.labels(kind="plain").inc()
     model.note_change()
     text = generate_latest(pools.metrics.registry).decode()
@@ -276,7 +276,7 @@ async def test_users_are_shown_no_path_of_the_servers_disk(
     model = found["/v1/models/target"].json()
     assert (model["id"], model["draft"]) == ("target", "draft@a")
     (served,) = pools.models.values()
-    assert served.draft_name(None) in ("draft@a", "draft@b"), "rounds without a draft count as the last one's"
+    assert served.series.label_of(None) in ("draft@a", "draft@b"), "rounds without a draft count as the last one's"
     assert "draft misfit does not fit target target" in found["/readyz"].text
     for name in ("draft@a", "draft@b"):
         assert f'spec_rounds_total{{draft="{name}",target="target"}}' in found["/metrics"].text, "they are told apart"

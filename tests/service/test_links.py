@@ -11,7 +11,8 @@ from unittest.mock import AsyncMock
 import grpc.aio
 import pytest
 
-from gateway.workers.links import Connection, WorkerLink
+from gateway.workers.connection import Connection
+from gateway.workers.links import WorkerLink
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from importlib.resources import files
 from pathlib import Path
 
 import httpx
@@ -14,13 +13,14 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admission.admission import Admission
 from gateway.api.app import create_app
+from gateway.api.page import page_files
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from outrider.wire.settings.config import GatewayConfig, load
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-FILES = {file.name: file.read_bytes() for file in files("gateway").joinpath("page").iterdir()}
+FILES = {file.name: file.read_bytes() for file in page_files()}
 
 
 def serving(**settings: object) -> httpx.AsyncClient:

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import MemberSpec, PoolSpec
-from gateway.workers.served import ReferenceTarget, ServedModel, Shared
+from gateway.workers.reference_target import ReferenceTarget
+from gateway.workers.served import ServedModel, Shared
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.settings.config import GatewayConfig

@@ -12,17 +12,9 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.prompts import (
-    INLINE_CHARS,
-    LARGEST_CHARS,
-    NUM_THREADS,
-    THREAD_NICENESS,
-    Chat,
-    ChatSettings,
-    PromptReader,
-    TextThreads,
-)
+from gateway.admission.prompts import INLINE_CHARS, Chat, ChatSettings, PromptReader, TextThreads
 from gateway.admission.requests import Demand, build_requests
+from gateway.admission.text_threads import LARGEST_CHARS, NUM_THREADS, THREAD_NICENESS
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from outrider.wire.errors import ContextExceeded, InvalidRequest

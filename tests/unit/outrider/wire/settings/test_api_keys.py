@@ -13,7 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from gateway.admission.keys import LOOK_S, RETRY_S, Access, KeyRing
+from gateway.admission.key_ring import LOOK_S, RETRY_S, KeyRing
+from gateway.admission.keys import Access
 from outrider.cli.main import app
 from outrider.wire.errors import ConfigError, RateLimited, Unauthenticated
 from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, read_keys, write_keys

@@ -1,0 +1,237 @@
+"""The checks of a request that need no tokens: which model it is for, and whether its fields are allowed together.
+
+`Admission` runs them before any expensive work. Every refusal is an InvalidRequest (or a ModelNotFound) that names the
+field as the caller spelt it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.admission.demand import Demand, Infill, Prompt
+from gateway.admission.prompts import Chat
+from gateway.generation import DraftLogprobs, ServedFacts, SpeculationOptions
+from outrider.wire.errors import InvalidRequest, ModelNotFound
+from outrider.wire.requests.drafters import Drafter
+from outrider.wire.requests.params import CHOICES, LOGPROBS, MAX_BAD_WORDS, Range, check_cache_salt
+from outrider.wire.requests.scheduling import MAX_TPOT_MS, PRIORITY
+
+MAX_STOPS = 16
+"""Maximal number of stop strings of a request."""
+MAX_STOP_CHARS = 1024
+"""Maximal length of a stop string or bad word, in characters."""
+MAX_MESSAGES = 4096
+"""Maximal number of messages of a chat. The template iterates over them in Python."""
+MAX_USER_CHARS = 1024
+"""Maximal length of `user`, in characters."""
+MAX_ECHO_CHARS = 200
+"""Maximal length of a caller's text that an error quotes, in characters."""
+
+
+def wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
+    """Return the model that a request asks for: the one of this id, or the only one served if `name` is empty.
+
+    Raises InvalidRequest if no model is named and several are served, ModelNotFound for an unknown id.
+    """
+    if name or not served:
+        return find_model(served, name)
+    if len(served) > 1:
+        known = ", ".join(repr(facts.id) for facts in served)
+        raise InvalidRequest(f"model is missing, and several are served here: {known}; name one", param="model")
+    return served[0]
+
+
+def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
+    """Return the model of this id, or the one that was started from this path or hub id.
+
+    Raises ModelNotFound, which lists the served models.
+    """
+    for facts in served:
+        if facts.id == name:
+            return facts
+    for facts in served:
+        if facts.is_at(name):
+            return facts
+    known = ", ".join(repr(facts.id) for facts in served)
+    shown = repr(name[:MAX_ECHO_CHARS])
+    if len(name) > MAX_ECHO_CHARS:
+        shown += "..."
+    raise ModelNotFound(f"the model {shown} does not exist; served here: {known}", param="model")
+
+
+def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
+    """Check everything that needs no tokens, before any expensive work. Return the requested model.
+
+    Raises InvalidRequest or ModelNotFound.
+    """
+    facts = wanted_model(served, demand.model)
+    names = demand.names
+    CHOICES.check(names.num_choices, demand.num_choices)
+    if demand.max_tokens is not None:
+        Range(1, max(facts.context_limit, demand.max_tokens)).check(names.max_tokens, demand.max_tokens)
+    if demand.params.num_logprobs is not None:
+        LOGPROBS.check(names.num_logprobs, demand.params.num_logprobs)
+    _check_prompt_logprobs(demand, facts)
+    _check_truncation(demand, facts)
+    _check_prompts(demand, facts)
+    _check_texts(names.stop, "strings", demand.stop, MAX_STOPS)
+    _check_texts("bad_words", "entries", demand.bad_words, MAX_BAD_WORDS)
+    if demand.cache_salt is not None:
+        check_cache_salt(demand.cache_salt)
+    PRIORITY.check("priority", demand.priority)
+    if demand.max_tpot_ms is not None:
+        MAX_TPOT_MS.check("max_tpot_ms", demand.max_tpot_ms)
+    if demand.user is not None and len(demand.user) > MAX_USER_CHARS:
+        raise InvalidRequest(
+            f"user has {len(demand.user)} characters, at most {MAX_USER_CHARS} are allowed", param="user"
+        )
+    _check_speculation(demand.speculation, facts.vocab_size)
+    _check_drafter(demand.speculation.drafter, facts)
+    _check_predicted(demand)
+    _check_tree(demand.speculation, facts)
+    _check_beams(demand, facts)
+    return facts
+
+
+def _check_truncation(demand: Demand, facts: ServedFacts) -> None:
+    name = "truncate_prompt_tokens"
+    num_tokens = demand.most_prompt_tokens
+    if num_tokens is None:
+        return
+    if num_tokens == 0:
+        raise InvalidRequest(f"{name} is 0, which leaves nothing of a prompt; give more, or -1", param=name)
+    Range(-1, facts.context_limit).check(name, num_tokens)
+    if num_tokens == -1 and (demand.max_tokens or 1) >= facts.context_limit:
+        raise InvalidRequest(
+            f"{name} is -1 and {demand.names.max_tokens} is {demand.max_tokens}, which leaves nothing of the context "
+            f"limit, {facts.context_limit}, to a prompt; give fewer, or say how many of the prompt are taken",
+            param=name,
+        )
+    for prompt in demand.prompts:
+        if isinstance(prompt, Infill):
+            why = f"{name} would cut off what marks the prefix of a prompt with a suffix; leave one out"
+            raise InvalidRequest(why, param=name)
+
+
+def _check_prompts(demand: Demand, facts: ServedFacts) -> None:
+    names = demand.names
+    num_prompts = len(demand.prompts)
+    if num_prompts == 0:
+        raise InvalidRequest(f"{names.prompt} is an empty list", param=names.prompt)
+    if demand.num_answers > facts.max_answers:
+        param = names.num_choices
+        if num_prompts > 1:
+            param = names.prompt
+        raise InvalidRequest(
+            f"{num_prompts} prompts times {names.num_choices} = {demand.num_choices} are {demand.num_answers} "
+            f"answers, this server takes at most {facts.max_answers} at once; split the request",
+            param=param,
+        )
+    for prompt in demand.prompts:
+        if isinstance(prompt, Chat) and len(prompt.messages) > MAX_MESSAGES:
+            raise InvalidRequest(
+                f"{names.prompt} has {len(prompt.messages)} messages, at most {MAX_MESSAGES} are allowed",
+                param=names.prompt,
+            )
+
+
+def _check_prompt_logprobs(demand: Demand, facts: ServedFacts) -> None:
+    if demand.num_prompt_logprobs is None:
+        return
+    LOGPROBS.check("prompt_logprobs", demand.num_prompt_logprobs)
+    if facts.decoder_start_ids:
+        raise InvalidRequest(
+            "prompt_logprobs, or echo with logprobs, is given, and this model's prompts are read by an encoder, which "
+            "says no log-probs; leave it out",
+            param="prompt_logprobs",
+        )
+
+
+def _check_texts(name: str, what: str, texts: tuple[str, ...], max_texts: int) -> None:
+    if len(texts) > max_texts:
+        raise InvalidRequest(f"{name} has {len(texts)} {what}, at most {max_texts} are allowed", param=name)
+    for text in texts:
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise InvalidRequest(
+                f"{name} holds a string of {len(text)} characters, must have 1 to {MAX_STOP_CHARS}", param=name
+            )
+
+
+def _check_speculation(options: SpeculationOptions, vocab_size: int) -> None:
+    topk = options.draft_topk
+    if topk is None:
+        return
+    if options.draft_logprobs is not DraftLogprobs.TOPK:
+        raise InvalidRequest(
+            "speculation.draft_topk needs speculation.draft_logprobs to be topk", param="speculation.draft_topk"
+        )
+    Range(1, vocab_size, remedy=", the vocabulary").check(
+        "speculation.draft_logprobs: topk", topk, "speculation.draft_logprobs"
+    )
+
+
+def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
+    # A drafter whose worker is away passes: it may be back, and its rounds have no drafts meanwhile.
+    if drafter is None or drafter in facts.drafters:
+        return
+    raise InvalidRequest(
+        f"speculation.drafter is {drafter}, which neither target nor draft of {facts.id} has; offered: "
+        f"{', '.join(facts.drafters) or 'none'}{drafter.remedy}",
+        param="speculation.drafter",
+    )
+
+
+def _check_predicted(demand: Demand) -> None:
+    drafter = demand.speculation.drafter
+    if drafter is not None and drafter.needs_prediction and not demand.prediction:
+        raise InvalidRequest(
+            f"speculation.drafter is {drafter} and {demand.names.prediction} is empty; give one, or name another "
+            "drafter",
+            param="speculation.drafter",
+        )
+
+
+def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
+    if options.tree is None:
+        return
+    name = "speculation.tree"
+    shown = f"{name} is {options.tree}"
+    if options.lenience is not None and options.lenience < 1.0:
+        raise InvalidRequest(
+            f"{shown} and lenience {options.lenience:g}, which is of chains alone; leave one out", param=name
+        )
+    if facts.no_trees is not None:
+        raise InvalidRequest(f"{shown}, and {facts.no_trees}; give num_draft_tokens instead", param=name)
+
+
+def _check_beams(demand: Demand, facts: ServedFacts) -> None:
+    beams, options, names = demand.params.beams, demand.speculation, demand.names
+    if beams is None:
+        return
+    beams.check(facts.vocab_size, names.num_choices)
+    if facts.no_beams is not None:
+        raise InvalidRequest(f"use_beam_search is true, and {facts.no_beams}; leave it out", param="use_beam_search")
+    output_name = "response_format"
+    if demand.output is not None:
+        output_name = demand.output.param
+    excluded = {
+        "stop": bool(demand.stop),
+        "bad_words": bool(demand.bad_words),
+        names.num_logprobs: demand.params.num_logprobs is not None,
+        "prompt_logprobs": demand.num_prompt_logprobs is not None,
+        "max_tokens 0": demand.is_empty,
+        output_name: demand.output is not None,
+        "tools": any(map(_offers_tools, demand.prompts)),
+        names.prediction: bool(demand.prediction),
+        "speculation.tree": options.tree is not None,
+        "speculation.lenience": options.lenience is not None and options.lenience < 1.0,
+        "speculation.drafter": options.drafter not in (None, Drafter.AUTO, Drafter.MODEL),
+        "speculation.explain": options.explain,
+    }
+    for name, is_given in excluded.items():
+        if is_given:
+            raise InvalidRequest(f"{name} and use_beam_search do not go together; leave one of them out", param=name)
+
+
+def _offers_tools(prompt: Prompt) -> bool:
+    return isinstance(prompt, Chat) and prompt.tools is not None and len(prompt.tools.tools) > 0

@@ -1,0 +1,72 @@
+"""Digests of who a request counts for: who shares its cached prefixes, its `lookup` corpus, and its queue. Pure.
+
+A digest is made of the API key's name, the `user` and the `cache_salt` of a request. Workers see digests alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import blake2b
+
+_DIGEST_BYTES = 32
+
+
+def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None) -> bytes:
+    """Return the digest under which requests share cached prefixes: 32 bytes, or empty for those shared by everybody.
+
+    scope: the setting `prefix_cache_scope`. Under `user` a request without key, user and salt gets a random digest and
+    shares with nobody: requests that cannot be told apart must not learn of each other from timing.
+    """
+    if scope == "user":
+        return _identity(key_name, user, salt) or secrets.token_bytes(_DIGEST_BYTES)
+    if scope == "key" and key_name is not None:
+        return _identity(key_name, None, salt)
+    if salt is None:
+        return b""
+    return _digest(b"salt", salt)
+
+
+def corpus_of(scope: str, key_name: str | None, user: str | None, salt: str | None, *, may_read: bool = False) -> bytes:
+    """Return the digest under which `lookup` requests share a corpus: 32 bytes, or empty for no sharing.
+
+    A request with an empty digest copies from itself alone and is not remembered.
+
+    scope: the setting `lookup_scope`. Under `user` a request without key, user and salt gets an empty digest. may_read:
+    whether the request could read the tokens that are copied. `explain` shows them, and under lenience the target
+    accepts tokens that it would not have produced. Such a request gets an empty digest where callers share a corpus.
+    """
+    if scope == "user":
+        return _identity(key_name, user, salt)
+    if may_read:
+        return b""
+    return _digest(b"salt", salt or "")
+
+
+def _identity(key_name: str | None, user: str | None, salt: str | None) -> bytes:
+    if key_name is not None:
+        return _digest(b"key", key_name, user or "", salt or "")
+    if user is not None:
+        return _digest(b"user", user, salt or "")
+    if salt is None:
+        return b""
+    return _digest(b"anonymous", salt)
+
+
+def caller_of(key_name: str | None, salt: str | None) -> bytes:
+    """Return the digest by which workers distinguish callers: 32 bytes, or empty without an API key and a salt."""
+    if key_name is not None:
+        return _digest(b"key", key_name)
+    if salt is None:
+        return b""
+    return _digest(b"salt", salt)
+
+
+def _digest(kind: bytes, *parts: str) -> bytes:
+    """Each part is hashed by its own digest, so that no two lists of parts give the same result.
+
+    # ("ab", "c") and ("a", "bc") differ
+    """
+    digest = blake2b(digest_size=_DIGEST_BYTES, person=kind)
+    for part in parts:
+        digest.update(blake2b(part.encode()).digest())
+    return digest.digest()

@@ -1,0 +1,89 @@
+"""The file of API keys, read again when it changes."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.processes.private_file import warn_if_open
+from outrider.wire.settings.api_keys import ApiKey, digest_of, read_keys
+from outrider.wire.telemetry.log import get_logger
+
+log = get_logger(__name__)
+
+LOOK_S = 1.0
+"""Seconds between two checks of the file, made while requests arrive or metrics are read. A revoked key is accepted for
+at most this long."""
+RETRY_S = 10.0
+"""Seconds after which an unusable file is read again though it has not changed: the cause may lie outside the file."""
+
+Mark = tuple[int, int, int, int, int, int]
+"""State of a file: modification time (ns), inode, size, mode, owner and group."""
+
+
+class KeyRing:
+    """The API keys of a file, read again when it changes.
+
+    If the new file is unusable, that is logged and the old keys stay in force.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read the file. Raises ConfigError if it cannot be used."""
+        self._path = path
+        self._clock = clock
+        self._mark = _mark_of(path)
+        self._looked_s = clock()
+        self._failure: str | None = None
+        """Error of the last read, None if the keys are those of the file."""
+        self._retry_at_s = 0.0
+        self.keys = read_keys(path)
+        warn_if_open(Path(path))
+
+    def is_outdated(self) -> bool:
+        """Return whether the file cannot be used now, so that older keys are in force."""
+        self._look()
+        return self._failure is not None
+
+    def find(self, secret: str) -> ApiKey | None:
+        """Return the key of this secret, or None. The secret is compared with every key, each in constant time."""
+        self._look()
+        digest = digest_of(secret)
+        match = None
+        for key in self.keys:  # all of them, so that the time does not depend on which one matches
+            if hmac.compare_digest(key.sha256, digest):
+                match = key
+        return match
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now
+        mark = _mark_of(self._path)
+        changed = mark != self._mark
+        if not changed and (self._failure is None or now < self._retry_at_s):
+            return
+        self._mark = mark
+        try:
+            self.keys = read_keys(self._path)
+        except ConfigError as error:
+            if changed or error.message != self._failure:
+                log.error("the API keys stay as they were: %s", error.message)
+            self._failure = error.message
+            self._retry_at_s = now + RETRY_S
+        else:
+            self._failure = None
+            warn_if_open(Path(self._path))
+            log.info("%d API keys from %s", len(self.keys), self._path)
+
+
+def _mark_of(path: str) -> Mark | None:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size, stat.st_mode, stat.st_uid, stat.st_gid

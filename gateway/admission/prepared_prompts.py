@@ -1,0 +1,107 @@
+"""Prompts of any kind as token ids, with the grammar of their outputs. `build_requests` prepares those of a demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.admission.demand import Infill, Prompt
+from gateway.admission.prompts import Chat, PromptReader
+from gateway.grammar_checker import GrammarChecker
+from gateway.infill import infill_marks
+from gateway.output_format import OutputFormat
+from gateway.tokenizer import Tokenizer
+from gateway.tools.offer import ToolOffer
+from gateway.tools.reading import Reading, grammar_request, reading_of
+from outrider.wire.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CallerGrammars:
+    """Checker of the grammars of one caller's requests."""
+
+    checker: GrammarChecker
+    caller: bytes
+    """Digest of the caller's API key, empty without one. The checks are charged to the caller's share of the checker.
+    """
+
+    async def output(self, output: OutputFormat | None) -> str:
+        """Return the grammar of an output format, empty for None. Raises InvalidRequest."""
+        if output is None:
+            return ""
+        return await self.checker.output(self.caller, output)
+
+    async def tools(self, offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> str:
+        """Return the grammar of a whole output that may call the offered tools. Raises InvalidRequest.
+
+        answer: grammar of an output without calls; empty for any text.
+        """
+        request = grammar_request(offer, reading, tokenizer, answer)
+        if request is None:
+            return answer
+        return await self.checker.tools(self.caller, request)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A prompt that is rendered and tokenised."""
+
+    ids: tuple[int, ...]
+    """Token ids of the whole prompt; at least one."""
+    grammar: str
+    """Grammar of the output, empty for any text."""
+    reading: Reading | None = None
+    """Parser of calls and reasoning in the output text; None to leave the text as it is."""
+
+
+async def prepare_prompt(
+    prompt: Prompt,
+    reader: PromptReader,
+    name: str,
+    grammars: CallerGrammars,
+    grammar: str,
+    adds_special: bool | None = None,
+    max_ids: int | None = None,
+) -> PreparedPrompt:
+    """Render and tokenise a prompt.
+
+    name: name of the prompt's field, for errors. grammar: grammar of the output format, empty for any text.
+    adds_special: see `Demand`. max_ids: number of ids at the end of the prompt that are used; None for all.
+
+    Raises InvalidRequest, and ContextExceeded for a prompt that does not fit.
+    """
+    if isinstance(prompt, Chat):
+        prepared = await _prepare_chat(prompt, reader, name, grammars, grammar, bool(adds_special), max_ids)
+    elif isinstance(prompt, Infill):
+        before, between, behind = infill_marks(reader.tokenizer)
+        begin = reader.tokenizer.encode("")  # what the tokenizer puts in front of every text
+        first = await reader.encode(name, prompt.prefix, False)
+        last = await reader.encode("suffix", prompt.suffix, False)
+        prepared = PreparedPrompt((*begin, before, *first, between, *last, behind), grammar)
+    elif isinstance(prompt, str):
+        prepared = PreparedPrompt(await reader.encode(name, prompt, adds_special is not False, max_ids), grammar)
+    elif max_ids is None:
+        prepared = PreparedPrompt(prompt, grammar)
+    else:
+        prepared = PreparedPrompt(prompt[-max_ids:], grammar)
+    if not prepared.ids:
+        raise InvalidRequest(f"{name} is empty: at least one token is needed to continue from", param=name)
+    return prepared
+
+
+async def _prepare_chat(
+    chat: Chat,
+    reader: PromptReader,
+    name: str,
+    grammars: CallerGrammars,
+    grammar: str,
+    adds_special: bool,
+    max_ids: int | None,
+) -> PreparedPrompt:
+    pieces = await reader.render_pieces(name, chat, is_cut=max_ids is not None)
+    reading: Reading | None = None
+    ids = await reader.encode_chat(name, pieces, adds_special, max_ids)
+    if chat.tools is not None:
+        reading = reading_of(chat.tools, reader.tokenizer, pieces[-1])
+        if reading is not None:
+            grammar = await grammars.tools(chat.tools, reading, reader.tokenizer, grammar)
+    return PreparedPrompt(ids, grammar, reading)

@@ -1,0 +1,101 @@
+"""Threads that tokenise long texts, so that the event loop goes on meanwhile. `Admission` has one set of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+from outrider.wire.processes.processes import release_freed_memory
+
+NUM_THREADS = 4
+"""Number of threads that tokenise long texts."""
+THREAD_NICENESS = 5
+"""Niceness of those threads, on Linux. It lies between that of the event loop (0) and that of confined processes (10).
+"""
+LARGEST_CHARS = 1 << 20
+"""Size above which only one text is tokenised at a time, in characters: 2**20 tokens take 400 MB."""
+
+RELEASED_CHARS = 1 << 17
+"""Size above which the memory of a text's tokens is released to the kernel, in characters. So many take 50 MB. Each
+thread has its own arena, which glibc keeps at the largest size that it had."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TextThreads:
+    """Threads for texts that would block the event loop for too long. One event loop uses them, so there is no lock.
+
+    A caller with an API key has one thread at a time, so that its long texts never hold all threads. Of the texts above
+    LARGEST_CHARS one is tokenised at a time, because their tokens take 400 bytes each meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(NUM_THREADS, "texts", initializer=_lower_priority)
+        self._limits: WeakValueDictionary[tuple[bytes, bool], asyncio.Semaphore] = WeakValueDictionary()
+        """Semaphores by caller, one for its texts above LARGEST_CHARS and one for its other texts."""
+        self._largest = asyncio.Semaphore(1)
+
+    async def run(self, caller: bytes, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of `work`, which reads `num_chars` characters, computed on a thread.
+
+        A thread cannot be stopped: after a cancellation it stays charged to the caller until the work is done.
+        """
+        is_largest = num_chars > LARGEST_CHARS
+        limit = self._limit(caller, is_largest)
+        await limit.acquire()
+        held = [limit]
+        if is_largest:
+            try:
+                await self._largest.acquire()
+            except asyncio.CancelledError:
+                limit.release()
+                raise
+            held.append(self._largest)
+        loop = asyncio.get_running_loop()
+
+        def release() -> None:
+            for semaphore in held:
+                semaphore.release()
+
+        def note_end(_: Future[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(release)
+
+        @functools.wraps(work)
+        def do_work() -> T:
+            try:
+                return work(*args, **kwargs)
+            finally:
+                if num_chars > RELEASED_CHARS:
+                    release_freed_memory()
+
+        future = self._executor.submit(do_work)
+        future.add_done_callback(note_end)
+        return await asyncio.wrap_future(future)
+
+    def _limit(self, caller: bytes, is_largest: bool) -> asyncio.Semaphore:
+        limit = self._limits.get((caller, is_largest))
+        if limit is None:
+            num_threads = 1
+            if not caller and not is_largest:  # callers without a key share one semaphore
+                num_threads = NUM_THREADS - 1
+            limit = asyncio.Semaphore(num_threads)
+            self._limits[caller, is_largest] = limit
+        return limit
+
+
+def _lower_priority() -> None:
+    # On Linux each thread has a niceness of its own, so this affects the calling thread alone.
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):  # a sandbox may forbid it, or the process has a higher niceness already
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)

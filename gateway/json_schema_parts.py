@@ -1,0 +1,88 @@
+"""The structure of a JSON Schema: which keywords hold schemas, places in a schema, and references. Pure.
+
+`gateway.json_schemas` reads a caller's schema with it, and `gateway.grammars` finds the place of an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+MAX_DEPTH = 32
+"""Maximal number of nested schemas, of nested lists and objects in a const, and of schemas joined by references. All
+readers of a schema recurse."""
+SINGLE = ("items", "additionalProperties")
+"""Keywords whose value is one schema."""
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+"""Keywords whose value is a list of schemas."""
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose value is an object of schemas."""
+DEFINITIONS = ("$defs", "definitions")
+
+Schema = dict[str, Any] | bool
+Place = tuple[str | int, ...]
+"""Keys and indices that lead to a part of a schema."""
+
+
+class Refused(Exception):
+    """The reason for a refusal and the place in the schema."""
+
+    def __init__(self, reason: str, *place: str | int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.place = place
+
+
+class PatternRefused(Refused):
+    """A refusal because of a string's pattern."""
+
+
+def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
+    """Yield the direct subschemas with the keys that lead to each, definitions first.
+
+    # {"anyOf": [a, b], "$defs": {"n": c}}: (("$defs", "n"), c), (("anyOf", 0), a), (("anyOf", 1), b)
+    """
+    if isinstance(schema, bool):
+        return
+    for key, value in sorted(schema.items(), key=lambda item: item[0] not in DEFINITIONS):
+        if key in SINGLE:
+            yield (key,), value
+        elif key in LISTS:
+            for index, child in enumerate(value):
+                yield (key, index), child
+        elif key in MAPS:
+            for name, child in value.items():
+                yield (key, name), child
+
+
+def pointer(place: Place) -> str:
+    """Return the place as a JSON pointer, escaped as in a reference.
+
+    # ("properties", "a/b", "anyOf", 0): "/properties/a~1b/anyOf/0"
+    """
+    text = ""
+    for key in place:
+        escaped = str(key).replace("~", "~0").replace("/", "~1")
+        text += f"/{quote(escaped)}"
+    return text
+
+
+def moved(schema: Schema, to: str) -> Schema:
+    """Return the schema with its references adapted for a schema that stands at the pointer `to`.
+
+    # {"$ref": "#/$defs/a"} moved to "/$defs/whole" is {"$ref": "#/$defs/whole/$defs/a"}
+    """
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(schema)
+    if "$ref" in result:
+        result["$ref"] = f"#{to}{result['$ref'].removeprefix('#')}"
+    for key, value in schema.items():
+        if key in SINGLE:
+            result[key] = moved(value, to)
+        elif key in LISTS:
+            result[key] = [moved(child, to) for child in value]
+        elif key in MAPS:
+            result[key] = {name: moved(child, to) for name, child in value.items()}
+    return result

@@ -1,0 +1,117 @@
+"""Which draft worker drafts for a request: chooses it, keeps it while it does its part, and replaces it.
+
+`Drafting` has one assignment for each draft of a request.
+"""
+
+from __future__ import annotations
+
+from gateway.workers.member import DraftMember, TargetMember
+from gateway.workers.served import ServedModel
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.processes.health import Outcome
+from outrider.wire.requests.drafters import Drafter
+
+
+class DraftAssignment:
+    """The draft of one request. It is kept while it does its part, because its cache holds the request."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        drafter: Drafter = Drafter.MODEL,
+        pool: str | None = None,
+        searches: bool = False,
+    ) -> None:
+        """Create an assignment without a draft.
+
+        drafter: drafter of the request. pool: pool that its drafts must be of; None for any. searches: whether the
+        request is a beam search.
+        """
+        self.member: DraftMember | None = None
+        self._model = model
+        self._criteria = (drafter, pool, searches)
+        self._target = ""
+        """Name of the target that the draft delivers to."""
+        self._failed = False
+        """Whether the draft did not do its part, so that another would be better."""
+        self._is_full = False
+        """Whether the draft had no slot for the request, so that no draft at all would be better."""
+        self.misbehaved = False
+        """Whether the draft broke a rule, so that its further deliveries must not be used."""
+        self._avoid: str | None = None
+        """Name of the draft that was left because it failed."""
+
+    def may_stay(self, target: TargetMember) -> bool:
+        """Return whether the request keeps its draft; True also without a draft."""
+        draft = self.member
+        if draft is None:
+            return True
+        if self._is_full or draft.connection is None or self._model.drafts.get(draft.name) is not draft:
+            return False
+        if not (draft.health.lets(self) and draft.deliveries[target.name].lets(self) and draft.fits(target)):
+            return False
+        if self._failed or draft.draining or draft.silent:
+            return self._model.choose_draft(target, draft.name, *self._criteria) is None
+        return not self._model.has_better_draft(draft, target, self._avoid, *self._criteria)
+
+    def take(self, target: TargetMember) -> bool:
+        """Assign a draft if there is none yet. Return False if none is available."""
+        if self.member is None:
+            self.member = self.choose(target)
+            if self.member is None:
+                return False
+            self.member.attach(self)
+            self._failed = self._is_full = self.misbehaved = False
+            self._target = ""
+        if self._target != target.name:
+            self._target = target.name
+            self.member.deliveries[target.name].begin(self)
+        return True
+
+    def choose(self, target: TargetMember) -> DraftMember | None:
+        """Return the draft that would be assigned now, or None."""
+        other = self._model.choose_draft(target, self._avoid, *self._criteria)
+        return other or self._model.choose_draft(target, None, *self._criteria)
+
+    def leave(self) -> None:
+        """Leave the draft, if there is one."""
+        if self.member is not None:
+            self._avoid = None
+            if self._failed:
+                self._avoid = self.member.name
+            self.member.detach()
+            self.member = None
+
+    def did_well(self) -> None:
+        """Record that draft tokens of the draft were verified."""
+        if self.member is not None:
+            self.member.health.note(Outcome.OK)
+            self.member.deliveries[self._target].note(Outcome.OK)
+            self._failed = False
+
+    def refused(self) -> None:
+        """Record that a delivery broke a rule, or that the draft failed."""
+        if self.member is not None:
+            self.member.health.note(Outcome.REFUSED)
+            self._failed = self.misbehaved = True
+
+    def undelivered(self) -> None:
+        """Record that no delivery has reached the target, for whatever reason."""
+        if self.member is not None:
+            self.member.deliveries[self._target].note(Outcome.LATE)
+            self._failed = True
+
+    def answered_with(self, code: pb.WorkerErrorCode) -> None:
+        """Record that the draft worker refused or lost the slot, with this error code."""
+        draft = self.member
+        if draft is None:
+            return
+        if code == pb.WORKER_ERROR_CODE_STALE_EPOCH and draft.connection is not None:
+            draft.connection.drop()  # it belongs to a process that has ended
+        elif code == pb.WORKER_ERROR_CODE_DRAINING:
+            draft.told_draining()
+        elif code == pb.WORKER_ERROR_CODE_EXHAUSTED:
+            draft.told_exhausted()
+            self._failed = self._is_full = True
+        elif code == pb.WORKER_ERROR_CODE_INTERNAL:
+            self.refused()

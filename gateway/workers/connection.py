@@ -1,0 +1,169 @@
+"""One life of the Control stream to a worker, and the slots that requests have on it.
+
+Slots that were opened on a `Connection` end with it. A `WorkerSlot` records on which connection a request's slot is
+open. `WorkerLink` opens connections; the rounds of a choice send and receive on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import WorkerLost
+from outrider.wire.transport.rpc import max_control_bytes
+from outrider.wire.transport.streams import Outbox, PendingReplies, Replies
+
+RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
+"""Messages of the Control stream of a draft, or of a target."""
+
+
+class WorkerSlot:
+    """A request's slot on one worker.
+
+    It holds the connection on which the slot is open, and the committed length that both sides agreed on.
+    """
+
+    def __init__(self, slot_id: int, request_type: RequestType) -> None:
+        self.agreed_len = 0
+        """Committed tokens that both sides agreed on last."""
+        self._slot_id = slot_id
+        self._request_type = request_type
+        self._connection: Connection | None = None
+        self._target_epoch = 0
+        self._needs_open = True
+
+    def is_open_on(self, connection: Connection, target_epoch: int = 0) -> bool:
+        """Return whether the slot is open on this connection.
+
+        target_epoch: for a draft slot, the epoch of the target that it delivers to.
+        """
+        same = self._connection is connection and self._target_epoch == target_epoch
+        return same and connection.alive and not self._needs_open
+
+    def opened(self, connection: Connection, committed_len: int, target_epoch: int = 0) -> None:
+        """Record that the slot was opened with `committed_len` tokens. `target_epoch`: see `is_open_on`."""
+        self._connection, self._target_epoch = connection, target_epoch
+        self.agreed_len, self._needs_open = committed_len, False
+
+    def open_again(self) -> None:
+        """Require that the next message opens the slot anew, under the same id.
+
+        Use it if the worker's state is not as assumed.
+        """
+        self._needs_open = True
+
+    def truncate(self, committed_len: int, reason: pb.TruncateReason) -> bool:
+        """Send a truncation to `committed_len`, with the next batch. Return False if there is no slot to truncate."""
+        message = pb.Truncate(slot=self._slot_id, committed_len=committed_len, reason=reason)
+        return self._send(self._request_type(truncate=message))
+
+    def close(self) -> None:
+        """Send that the slot is closed, which cancels a round in flight."""
+        self._send(self._request_type(close=pb.CloseSlot(slot=self._slot_id)))
+        self._connection = None
+
+    def _send(self, request: Any) -> bool:
+        if self._connection is None or not self._connection.alive:
+            return False
+        self._connection.send(request)
+        return True
+
+
+class Connection:
+    """One life of a worker's Control stream. `call`, `subscribe` and `send` never block."""
+
+    def __init__(
+        self,
+        info: pb.WorkerInfo,
+        stream: Any,
+        make_batch: Callable[[list[Any]], Any],
+        count_bytes: Callable[[int], None],
+    ) -> None:
+        self.heard_s = time.monotonic()
+        """Monotonic time of the last reply, in seconds."""
+        self.info = info
+        self.epoch: int = info.epoch
+        self.alive = True
+        self.hung = False
+        """Whether the stream was dropped because the worker made no step."""
+        self._owes_step = False
+        self._stream = stream
+        self._pending: PendingReplies[Any] = PendingReplies()
+
+        async def write(items: list[Any]) -> None:
+            batch = make_batch(items)
+            count_bytes(batch.ByteSize())
+            await stream.write(batch)
+
+        max_batch_bytes = max_control_bytes(info.context_limit) - (1 << 16)  # the rest is for the items' headers
+        self._outbox: Outbox[Any] = Outbox(write, stream.cancel, max_batch_bytes, lambda item: item.ByteSize())
+        self._count_bytes = count_bytes
+
+    def call(self, request: Any) -> asyncio.Future[Any]:
+        """Send an item that has one reply, and return its future.
+
+        The future fails with WorkerLost if the stream ends first.
+        """
+        message_id, future = self._pending.new()
+        if not self.alive:
+            future.set_exception(WorkerLost("lost the worker: the stream has ended"))
+            future.exception()
+            return future
+        request.id, request.epoch = message_id, self.epoch
+        self._outbox.put(request)
+        return future
+
+    def subscribe(self, request: Any, *, expects: bool = True) -> Replies[Any]:
+        """Send an item that has many replies, and return them. They fail with WorkerLost if the stream ends.
+
+        expects: whether the worker owes a reply for as long as the replies are open.
+        """
+        message_id, replies = self._pending.subscribe(expects)
+        if not self.alive:
+            replies.close()
+            replies.fail(WorkerLost("lost the worker: the stream has ended"))
+            return replies
+        request.id, request.epoch = message_id, self.epoch
+        self._outbox.put(request)
+        return replies
+
+    def send(self, request: Any, *, owes_step: bool = False) -> None:
+        """Send an item without a reply, with the next batch. owes_step: whether the worker must make a step for it."""
+        self._owes_step |= owes_step
+        request.epoch = self.epoch
+        self._outbox.put(request)
+
+    def drop(self) -> None:
+        """Cancel this stream. The link opens another."""
+        self._stream.cancel()
+
+    async def run(self) -> None:
+        """Read replies until the stream ends."""
+
+        async def batches() -> AsyncIterator[list[Any]]:
+            async for batch in self._stream:
+                self.heard_s = time.monotonic()
+                self._owes_step = False
+                self._count_bytes(batch.ByteSize())
+                yield list(batch.items)
+
+        try:
+            await self._pending.read(batches())
+        finally:
+            self.alive = False
+            self._stream.cancel()
+            await self._outbox.close()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the worker owes a reply or a step."""
+        return self._owes_step or len(self._pending) > 0
+
+    def stepped(self) -> None:
+        """Record that the worker has made a step."""
+        self._owes_step = False

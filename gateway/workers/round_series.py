@@ -1,0 +1,93 @@
+"""The series of a model's rounds: which label a draft has, and which series stay after drafts have gone.
+
+Each `ServedModel` has one `RoundSeries`; the rounds count in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gateway.workers.member import DraftMember
+from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
+
+MAX_GONE_DRAFTS = 8
+"""Number of draft models whose series are kept after they have gone. A scrape comes every few seconds and reads their
+last counts."""
+
+
+class RoundSeries:
+    """Series of a model's rounds, by the label `draft`: a draft's model, or a drafter of the target's own."""
+
+    def __init__(self, metrics: GatewayMetrics, drafts: Callable[[], Mapping[str, DraftMember]]) -> None:
+        """Create the series. drafts: returns the drafts that serve the model now, by name."""
+        self.target_label = ""
+        """Label `target`; empty before the first target is known."""
+        self._metrics = metrics
+        self._drafts = drafts
+        self._last_label = ""
+        """Label `draft` of rounds without a draft: the label of the draft that was connected last."""
+        self._used_labels: dict[str, None] = {}
+        """Labels `draft` that have series. Those of drafts that have gone come first, in the order of going."""
+
+    def label_of(self, draft: DraftMember | None) -> str:
+        """Return the label `draft` of a draft's series; for None that of the draft that was connected last."""
+        if draft is None:
+            return self._last_label
+        return self._labels().get(draft.name, self._last_label)
+
+    def pair(self, label: str) -> PairMetrics:
+        """Return the series of rounds for the draft of this label."""
+        if label not in self._used_labels:
+            self._drop_old()
+            self._used_labels[label] = None
+        return self._metrics.pair(self.target_label, label)
+
+    def own(self, label: str) -> PairMetrics:
+        """Return the series of rounds for which the target drafts itself. label: of its own drafter, or GRAMMAR."""
+        return self._metrics.pair(self.target_label, label)
+
+    def update(self) -> None:
+        """Create the series of connected drafts, and drop those of drafts that went long ago.
+
+        Call it whenever a draft came, went or changed, once the target's label is set.
+        """
+        drafts = self._drafts()
+        for name, label in self._labels().items():
+            if drafts[name].connection is not None:
+                self.pair(label)  # it exists from now on: a rate misses the counts with which a series is born
+                self._last_label = label
+        self._drop_old()
+
+    def _labels(self) -> dict[str, str]:
+        """By the draft's name.
+
+        # two folders /a/small and /b/small of the pools x and y: "small@x" and "small@y"
+        """
+        drafts = self._drafts().values()
+        paths: dict[str, set[str]] = {}  # of the models of one id
+        for draft in drafts:
+            if draft.link.info is not None:
+                paths.setdefault(draft.link.info.model_id, set()).add(draft.link.model_path)
+        labels: dict[str, str] = {}
+        for draft in drafts:
+            if draft.link.info is not None:
+                label: str = draft.link.info.model_id
+                if len(paths[label]) > 1:
+                    label = f"{label}@{draft.spec.pool}"
+                labels[draft.name] = label
+        return labels
+
+    def _drop_old(self) -> None:
+        # The series of the last MAX_GONE_DRAFTS drafts that counted anything stay: a scrape may still read them.
+        present = set(self._labels().values())
+        for label in present & self._used_labels.keys():
+            del self._used_labels[label]
+            self._used_labels[label] = None  # at the end: the last to go
+        gone = [label for label in self._used_labels if label and label not in present]  # the oldest first
+        num_old = len(gone) - MAX_GONE_DRAFTS
+        for index, label in enumerate(gone):
+            if index < num_old or not self._metrics.has_counts(self.target_label, label):
+                self._metrics.forget_pair(self.target_label, label)
+                del self._used_labels[label]
+        if self._last_label not in self._used_labels:
+            self._last_label = ""
