@@ -36,9 +36,10 @@ from outrider.wire.kinds import TokenKind
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.drafting.budget import VerifyBudget, VerifyChoice
-from target_service.drafting.choice import Candidates, Drafting, Merge
+from target_service.drafting.choice import Drafting, Merge
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import split_logits
+from target_service.drafting.slot_candidates import Candidates
 from target_service.features.features import Features
 from target_service.leases.beams import best_tokens
 from target_service.leases.hold import PendingDraft, note_missing, waits_alone

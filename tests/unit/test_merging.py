@@ -34,9 +34,10 @@ from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseRows
 from target_service.drafting.budget import VerifyBudget, VerifyChoice
-from target_service.drafting.choice import Candidates, Drafting
+from target_service.drafting.choice import Drafting
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import Proposal
+from target_service.drafting.slot_candidates import Candidates
 from target_service.leases.draft_buffer import BufferedToken
 from target_service.leases.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.servicer import verify_job
