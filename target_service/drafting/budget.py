@@ -251,7 +251,9 @@ class VerifyBudget:
         # By slot index, the candidates that are verified; a slot that is missing waits for the next step.
         plan = self._plan(demands, max_rows, is_probe)
         num_drafts = plan.num_drafts
-        weights = {scheduling.caller: scheduling.weight for scheduling in absent}
+        weights = dict[bytes, float]()
+        for scheduling in absent:
+            weights[scheduling.caller] = scheduling.weight
         callers: dict[bytes, dict[int, VerifyDemand]] = {}
         for index, demand in demands.items():
             weights[demand.scheduling.caller] = demand.scheduling.weight

@@ -166,7 +166,9 @@ class Drafting:
         else:
             if shape is None:
                 max_len = lease.likely_chain(draft)
-            nodes = buffer.chain(max_len if shape is None else shape.depth)
+            else:
+                max_len = shape.depth
+            nodes = buffer.chain(max_len)
             probs = draft.chain_probs(len(nodes))
         tree = buffer.tree.select(nodes)
         tree.probs = probs
