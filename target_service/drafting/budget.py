@@ -171,14 +171,15 @@ class VerifyBudget:
         # these pay.
         chosen = set[int]()
         offers = list[_Offer]()
+        num_rows = 0
         for index, demand in demands.items():
+            num_rows += demand.num_pending
             if demand.extra_rows and not demand.is_fixed:
                 offers.append(_Offer(index, demand.extra_gain, demand.extra_cost_rows))
             elif demand.extra_rows and demand.extra_cost_rows <= max_rows:
                 chosen.add(index)
                 max_rows -= demand.extra_cost_rows
         if offers and not is_probe:
-            num_rows = sum(demand.num_pending for demand in demands.values())
             for offer in self._best(offers, demands, dict.fromkeys(demands, 1.0), num_rows, max_rows):
                 chosen.add(offer.index)
         return chosen

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.wire_tensors import decode_law
-from outrider.engine.speculation.candidates import CandidateTree, JoinedTree, Offer, join
+from outrider.engine.speculation.candidates import CandidateTree, Distribution, JoinedTree, Offer, join
 from outrider.engine.speculation.draft_tree import NO_DRAFT_TOKENS, ROOT, DraftTree
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows
@@ -103,12 +103,11 @@ class Drafting:
         shape = lease.speculation.tree
         found = list[Candidates]()
         delivered = self._delivered(lease)
-        is_drafted = any(is_drafted for _, is_drafted in lease.job.tickets)
         insists = lease.speculation.num_draft_tokens != AUTO
         has_delivered = any(candidates.tree.ids for candidates in delivered.values())
         is_bound = lease.speculation.is_fixed or bool(slot.params.grammar)
         is_made_now = is_bound or has_delivered or self.own.feeds_rows(slot)  # else once the budget has chosen
-        for drafter in self.own.asked(slot, insists=insists, is_drafted=is_drafted):
+        for drafter in self.own.asked(slot, insists=insists, is_drafted=lease.is_drafted):
             assert drafter.own is not None, "a draft worker's drafter in the target"
             source = lease.own_sources[drafter.own]
             max_len = min(lease.likely_chain(source), self.own.max_len(drafter))
@@ -172,7 +171,9 @@ class Drafting:
             probs = draft.chain_probs(len(nodes))
         tree = buffer.tree.select(nodes)
         tree.probs = probs
-        distributions = [buffer.tokens[node].distribution for node in nodes]
+        distributions = list[Distribution | None]()
+        for node in nodes:
+            distributions.append(buffer.tokens[node].distribution)
         if shape is not None or not lease.is_exact:
             max_len = 0
         return CandidateTree(tree, distributions, shares.share(0), max_len)
@@ -276,7 +277,9 @@ class Drafting:
             return self.proposal(Candidates(lease), choice)
         sources = dict[DraftSource, dict[int, int]]()
         for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
-            sources[source] = {node: candidates.tree.ranks[own] for own, node in node_of.items()}
+            ranks = sources[source] = dict[int, int]()
+            for own, node in node_of.items():
+                ranks[node] = candidates.tree.ranks[own]
         rows_beside = None
         if choice.with_extra_rows:
             rows_beside = self._rows_beside(lease, joined.tree)
@@ -298,13 +301,15 @@ class Drafting:
         num_drafters = sum(bool(node_of) for node_of in joined.nodes)
         is_chain = num_drafters == 1 and joined.tree.is_chain
         for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
-            is_sampled = any(candidates.distributions[own] is not None for own in node_of)
-            if not is_sampled and lease.is_exact:
-                continue
+            is_sampled = False
             siblings = dict[int, list[int]]()  # by the parent's node, the drafter's own nodes
             for own, node in node_of.items():
-                if is_chain or candidates.distributions[own] is not None:
+                has_distribution = candidates.distributions[own] is not None
+                is_sampled = is_sampled or has_distribution
+                if is_chain or has_distribution:
                     siblings.setdefault(joined.tree.parents[node], []).append(own)
+            if not is_sampled and lease.is_exact:
+                continue
             for drawn in siblings.values():
                 distribution = self._distribution(source, candidates, drawn)
                 if distribution is None:
@@ -335,5 +340,7 @@ class Drafting:
 def _candidates_to_make(lease: Lease, drafter: Drafter, source: DraftSource, max_len: int) -> Candidates:
     # a chain of max_len tokens that are made once it is known how many of them are verified
     nothing = CandidateTree(NO_DRAFT_TOKENS, (), source.shares.share(0))
-    offers = [Offer(prob, ()) for prob in source.chain_probs(max_len)]
+    offers = list[Offer]()
+    for prob in source.chain_probs(max_len):
+        offers.append(Offer(prob, ()))
     return Candidates(lease, {source: nothing}, offers, drafter)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.speculation.draft_tree import DraftTree
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
@@ -75,7 +75,9 @@ class Proposal:
         parents = None
         if self.rows_beside is not None or not self.tree.is_chain:
             # The tail is the path to the tree's root: node 0 of the tree is token len(tail) of the row.
-            parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in nodes)]
+            parents = list(range(ROOT, len(tail) - 1))
+            for parent in nodes:
+                parents.append(len(tail) + parent)
         return Row(slot.table, new_ids, len(slot.cached), len(nodes) + 1, slot.cached, parents, source=slot.source)
 
 

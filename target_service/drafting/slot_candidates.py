@@ -49,7 +49,9 @@ class Candidates:
         max_rows = num_required
         is_whole = shape is not None and not lease.slot.params.determined and lease.is_exact
         if shape is not None and is_whole and num_required:
-            num_trees = sum(bool(candidates.tree.ids) for candidates in self.trees.values())
+            num_trees = 0
+            for candidates in self.trees.values():
+                num_trees += bool(candidates.tree.ids)
             max_rows = min(shape.most_nodes * num_trees, lease.speculation.max_draft_tokens)
             probs = lease.first.chain_probs(shape.depth)
         demand = VerifyDemand(

@@ -76,7 +76,9 @@ def note_missing(
 
     awaited: the pending drafts for which the step might have been held. waiting: the slots that wait alone.
     """
-    awaited_tickets = {draft.ticket for _, draft, _ in awaited}
+    awaited_tickets = set[int]()
+    for _, draft, _ in awaited:
+        awaited_tickets.add(draft.ticket)
     for lease, draft, _ in pending:
         is_fixed = lease.speculation.is_fixed
         if draft.ticket in awaited_tickets or is_fixed:

@@ -129,6 +129,11 @@ class Lease:
         return len(self.slot.committed)
 
     @property
+    def is_drafted(self) -> bool:
+        """Whether a draft worker drafts for the slot."""
+        return any(is_drafted for _, is_drafted in self.job.tickets)
+
+    @property
     def is_exact(self) -> bool:
         """Whether acceptance is exact: with lenience, draft tokens are chains that are tested one by one."""
         return self.slot.params.lenience == 1.0

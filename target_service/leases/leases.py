@@ -204,10 +204,12 @@ class Leases:
         lease = self._leases.pop(key, None)
         if lease is None:
             return None
-        self._metrics.note_parked("pruned", sum(len(draft.buffer.tree) for draft in lease.drafts))
+        num_dropped = 0
         for draft in lease.drafts:
+            num_dropped += len(draft.buffer.tree)
             if self._by_ticket.get(draft.ticket) is lease:
                 del self._by_ticket[draft.ticket]
+        self._metrics.note_parked("pruned", num_dropped)
         return lease
 
     def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:
