@@ -11,8 +11,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from outrider.engine.speculation.cached_tree import CachedTree
-from outrider.engine.speculation.draft_tree import ROOT, moved
+from outrider.engine.speculation.draft_tree import ROOT, CachedTree, moved
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import JobError, OpenJob
