@@ -17,7 +17,7 @@ from outrider.engine.speculation.draft_tree import ROOT, moved
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.plan import LEAST_CHANCE
+from outrider.engine.speculation.ranks import LEAST_CHANCE
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.wire.requests.params import SamplingParams
 

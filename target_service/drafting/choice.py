@@ -267,10 +267,10 @@ class Drafting:
             return Proposal(lease.slot, NO_DRAFT_TOKENS)
         if found.drafter is not None:
             (source,) = found.trees
-            own = self._propose(lease, found.drafter, source, choice.num_drafts)
-            if not own.tree.ids:
+            made = self._propose(lease, found.drafter, source, choice.num_drafts)
+            if not made.tree.ids:
                 return Proposal(lease.slot, NO_DRAFT_TOKENS)
-            found = Candidates(lease, {source: own}, own.offers())
+            found = Candidates(lease, {source: made}, made.offers())
         joined = join(list(found.trees.values()), found.offers[: choice.num_drafts])
         draws = self._draws(found, joined)
         if draws is None:

@@ -171,10 +171,10 @@ class Beams:
                 return levels  # a live beam was not fed, so that nothing is known after it
             live = []
             rows = []
-            for node in children:
-                if node is not None:
-                    live.append(node)
-                    rows.append(row_of[node])
+            for child in children:
+                if child is not None:
+                    live.append(child)
+                    rows.append(row_of[child])
 
     def advance(self, slot: Slot, fed: Fed, levels: Sequence[Level], runner: ModelRunner) -> int:
         """Advance the beams by decided levels: cut the cache to their path, and commit the tokens with which all begin.

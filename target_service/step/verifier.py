@@ -6,6 +6,7 @@ Runs on the engine thread, which calls `handle` for each job and `step` between 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outrider.engine.model_runner import ModelRunner
@@ -99,7 +100,7 @@ class Verifier:
         self._leases.end(key, "a newer verify came")
         slot = self._keeper.table.get(*key)
         known_ids = list[int]()
-        settled_ids = list[int]()
+        settled_ids: Sequence[int] = ()
         beams = None
         if slot is not None:
             known_ids = slot.committed[job.base_len :]

@@ -25,7 +25,7 @@ SAMPLING = (
         (DENSE,),
     ),
     Mutant(
-        f"{SAMPLING_ROOM}:Columns._edits_of",
+        f"{SAMPLING_ROOM}:Columns._columns_of",
         never("_prompt"),
         "the repetition penalty ignores the prompt",
         (DENSE, HOST),

@@ -39,7 +39,7 @@ class Columns:
         ids = sorted(self._prompt | params.logit_bias.keys())
         self._place = {token_id: place for place, token_id in enumerate(ids)}
         """Index of each id among the edits."""
-        self._edits = self._edits_of(ids, self._num_output)
+        self._edits = ColumnEdits(*self._columns_of(ids, self._num_output))
 
     def add_output(self, new_ids: Sequence[int]) -> None:
         """Count further output tokens."""
@@ -51,7 +51,7 @@ class Columns:
     def forget_output(self) -> None:
         """Set all counts to 0. Columns that only the output named stay, and change nothing."""
         self._num_output.clear()
-        self._edits = self._edits_of(list(self._place), self._num_output)
+        self._edits = ColumnEdits(*self._columns_of(list(self._place), self._num_output))
 
     def after(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
         """Return the edits with these draft tokens counted as output, too; None where no column is named."""
@@ -69,15 +69,18 @@ class Columns:
         """
         changed.sort(key=lambda token_id: token_id not in self._place)  # stable: ids that have a column first
         places = [self._place[token_id] for token_id in changed if token_id in self._place]
-        new = self._edits_of(changed, num_output)
         num_known = len(places)
-        factor = np.append(self._edits.factor, new.factor[num_known:])
-        offset = np.append(self._edits.offset, new.offset[num_known:])
-        factor[places] = new.factor[:num_known]
-        offset[places] = new.offset[:num_known]
-        return ColumnEdits(np.append(self._edits.ids, new.ids[num_known:]), factor, offset)
+        ids, factors, offsets = self._columns_of(changed, num_output)
+        edits = self._edits
+        factor = np.append(edits.factor, factors[num_known:])
+        offset = np.append(edits.offset, offsets[num_known:])
+        factor[places] = factors[:num_known]
+        offset[places] = offsets[:num_known]
+        return ColumnEdits(np.append(edits.ids, ids[num_known:]), factor, offset)
 
-    def _edits_of(self, ids: Sequence[int], num_output: Mapping[int, int]) -> ColumnEdits:
+    def _columns_of(
+        self, ids: Sequence[int], num_output: Mapping[int, int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
         params = self._params
         factors = list[float]()
         offsets = list[float]()
@@ -91,4 +94,4 @@ class Columns:
                 presence_penalty = params.presence_penalty
             factors.append(factor)
             offsets.append(params.logit_bias.get(token_id, 0.0) - params.frequency_penalty * count - presence_penalty)
-        return ColumnEdits(np.array(ids, dtype=np.int64), np.array(factors), np.array(offsets))
+        return np.array(ids, dtype=np.int64), np.array(factors), np.array(offsets)

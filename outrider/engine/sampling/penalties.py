@@ -214,15 +214,17 @@ def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     bans = list[tuple[int, int]]()  # (row, id)
     masked_rows = list[int]()
     masks = list[MaskBits]()
+    vocab_size = logits.shape[1]
     for r, row in enumerate(rows):
-        if row.state.plain:
+        state = row.state
+        if state.plain:
             continue
-        own_edits = row.state.edits(row.draft_prefix)
+        own_edits = state.edits(row.draft_prefix)
         if own_edits is not None:
             edits.append((r, own_edits))
-        for token_id in row.state.banned(row.draft_prefix, logits.shape[1]):
+        for token_id in state.banned(row.draft_prefix, vocab_size):
             bans.append((r, token_id))
-        bits = row.state.allowed_bits(row.draft_prefix)
+        bits = state.allowed_bits(row.draft_prefix)
         if bits is not None:
             masked_rows.append(r)
             masks.append(bits)

@@ -42,9 +42,7 @@ class CandidateTree:
 
             sampled chain of 2 tokens, max_len 4, probs 0.6 and 0.36, prob 0.6: 0.6, 0.36, 0.216 and 0.13 (no nodes)
         """
-        offers = list[Offer]()
-        for node, prob in enumerate(self.tree.probs):
-            offers.append(Offer(factor * prob, ((index, node),)))
+        offers = [Offer(factor * prob, ((index, node),)) for node, prob in enumerate(self.tree.probs)]
         if not offers or self.distributions[0] is None:
             return offers
         prob = factor * self.tree.probs[-1]
@@ -107,10 +105,9 @@ def outcomes(
         decisive = set[int]()  # children of earlier drafters whose acceptance ends the tests
         for source, own in ranks.items():
             proposed = own.keys() & tree.children(node)
-            likeliest = set[int]()
-            for child in proposed:
-                if not is_determined or own[child] == 0:
-                    likeliest.add(child)
+            likeliest = proposed
+            if is_determined:
+                likeliest = {child for child in proposed if own[child] == 0}
             is_repeated = is_determined and bool(likeliest) and likeliest <= decisive
             if proposed and accepted not in decisive and not is_repeated:
                 rank = None
