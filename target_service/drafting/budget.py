@@ -1,5 +1,4 @@
-"""The budget of a step: how many draft tokens it verifies of each slot, and whether it waits for some. Called by
-`step`.
+"""The budget of a step: how many draft tokens of each slot it verifies, and whether it waits for some.
 
 Draft tokens are taken best first, as long as the step then makes more tokens a second, by the seconds that steps of so
 many rows took on this machine, and only if together they make MIN_GAIN times as many. Under load no row is worth it any
@@ -33,8 +32,7 @@ from outrider.wire.requests.speculation import MIN_GAIN
 from target_service.leases.hold import PendingDraft, hold_until
 
 PROBE_STEPS = 16
-"""Steps of which one takes half of the best rows and no extra ones, so that the time of smaller steps stays
-measured."""
+"""Number of steps of which one takes half of the best rows and no extra ones, to measure smaller steps."""
 _RATE_WEIGHT = 0.25
 """Weight of a step in the moving mean of the rate of tokens."""
 

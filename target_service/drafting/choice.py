@@ -67,7 +67,7 @@ class Drafting:
         return forced
 
     def or_forced(self, found: Candidates) -> Candidates:
-        """Return the tokens that the grammar forces where they are more than `found` is expected to bring, else
+        """Return the tokens that the grammar forces, where they are more than `found` is expected to bring; else
         `found`.
 
         Forced tokens are deterministic, and verified like others.
@@ -194,8 +194,9 @@ class Drafting:
     # drafts that have not arrived
 
     def pending(self, found: Candidates) -> list[PendingDraft]:
-        """Return the drafts whose next token has not arrived, each with its probability to be accepted there and no
-        other drafter's. None are pending where forced tokens are verified, or a named number of the target's own.
+        """Return the drafts of which more tokens may arrive, each with the probability that its next one is accepted
+        and no other drafter's is. There are none where forced tokens are verified, or a named number of the target's
+        own.
         """
         lease = found.lease
         pending = list[PendingDraft]()
@@ -260,7 +261,7 @@ class Drafting:
     def proposal(self, found: Candidates, choice: VerifyChoice) -> Proposal:
         """Return the proposal of the candidates that the budget has chosen for a slot.
 
-        It has no draft token of a draft worker whose delivery breaks a rule; nor has it others' in that step.
+        It is empty where a delivery turns out to break a rule.
         """
         lease = found.lease
         if not choice.num_drafts and not choice.with_extra_rows:

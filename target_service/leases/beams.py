@@ -1,5 +1,4 @@
-"""A beam search in a slot that steps by itself: the tokens that a step feeds, the levels it decides, the cache it
-keeps.
+"""A beam search in a slot that steps by itself: the tokens that a step feeds, its decided levels, the kept cache.
 
 Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the draft tokens below them. It decides
 level by level, by the target's own sums of log-probs, and goes deeper while all live beams of a level were fed. So a

@@ -58,8 +58,8 @@ def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> Expect
 
 
 def waits_alone(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, float]:
-    """Return the slots that wait alone, since their requests name how many are verified, and until which monotonic
-    time.
+    """Return the slots that wait alone since their requests name how many are verified, and the time until which each
+    waits: monotonic, in seconds.
     """
     waiting = dict[SlotKey, float]()
     for lease, _, _ in pending:

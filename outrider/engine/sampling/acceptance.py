@@ -1,5 +1,4 @@
-"""The acceptance rules of `rejection`: which draft tokens are accepted, and the token after them. Pure; used by the
-target.
+"""The acceptance rules of `rejection`: the accepted draft tokens, and the token after them. Pure; used by the target.
 
 The output of each rule has exactly the target's distribution.
 
@@ -55,8 +54,7 @@ draws itself after so many accepted draft tokens."""
 def accept_draw(
     target: RowLaw, draws: Sequence[tuple[int, RowLaw | None, float]], lenience: float = 1.0
 ) -> tuple[int | None, Weights]:
-    """Test the draws after one node in order: Leviathan et al. (2023), Algorithm 1; for siblings SpecInfer's Algorithm
-    2.
+    """Test the draws after one node in order: Leviathan et al. (2023), Algorithm 1; of siblings SpecInfer, Algorithm 2.
 
     Returns the token of the first accepted draw, or None, and the target's residual: weights [N] of the entries of
     `target`, float64, from which the target draws where no draw is accepted.

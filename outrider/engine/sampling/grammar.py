@@ -299,9 +299,7 @@ class GrammarState:
         return place
 
     def _after(self, place: _Place, ids: Sequence[int]) -> _Place:
-        """Return the state after further tokens. It uses the matcher of `place` up; after its end a grammar stays
-        there.
-        """
+        """Return the state after further tokens; the matcher of `place` is used up. A grammar stays at its end."""
         matcher = place.matcher
         if matcher is None or matcher.try_consume_tokens(list(ids)) == len(ids) or _is_over(matcher):
             return _Place(matcher, failure=place.failure)

@@ -89,7 +89,7 @@ class HostLogits:
         return law_of(self._processed(index, row), row.state.params)
 
     def law_if_any(self, index: int, row: LogitRow) -> RowLaw | None:
-        """Return the distribution of row `index`; None where all tokens with a counterpart in `told` are banned."""
+        """Return the distribution of row `index`; None where every token for which `told` has a logit is banned."""
         processed = self._processed(index, row)
         if self._retokenize is not None and processed.max() == -math.inf:
             return None

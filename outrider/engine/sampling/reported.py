@@ -38,9 +38,7 @@ def packed_ranks(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) ->
 
 
 def unpacked_ranks(values: NDArray[np.float64], num_best: int) -> list[tuple[Reported, int]] | None:
-    """Read `packed_ranks`: log-probs of each token, and its rank, 1 for the likeliest. None where logits are not
-    finite.
-    """
+    """Read `packed_ranks`: log-probs and rank (the likeliest 1) of each token; None where logits are not finite."""
     if not values[:, 0].all():
         return None
     return list(zip(unpacked(values[:, 2:], num_best), values[:, 1].astype(int).tolist(), strict=True))

@@ -60,15 +60,13 @@ class BeamSearch:
     def __init__(self, params: BeamParams, max_tokens: int, stop_ids: Set[int]) -> None:
         self.levels: list[Level] = []
         self.sums: tuple[float, ...] = (0.0,)
-        """Sum of log-probs of each live beam in nats, best first. Before the first level there is one beam, the
-        prompt."""
+        """Sum of log-probs of each live beam in nats, best first. The first beam is the prompt, with sum 0."""
         self.is_done = False
         self._params = params
         self._max_tokens = max_tokens
         self._stop_ids = frozenset(stop_ids)
         self._ended: list[tuple[np.float32, int, Entry]] = []
-        """The best `width` hypotheses, best first: score, number of levels before the last token, entry of that
-        token."""
+        """The best `width` hypotheses, best first: score, number of levels before the last token, its entry."""
 
     @property
     def num_candidates(self) -> int:

@@ -97,7 +97,7 @@ class BeamTree(CachedTree):
         return [node for node, depth in enumerate(self.depths) if depth > live_depth]
 
     def unfed(self, nodes: Sequence[int]) -> list[int]:
-        """Return those of some nodes that are not in the cache, without ROOT."""
+        """Return the given nodes that are not in the cache, without ROOT."""
         fed = {ROOT, *self.fed}
         return [node for node in nodes if node not in fed]
 

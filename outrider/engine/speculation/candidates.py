@@ -58,8 +58,7 @@ class Offer(NamedTuple):
     prob: float
     """Acceptance probability."""
     nodes: tuple[tuple[int, int], ...]
-    """(index of a candidate tree, node there) of each drafter that proposes it; empty where a chain has ended
-    before."""
+    """(index of a candidate tree, node there) of each drafter that proposes it; empty behind a chain's end."""
 
 
 class JoinedTree(NamedTuple):

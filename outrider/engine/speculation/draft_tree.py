@@ -156,8 +156,8 @@ class DraftTree:
 
 
 NO_DRAFT_TOKENS = DraftTree()
-"""The tree of a slot without draft tokens, to which nothing is added. A new one for each slot and step would keep the
-garbage collector busy."""
+"""The tree of a slot without draft tokens, to which nothing is added. One tree, so that the garbage
+collector has no new one for each slot and step."""
 
 GONE = ROOT - 1
 """Stands for a node in the cache that was dropped from the tree."""
@@ -194,7 +194,7 @@ class CachedTree(DraftTree):
         return new_index
 
     def keep(self, nodes: Iterable[int]) -> list[int]:
-        """Drop all nodes from the cache but these and those that were committed meanwhile.
+        """Drop all nodes from the cache but the given ones and those that were committed meanwhile.
 
         Returns which of `fed` stay in the cache, as ascending indices. The committed ones come first, and leave `fed`.
 

@@ -41,9 +41,7 @@ SlotT = TypeVar("SlotT", contravariant=True)
 
 
 class NodeDrafter(Protocol[SlotT]):
-    """One drafter of a draft worker, for all its slots. Runs on the engine thread. The defaults suit one without a
-    cache.
-    """
+    """One drafter of a draft worker, for all its slots, on the engine thread. The defaults suit one without a cache."""
 
     takes_trees: bool = True
     """Whether a step may feed nodes of one slot that are not on one path."""

@@ -33,8 +33,7 @@ NUM_LIKELY = 64
 probability of a hundredth or less."""
 
 NextDistribution = Callable[[LogitRow], RowLaw | None]
-"""Function that returns the distribution after a row's draft prefix, or None. It is called with prefixes of growing
-length."""
+"""Function that returns the distribution after a row's draft prefix, or None. Its prefixes grow from call to call."""
 
 
 def grow(distributions: Sequence[NodeDistribution]) -> dict[Growth, str]:
@@ -155,8 +154,7 @@ def propose_chain(
     *,
     is_counted: bool = False,
 ) -> CandidateTree:
-    """Return a chain of at most max_tokens draft tokens of a target's own drafter; it ends where a distribution is
-    None.
+    """Return a chain of at most max_tokens draft tokens of the target's own; it ends where a distribution is None.
 
     is_counted: distributions are a table's, so that one with a single token makes a deterministic draft token.
     """

@@ -106,7 +106,7 @@ class Growth(CachedTree, ABC):
 
     @property
     def roots(self) -> Mapping[int, int]:
-        """Nodes that the target knows without their being sent, each with its number among a delivery's parents."""
+        """Nodes that the target has without a delivery, each with its number among a delivery's parents."""
         return {ROOT: ROOT}
 
     @property
@@ -178,8 +178,8 @@ class RowAhead(NamedTuple):
 
 
 class RowsAhead(Protocol):
-    """The rows ahead of one slot, fed beside its nodes, and the distributions after them. Methods stand in the order of
-    a step.
+    """The rows ahead of one slot, fed beside its nodes, and the distributions after them. Methods are in a step's
+    order.
     """
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Limits of a draft tree's growth in a draft worker: those that the request names, and likelihood. Called by `tree`."""
+"""The limits of a draft tree's growth: by what the request names, and by likelihood. Called by `tree`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The protocol of the target's own drafters: tables, heads, predictions, and those with rows beside a step's draft
-tokens.
-"""
+"""The protocol of the target's own drafters: tables, heads, predictions, and those with rows beside a step's tokens."""
 
 from __future__ import annotations
 

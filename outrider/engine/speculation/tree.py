@@ -1,5 +1,4 @@
-"""The draft tree of one slot of a draft worker as it grows, the likeliest nodes first, without waiting for rounds.
-Pure.
+"""The draft tree of one slot of a draft worker, which grows without waiting for rounds, likeliest nodes first. Pure.
 
 A node is fed for the distribution after it, from which its children are made. Rank and depth choose the node that is
 fed next and its number of children, never a drawn token: under `rejection` no drawn token may influence what is
@@ -32,9 +31,7 @@ from outrider.engine.worker.jobs import JobError
 
 
 class GrowingTree(Growth):
-    """The draft tree of one slot. The draft worker's grower feeds its `offers` and calls `go_on` when tokens are
-    committed.
-    """
+    """The draft tree of one slot: the grower feeds its `offers`, and calls `go_on` when tokens are committed."""
 
     def __init__(self, setup: GrowthSetup) -> None:
         self._setup = setup
