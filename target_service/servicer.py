@@ -1,4 +1,4 @@
-"""Translate protobuf into jobs for the engine, and results into protobuf. No maths. Runs on the gRPC loop's thread."""
+"""Translate protobuf into jobs for the engine, and results into protobuf. Runs on the gRPC loop's thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from target_service.leases.jobs import ExtendJob, RefusedDelivery, Verdict, Veri
 
 
 class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
-    """Serves a target's RPCs."""
+    """The RPCs of a target worker."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         heads: Heads,
         metrics: WorkerMetrics,
     ) -> None:
-        """hand_in: leaves what a draft delivered for the engine; False where there is no room."""
+        """Create the servicer. hand_in: queues a delivery for the engine; returns False where there is no room."""
         super().__init__(service)
         self._vocab_size = vocab_size
         self._hand_in = hand_in
@@ -71,12 +71,15 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
     async def Deliver(
         self, batches: AsyncIterator[tpb.DeliveryBatch], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        service, reading = self._service, asyncio.current_task()
+        service = self._service
+        reading = asyncio.current_task()
         assert reading is not None
         # Before there is a writer: an abort beside the first write would send it twice, and the call would never end.
         await context.send_initial_metadata(())
-        rest = (self._heads, service.engine, self._metrics, context.write, reading.cancel)
-        stream, summary = FeatureStream(context.peer(), service.epoch, *rest), tpb.DeliverSummary()
+        stream = FeatureStream(
+            context.peer(), service.epoch, self._heads, service.engine, self._metrics, context.write, reading.cancel
+        )
+        summary = tpb.DeliverSummary()
         try:
             with service.streams.beside():
                 async for batch in batches:
@@ -104,7 +107,6 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
             return await self._service.engine.call(FeatureJob, probe)
 
     def _deliver(self, item: tpb.Delivery) -> bool:
-        """Hand a delivery on; return False for one that breaks a rule."""
         try:
             if item.target_epoch != self._service.epoch:
                 raise BadTensor(f"delivery is for target epoch {item.target_epoch}, this is {self._service.epoch}")
@@ -114,24 +116,29 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
             return False
         if not self._hand_in(nodes):
             return False
-        self._service.engine.submit(None)  # wakes it
+        self._service.engine.submit(None)  # wakes the engine
         return True
 
 
 def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
-    """Raises InvalidRequest."""
-    tickets = [(draft.ticket, draft.is_drafted) for draft in message.tickets]
-    num_different = len({ticket for ticket, _ in tickets})
-    if not 1 <= num_different == len(tickets) <= MAX_DRAFTS:
-        raise InvalidRequest(f"a lease has {len(tickets)} tickets, must have 1 to {MAX_DRAFTS}, each once")
-    if message.levels and len(tickets) > 1:
-        raise InvalidRequest(f"a beam search has {len(tickets)} tickets, must have 1")
+    """Return the job of a Verify message from gateway stream `owner`. Raises InvalidRequest.
+
+    respond: called with each verdict of the lease.
+    """
+    tickets = dict[int, bool]()
+    for draft in message.tickets:
+        tickets[draft.ticket] = draft.is_drafted
+    num_tickets = len(message.tickets)
+    if not 1 <= len(tickets) == num_tickets <= MAX_DRAFTS:
+        raise InvalidRequest(f"a lease has {num_tickets} tickets, must have 1 to {MAX_DRAFTS}, each once")
+    if message.levels and num_tickets > 1:
+        raise InvalidRequest(f"a beam search has {num_tickets} tickets, must have 1")
     return VerifyJob(
         owner=owner,
         slot_id=message.slot,
         base_len=message.base_len,
         committed_ids=tuple(message.committed_ids),
-        tickets=tickets,
+        tickets=list(tickets.items()),
         until_len=message.until_len,
         arrived_s=time.monotonic(),
         respond=respond,
@@ -160,8 +167,8 @@ def _reply(verdict: Verdict) -> dict[str, tpb.Verdict]:
     )
     for outcome in verdict.outcomes:
         message.outcomes.add(**outcome._asdict())
-    for answer in verdict.hypotheses:
-        message.hypotheses.add(ids=answer.ids, score=answer.score, stop_token_id=answer.stop_id)
+    for hypothesis in verdict.hypotheses:
+        message.hypotheses.add(ids=hypothesis.ids, score=hypothesis.score, stop_token_id=hypothesis.stop_id)
     return {"verdict": message}
 
 

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 
 def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> WorkerHandle:
-    """Pin, load the model, listen, and return when the worker can be called. Raises ConfigError when it cannot.
+    """Start a target worker, and return it once it can be called. Raises ConfigError.
 
-    ranks_folder: where ranks that somebody else starts meet this one; None = it starts them itself.
+    It pins the process to its cores, loads the model, and listens. ranks_folder: folder in which tensor-parallel ranks
+    that another process starts meet this one; None: this process starts them.
     """
     cores = prepare_process(config.cpu_cores)
     num_threads = len(cores)
     if config.tensor_parallel > 1:
         if config.device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers splits weights over GPUs wherever there are any
-        if ranks_folder is None:  # the followers that this process starts share these cores
+        if ranks_folder is None:  # the ranks that this process starts share its cores
             num_threads = max(1, len(cores) // config.tensor_parallel)
 
     log_phase("importing torch")

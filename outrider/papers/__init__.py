@@ -1,1 +1,5 @@
-"""Methods of papers that are off by default. The table of drafters, `outrider.engine.drafters`, alone imports them."""
+"""Methods of papers, off by default: beam search drafts, CS Drafting, lookahead, PaSS, merged trees, count tables.
+
+They implement the protocols of `outrider.engine.speculation` and `outrider.drafting`, which they may import. The table
+of drafters, `outrider.engine.drafters`, is the only module that imports them: start there.
+"""

@@ -17,7 +17,7 @@ from outrider.engine.speculation.draft_tree import ROOT, moved
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.plan import LEAST_CHANCE
+from outrider.engine.speculation.ranks import LEAST_CHANCE
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.wire.requests.params import SamplingParams
 
@@ -78,7 +78,9 @@ class BeamGrowth(BeamTree, Growth):
 
     @property
     def _frontier(self) -> list[int]:
-        return self._levels[-1] if self._levels else self.live
+        if self._levels:
+            return self._levels[-1]
+        return self.live
 
     # steps
 
@@ -87,7 +89,8 @@ class BeamGrowth(BeamTree, Growth):
             return []
         if not self.is_root_fed:
             return [(1.0, ROOT)]
-        prob, nodes = 1.0, self.unfed([*self.inner(), *self.live])
+        prob = 1.0
+        nodes = self.unfed([*self.inner(), *self.live])
         if not nodes:
             prob = self._shares.chain_prob(len(self._levels))
             if self._is_fixed or prob >= LEAST_CHANCE:
@@ -136,7 +139,9 @@ class BeamGrowth(BeamTree, Growth):
     # what is decided
 
     def check(self, base_len: int, decided: Sequence[Level], check_commit: CheckCommit) -> JobError | None:
-        slot, known_len, why = self._slot, self.length, None
+        slot = self._slot
+        known_len = self.length
+        why = None
         if base_len > known_len:
             return JobError(Fault.BEHIND, f"slot {slot.key[1]} knows {known_len} tokens", known_len)
         new = decided[known_len - base_len :]
@@ -147,7 +152,9 @@ class BeamGrowth(BeamTree, Growth):
             why = "a level has no beams that go on"
         elif new and max(parent for parent, _, _ in new[0].live) >= len(self.live):
             why = f"a level continues a beam that is not among {len(self.live)}"
-        return JobError(Fault.INVALID, why) if why else None
+        if why is None:
+            return None
+        return JobError(Fault.INVALID, why)
 
     def continues(self, base_len: int, decided: Sequence[Level], *, is_new_lease: bool) -> bool:
         return True  # levels are the same under any lease
@@ -157,10 +164,14 @@ class BeamGrowth(BeamTree, Growth):
             ids = self.advance([level])
             self._sums = [total for _, _, total in level.live]
             self._slot.commit_from(len(self._slot.committed), ids)
-            if self._levels:
-                is_hit = set(self.live) <= set(self._levels[0])
-                self._shares.note(0 if is_hit else None)
-                self._levels = self._levels[1:] if is_hit else []
+            if not self._levels:
+                continue
+            if set(self.live) <= set(self._levels[0]):
+                self._shares.note(0)
+                self._levels = self._levels[1:]
+            else:
+                self._shares.note(None)
+                self._levels = []
         self._choose_anew()
         return self.keep(range(len(self)))
 
@@ -177,7 +188,10 @@ class BeamGrowth(BeamTree, Growth):
     def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
         kept = super().reroot(node, dropped)
         new_index = kept | {node: ROOT}
-        self._levels = [[new_index[each] for each in level if each in new_index] for level in self._levels]
+        levels = list[list[int]]()
+        for level in self._levels:
+            levels.append([new_index[old] for old in level if old in new_index])
+        self._levels = levels
         self._known = moved(self._known, new_index)
         return kept
 

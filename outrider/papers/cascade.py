@@ -61,11 +61,13 @@ class Cascade:
 
     def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
         assert isinstance(tree, GrowingTree), "a search draws nothing"
-        walk, behind = self.follower.walk(), node
+        walk = self.follower.walk()
+        behind = node
         for token_id in tree.prefix(node):
             walk.step(token_id)
         for num_ahead in count(1):
-            prob_ahead, counts = tree.prob_ahead(node, num_ahead), walk.next()
+            prob_ahead = tree.prob_ahead(node, num_ahead)
+            counts = walk.next()
             if prob_ahead is None or counts is None:
                 return
             ids, nums = counts
@@ -79,12 +81,16 @@ class Cascade:
         self._asked.add(node)
 
     def behind(self, nodes: Sequence[int]) -> list[RowAhead]:
-        found, level = list[RowAhead](), list(nodes)
+        found = list[RowAhead]()
+        level = list(nodes)
         while level:
-            behind = [self._guesses[node] for node in level if node in self._guesses]
-            asked = [guess for guess in behind if guess.node in self._asked]
-            found += asked
-            level = [guess.node for guess in asked]
+            below = list[int]()
+            for node in level:
+                guess = self._guesses.get(node)
+                if guess is not None and guess.node in self._asked:
+                    found.append(guess)
+                    below.append(guess.node)
+            level = below
         return found
 
     def note_fed(self, distributions: Sequence[NodeDistribution]) -> None:
@@ -92,7 +98,8 @@ class Cascade:
             self._fed[distribution.node] = index, distribution
 
     def follow(self, distribution: NodeDistribution) -> NodeDistribution | None:
-        tree, guess = distribution.tree, self._guesses.pop(distribution.node, None)
+        tree = distribution.tree
+        guess = self._guesses.pop(distribution.node, None)
         assert isinstance(tree, GrowingTree), "a search draws nothing"
         if guess is None:
             return None

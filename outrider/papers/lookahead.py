@@ -100,17 +100,20 @@ class LookaheadDrafter(TargetDrafter):
             ngrams = ngrams[:1]
         tree = DraftTree()
         for ngram in ngrams:
-            node, prob = ROOT, 1.0
+            node = ROOT
+            prob = 1.0
             for token_id in ngram:
                 child = tree.child(node, token_id)
                 if child is None:
                     child = tree.add(node, token_id, prob=prob * shares.share(len(tree.children(node))))
-                node, prob = child, tree.probs[child]
+                node = child
+                prob = tree.probs[child]
         best = sorted(range(len(tree)), key=lambda node: -tree.probs[node])[:max_tokens]
         return CandidateTree(tree.select(best), [None] * len(best), shares.share(0))
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        ids, shape = self._window(slot.key).ids[1:], self._shape
+        ids = self._window(slot.key).ids[1:]
+        shape = self._shape
         if len(slot.committed) + shape.window + shape.ngram - 3 > self._context_limit:
             return None
         places = [ROOT, *range(len(parents), len(parents) + len(ids))]
@@ -123,7 +126,8 @@ class LookaheadDrafter(TargetDrafter):
         self._best_ids.add(slot.key, logits[-self._shape.window :].argmax(dim=-1))  # after the last level
 
     def _window(self, key: SlotKey) -> Window:
-        window, best_ids = self._windows[key], self._best_ids.get(key)
+        window = self._windows[key]
+        best_ids = self._best_ids.get(key)
         if best_ids is not None:
             window.learn(best_ids.tolist())
             self._best_ids.drop(key)

@@ -85,9 +85,14 @@ class PassDrafter(TargetDrafter):
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return the ids as chains after the last committed token and after each draft token; as many chains as fit."""
-        ids, placed = list[int](), list[int]()
-        for node, depth in enumerate([0, *(1 + depth for depth in depths(parents))], start=ROOT):
-            num, parent = self._num_after(slot, depth), node
+        ids = list[int]()
+        placed = list[int]()
+        num_drafts = [0]  # up to each node, ROOT first
+        for depth in depths(parents):
+            num_drafts.append(1 + depth)
+        for node, num_before in enumerate(num_drafts, start=ROOT):
+            num = self._num_after(slot, num_before)
+            parent = node
             if len(ids) + num > MAX_DRAFT_TOKENS:
                 break
             for index in range(num):

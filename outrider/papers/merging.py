@@ -31,7 +31,10 @@ def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_ma
 
     Chains [a, b] and [c], `max_offers` 2: fixed gives a, b; otherwise the likeliest two.
     """
-    offers = _overlaid(trees) if is_matched else _in_turn(trees)
+    if is_matched:
+        offers = _overlaid(trees)
+    else:
+        offers = _in_turn(trees)
     if not is_fixed:
         offers.sort(key=lambda offer: -offer.prob)
     return offers[:max_offers]
@@ -67,10 +70,15 @@ def _overlaid(trees: Sequence[CandidateTree]) -> list[Offer]:
             factor = probs[own_node] / probs[own.parents[own_node]]
             factors[node] = max(factors[node], remaining[parents[node]] * factor)
             proposed[node] += ((index, own_node),)
-        for parent in {parents[node] for node in node_of.values()}:
+        own_parents = set[int]()
+        for node in node_of.values():
+            own_parents.add(parents[node])
+        for parent in own_parents:
             remaining[parent] *= 1.0 - candidates.prob
     offers = list[Offer]()
     for factor, parent, nodes in zip(factors, parents, proposed, strict=True):
-        above = 1.0 if parent == ROOT else offers[parent].prob
-        offers.append(Offer(above * factor, nodes))
+        parent_prob = 1.0
+        if parent != ROOT:
+            parent_prob = offers[parent].prob
+        offers.append(Offer(parent_prob * factor, nodes))
     return offers

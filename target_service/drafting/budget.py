@@ -1,21 +1,19 @@
-"""Decides which draft tokens a step verifies, over all slots and gateways together, and whether it waits for some.
+"""The budget of a step: how many draft tokens of each slot it verifies, and whether it waits for some.
 
-Rows are taken best first for as long as they make more tokens a second, by what steps of so many rows take on this
-machine, if together they make MIN_GAIN times as many. Under load no row is worth it any more, and the step is plain:
-that nothing is slower with draft tokens than without follows from this rule. A request that names how many are verified
-gets them whatever they cost. Where a slot says how long a token may take, draft tokens of all are left out for it. Rows
-that a drafter has fed beside them, for later steps' sake, are rows like any: they are taken where the tokens that such
-rows brought a step pay for them and for the draft tokens that came of them.
+Draft tokens are taken best first, as long as the step then makes more tokens a second, by the seconds that steps of so
+many rows took on this machine, and only if together they make MIN_GAIN times as many. Under load no row is worth it any
+more and the step is plain, so that nothing is slower with draft tokens than without. A request that names how many are
+verified gets them whatever they cost. Where a request limits the time a token may take, draft tokens of all slots are
+left out for it. Rows that a drafter has fed for later steps are taken where the tokens that they bring pay for them and
+for the draft tokens that come of them.
 
-A caller that would slow another by more than its part is bounded (`outrider.engine.speculation.row_budget`): draft
-tokens are left out first, whether a request names their number or not, then whole slots, those that came last before
-others. The step is then held for draft tokens of the bounding caller, where they are worth the wait to that caller:
-with draft tokens that come late it has half as many tokens.
+A caller that would slow another by more than its part is bounded (`outrider.engine.speculation.row_budget`): its draft
+tokens are left out first, whether a request names their number or not, then whole slots, the latest first. The step is
+then held for draft tokens of the bounding caller alone, where they are worth the wait to that caller.
 
-Exactness. What is verified of a slot follows from clocks, probabilities, the distributions that tokens are drawn from
-and how many rows were fed in steps before: never from what was drawn to be verified in this one. So a tree of a named
-shape of sampled tokens, whose size may follow from them, counts as large as it may be, and is verified as a whole or
-not at all.
+Exactness: what is verified of a slot depends on clocks, probabilities, distributions, and rows of earlier steps, never
+on the tokens that were drawn to be verified in this one. A tree of a named shape of sampled tokens may be smaller for
+the tokens that were drawn, so it counts with its maximum size, and is verified as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -35,47 +32,44 @@ from outrider.wire.requests.speculation import MIN_GAIN
 from target_service.leases.hold import PendingDraft, hold_until
 
 PROBE_STEPS = 16
-"""Steps of which one takes half the rows that seem best, and no extra ones, so that what fewer rows take stays known:
-they are passed over for a first step that was slow."""
+"""Number of steps of which one takes half of the best rows and no extra ones, to measure smaller steps."""
 _RATE_WEIGHT = 0.25
-"""Weight of a step in the rate of tokens."""
+"""Weight of a step in the moving mean of the rate of tokens."""
 
 _Item = tuple[int, int]
-"""A slot's index, and how many of its candidates are verified."""
+"""(slot's index, number of its candidates that are verified)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyDemand:
-    """What one slot would have a step verify. Nothing of it follows from what was sampled."""
+    """All that the budget reads of one slot. No sampled token influences it."""
 
     probs: Sequence[float] = ()
-    """Acceptance probability of each candidate draft token, best first. Of a tree whose size may follow from what was
-    sampled: of its levels."""
+    """Acceptance probability of each candidate draft token, best first; of each level, for a tree that may be smaller
+    for the tokens that were sampled."""
     num_required: int = 0
     """Candidates that are verified whatever they cost, where the request names how many; 0: as many as pay."""
     max_rows: int = 0
-    """Rows that the required ones may come to: of a tree whose size may follow from what was sampled, as many as it may
-    have."""
+    """Maximum number of rows of the required candidates: the maximum size of a tree that may be smaller."""
     is_whole: bool = False
-    """The required ones are verified together or not at all."""
+    """Whether the required candidates are verified together or not at all."""
     is_fixed: bool = False
-    """The request names how many draft tokens a step verifies, whether there are some or not."""
+    """Whether the request names how many draft tokens a step verifies."""
     num_pending: int = 1
-    """Rows that the step feeds of the slot without any draft token."""
+    """Rows of the slot in a step without any draft token."""
     extra_rows: int = 0
-    """Rows that the slot's drafter would have fed beside the draft tokens, for those of later steps."""
+    """Rows that the slot's drafter would have fed beside the draft tokens, for later steps."""
     extra_gain: float = 0.0
-    """Tokens a step that they are expected to bring."""
+    """Tokens that the extra rows are expected to bring, a step."""
     extra_cost_rows: int = 0
-    """Rows to be paid for that in all: these, and of the draft tokens those that came of earlier ones."""
+    """Rows that extra_gain has to pay for: the extra ones, and the draft tokens that came of earlier extra rows."""
     scheduling: Scheduling = field(default_factory=Scheduling)
+    """Caller, weight, priority and limits of the request."""
     ready_s: float = 0.0
-    """Monotonic time since when the slot is ready, in seconds."""
+    """Monotonic time since which the slot is ready, in seconds."""
 
     def part(self, num_drafts: int) -> tuple[bytes, float, int]:
-        """Return the caller, and the expected tokens and the number of rows of the slot's part of a step with so many
-        candidates.
-        """
+        """Return the slot's part of a step with num_drafts candidates: caller, expected tokens, number of rows."""
         if num_drafts and self.is_whole:
             gain = sum(self.probs)
             num_rows = self.max_rows
@@ -86,56 +80,58 @@ class VerifyDemand:
 
 
 class VerifyChoice(NamedTuple):
-    """What a step verifies of one slot."""
+    """The draft tokens of one slot that a step verifies."""
 
     num_drafts: int
-    """Candidates."""
+    """Number of the slot's candidates that are verified, the first ones."""
     with_extra_rows: bool
+    """Whether the extra rows are fed."""
 
 
 _Demands = Mapping[int, VerifyDemand]
-"""Demands by the indices of their slots."""
+"""Demands by slot index."""
 
 
 class _Offer(NamedTuple):
-    """Rows that are verified or fed together, or not at all."""
+    """Rows of one slot that are fed together, or not at all."""
 
     index: int
-    """Of the slot."""
+    """Index of the slot."""
     gain: float
-    """Tokens that are expected of them."""
+    """Expected number of tokens of these rows."""
     num_rows: int
 
 
 class _Plan(NamedTuple):
-    """What is verified where nobody is bounded."""
+    """The choice for a step in which no caller is bounded."""
 
     num_drafts: dict[int, int]
-    """Candidates of each slot, by its index."""
+    """Number of candidates that are verified, by slot index."""
     has_offers: bool
-    """There are candidates that may be passed over."""
+    """Whether there are candidates that may be left out."""
     pays: bool
-    """Some of these are worth their rows."""
+    """Whether some of those are worth their rows."""
 
 
 class VerifyBudget:
-    """The draft tokens that the steps of one target may verify."""
+    """The budget of one target's steps: it learns the cost of rows from `note` and decides in `choose`."""
 
     def __init__(self) -> None:
         self.cost = RowCost()
         self._callers = RowBudget[_Item](self.cost)
         self._num_chosen = 0
         self._pays = True
-        """Whether the last candidates that might have been passed over were not: of all slots, or of the bounding
-        caller's as if it were alone."""
+        """Whether candidates that might be left out were last worth their rows: those of all slots, or those of the
+        bounding caller as if it were alone."""
         self._bounding_gain: float | None = None
-        """Tokens that the step is expected to bring the bounding caller; None where nobody is bounded."""
+        """Expected tokens of the bounding caller in the step; None where no caller is bounded."""
         self._rate = 0.0
-        """Tokens a second that all slots gain together, or the bounding caller's."""
+        """Tokens a second of all slots together, or of the bounding caller's."""
 
     def note(self, num_rows: int, num_tokens: int, seconds: float, between_s: float = 0.0) -> None:
-        """Record a step without prompts: what it was fed, and how many tokens it committed. between_s: what passed
-        since the one before, or since somebody was ready.
+        """Record a step without prompts: its rows, the tokens that it committed, and its seconds.
+
+        between_s: seconds between the previous step, or the first ready slot, and this step.
         """
         self.cost.note(num_rows, seconds)
         self._callers.note(seconds, between_s)
@@ -144,15 +140,15 @@ class VerifyBudget:
             rate = self._bounding_gain / (seconds + between_s)
         self._rate += _RATE_WEIGHT * (rate - self._rate)
 
-    # what is verified
+    # the choice
 
     def choose(
         self, demands: Sequence[VerifyDemand], max_rows: int, max_extra_rows: int, absent: Iterable[Scheduling]
     ) -> list[VerifyChoice | None]:
-        """Return what is verified of each slot; None for one that waits for the next step.
+        """Return the choice for each slot, in the order of `demands`; None for a slot that waits for the next step.
 
-        max_rows: of draft tokens and extra rows in all; max_extra_rows: of the latter and what they pay for. absent: of
-        slots that are not ready and soon will be.
+        max_rows: maximum number of draft tokens and extra rows together; max_extra_rows: of extra_cost_rows. absent:
+        the scheduling of slots that are not ready but soon will be.
         """
         self._num_chosen += 1
         is_probe = self._num_chosen % PROBE_STEPS == 0
@@ -169,33 +165,34 @@ class VerifyBudget:
         return choices
 
     def _choose_extra(self, demands: _Demands, max_rows: int, is_probe: bool) -> set[int]:
-        """Return whose extra rows are fed: of slots that name how many draft tokens are verified, as far as there is
-        room, and of others as far as they pay.
-        """
+        # Slots that name how many draft tokens are verified have extra rows as far as there is room, others where
+        # these pay.
         chosen = set[int]()
         offers = list[_Offer]()
+        num_rows = 0
         for index, demand in demands.items():
+            num_rows += demand.num_pending
             if demand.extra_rows and not demand.is_fixed:
                 offers.append(_Offer(index, demand.extra_gain, demand.extra_cost_rows))
             elif demand.extra_rows and demand.extra_cost_rows <= max_rows:
                 chosen.add(index)
                 max_rows -= demand.extra_cost_rows
         if offers and not is_probe:
-            num_rows = sum(demand.num_pending for demand in demands.values())
             for offer in self._best(offers, demands, dict.fromkeys(demands, 1.0), num_rows, max_rows):
                 chosen.add(offer.index)
         return chosen
 
     def _plan(self, demands: _Demands, max_rows: int, is_probe: bool = False) -> _Plan:
-        """Return what is verified where nobody is bounded. is_probe: half of the candidates that pay are verified."""
+        # is_probe: half of the candidates that pay are verified
         num_drafts = dict.fromkeys(demands, 0)
         gains = dict.fromkeys(demands, 1.0)
         offers = list[_Offer]()
         num_rows = 0
-        for index, demand in sorted(demands.items(), key=lambda item: item[1].max_rows):  # who needs the fewest first
+        for index, demand in sorted(demands.items(), key=lambda item: item[1].max_rows):  # the fewest rows first
             num_rows += demand.num_pending
             if not demand.num_required:
-                offers += [_Offer(index, prob, 1) for prob in demand.probs]
+                for prob in demand.probs:
+                    offers.append(_Offer(index, prob, 1))
             elif demand.max_rows <= max_rows:
                 num_drafts[index] = demand.num_required
                 gains[index] = demand.part(demand.num_required)[1]
@@ -204,7 +201,9 @@ class VerifyBudget:
         if not offers:
             return _Plan(num_drafts, has_offers=False, pays=False)
         best = self._best(offers, demands, gains, num_rows, max_rows)
-        num_taken = len(best) // 2 if is_probe else len(best)
+        num_taken = len(best)
+        if is_probe:
+            num_taken //= 2
         for offer in best[:num_taken]:
             num_drafts[offer.index] += 1
         return _Plan(num_drafts, has_offers=True, pays=bool(best))
@@ -212,27 +211,35 @@ class VerifyBudget:
     def _best(
         self, offers: list[_Offer], demands: _Demands, gains: Mapping[int, float], num_rows: int, max_rows: int
     ) -> Sequence[_Offer]:
-        """Return the offers with which the most tokens a second are made, best first, none unless that is MIN_GAIN
-        times as many as without. They keep to what slots say how long a token may take, but for those that no step
-        would keep to.
+        """Return the offers with which the step makes the most tokens a second, best first; none where that is less
+        than MIN_GAIN times the rate without them.
 
-        gains: tokens that are expected of each slot without them; num_rows: rows of the step without them; max_rows:
-        theirs in all.
+        gains: expected tokens of each slot without offers. num_rows: rows of the step without offers. max_rows: maximum
+        number of rows of the offers.
+
+        One slot, gains 0.8, 0.5 and 0.1, steps of 1 to 4 rows in 10, 11, 12 and 13 ms: 1.0, 1.8, 2.3 and 2.4 tokens are
+        100, 164, 192 and 185 a second, so the first two offers are taken.
         """
         offers.sort(key=lambda offer: -offer.gain / offer.num_rows)
-        # Of steps with none, one, two .. of the offers, as far as there is room.
-        rows = list(accumulate((offer.num_rows for offer in offers), initial=num_rows))
+        rows = [num_rows]  # of steps with none, one, two .. of the offers
+        for offer in offers:
+            rows.append(rows[-1] + offer.num_rows)
         num_steps = bisect_right(rows, min(num_rows + max_rows, max(rows[1], self.cost.reach)))
         offers = offers[: num_steps - 1]
-        step_s = self.cost.seconds(rows[:num_steps])  # [N + 1]
-        tokens = accumulate((offer.gain for offer in offers), initial=sum(gains.values()))
-        rates = np.array(list(tokens)) / step_s
+        tokens = [sum(gains.values())]
+        for offer in offers:
+            tokens.append(tokens[-1] + offer.gain)
+        step_s = self.cost.seconds(rows[:num_steps])  # [N + 1] float64
+        rates = np.array(tokens) / step_s  # [N + 1] float64
         rates[0] *= MIN_GAIN
         for index, demand in demands.items():
             limit_ms = demand.scheduling.max_tpot_ms
+            # A limit that not even the step without offers keeps binds nobody.
             if limit_ms is not None and step_s[0] <= limit_ms / 1e3 * gains[index]:
-                own = [offer.gain * (offer.index == index) for offer in offers]
-                rates[step_s > limit_ms / 1e3 * np.cumsum([gains[index], *own])] = 0.0
+                own = [gains[index]]
+                for offer in offers:
+                    own.append(offer.gain * (offer.index == index))
+                rates[step_s > limit_ms / 1e3 * np.cumsum(own)] = 0.0
         return offers[: int(rates.argmax())]
 
     # callers
@@ -240,12 +247,12 @@ class VerifyBudget:
     def _share_out(
         self, demands: _Demands, max_rows: int, absent: Iterable[Scheduling], is_probe: bool
     ) -> dict[int, int]:
-        """Return how many candidates are verified of each slot of the step where all callers are to have their part, by
-        its index.
-        """
+        # By slot index, the candidates that are verified; a slot that is missing waits for the next step.
         plan = self._plan(demands, max_rows, is_probe)
         num_drafts = plan.num_drafts
-        weights = {scheduling.caller: scheduling.weight for scheduling in absent}
+        weights = dict[bytes, float]()
+        for scheduling in absent:
+            weights[scheduling.caller] = scheduling.weight
         callers: dict[bytes, dict[int, VerifyDemand]] = {}
         for index, demand in demands.items():
             weights[demand.scheduling.caller] = demand.scheduling.weight
@@ -254,7 +261,7 @@ class VerifyBudget:
         dealt = self._callers.deal(weights, step, lambda caller: self._alone(callers.get(caller, {}), max_rows))
         self._bounding_gain = None
         if dealt is not None:
-            num_drafts = dict(dealt)  # of one slot the last
+            num_drafts = dict(dealt)  # (0, 0), (0, 1), (1, 0), (0, 2) -> {0: 2, 1: 0}: of a slot the last item counts
             bounding = callers.get(self._callers.bounding or b"", {})
             plan = self._plan(bounding, max_rows)
             self._bounding_gain = 0.0
@@ -265,9 +272,8 @@ class VerifyBudget:
         return num_drafts
 
     def _alone(self, demands: _Demands, max_rows: int) -> list[Unit[_Item]]:
-        """Return what is in a caller's step alone: all its slots without candidates, by priority and then by when they
-        were ready, and behind them these, the likeliest first.
-        """
+        # The units of the step that a caller would take alone: first its slots without candidates, by priority and
+        # then by the time at which they were ready, then their candidates, the likeliest first.
         plain = list[tuple[int, float, Unit[_Item]]]()
         drafts = list[tuple[float, int, Unit[_Item]]]()
         for index, num_drafts in self._plan(demands, max_rows).num_drafts.items():
@@ -277,22 +283,33 @@ class VerifyBudget:
                 gain = sum(demand.probs)
                 drafts.append((-gain / demand.max_rows, 0, Unit((index, num_drafts), gain, demand.max_rows)))
                 continue
-            least = 1.0
-            for place, prob in enumerate(demand.probs[:num_drafts], start=1):
-                least = min(least, prob)  # what comes first stays first
-                drafts.append((-least, place, Unit((index, place), prob, 1)))
-        return [unit for *_, unit in (*sorted(plain), *sorted(drafts))]
+            min_prob = 1.0
+            for num, prob in enumerate(demand.probs[:num_drafts], start=1):
+                min_prob = min(min_prob, prob)  # a slot's first candidate stays before its second
+                drafts.append((-min_prob, num, Unit((index, num), prob, 1)))
+        plain.sort()
+        drafts.sort()
+        units = list[Unit[_Item]]()
+        for _, _, unit in plain:
+            units.append(unit)
+        for _, _, unit in drafts:
+            units.append(unit)
+        return units
 
     # waiting
 
     def awaited(self, pending: Sequence[PendingDraft]) -> Sequence[PendingDraft]:
-        """Return by whose next tokens a step may be held: where steps are bounded, by those of the bounding caller."""
+        """Return the pending drafts for which a step may be held: where steps are bounded, the bounding caller's."""
         if self._callers.bounding is None:
             return pending
         return [draft for draft in pending if draft.lease.slot.scheduling.caller == self._callers.bounding]
 
     def hold_until(self, awaited: Sequence[PendingDraft], now: float) -> float | None:
-        """Return until when the step waits for those; None to go at once, as ever while draft tokens do not pay. Where
-        steps are bounded, as if the bounding caller were alone: what a wait costs is counted in its own tokens.
+        """Return the monotonic time until which the step waits for these drafts; None to go at once.
+
+        It never waits while draft tokens do not pay. Where steps are bounded, a wait costs the bounding caller's
+        tokens.
         """
-        return hold_until(awaited, now, self._rate) if self._pays else None
+        if not self._pays:
+            return None
+        return hold_until(awaited, now, self._rate)

@@ -1,4 +1,4 @@
-"""What one slot's step verifies: a draft tree, and the draws that rejection tests, in the order of the tests."""
+"""The draft tokens of one slot that a step verifies, with the draws that rejection tests. Made by `choice`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.speculation.draft_tree import DraftTree
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
@@ -19,16 +19,16 @@ from target_service.leases.lease import DraftSource
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A draft token that was sampled, and is accepted or rejected by its distribution."""
+    """A sampled draft token, which is accepted or rejected by its distribution."""
 
     node: int
-    """Its node. Two drafters may have drawn the same: that is one node and two draws."""
+    """Node of the token. Where two drafters drew the same token after one node, it has two draws."""
     distribution: RowLaw | None
-    """What it was drawn from; None: what is left of that of the draw before it, which is a sibling's."""
+    """Distribution that it was drawn from; None: that of the previous draw, a sibling, without the sibling's token."""
 
     @property
     def is_one_token(self) -> bool:
-        """Whether there was no choice: a deterministic token, tested as a draw."""
+        """Whether the distribution has one token: a deterministic draft token that is tested as a draw."""
         return self.distribution is not None and self.distribution.scores.size == 1
 
 
@@ -40,28 +40,31 @@ class Proposal:
     tree: DraftTree
     """Empty for a plain step."""
     draws: Sequence[Draw] = ()
-    """In the order in which they are tested: those of one parent by drafter, and each drafter's in the order in which
-    it drew. Without any, draft tokens are accepted as far as they equal the target's own: under `greedy` and `coupled`,
-    and for deterministic draft tokens under `rejection`. A node that is no draw is deterministic."""
+    """Draws in the order of the tests: those after one node drafter by drafter, and each drafter's as it drew them.
+    Without draws, draft tokens are accepted as far as they equal the target's tokens: under `greedy` and `coupled`, and
+    deterministic ones under `rejection`. A node without a draw is deterministic."""
     sources: Mapping[DraftSource, Mapping[int, int]] = field(default_factory=dict)
-    """Who proposes, in the order of the tests: the ranks of the nodes of each among its own siblings."""
+    """By drafter, in the order of the tests: the ranks of its nodes among its own siblings."""
     rows_beside: ExtraRows | None = None
-    """Rows that the slot's drafter has fed beside the tree, for later steps' sake."""
+    """Rows that a drafter of the slot has fed beside the tree, for draft tokens of later steps."""
 
     @property
     def drafted_by(self) -> list[DraftSource]:
-        """The sources of which some draft tokens are verified."""
+        """The drafters of which some draft tokens are verified."""
         return [source for source, ranks in self.sources.items() if ranks]
 
     def source_of(self, node: int) -> DraftSource | None:
-        """Return the first source that proposes a node; None for the grammar's."""
+        """Return the first drafter that proposes a node; None for a node of none."""
         for source, ranks in self.sources.items():
             if node in ranks:
                 return source
         return None
 
     def row(self) -> Row:
-        """Return what the forward is fed: the committed tokens that are not cached, the tree, the rows beside."""
+        """Return the row of the forward: the committed tokens that are not cached, the tree, the rows beside.
+
+        tail of 2 tokens, tree parents [-1, 0, 0]: row parents [-1, 0, 1, 2, 2]
+        """
         slot = self.slot
         tail = slot.committed[len(slot.cached) :]
         new_ids = [*tail, *self.tree.ids]
@@ -71,13 +74,20 @@ class Proposal:
             nodes += self.rows_beside.parents
         parents = None
         if self.rows_beside is not None or not self.tree.is_chain:
-            # the path to each node begins with the committed tokens before it
-            parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in nodes)]
+            # The tail is the path to the tree's root: node 0 of the tree is token len(tail) of the row.
+            parents = list(range(ROOT, len(tail) - 1))
+            for parent in nodes:
+                parents.append(len(tail) + parent)
         return Row(slot.table, new_ids, len(slot.cached), len(nodes) + 1, slot.cached, parents, source=slot.source)
 
 
 def split_logits(proposals: Sequence[Proposal], logits: Tensor) -> tuple[Tensor, dict[SlotKey, Tensor]]:
-    """Return the logits that slots are decided by, [sum(N_b + 1), V], and by slot those after its rows beside."""
+    """Return the logits by which slots are decided, [sum(N_b + 1), V], and by slot those of its E rows beside, [E, V].
+
+    logits: [R, V] float32, the rows of the proposals in order.
+
+        trees of 2 and 0 nodes, the first with 3 rows beside: rows 0, 1, 2 and 6; rows 3, 4, 5 of the first slot
+    """
     beside = dict[SlotKey, Tensor]()
     if all(proposal.rows_beside is None for proposal in proposals):
         return logits, beside

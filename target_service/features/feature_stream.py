@@ -1,7 +1,7 @@
-"""The target's end of one draft's Deliver stream, but for deliveries: heads, subscriptions, and features.
+"""The target's end of one draft's Deliver stream, without its deliveries: heads, subscriptions, and features.
 
-Runs on the gRPC loop's thread, but for `has_room`, `send_features`, `count` and `_forget`, which the engine thread
-calls.
+Called by the servicer on the gRPC loop's thread; `has_room`, `send_features`, `count` and `_forget` run on the engine
+thread.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from target_service.features.features import FeatureJob, Features, FeatureSubscr
 from target_service.features.heads import Heads
 
 MAX_BACKLOG_BYTES = 64 << 20
-"""Bytes of features that may wait for one draft; the rest is sent later, as far as it is kept."""
+"""Maximum bytes of features that wait to be written to one draft; later ones are sent as far as they are still kept."""
 PART_BYTES = 4 << 20
-"""Bytes of features in one message, about; a message holds up those behind it."""
+"""Bytes of features in one message, about: the messages behind it wait until it is written."""
 
 
 class FeatureStream:
-    """One draft's stream."""
+    """The stream to one draft: it answers the draft's requests and sends it features."""
 
     def __init__(
         self,
@@ -35,7 +35,9 @@ class FeatureStream:
         write: Callable[[tpb.FeatureBatch], Awaitable[None]],
         end_stream: Callable[[], object],
     ) -> None:
-        """peer: the draft's address, for metrics. epoch: the target's. end_stream: called when `write` fails."""
+        """Create the stream. peer: the draft's address, for metrics. epoch: the target's. write: sends one message.
+        end_stream: called where `write` fails.
+        """
         self._peer = peer
         self._epoch = epoch
         self._heads = heads
@@ -43,9 +45,9 @@ class FeatureStream:
         self._metrics = metrics
         self._write_batch = write
         self._num_posted_bytes = 0
-        """Of features. The engine thread alone counts them."""
+        """Bytes of features that were posted. Only the engine thread writes it."""
         self._num_written_bytes = 0
-        """Of these. The gRPC loop's thread alone counts them."""
+        """Bytes of features that were written. Only the gRPC loop's thread writes it."""
         self._is_over = False
         self._outbox: Outbox[tpb.FeatureBatch] = Outbox(
             self._write, end_stream, PART_BYTES, lambda batch: batch.ByteSize()
@@ -54,11 +56,11 @@ class FeatureStream:
     # requests of the draft
 
     async def wait_read(self) -> None:
-        """Wait while more than MAX_UNREAD messages wait for the draft: the caller takes nothing more meanwhile."""
+        """Wait while more than MAX_UNREAD messages wait to be written. Call it before reading more of the stream."""
         await self._outbox.wait_below(MAX_UNREAD)
 
     def ask(self, ask: tpb.FeatureAsk) -> None:
-        """Take in what the draft asks for; refuse what breaks a rule."""
+        """Handle one request of the draft; answer one that breaks a rule with a refusal."""
         kind = ask.WhichOneof("item")
         if kind is None:
             return
@@ -94,17 +96,17 @@ class FeatureStream:
 
     @property
     def has_room(self) -> bool:
-        """Whether fewer bytes of features wait to be written than may."""
+        """Whether fewer than MAX_BACKLOG_BYTES of features wait to be written."""
         return self._num_posted_bytes - self._num_written_bytes < MAX_BACKLOG_BYTES
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
-        """Send the features of consecutive positions from `start` on: [num_tokens, width] bfloat16."""
+        """Send the features of num_tokens positions from `start` on. data: [num_tokens, d] bfloat16, row by row."""
         self._num_posted_bytes += len(data)
         self._engine.answer(lambda: self._put_features(subscription, start, num_tokens, data))
         self.count("sent", num_tokens, len(data))
 
     def count(self, fate: str, num_tokens: int, num_bytes: int) -> None:
-        """Count features that were sent, or dropped for want of room."""
+        """Count the features of num_tokens positions in the metrics. fate: "sent" or "dropped"."""
         self._metrics.feature_rows.labels(peer=self._peer, fate=fate).inc(num_tokens)
         self._metrics.feature_bytes.labels(peer=self._peer, fate=fate).inc(num_bytes)
 
@@ -124,12 +126,10 @@ class FeatureStream:
             self._put(tpb.FeatureBatch(rows=[rows]))
 
     def _put(self, batch: tpb.FeatureBatch) -> None:
-        """Queue a message, unless the draft has ended its side."""
         if not self._is_over:
             self._outbox.put(batch)
 
     async def _write(self, batches: Sequence[tpb.FeatureBatch]) -> None:
-        """Write what is queued as one message."""
         merged = tpb.FeatureBatch()
         for batch in batches:
             merged.MergeFrom(batch)
@@ -137,18 +137,17 @@ class FeatureStream:
         self._num_written_bytes += sum(len(rows.data) for rows in merged.rows)
 
     async def finish(self, summary: tpb.DeliverSummary) -> None:
-        """Write all queued messages, and the summary last."""
+        """Write all queued messages, then the summary, and wait until they are written."""
         self._put(tpb.FeatureBatch(summary=summary))
         self._is_over = True
         await self._outbox.wait_below(0)
 
     async def close(self) -> None:
-        """Forget what the stream registered and subscribed to."""
+        """End the stream's head registration and its subscriptions."""
         self._engine.submit(FeatureJob(self._forget))
         self._heads.gone(self)
         await self._outbox.close()
 
     def _forget(self, features: Features) -> None:
-        """End the subscriptions, and the series of the link once nothing counts on them. Runs on the engine thread."""
         features.end_link(self)
-        self._metrics.forget_link(self._peer)
+        self._metrics.forget_link(self._peer)  # after the last feature is counted

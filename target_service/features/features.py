@@ -1,8 +1,8 @@
-"""Features for heads: one vector a token, which a head's projection makes of the target's hidden states.
+"""Features for heads: one vector a committed token, a head's projection of the target's hidden states.
 
-They are made after a forward of the tokens that are committed, kept a while, and sent to the drafts that subscribe.
-`heads` registers heads for drafts, and this module runs their projections. Without a head it does nothing. Runs on the
-engine thread.
+They are made after each forward, kept for a while, and sent to the drafts that subscribe. `heads` registers the heads
+of drafts; this module runs their projections. Without a head it does nothing. Called by `step` and by `FeatureJob`s, on
+the engine thread.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MAX_KEPT_BYTES = 256 << 20
-"""Bytes kept for all slots and heads; those of the slot that was longest without a new token go first."""
+"""Maximum bytes of kept features of all slots and heads. The slot that was longest without a new token is dropped
+first."""
 MAX_KEPT_TOKENS = 512
-"""Tokens of a slot before its last step whose features are kept for a draft that subscribes late or reads slowly."""
+"""Maximum tokens of a slot, besides those of its last step, whose features are kept for a draft that is late."""
 MAX_SUBSCRIPTIONS = 4096
-"""Subscriptions of leases that run or have not begun; the oldest goes, and its draft subscribes again."""
+"""Maximum number of subscriptions. The oldest is dropped first, and its draft subscribes again."""
 
 
 @dataclass(eq=False, slots=True)
 class FeatureSubscription:
-    """A draft's subscription to the features of one lease: what is kept, and the rest as it is made."""
+    """A draft's subscription to the features of one lease, those that are kept now and later ones."""
 
     link: FeatureStream
     digest: bytes
-    """Of the head whose projection makes them."""
+    """Digest of the head whose projection makes the features."""
     ticket: int
     next_position: int
-    """First position that was not sent."""
+    """First position that is not sent yet."""
     request_id: int = 0
-    """Comes back with the features."""
+    """Number that is returned with the features."""
     has_begun: bool = False
     """Whether the lease has begun."""
     dropped_end: int = 0
@@ -60,7 +61,7 @@ class FeatureSubscription:
 
 @dataclass(frozen=True, slots=True)
 class FeatureJob:
-    """A call of `Features` on the engine thread."""
+    """A function to be called with the `Features` on the engine thread."""
 
     run: Callable[[Features], None]
 
@@ -73,31 +74,34 @@ class _Head:
 
 
 class Features:
-    """Makes features for every head, of every slot that may be drafted for."""
+    """The features of all heads and of all slots that may be drafted for."""
 
     def __init__(self, runner: ModelRunner, leases: Leases) -> None:
         self._runner = runner
         self._leases = leases
         self._heads: dict[bytes, _Head] = {}
-        """By digest."""
+        """Heads by digest."""
         self._buffers: OrderedDict[SlotKey, dict[bytes, FeatureBuffer]] = OrderedDict()
-        """By slot and head, the slot that was longest without a new token first."""
+        """Kept features by slot and head, the slot that was longest without a new token first."""
         self._subscriptions: OrderedDict[int, FeatureSubscription] = OrderedDict()
-        """By ticket."""
+        """Subscriptions by ticket, the oldest first."""
         self._first_index: dict[int, int] = {}
-        """Number of tokens of the last forward before a row, by the row's identity."""
+        """Index of the first token of each row among those of the last forward, by the row's identity."""
         self._spans: list[tuple[SlotKey, int, list[int]]] = []
-        """Committed tokens of the last forward: the slot's key, the position of the first, and their indices."""
+        """Committed tokens of the last forward: slot, position of the first, indices among all tokens fed."""
 
     @property
     def num_kept_bytes(self) -> int:
-        """Bytes of all features that are kept. May be read by any thread."""
+        """Bytes of all kept features. Any thread may read it."""
         return sum(map(_num_bytes, list(self._buffers.values())))
 
     # heads and subscriptions
 
     def add_head(self, digest: bytes, projection: OpeningMap) -> None:
-        """Make features for a head from the next step on. Raises InvalidRequest where there is no memory for it."""
+        """Make features for a head from the next step on. Raises InvalidRequest where there is no memory for it.
+
+        digest: names the head. projection: is copied to the runner's device.
+        """
         try:
             self._heads[digest] = _Head(projection.to(self._runner.device), torch.empty(0, dtype=torch.int64))
             self._set_taps()
@@ -106,7 +110,7 @@ class Features:
             raise InvalidRequest(f"the target cannot run the head's opening map: {failure}") from None
 
     def drop_head(self, digest: bytes) -> None:
-        """Make no features for a head any more."""
+        """Stop making features for a head, and drop those that are kept."""
         if self._heads.pop(digest, None) is not None:
             self._set_taps()
         for key, buffers in list(self._buffers.items()):
@@ -115,14 +119,17 @@ class Features:
                 del self._buffers[key]
 
     def _set_taps(self) -> None:
-        taps = sorted({tap for head in self._heads.values() for tap in head.projection.spec.taps})
+        tapped = set[int]()
+        for head in self._heads.values():
+            tapped.update(head.projection.spec.taps)
+        taps = sorted(tapped)
         self._runner.set_taps(taps)
         for head in self._heads.values():
             columns = np.array([taps.index(tap) for tap in head.projection.spec.taps], dtype=np.int64)
             head.columns = to_device(columns, self._runner.device)
 
     def subscribe(self, subscription: FeatureSubscription) -> None:
-        """Send the features of a lease, in place of what was sent under its ticket. The lease may begin later."""
+        """Begin a subscription, in place of an earlier one under its ticket. The lease may begin later."""
         self._subscriptions.pop(subscription.ticket, None)
         self._subscriptions[subscription.ticket] = subscription
         if len(self._subscriptions) > MAX_SUBSCRIPTIONS:
@@ -130,13 +137,17 @@ class Features:
         self._send(subscription)
 
     def end_link(self, link: FeatureStream) -> None:
-        """Send nothing more to a draft whose stream has ended."""
+        """Drop the subscriptions of a draft whose stream has ended."""
         for ticket, subscription in list(self._subscriptions.items()):
             if subscription.link is link:
                 del self._subscriptions[ticket]
 
     def probe(self, token_ids: Sequence[int], taps: Sequence[int]) -> tpb.ProbeReply:
-        """Run a text alone, for a draft that tests its head. Raises Unavailable where it cannot be run now."""
+        """Return hidden states and likeliest tokens of a text, by which a draft tests its head. Raises Unavailable
+        where there is no memory now.
+
+        taps: layers whose hidden states are returned.
+        """
         try:
             hidden, best_ids = self.see(token_ids, taps)
         except (OutriderError, RuntimeError) as failure:
@@ -144,9 +155,10 @@ class Features:
         return tpb.ProbeReply(taps=_as_bytes(hidden), best_ids=best_ids.tolist())
 
     def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Run a text of T tokens alone. Return hidden states [T, taps, dt], and the likeliest id after each token [T].
+        """Run a forward over a text of T tokens alone. Return its hidden states at `taps`, [T, taps, hidden], and the
+        likeliest id after each token, [T] int64.
 
-        Raises OutOfBlocks, InvalidRequest, and what torch raises for memory.
+        Raises OutOfBlocks, InvalidRequest, and RuntimeError where torch has no memory.
         """
         table = self._runner.pool.new_table()
         try:
@@ -160,25 +172,27 @@ class Features:
     # slots
 
     def feature(self, digest: bytes, key: SlotKey, position: int) -> Tensor | None:
-        """Return the feature [d] bfloat16 of a head and a slot's token, on the CPU; None where it is not kept."""
+        """Return a head's feature of the token at a position of a slot, [d] bfloat16 on the CPU; None where it is not
+        kept.
+        """
         buffer = self._buffers.get(key, {}).get(digest)
         if buffer is None or not buffer.start <= position < buffer.end:
             return None
         return torch.frombuffer(buffer.read(position, position + 1), dtype=torch.bfloat16)
 
     def cut(self, key: SlotKey, end: int) -> None:
-        """Drop the features of a slot from a position on: other tokens are there now, or may come."""
+        """Drop the kept features of a slot from position `end` on, where its tokens were replaced."""
         for buffer in self._buffers.get(key, {}).values():
             buffer.truncate(end)
 
     def closed(self, key: SlotKey) -> None:
-        """Drop the features of a slot."""
+        """Drop the kept features of a slot that is closed."""
         self._buffers.pop(key, None)
 
     # steps
 
     def fed(self, rows: Sequence[Row]) -> None:
-        """Note the rows of the forward that has just run."""
+        """Note the rows of the forward that has just run. Call it before `stays`."""
         self._first_index.clear()
         self._spans.clear()
         if self._heads:
@@ -188,17 +202,17 @@ class Features:
                 num_fed += row.num_new
 
     def stays(self, key: SlotKey, row: Row, nodes: Sequence[int]) -> None:
-        """Note which of a row's new tokens are committed: their indices among them, by position."""
+        """Note the tokens of a row that are committed. nodes: their indices among the row's new tokens, by position."""
         if self._heads and nodes and self._leases.may_be_drafted(key):
             first = self._first_index[id(row)]
             self._spans.append((key, row.num_cached, [first + node for node in nodes]))
 
     def send(self) -> None:
-        """Make the features of what is committed, keep them, and send them to those that subscribe."""
+        """Make the features of the tokens noted by `stays`, keep them, and send them to their subscriptions."""
         if self._spans:
             try:
                 self._project()
-            except RuntimeError as error:  # as torch says that there is no memory; features may be lost, steps may not
+            except RuntimeError as error:  # torch has no memory: features may be lost, steps may not
                 log.warning("features of %d slots were not made: %s", len(self._spans), error)
         for subscription in list(self._subscriptions.values()):
             self._send(subscription)
@@ -208,7 +222,7 @@ class Features:
             num_bytes -= _num_bytes(buffers)
 
     def begun(self, tickets: Iterable[int]) -> None:
-        """Send what is kept to those that subscribe to a lease that has just begun, under one of its tickets."""
+        """Send kept features to the subscriptions of a lease that has just begun. tickets: those of the lease."""
         for ticket in tickets:
             subscription = self._subscriptions.get(ticket)
             if subscription is not None:
@@ -220,10 +234,13 @@ class Features:
             indices += stay
         states = self._runner.features  # [T, taps, hidden]
         states = states[to_device(np.array(indices), states.device)]  # [N, taps, hidden]
-        made = [head.projection(states.index_select(1, head.columns)) for head in self._heads.values()]  # [N, d] each
+        made = list[Tensor]()
+        for head in self._heads.values():
+            made.append(head.projection(states.index_select(1, head.columns)))  # [N, d]
         for digest, features in zip(list(self._heads), to_host(*made), strict=True):  # one wait for all heads
             data = _as_bytes(features)
-            token_bytes, at = len(data) // len(indices), 0
+            token_bytes = len(data) // len(indices)
+            at = 0
             for key, start, stay in self._spans:
                 buffer = self._buffers.setdefault(key, {}).setdefault(digest, FeatureBuffer(token_bytes))
                 self._buffers.move_to_end(key)
@@ -233,7 +250,7 @@ class Features:
                 at = end
 
     def _send(self, subscription: FeatureSubscription) -> None:
-        """Send what is kept and was not sent. Where too much waits on the way it is sent later, if it is still kept."""
+        # Where too many bytes wait to be written, features are sent later if they are still kept.
         lease = self._leases.of_ticket(subscription.ticket)
         if lease is None:
             if subscription.has_begun:
@@ -245,7 +262,8 @@ class Features:
         buffer = self._buffers.get(lease.slot.key, {}).get(subscription.digest)
         if buffer is None or buffer.end <= subscription.next_position:
             return
-        start, link = max(subscription.next_position, buffer.start), subscription.link
+        start = max(subscription.next_position, buffer.start)
+        link = subscription.link
         if link.has_room:
             link.send_features(subscription, start, buffer.end - start, bytes(buffer.read(start, buffer.end)))
             subscription.next_position = buffer.end
@@ -260,5 +278,4 @@ def _num_bytes(buffers: Mapping[bytes, FeatureBuffer]) -> int:
 
 
 def _as_bytes(states: Tensor) -> bytes:
-    """Return the numbers as bfloat16."""
     return states.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().tobytes()

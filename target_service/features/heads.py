@@ -1,7 +1,7 @@
-"""Registers draft heads at the target: takes in their projections, and keeps those that some stream uses.
+"""The heads of draft workers at the target: it receives their projections, and keeps those that some stream uses.
 
-A projection is kept once, whichever draft sent it, until the last stream that registered it ends. Runs on the gRPC
-loop's thread.
+A projection is kept once, whichever draft sent it, until the last stream that registered it ends. Called by the
+servicer and by `feature_stream`, on the gRPC loop's thread.
 """
 
 from __future__ import annotations
@@ -27,39 +27,41 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MAX_HEADS = 16
-"""Projections that are kept or being uploaded: each takes time of every step."""
+"""Maximum number of projections that are kept or being uploaded: each takes time of every step."""
 MAX_HEADS_BYTES = 1 << 30
-"""Bytes of all of them: two of three taps of 8192."""
+"""Maximum bytes of all projections: two of three taps of 8192."""
 MAX_PIECE_BYTES = 16 << 20
-"""Bytes of a piece; deliveries wait behind one."""
+"""Maximum bytes of a piece of an upload: deliveries wait behind it."""
 MAX_PROBE_TOKENS = 128
-"""Tokens of a probe, which holds up steps."""
+"""Maximum number of tokens of a probe: steps wait for it."""
 PIECE_S = 15.0
-"""Seconds after which an upload is refused if no piece arrives."""
+"""Seconds without a piece after which an upload is refused."""
 
 
 @dataclass(slots=True)
 class _Head:
-    """A projection that is kept, or that the engine is taking in."""
+    """A projection that is kept."""
 
     projection: OpeningMap
     streams: set[FeatureStream]
+    """The streams that have registered it."""
     is_ready: bool = False
+    """Whether the engine makes features with it."""
 
 
 @dataclass(slots=True)
 class _Upload:
-    """A projection that a stream sends."""
+    """A projection that a stream is sending."""
 
     spec: tpb.HeadSpec
     pieces: asyncio.Queue[tpb.HeadWeights]
     reading: asyncio.Task[None]
     num_missing: int
-    """Bytes that have not arrived. It bounds what is queued."""
+    """Bytes that have not arrived. It bounds the bytes of queued pieces."""
 
 
 class Heads:
-    """Registers heads for the streams of drafts, each of which has one head."""
+    """The heads that draft workers have registered, one a stream."""
 
     def __init__(
         self,
@@ -70,7 +72,9 @@ class Heads:
         refusal: str | None,
         spare: Spare,
     ) -> None:
-        """refusal: why the target gives no features; None where it does. spare: of the target's device."""
+        """Create the registry. refusal: why the target makes no features; None where it does. spare: free memory of the
+        target's device.
+        """
         self._engine = engine
         self._shape = (hidden_size, num_layers)
         self._refusal = refusal
@@ -81,16 +85,19 @@ class Heads:
 
     @property
     def _num_bytes(self) -> int:
-        """Bytes of all projections. May be read by any thread."""
+        # any thread may read it
         return sum(head.projection.num_bytes for head in list(self._heads.values()))
 
     def is_ready(self, stream: FeatureStream, digest: bytes) -> bool:
-        """Return whether a stream may subscribe to features of this head."""
+        """Return whether a stream may subscribe to the features of a head."""
         head = self._heads.get(digest)
         return head is not None and head.is_ready and stream in head.streams
 
     def register(self, stream: FeatureStream, spec: tpb.HeadSpec) -> None:
-        """Register a head, again or for the first time; an upload of the stream begins anew. Raises InvalidRequest."""
+        """Register a stream's head, and have its projection uploaded where it is not kept. Raises InvalidRequest.
+
+        An upload of the stream that is under way begins anew.
+        """
         self._end_upload(stream)
         self._check_features()
         if not spec.num_bytes:
@@ -108,7 +115,7 @@ class Heads:
         stream.reply(spec.digest, tpb.HEAD_STATE_WEIGHTS_WANTED)
 
     def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
-        """Raise InvalidRequest where so many tokens with these taps cannot be run."""
+        """Check that a probe of num_tokens tokens with these taps can be run. Raises InvalidRequest."""
         self._check_features()
         if not (1 <= num_tokens <= MAX_PROBE_TOKENS and len(taps) <= MAX_PROBE_TAPS):
             raise InvalidRequest(
@@ -122,11 +129,9 @@ class Heads:
             raise InvalidRequest(f"the target gives no features: {self._refusal}")
 
     def _check_memory(self, num_bytes: int, taps: Sequence[int] = ()) -> None:
-        """Raise InvalidRequest where there is no memory for a projection beside those that are kept or uploaded.
-
-        taps: its own, once they are known. Those of all heads are counted with the steps that they are tapped in.
-        """
-        tapped, num_held = set(taps), self._num_bytes
+        # taps: of the projection, once they are known; a step needs memory for the hidden states of all tapped layers
+        tapped = set(taps)
+        num_held = self._num_bytes
         for head in self._heads.values():
             tapped.update(head.projection.spec.taps)
         for upload in self._uploads.values():
@@ -143,7 +148,7 @@ class Heads:
             )
 
     def add_piece(self, stream: FeatureStream, piece: tpb.HeadWeights) -> None:
-        """Take in a piece of the projection that the stream uploads."""
+        """Queue a piece of the projection that the stream uploads; refuse one that is not expected."""
         upload = self._uploads.get(stream)
         if upload is None or upload.spec.digest != piece.digest or upload.num_missing <= 0:
             why = "weights came that were not asked for; register the head first"
@@ -158,10 +163,8 @@ class Heads:
             upload.reading.cancel()
 
     async def _read(self, stream: FeatureStream, spec: tpb.HeadSpec, pieces: asyncio.Queue[tpb.HeadWeights]) -> None:
-        """Read a projection that a stream uploads, check it, give it to the engine, and answer all streams that have
-        registered it by then.
-        """
-        digest, streams = spec.digest, {stream}
+        digest = spec.digest
+        streams = {stream}  # all that have registered it by the end get an answer
         try:
             data = await _joined(spec.num_bytes, pieces)
             projection = await asyncio.to_thread(_projection_of, data, digest, *self._shape)
@@ -173,7 +176,7 @@ class Heads:
             head = self._heads[digest] = _Head(projection, streams)
             log.info("a draft registered head %s, %d bytes", label_of(digest), projection.num_bytes)
             await self._engine.call(FeatureJob, lambda features: features.add_head(digest, projection))
-        except Exception as error:  # whatever fails, such as memory: the draft waits for an answer
+        except Exception as error:  # whatever fails: the draft waits for an answer
             why = f"the target failed to take the head: {type(error).__name__}: {error}"
             if isinstance(error, InvalidRequest):
                 why = error.message
@@ -181,12 +184,12 @@ class Heads:
             self._uploads.pop(stream, None)
             if digest in self._heads and self._heads[digest].streams is streams:
                 del self._heads[digest]
-            for each in streams:
-                each.reply(digest, tpb.HEAD_STATE_REFUSED, why)
+            for registered in streams:
+                registered.reply(digest, tpb.HEAD_STATE_REFUSED, why)
             return
         head.is_ready = True
-        for each in streams:
-            each.reply(digest, tpb.HEAD_STATE_READY)
+        for registered in streams:
+            registered.reply(digest, tpb.HEAD_STATE_READY)
 
     def _join(self, stream: FeatureStream, digest: bytes) -> None:
         head = self._heads[digest]
@@ -195,7 +198,7 @@ class Heads:
             stream.reply(digest, tpb.HEAD_STATE_READY)
 
     def gone(self, stream: FeatureStream) -> None:
-        """Forget a stream that has ended, and what it alone used."""
+        """Forget a stream that has ended, and the head that no other stream uses."""
         self._end_upload(stream)
         for digest, head in list(self._heads.items()):
             head.streams.discard(stream)
@@ -206,7 +209,6 @@ class Heads:
 
 
 async def _joined(num_bytes: int, pieces: asyncio.Queue[tpb.HeadWeights]) -> bytearray:
-    """Return the bytes of an upload. Raises InvalidRequest for a piece that breaks a rule, and where one is missing."""
     data = bytearray()
     while len(data) < num_bytes:
         try:
@@ -214,7 +216,8 @@ async def _joined(num_bytes: int, pieces: asyncio.Queue[tpb.HeadWeights]) -> byt
                 piece = await pieces.get()
         except TimeoutError:
             raise InvalidRequest(f"no weights came for {PIECE_S:g} s; register again") from None
-        start, num_new = len(data), len(piece.data)
+        start = len(data)
+        num_new = len(piece.data)
         max_bytes = min(MAX_PIECE_BYTES, num_bytes - start)
         if piece.offset != start or not 1 <= num_new <= max_bytes:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Medusa's and blockwise heads in the target itself: they read features of its last step, which nobody sends."""
+"""Medusa's and blockwise heads in the target itself, as a `TargetDrafter`: they read the features of its last step."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ from outrider.wire.settings.config import TargetConfig
 from target_service.features.features import Features
 
 DIGEST = b"own"
-"""Names the projection of the target's own heads. No draft registers it: what drafts register goes with them."""
+"""Digest of the projection of the target's own heads, which no draft registers."""
 
 
 class OwnHeads(TargetDrafter):
-    """The heads of a slot read the feature of its last token but one."""
+    """Drafter with the target's own heads. They read the feature of a slot's last token but one."""
 
     def __init__(self, loaded: LoadedHead, features: Features) -> None:
-        """Make features for them from the next step on. Raises InvalidRequest where there is no memory for that."""
+        """Create a drafter, for which features are made from the next step on. Raises InvalidRequest where there is no
+        memory for them.
+        """
         self._heads = loaded.network
         self.max_len = loaded.network.facts.num_heads
         self._features = features
         self._slots: dict[SlotKey, Slot] = {}
         self._logits: dict[SlotKey, HostLogits] = {}
-        """Logits [heads, V] after the last committed token, where the heads have run since it was committed."""
+        """Logits of a slot's heads after its last committed token, [heads, V]; none until the heads have run."""
         features.add_head(DIGEST, loaded.opening)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
@@ -69,8 +71,9 @@ class OwnHeads(TargetDrafter):
 
     @torch.inference_mode()
     def _run_heads(self) -> None:
-        """Run the heads for all slots that have a feature and no logits: the host waits for all at once."""
-        keys, features = list[SlotKey](), list[Tensor]()
+        # for all slots that have a feature and no logits, so that the host waits once
+        keys = list[SlotKey]()
+        features = list[Tensor]()
         for key, slot in self._slots.items():
             feature = self._feature(slot)
             if key not in self._logits and feature is not None:
@@ -82,7 +85,7 @@ class OwnHeads(TargetDrafter):
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:
-    """Load the heads of the settings, and test their wiring. Raises ConfigError."""
+    """Load the heads that the settings name, and test their wiring against the target. Raises ConfigError."""
     assert config.heads is not None, "the settings name no heads"
     if runner.features_refusal is not None:
         raise ConfigError(
@@ -93,13 +96,16 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
     settings = config.model_copy(update={"model": config.heads})
     try:
         loaded = load_head(settings, config.model, MEDUSA, config.allow_pickle)
-    except ConfigError as error:  # it says model where the setting is heads
+    except ConfigError as error:  # its message names the setting model, and this one is heads
         raise ConfigError(f"heads are {config.heads}: {error.message}", param="heads") from None
     _take_memory(runner, loaded, config.heads)
     ids = probe_ids(tokenizer_json, runner.facts.context_limit)
     taps = taps_to_probe(loaded.opening.spec.taps, loaded.num_layers)
-    states, best_ids = features.see(ids, taps)
-    seen = Seen(ids, {tap: states[:, index].cpu() for index, tap in enumerate(taps)}, best_ids.cpu())
+    states, best_ids = features.see(ids, taps)  # [T, taps, hidden], [T]
+    by_tap = dict[int, Tensor]()
+    for index, tap in enumerate(taps):
+        by_tap[tap] = states[:, index].cpu()  # [T, hidden]
+    seen = Seen(ids, by_tap, best_ids.cpu())
     why = judge(score_head(loaded, seen), config.heads, trusts=config.trust_draft_config)
     if why is not None:
         raise ConfigError(why, param="heads")
@@ -107,8 +113,8 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
 
 
 def _take_memory(runner: ModelRunner, loaded: LoadedHead, heads: str) -> None:
-    """Take the bytes of the heads from the memory that is spare. Raises ConfigError where they are more."""
-    facts, spare = loaded.facts, runner.spare
+    facts = loaded.facts
+    spare = runner.spare
     num_bytes = facts.num_parameters * getattr(torch, facts.dtype).itemsize + loaded.opening.num_bytes + spare.tap_bytes
     if num_bytes > spare.num_bytes:
         raise ConfigError(

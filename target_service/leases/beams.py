@@ -1,9 +1,9 @@
-"""A beam search in a slot that steps by itself: what its step is fed, what that decides, and what is kept of it.
+"""A beam search in a slot that steps by itself: the tokens that a step feeds, its decided levels, the kept cache.
 
-Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the draft tokens below them. It
-decides level by level, by the target's own sums, and goes deeper while all live beams of a level are among what was
-fed. So a step decides at least one level, and draft tokens change no answer. Where cached tokens were lost the beams
-are fed anew, in pieces as a prompt is, and nothing is decided before the last of them. Runs on the engine thread.
+Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the draft tokens below them. It decides
+level by level, by the target's own sums of log-probs, and goes deeper while all live beams of a level were fed. So a
+step decides at least one level, and draft tokens change no output. Where cached tokens were lost the beams are fed
+anew, in pieces like a prompt, and no level is decided before the last piece. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 
 class Fed(NamedTuple):
-    """What a step feeds of a search."""
+    """The tokens of a search that one step feeds."""
 
     row: Row
     num_tail: int
-    """Settled tokens among it, the first."""
+    """Number of settled tokens, which come first in the row."""
     drafts: Sequence[int]
-    """Nodes of draft tokens, the last of the row."""
+    """Nodes of the draft tokens, which come last in the row."""
     depth: int
     """Number of levels of draft tokens."""
 
 
 class Beams:
-    """The search of one lease."""
+    """The beam search of one lease."""
 
     def __init__(
         self,
@@ -58,8 +58,10 @@ class Beams:
         max_prefill_tokens: int,
         make_drafts: type[SearchDrafts],
     ) -> None:
-        """levels: what is decided already. max_prefill_tokens: how much of them a step feeds at most, where the cache
-        holds nothing of them. make_drafts: makes what holds the draft tokens.
+        """Create a search that goes on behind `levels`, which are decided already.
+
+        max_prefill_tokens: maximum number of tokens that a step feeds of them, where the cache has none. make_drafts:
+        creates the draft tokens of a search.
         """
         assert params.beams is not None, "no beam search is asked for"
         self.search = BeamSearch(params.beams, params.max_tokens, params.stop_ids(eos_token_ids))
@@ -67,15 +69,16 @@ class Beams:
             self.search.apply(level)
         self.tree = BeamTree(prompt_ids)
         self.settled: Sequence[int] = ()
-        """Ids behind the prompt that all beams began with when the lease did."""
+        """Ids after the prompt with which all beams begin, at the beginning of the lease."""
         if not self.search.is_done:
             self.settled = self.tree.advance(levels)
         self.drafts = make_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
         self._max_prefill_tokens = max_prefill_tokens
 
     def offers(self, slot: Slot, shares: SlotShares) -> list[Offer]:
-        """Return the draft tokens that the next step might feed, as the budget takes them; none where it feeds a piece
-        of the beams and decides nothing.
+        """Return the draft tokens that the next step might feed, in the order in which the budget takes them.
+
+        There are none where the step feeds a piece of the beams and decides nothing.
         """
         nodes, is_last = self._next_nodes(slot)
         if not is_last:
@@ -84,44 +87,54 @@ class Beams:
         return self.drafts.offers(shares, slot.most_cached - num_cached)
 
     def pending_prob(self, slot: Slot, shares: SlotShares) -> float | None:
-        """Return the probability that the next level of draft tokens would be accepted; None where none may come."""
+        """Return the acceptance probability of the next level of draft tokens to arrive; None where none may arrive."""
         _, is_last = self._next_nodes(slot)
         if not is_last:
             return None
         return self.drafts.pending_prob(shares)
 
     def num_fed(self, slot: Slot) -> int:
-        """Return the number of tokens that the next step feeds without draft tokens."""
+        """Return the number of tokens that the next step feeds besides draft tokens."""
         nodes, _ = self._next_nodes(slot)
         return _num_tail(slot) + len(nodes)
 
     def _next_nodes(self, slot: Slot) -> tuple[list[int], bool]:
-        """Return the nodes of beams that the next step feeds, parents first, and whether no more are to be fed: else
-        the step decides nothing. Where all are too many for one step, it feeds a piece of those before the live beams'
-        last tokens.
+        """Return the nodes of beams that the next step feeds, parents first, and whether it feeds all that are missing:
+        else it decides nothing.
         """
         tree = self.tree
         if not tree.is_root_fed or len(slot.cached) != len(slot.committed) + len(tree.fed):
-            tree.forget_cache()  # memory was taken for others meanwhile
+            tree.forget_cache()  # the slot was preempted meanwhile
             slot.truncate(len(slot.committed))
-        inner, max_fed = tree.unfed(tree.inner()), max(0, self._max_prefill_tokens - _num_tail(slot))
+        inner = tree.unfed(tree.inner())
         nodes = [*inner, *tree.unfed(tree.live)]
+        max_fed = max(0, self._max_prefill_tokens - _num_tail(slot))
         if not inner or len(nodes) <= max_fed:
             return nodes, True
-        return inner[:max_fed], False
+        return inner[:max_fed], False  # a piece, without the live beams' last tokens
 
     def feed(self, slot: Slot, num_drafts: int) -> Fed:
-        """Return the slot's share of the next forward, whose tokens count as cached from here on. num_drafts: of
-        `offers`, the first; a step that decides nothing feeds none.
+        """Return the slot's part of the next forward. Its tokens count as cached from here on.
+
+        num_drafts: number of `offers` that are verified, the first ones; a step that decides nothing feeds none.
+
+            tail of 2 tokens, live beams a, b after the root, draft c after a: new_ids [t0, t1, a, b, c],
+            parents [-1, 0, 1, 1, 2], logits of the last 3
         """
         tree = self.tree
         nodes, is_last = self._next_nodes(slot)
-        drafts, depth = self.drafts.chosen(num_drafts if is_last else 0)
+        if not is_last:
+            num_drafts = 0
+        drafts, depth = self.drafts.chosen(num_drafts)
         nodes = [*nodes, *drafts]
         tail = slot.committed[len(slot.cached) :]
         parents = [*range(ROOT, len(tail) - 1), *tree.parents_of(nodes, len(tail) - 1)]
-        new_ids = [*tail, *(tree.ids[node] for node in nodes)]
-        num_logits = len(tree.live) + len(drafts) if is_last else 0
+        new_ids = list(tail)
+        for node in nodes:
+            new_ids.append(tree.ids[node])
+        num_logits = 0
+        if is_last:
+            num_logits = len(tree.live) + len(drafts)
         row = Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents, source=slot.source)
         if tail:
             tree.feed(ROOT)
@@ -130,11 +143,13 @@ class Beams:
         return Fed(row, len(tail), drafts, depth)
 
     def decide(self, fed: Fed, best: BestTokens, first_row: int) -> list[Level]:
-        """Return the levels that a step decides. best: the likeliest tokens after all rows of the step; those of this
-        search begin with first_row, the live beams before the draft tokens. Raises NonFiniteLogits, deciding nothing,
-        where those of the live beams are not finite.
+        """Return the levels that a step decides, one at least.
+
+        best: the likeliest tokens after all rows of the step; this search's begin with first_row, the live beams before
+        the draft tokens. Raises NonFiniteLogits where those after the live beams are NaN or infinite.
         """
-        tree, search = self.tree, self.search
+        tree = self.tree
+        search = self.search
         live: list[int] = tree.live
         rows = list(range(first_row, first_row + len(live)))
         row_of: dict[int | None, int] = {}
@@ -145,32 +160,38 @@ class Beams:
             if not best.are_finite[rows].all():
                 if not levels:
                     raise NonFiniteLogits(rows)
-                return levels  # what is decided is sound
+                return levels  # those before are sound
             num = search.num_candidates
             level = search.choose(best.ids[rows, :num], best.log_probs[rows, :num])
             search.apply(level)
             levels.append(level)
-            following = [tree.child(live[beam], token_id) for beam, token_id, _ in level.live]
-            if search.is_done or not row_of.keys() >= set(following):
-                return levels
-            live = [node for node in following if node is not None]
-            rows = [row_of[node] for node in live]
+            children = [tree.child(live[beam], token_id) for beam, token_id, _ in level.live]
+            if search.is_done or not row_of.keys() >= set(children):
+                return levels  # a live beam was not fed, so that nothing is known after it
+            live = []
+            rows = []
+            for child in children:
+                if child is not None:
+                    live.append(child)
+                    rows.append(row_of[child])
 
     def advance(self, slot: Slot, fed: Fed, levels: Sequence[Level], runner: ModelRunner) -> int:
-        """Keep those fed tokens that lie on the way to the live beams, and commit what they all begin with. Return how
-        many draft tokens are dropped.
+        """Advance the beams by decided levels: cut the cache to their path, and commit the tokens with which all begin.
 
-        Raises OutOfBlocks.
+        Returns the number of dropped draft tokens. Raises OutOfBlocks.
         """
-        tree, start, num_tail = self.tree, fed.row.tree_start, fed.num_tail
+        tree = self.tree
+        start = fed.row.tree_start
         num_drafts = len(tree.drafts())
         settled = tree.advance(levels)
-        keep = [*range(num_tail), *(num_tail + index for index in tree.keep(tree.inner()))]
+        keep = list(range(fed.num_tail))
+        for index in tree.keep(tree.inner()):
+            keep.append(fed.num_tail + index)
         ids = [slot.cached[start + index] for index in keep]
         runner.rebase(slot.table, start, keep)
         slot.commit_from(len(slot.committed), settled)
         slot.rebased(start, ids)
-        if ROOT in tree.live:  # it is fed with the next step: its logits are what that goes by
+        if ROOT in tree.live:  # the root is a live beam: the next step feeds it again for its logits
             tree.is_root_fed = False
             slot.reconcile()
         self.drafts.is_ended = False
@@ -178,24 +199,23 @@ class Beams:
 
 
 class BestTokens(NamedTuple):
-    """The likeliest tokens after the rows of a step, on the host."""
+    """The C likeliest tokens after each of R rows of a step, on the host."""
 
     ids: NDArray[np.int64]
-    """[R, C], best first."""
+    """Token ids, best first, [R, C]."""
     log_probs: NDArray[np.float32]
-    """[R, C]."""
+    """Their log-probs in nats, [R, C]."""
     are_finite: NDArray[np.bool_]
-    """[R]: whether all log-probs of a row are."""
+    """Whether all log-probs of a row are finite, [R]."""
 
 
 def best_tokens(logits: Tensor, max_num: int) -> BestTokens:
-    """Return the max_num likeliest tokens after each row of logits [R, V] float32, or all where there are fewer."""
+    """Return the max_num likeliest tokens after each row of logits [R, V] float32, or all where V is less."""
     log_probs = torch.log_softmax(logits, dim=-1)  # [R, V] float32
-    best = log_probs.topk(min(max_num, log_probs.shape[1]), dim=-1)
-    found = to_host(best.indices, best.values, log_probs.isfinite().all(dim=-1))
-    return BestTokens(*(tensor.numpy() for tensor in found))
+    best = log_probs.topk(min(max_num, log_probs.shape[1]), dim=-1)  # [R, C] values and indices
+    ids, values, are_finite = to_host(best.indices, best.values, log_probs.isfinite().all(dim=-1))
+    return BestTokens(ids.numpy(), values.numpy(), are_finite.numpy())
 
 
 def _num_tail(slot: Slot) -> int:
-    """Return the settled tokens that are not in the cache."""
     return max(0, len(slot.committed) - len(slot.cached))

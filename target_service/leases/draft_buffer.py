@@ -1,9 +1,9 @@
 """The draft buffer: draft tokens received for one slot under one ticket and not yet verified. No tensors.
 
-It mirrors the draft worker's tree under the committed tokens. A delivery names positions and stands alone: a node on
-the committed tokens is late and counted; one that disagrees with them, or whose parent is missing, is dropped; the
-others stay until the target commits something else. The first delivery of a node counts: under `rejection` a node has
-one set of draws, whoever delivers it twice. Runs on the engine thread.
+It mirrors the draft worker's tree under the committed tokens. A delivery names positions, so each can be inserted by
+itself: a node on the committed tokens is late and counted as wasted; one that disagrees with them, or whose parent is
+missing, is dropped; the others stay until the target commits other tokens. Of a node that is delivered twice the first
+delivery counts: under `rejection` a node has one set of draws. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 from outrider.wire.requests.tree_shape import TreeShape
 
 NODE_BYTES = 256
-"""Bytes of a delivery of one token without its distribution: 60 of ticket, epoch and position, and 10 for each node up
-to it."""
+"""Bytes of a delivery of one token without its distribution: 60 of ticket, epoch and position, 10 for each node up to
+the token."""
 
 
 def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
-    """Return the bytes that the draft buffers of all slots may take.
+    """Return the maximum number of bytes of the draft buffers of all slots.
 
-    A slot can verify MAX_DRAFT_TOKENS tokens, and the heaviest comes with the log-probs of the whole vocabulary,
-    4 bytes an id. All slots together take at most memory_bytes for these; tokens without log-probs always have room.
+    There is room for MAX_DRAFT_TOKENS tokens a slot, and at most memory_bytes for their distributions: a whole one has
+    4 bytes for each id of the vocabulary.
     """
     num_tokens = num_slots * MAX_DRAFT_TOKENS
     return num_tokens * NODE_BYTES + min(num_tokens * 4 * vocab_size, memory_bytes)
@@ -35,32 +35,33 @@ def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
 
 @dataclass(slots=True)
 class DeliveryCost:
-    """What a draft worker spent on one delivery."""
+    """Time that a draft worker spent on one delivery. The nodes of the delivery share it."""
 
     us: int
-    """Microseconds; 0 once a verdict has reported them."""
+    """Microseconds; 0 once they are reported."""
 
 
 @dataclass(slots=True)
 class BufferedToken:
-    """What is known of a node beside its place in the tree."""
+    """A node of the buffer without its place in the tree."""
 
     kind: NodeKind
     num_bytes: int
+    """Its part of the delivery's bytes."""
     distribution: EncodedDistribution | None
-    """What it was sampled from; None but for LAW."""
+    """Distribution that a LAW node was sampled from; None for other kinds."""
     step_len: int | None
-    """Committed length of the step that was running when it arrived; None: none was."""
+    """Committed length of the step that was running when the node arrived; None where none was."""
     cost: DeliveryCost | None
-    """Of all nodes of its delivery; None where the draft worker does not say."""
+    """Cost of its delivery; None where that is unknown."""
 
 
 class DraftBuffer:
-    """Node i of `tree` is described by `tokens[i]`."""
+    """The draft buffer of one ticket: a tree, and for node i of it `tokens[i]`."""
 
     def __init__(self) -> None:
         self.num_wasted = 0
-        """Draft tokens that arrived too late since the last verdict."""
+        """Draft tokens that arrived too late to be verified, since the last verdict."""
         self.clear()
 
     def clear(self) -> None:
@@ -69,64 +70,73 @@ class DraftBuffer:
         self.tokens: list[BufferedToken] = []
         self.num_bytes = 0
         self.ended: set[int] = set()
-        """Nodes, or ROOT, that nothing will follow which is waited for."""
+        """Nodes, or ROOT, after which no step waits for more: their draft worker has sent all that it will, for now."""
 
     def insert(
         self, delivery: Delivery, committed: Sequence[int], max_bytes: int, *, in_step: bool = False
     ) -> InsertedNodes:
-        """Take in a delivery. committed: the slot's tokens; max_bytes: what the buffer may hold; in_step: a step is
-        running, which verifies without it.
+        """Insert a delivery, and return the fates of its nodes.
+
+        committed: the slot's committed tokens. max_bytes: maximum size of the buffer. in_step: whether a step is
+        running, which does not verify these nodes.
+
+        Committed [a, b, c, d, e], a delivery of d, e, f with root_len 3: d and e are late, and f becomes node 0. Their
+        parents are c = -3, d = -2 and e = -1, which is ROOT.
         """
         num_new = sum(kind is not NodeKind.KNOWN for kind in delivery.kinds)
-        node_bytes = -(-delivery.num_bytes // max(1, num_new))
-        cost = DeliveryCost(delivery.draft_us) if delivery.draft_us else None
-        step_len = len(committed) if in_step else None
+        node_bytes = -(-delivery.num_bytes // max(1, num_new))  # rounded up
+        cost = None
+        if delivery.draft_us:
+            cost = DeliveryCost(delivery.draft_us)
+        step_len = None
+        if in_step:
+            step_len = len(committed)
         distributions = dict[int, EncodedDistribution]()
-        """By the parent's index, of the sampled nodes after it."""
-        place_of = dict[int, int]()
-        """By index the node, or ROOT, or below ROOT by one for each committed token that follows."""
+        """By the parent's index in the delivery, the distribution of the sampled nodes after it."""
+        node_of = dict[int, int]()
+        """By index in the delivery: the node, ROOT, or ROOT - n for the committed token n places before the last."""
         if delivery.root_len <= len(committed):
-            place_of[ROOT] = ROOT + delivery.root_len - len(committed)
-        num_late = num_dropped = 0
+            node_of[ROOT] = ROOT + delivery.root_len - len(committed)
+        num_late = 0
+        num_dropped = 0
         is_full = False
-        for index, (token_id, above, kind) in enumerate(
+        for index, (token_id, parent_index, kind) in enumerate(
             zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
         ):
             is_new = kind is not NodeKind.KNOWN
             distribution = None
             if kind is NodeKind.LAW:
                 assert delivery.rows is not None, "sampled nodes without distributions"
-                distribution = distributions.setdefault(above, (delivery.rows, len(distributions)))
-            parent = place_of.get(above)
-            place: int | None = None
-            if parent is not None and parent < ROOT:
+                distribution = distributions.setdefault(parent_index, (delivery.rows, len(distributions)))
+            parent = node_of.get(parent_index)
+            node: int | None = None
+            if parent is not None and parent < ROOT:  # a committed token before the last
                 if token_id == committed[parent + 1]:
-                    place = parent + 1
+                    node = parent + 1
                     num_late += kind in (NodeKind.GUESS, NodeKind.LAW)
             elif parent is not None:
-                place = self.tree.child(parent, token_id)
-                if place is None and is_new and self.num_bytes + node_bytes > max_bytes:
+                node = self.tree.child(parent, token_id)
+                if node is None and is_new and self.num_bytes + node_bytes > max_bytes:
                     is_full = True
-                    self.ended.add(parent)  # the draft worker takes it for delivered: nobody is to wait for it
-                elif place is None and is_new:
+                    self.ended.add(parent)  # the draft worker takes the node for delivered: no step is to wait for it
+                elif node is None and is_new:
                     token = BufferedToken(kind, node_bytes, distribution, step_len, cost)
-                    place = self._add(parent, token_id, delivery.ranks[index], token)
-            if place is not None:
-                place_of[index] = place
+                    node = self._add(parent, token_id, delivery.ranks[index], token)
+            if node is not None:
+                node_of[index] = node
             else:
                 num_dropped += is_new
         for index in delivery.ends:
-            if place_of.get(index, ROOT - 1) >= ROOT:
-                self.ended.add(place_of[index])
+            if node_of.get(index, ROOT - 1) >= ROOT:
+                self.ended.add(node_of[index])
         return InsertedNodes(num_late, num_dropped, is_full)
 
     def _add(self, parent: int, token_id: int, rank: int, token: BufferedToken) -> int | None:
-        """Append a node; None where there is no room, or where its draws are not those that the parent has."""
         if len(self.tree) >= MAX_BUFFERED_NODES:
             return None
         siblings = self.tree.children(parent)
         if token.distribution and siblings and self.tokens[siblings[0]].distribution != token.distribution:
-            return None
+            return None  # the parent has other draws already
         if parent != ROOT:
             self.ended.discard(parent)  # what was unlikely may be likely again, deeper in the output
         self.num_bytes += token.num_bytes
@@ -134,18 +144,20 @@ class DraftBuffer:
         return self.tree.add(parent, token_id, rank)
 
     def _children(self, node: int, kind: NodeKind) -> list[int]:
-        """Return the children of one kind, by rank."""
-        found = [child for child in self.tree.children(node) if self.tokens[child].kind is kind]
-        found.sort(key=self.tree.ranks.__getitem__)
-        return found
+        children = [child for child in self.tree.children(node) if self.tokens[child].kind is kind]
+        children.sort(key=self.tree.ranks.__getitem__)
+        return children
 
     def advance(
         self, token_ids: Sequence[int], committed_len: int, note: Callable[[int | None], None] | None
     ) -> tuple[int, int]:
-        """Go on under the tokens that a step at `committed_len` has just committed.
+        """Make the last of the tokens that a step at `committed_len` has just committed the root.
 
-        Returns how many nodes are dropped, those on the path not counted, and how many of the path arrived while the
-        step ran. note: called with the rank of the committed token, or None, for each node that had children.
+        note: called for each node on their path that had children, with the rank of the committed one or None. Returns
+        the number of dropped nodes, those on the path not counted, and the number of late ones: nodes on the path that
+        arrived while the step ran.
+
+        Nodes a, b, with c under a; committed [a]: b is dropped, and c follows the root
         """
         node = ROOT
         num_before = len(self.tree)
@@ -154,7 +166,10 @@ class DraftBuffer:
         for token_id in token_ids:
             child = self.tree.child(node, token_id)
             if note is not None and self.tree.children(node):
-                note(None if child is None else self.tree.ranks[child])
+                rank = None
+                if child is not None:
+                    rank = self.tree.ranks[child]
+                note(rank)
             if child is None:
                 self.clear()
                 break
@@ -163,8 +178,12 @@ class DraftBuffer:
             token = self.tokens[node]
             num_late += token.step_len == committed_len and token.kind is not NodeKind.KEY
         else:
-            kept = [node, *self.tree.reroot(node)]
-            self.ended = {index for index, old in enumerate(kept, start=ROOT) if old in self.ended}
+            kept = [node, *self.tree.reroot(node)]  # by new index from ROOT on, the old one
+            ended = set[int]()
+            for new, old in enumerate(kept, start=ROOT):
+                if old in self.ended:
+                    ended.add(new)
+            self.ended = ended
             self.tokens = [self.tokens[old] for old in kept[1:]]
             self.num_bytes = sum(token.num_bytes for token in self.tokens)
         self.num_wasted += num_late
@@ -172,34 +191,35 @@ class DraftBuffer:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing that is waited for will come under the committed tokens."""
+        """Whether no more draft tokens will come under the committed tokens for which a step would wait."""
         if ROOT in self.ended:
             return True
         chain = self.chain(MAX_BUFFERED_NODES)
         return bool(chain) and chain[-1] in self.ended
 
     def chain(self, max_len: int) -> list[int]:
-        """Return the likeliest path of deterministic nodes, or the chain of sampled ones, from the root on."""
+        """Return at most max_len nodes of the likeliest path from the root: sampled ones, then deterministic ones."""
         nodes = list[int]()
-        parent, kind = ROOT, NodeKind.LAW
+        parent = ROOT
+        kind = NodeKind.LAW
         while len(nodes) < max_len:
-            following = self._children(parent, kind)
-            if following:
-                parent = following[0]
+            children = self._children(parent, kind)
+            if children:
+                parent = children[0]
                 nodes.append(parent)
             elif kind is NodeKind.LAW:
-                kind = NodeKind.GUESS  # after which nothing sampled follows
+                kind = NodeKind.GUESS  # no sampled node follows a deterministic one
             else:
                 break
         return nodes
 
     def guesses_after(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the ids of the deterministic nodes after a path of buffered nodes, best first."""
+        """Return the ids of the deterministic nodes after a path of buffered tokens, best first."""
         return [self.tree.ids[child] for child in self._children(self._find(token_ids), NodeKind.GUESS)]
 
     def take_cost_us(self, token_ids: Sequence[int]) -> list[int]:
-        """Return what the draft worker spent on the delivery of a path's last node, in microseconds, and nothing more
-        for nodes of the same delivery; no number where it does not say.
+        """Return the microseconds that the draft worker spent on the delivery of a path's last node, as a list of one
+        number; 0 once they were returned, and an empty list where they are unknown.
         """
         cost = self.tokens[self._find(token_ids)].cost
         if cost is None:
@@ -209,37 +229,44 @@ class DraftBuffer:
         return [us]
 
     def _find(self, token_ids: Sequence[int]) -> int:
-        node: int | None = ROOT
+        node = ROOT
         for token_id in token_ids:
-            node = None if node is None else self.tree.child(node, token_id)
-        assert node is not None, "the path is not buffered"
+            child = self.tree.child(node, token_id)
+            assert child is not None, "the path is not buffered"
+            node = child
         return node
 
     def likeliest(
         self, prob_of_rank: Callable[[int], float], kind: NodeKind, shape: TreeShape
     ) -> tuple[list[int], list[float]]:
-        """Return the nodes of one kind that lie within a shape, best first, parents before their children and siblings
-        by rank; and their acceptance probabilities, which follow from ranks alone.
+        """Return the nodes of one kind that lie within a shape, best first, and their acceptance probabilities.
+
+        Parents come before their children and siblings by rank. Probabilities depend on ranks alone, never on tokens.
+
+        Ranks 0 and 1 with probability 0.6 and 0.3, a and b under the root, c under a, 2 nodes: a (0.6), then c (0.36)
+        before b (0.3)
         """
-        nodes, probs = list[int](), list[float]()
-        max_nodes, max_depth = shape.most_nodes, shape.depth
-        # Negated probability, number of nodes taken before (of equals the first offered one is taken), parent's
-        # probability, siblings, index of the one that is offered. Once it is taken, the next one and the first of its
-        # own children are offered.
+        nodes = list[int]()
+        probs = list[float]()
+        max_nodes = shape.most_nodes
+        max_depth = shape.depth
+        # Negated probability, number of nodes taken before (of equals the first offered one is taken), the parent's
+        # probability, siblings, index of the offered one among them. Once that is taken, the next sibling and the first
+        # of its own children are offered.
         heap = [(-1.0, 0, 1.0, [ROOT], 0)]
         while heap and len(nodes) <= max_nodes:
-            negated, _, above, siblings, index = heapq.heappop(heap)
+            negated_prob, _, parent_prob, siblings, index = heapq.heappop(heap)
             nodes.append(siblings[index])
-            probs.append(-negated)
-            offered = [(above, siblings, index + 1)]
+            probs.append(-negated_prob)
+            offered = [(parent_prob, siblings, index + 1)]
             depth = self.tree.depth(siblings[index])
             if depth < max_depth:
                 children = self._children(siblings[index], kind)
                 if shape.widths:
                     children = children[: shape.widths[depth]]
-                offered.append((-negated, children, 0))
-            for above, siblings, index in offered:
+                offered.append((-negated_prob, children, 0))
+            for parent_prob, siblings, index in offered:
                 if index < len(siblings):
-                    prob = above * prob_of_rank(self.tree.ranks[siblings[index]])
-                    heapq.heappush(heap, (-prob, len(nodes), above, siblings, index))
+                    prob = parent_prob * prob_of_rank(self.tree.ranks[siblings[index]])
+                    heapq.heappush(heap, (-prob, len(nodes), parent_prob, siblings, index))
         return nodes[1:], probs[1:]  # without ROOT

@@ -1,7 +1,7 @@
-"""When a step waits for draft tokens that are on their way.
+"""How long a step waits for draft tokens that are on their way. Called by `step`, through its budget.
 
-A step is held while those that are missing are worth more than the tokens that the wait costs. A slot whose request
-names how many are verified waits longer by itself, while the others go on.
+A step is held while the missing draft tokens are expected to bring more tokens than the wait costs. A slot whose
+request names how many are verified waits alone and longer, while the others step.
 """
 
 from __future__ import annotations
@@ -13,44 +13,53 @@ from outrider.engine.worker.jobs import SlotKey
 from target_service.leases.lease import DeliveredDrafts, Lease
 
 MAX_HOLD_S = 1.0
-"""Seconds that a request which names how many draft tokens are verified waits for them at most."""
+"""Maximum seconds that a slot waits for draft tokens of which its request names the number."""
 _PATIENCE = 2.0
-"""Times what draft tokens usually take that a step is held for them."""
+"""Multiple of the mean time of draft tokens for which a step is held for them."""
 
 
 class PendingDraft(NamedTuple):
-    """A draft with more tokens in flight for a slot."""
+    """A draft of which more tokens may arrive for a slot's next step."""
 
     lease: Lease
     draft: DeliveredDrafts
     prob: float
-    """Acceptance probability of the next one."""
+    """Acceptance probability of its next token."""
 
 
 class ExpectedArrival(NamedTuple):
-    """When the next draft tokens of a draft are expected for a slot."""
+    """The time at which a draft's next tokens are expected for a slot."""
 
     until_s: float
-    """Monotonic time at which they are overdue."""
+    """Monotonic time at which they are overdue, in seconds."""
     takes_s: float
-    """How long they usually take."""
+    """Mean seconds that such tokens take."""
     is_first: bool
-    """None are buffered for the slot's next step."""
+    """Whether none are buffered for the slot's next step."""
 
 
 def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> ExpectedArrival | None:
-    """Return when the next draft tokens should arrive; None where that is unknown, or they are overdue."""
+    """Return when a draft's next tokens should arrive; None where that is unknown, or they are overdue.
+
+    now: monotonic time, in seconds.
+    """
     is_first = lease.length in draft.starved_since_s
-    since_s, takes_s = (lease.ready_s, draft.eta_s) if is_first else (draft.arrived_s, draft.gap_s)
+    since_s = draft.arrived_s
+    takes_s = draft.gap_s
+    if is_first:
+        since_s = lease.ready_s
+        takes_s = draft.eta_s
     if takes_s is None:
         return None
     until_s = since_s + _PATIENCE * takes_s
-    return ExpectedArrival(until_s, takes_s, is_first) if now < until_s else None
+    if now >= until_s:
+        return None
+    return ExpectedArrival(until_s, takes_s, is_first)
 
 
 def waits_alone(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, float]:
-    """Return the slots whose requests name how many are verified and that still wait for some while others go on, and
-    until when each does.
+    """Return the slots that wait alone since their requests name how many are verified, and the time until which each
+    waits: monotonic, in seconds.
     """
     waiting = dict[SlotKey, float]()
     for lease, _, _ in pending:
@@ -63,11 +72,13 @@ def waits_alone(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, fl
 def note_missing(
     pending: Iterable[PendingDraft], awaited: Iterable[PendingDraft], waiting: Container[SlotKey], now: float
 ) -> None:
-    """Record what a step begins without. What is waited for in vain is not waited for again until some arrive.
+    """Record the draft tokens that a step begins without. A draft that let a step wait becomes inactive.
 
-    awaited: by which the step might have been held; waiting: slots that wait by themselves.
+    awaited: the pending drafts for which the step might have been held. waiting: the slots that wait alone.
     """
-    awaited_tickets = {draft.ticket for _, draft, _ in awaited}
+    awaited_tickets = set[int]()
+    for _, draft, _ in awaited:
+        awaited_tickets.add(draft.ticket)
     for lease, draft, _ in pending:
         is_fixed = lease.speculation.is_fixed
         if draft.ticket in awaited_tickets or is_fixed:
@@ -77,8 +88,12 @@ def note_missing(
 
 
 def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> float | None:
-    """Return until when a step waits for the next tokens of these drafts; None to go at once. rate: tokens a second
-    that a wait costs.
+    """Return the monotonic time until which a step waits for the next tokens of these drafts; None to go at once.
+
+    rate: tokens a second that a wait costs.
+
+    Two drafts with prob 0.6 and 0.4, the first expected within 4 ms, 200 tokens a second: the wait brings 1.0 tokens
+    and costs 0.8, so the step waits. At 300 tokens a second it goes.
     """
     first: ExpectedArrival | None = None
     gain = 0.0
@@ -86,11 +101,12 @@ def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> floa
         expected = expected_arrival(lease, draft, now)
         if expected is None:
             continue
-        first = expected if first is None else min(first, expected)
+        if first is None or expected < first:
+            first = expected
         gain += prob
         if not expected.is_first or draft.gap_s is None:
             continue
-        # What those after the first would bring, less what waiting for each of them costs.
+        # Each token after the first brings its probability, less the cost of waiting for it.
         for _ in range(lease.max_drafts - 1):
             prob *= draft.shares.share(0)
             if prob <= draft.gap_s * rate:
@@ -98,4 +114,6 @@ def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> floa
             gain += prob - draft.gap_s * rate
     if first is None or rate <= 0.0:
         return None
-    return first.until_s if gain / rate > first.takes_s else None
+    if gain / rate <= first.takes_s:
+        return None
+    return first.until_s

@@ -17,14 +17,14 @@ from outrider.wire.requests.drafters import Drafter
 
 
 class Finish(IntEnum):
-    """Why an answer ended, as the protocol numbers it."""
+    """The finish reason of an output, by its number in the protocol."""
 
     STOP = pb.FINISH_REASON_STOP
     LENGTH = pb.FINISH_REASON_LENGTH
 
 
 class Fallback(IntEnum):
-    """Why a step that was to have drafts had none, as the protocol numbers it."""
+    """The reason why a step that was to have draft tokens had none, by its number in the protocol."""
 
     LATE = tpb.FALLBACK_REASON_LATE
     REFUSED = tpb.FALLBACK_REASON_REFUSED
@@ -33,30 +33,38 @@ class Fallback(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerifyJob:
-    """Start a slot's lease, or set it back."""
+    """Begin a slot's lease, after replacing its committed tokens from base_len on."""
 
     owner: int
+    """Number of the gateway's stream."""
     slot_id: int
     base_len: int
+    """Number of committed tokens that stay."""
     committed_ids: tuple[int, ...]
+    """Ids of the committed tokens from base_len on."""
     tickets: Sequence[tuple[int, bool]]
-    """Ticket of each draft worker, and whether that drafts for the slot; at least one. The first names the lease."""
+    """Ticket of each draft worker, and whether it drafts for the slot; at least one. The first names the lease."""
     until_len: int
+    """Committed length, in tokens, at which the lease ends."""
     arrived_s: float
+    """Monotonic time at which the message arrived, in seconds."""
     respond: Callable[[Verdict | JobError], None]
-    """Called with one verdict a step."""
+    """Called with the verdict of each step, or once with an error."""
     levels: tuple[Level, ...] = ()
-    """Levels of a beam search that are decided."""
+    """Levels of a beam search that are decided already."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtendJob:
-    """Let a lease run on."""
+    """Extend a lease."""
 
     owner: int
+    """Number of the gateway's stream."""
     slot_id: int
     ticket: int
+    """First ticket of the lease."""
     until_len: int
+    """Committed length, in tokens, at which the lease ends now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class RefusedDelivery:
 
 
 class Timings(NamedTuple):
-    """Durations of one step in microseconds, and what its forward was fed. Its fields are the message's."""
+    """Durations of one step in microseconds, and the size of its forward. The message has the same fields."""
 
     wait_us: int
     queue_us: int
@@ -76,22 +84,22 @@ class Timings(NamedTuple):
     accept_us: int
     batch_size: int
     num_batch_tokens: int
-    """Tokens fed by the forward, all slots and pieces of prompts together."""
+    """Tokens that the forward was fed, those of all slots and of pieces of prompts."""
 
 
 class DraftOutcome(NamedTuple):
-    """The outcome of one drafter's draft tokens in a step. Its fields are the message's."""
+    """The outcome of one drafter's draft tokens in a step. The message has the same fields."""
 
     num_drafted: int = 0
-    """Nodes verified, except those of a drafter that is tested before it."""
+    """Verified nodes, without those that a drafter before it proposed, too."""
     num_accepted: int = 0
-    """Nodes accepted among num_drafted."""
+    """Accepted nodes among num_drafted."""
     is_verified: bool = False
-    """Some of its nodes were verified, perhaps counted for another drafter."""
+    """Whether nodes of it were verified, even if all count for an earlier drafter."""
     hit: bool | None = None
     """Whether draft tokens were buffered when the slot became ready; None before the first delivery."""
     is_refused: bool = False
-    """A delivery broke a rule."""
+    """Whether a delivery broke a rule."""
     num_wasted: int = 0
     """Draft tokens on the committed path that arrived after their step, since the last verdict."""
 
@@ -101,41 +109,44 @@ class Verdict:
     """The decision on one step of a slot."""
 
     committed_len: int
-    """Length before the step, in tokens."""
+    """Committed length before the step, in tokens."""
     token_ids: Sequence[int]
-    """Ids committed after it, cut at the first stop; none of a beam search."""
+    """Ids that the step commits, cut at the first stop; none of a beam search."""
     kinds: Sequence[TokenKind]
-    """One a token, or a level."""
+    """Kind of each committed token, or of each level."""
     finish: Finish | None
+    """Finish reason; None where the output goes on."""
     outcomes: Sequence[DraftOutcome]
     """Outcome of each draft worker, in the order of the tickets, and last of the target's own drafter."""
     drafter: Drafter | None
-    """Who drafted; None for a plain step, and for tokens that the grammar forced."""
+    """Drafter of the verified tokens; None for a plain step, and for tokens that the grammar forced."""
     depth: int
-    """Most draft tokens that might have been accepted: depth of the draft tree."""
+    """Depth of the draft tree: the maximum number of draft tokens that might have been accepted."""
     fallback: Fallback | None
+    """Why no draft token was verified, where some were to be; else None."""
     timings: Timings
     num_cached_tokens: int
-    """Prompt tokens that the slot found in the prefix cache when it first began."""
+    """Prompt tokens that were in the prefix cache when the slot began."""
     num_foretold: int = 0
-    """Committed tokens that the slot's prediction contained."""
+    """Committed tokens that the request's prediction had proposed."""
     logprobs: Sequence[Reported] = ()
-    """One a token where the slot asks for them."""
+    """Log-probs of each committed token, where the request has logprobs."""
     prompt_logprobs: Sequence[tuple[Reported, int]] = ()
-    """Of the prompt's tokens from the second on, in a slot's first verdict where they are asked for, each with its
-    rank, 1 for the likeliest."""
+    """In a slot's first verdict, where the request has prompt_logprobs: log-probs and rank (1 for the likeliest) of
+    each prompt token from the second on."""
     explanation: pb.Explanation | None = None
-    """Where the slot asks for it. No worker reads it, so it is the message that the user's answer carries."""
+    """Explanation of the step, where the request has `explain`: the message that goes to the user."""
     levels: Sequence[Level] = ()
-    """Of a beam search, in place of token_ids."""
+    """Levels that a beam search decided, in place of token_ids."""
     hypotheses: Sequence[Hypothesis] = ()
-    """Answers of a beam search that has finished, best first."""
+    """Outputs of a beam search that has finished, best first."""
 
     @property
     def num_drafted(self) -> int:
+        """Verified draft tokens of all drafters."""
         return sum(outcome.num_drafted for outcome in self.outcomes)
 
     @property
     def num_accepted(self) -> int:
-        """Return the draft tokens that the rule accepted, before stops cut."""
+        """Accepted draft tokens of all drafters, those behind a stop included."""
         return sum(outcome.num_accepted for outcome in self.outcomes)

@@ -1,4 +1,4 @@
-"""What the target knows of a slot that steps by itself, and of the draft tokens that are delivered for it."""
+"""The state of one lease: a slot that steps by itself, its drafters, and when their draft tokens arrive."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from target_service.leases.draft_buffer import DraftBuffer
 from target_service.leases.jobs import VerifyJob
 
 MAX_STARVED = 8
-"""Committed lengths of a draft at which starving slots are remembered, so that later deliveries tell what they took."""
+"""Maximum number of committed lengths of one draft at which a starved slot is remembered, to time late deliveries."""
 ETA_WEIGHT = 0.25
-"""Weight of a new arrival in the mean time that a slot's draft tokens take."""
+"""Weight of a new arrival in the moving mean of the seconds that draft tokens take."""
 
 
 @dataclass(eq=False, slots=True)
 class DraftSource:
-    """Who drafts for a slot."""
+    """One drafter of one slot."""
 
     drafter: Drafter | None
-    """A drafter of the target's own, or MODEL for what a draft worker delivers; None: the request's grammar."""
+    """A drafter of the target's own, MODEL for a draft worker, or None for the request's grammar."""
     shares: SlotShares
-    """How often its draft tokens are accepted."""
+    """Acceptance probabilities of its draft tokens, by rank."""
 
     def chain_probs(self, max_len: int) -> list[float]:
         """Return the acceptance probability of each draft token of a chain of max_len."""
@@ -36,33 +36,37 @@ class DraftSource:
 
 @dataclass(eq=False, slots=True)
 class DeliveredDrafts(DraftSource):
-    """What one draft worker delivers for a slot, under a ticket of its own, and how long it takes."""
+    """A draft worker as the drafter of one slot: its ticket, its draft buffer, and the times of its deliveries."""
 
     ticket: int
     is_active: bool
-    """False after a hold timed out with no delivery; the next delivery sets it again."""
+    """Whether a step may wait for it: false after a wait without a delivery, until the next delivery."""
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
     hit: bool | None = None
-    """Draft tokens were buffered when the slot became ready for this step; None before the first delivery."""
+    """Whether draft tokens were buffered when the slot became ready for this step; None before the first delivery."""
     starved_since_s: dict[int, float] = field(default_factory=dict)
-    """Monotonic time at which the slot became ready without draft tokens, by committed length, until some arrive."""
+    """By committed length, the monotonic time in seconds at which the slot became ready without draft tokens. An entry
+    goes when some arrive."""
     starved_len: int = 0
-    """Committed length for which the last draft tokens came that a starved slot waited for."""
+    """Committed length of the last delivery for which the slot was starved."""
     eta_s: float | None = None
-    """Mean seconds from such a moment to the first draft tokens."""
+    """Mean seconds from a starved slot's readiness to its first draft tokens; None before the first measurement."""
     gap_s: float | None = None
-    """Mean seconds from some draft tokens to the next ones of the same length, while the slot is starved."""
+    """Mean seconds between deliveries for one committed length of a starved slot; None before the first measurement."""
     arrived_s: float = 0.0
-    """Monotonic time of the last delivery."""
+    """Monotonic time of the last delivery, in seconds."""
     is_refused: bool = False
-    """A delivery broke a rule since the last verdict."""
+    """Whether a delivery broke a rule since the last verdict."""
     is_skipped: bool = False
-    """The slot's next step excludes this draft, whatever of it arrives before."""
+    """Whether the slot's next step excludes this draft, whatever of it arrives before."""
     reads_features: bool = False
-    """It has subscribed to features of the slot's committed tokens."""
+    """Whether it has subscribed to features of the slot's committed tokens."""
 
     def arrived(self, root_len: int, arrived_s: float) -> None:
-        """Record the arrival of draft tokens that follow `root_len` committed ones, of use or not."""
+        """Record the delivery, late or not, of draft tokens that follow `root_len` committed tokens.
+
+        arrived_s: monotonic time of the delivery, in seconds.
+        """
         self.is_active = True
         self.hit = bool(self.hit)
         starved_s = self.starved_since_s.pop(root_len, None)
@@ -74,7 +78,10 @@ class DeliveredDrafts(DraftSource):
         self.arrived_s = arrived_s
 
     def begin_step(self, committed_len: int, has_drafts: bool, now: float) -> None:
-        """Record that the slot is ready for its step at `committed_len`. has_drafts: some are buffered for it."""
+        """Record that the slot is ready for its step at `committed_len`.
+
+        has_drafts: whether draft tokens are buffered for it. now: monotonic time, in seconds.
+        """
         self.is_refused = self.is_skipped = False
         self.buffer.num_wasted = 0
         if self.hit is not None:
@@ -87,40 +94,53 @@ class DeliveredDrafts(DraftSource):
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """A slot that steps by itself until it has as many committed tokens as its job says."""
+    """A slot that steps by itself until it has `job.until_len` committed tokens."""
 
     job: VerifyJob
     slot: Slot
     speculation: Speculation
     drafts: Sequence[DeliveredDrafts]
-    """Of each draft worker that may deliver, in the order in which draws are tested; at least one."""
+    """The draft workers that may deliver, in the order in which draws are tested; at least one."""
     own_sources: Mapping[Drafter, DraftSource]
     """The target's own drafters for the slot."""
     ready_s: float
-    """Monotonic time at which the slot became ready: its Verify or Extend came, or its last verdict left."""
+    """Monotonic time, in seconds, at which the slot became ready: of its Verify or Extend, or of its last verdict."""
     beams: Beams | None = None
-    """The search that goes on in place of sampled tokens. The first draft alone delivers for it."""
+    """The beam search that runs in place of sampling. Only the first draft delivers for it."""
     held_from_s: float | None = None
-    """Monotonic time at which the next step was first held for draft tokens."""
+    """Monotonic time, in seconds, from which the next step is held for draft tokens; None where it is not."""
     is_passed_over: bool = False
-    """Draft tokens were expected for the next step, which began without them because to wait does not pay."""
+    """Whether the next step began without draft tokens that were expected, because to wait for them does not pay."""
 
     @property
     def first(self) -> DeliveredDrafts:
+        """The draft whose ticket names the lease."""
         return self.drafts[0]
 
     def of_ticket(self, ticket: int) -> DeliveredDrafts:
-        """Return what is delivered under one of the lease's tickets."""
+        """Return the draft that delivers under one of the lease's tickets."""
         return next(draft for draft in self.drafts if draft.ticket == ticket)
 
     @property
     def length(self) -> int:
         """Number of committed tokens, or of tokens of each live beam."""
-        return len(self.slot.committed) if self.beams is None else self.beams.tree.length
+        if self.beams is not None:
+            return self.beams.tree.length
+        return len(self.slot.committed)
+
+    @property
+    def is_drafted(self) -> bool:
+        """Whether a draft worker drafts for the slot."""
+        return any(is_drafted for _, is_drafted in self.job.tickets)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether acceptance is exact: with lenience, draft tokens are chains that are tested one by one."""
+        return self.slot.params.lenience == 1.0
 
     @property
     def max_drafts(self) -> int:
-        """Most draft tokens of a step that may follow each other: it commits one more than it accepts."""
+        """Maximum depth of draft tokens in the next step, which commits one token more than it accepts."""
         if self.beams is not None:
             return self.beams.drafts.max_depth
         if self.speculation.is_plain:
@@ -128,27 +148,47 @@ class Lease:
         return max(0, min(self.speculation.max_draft_tokens, self.slot.max_len - len(self.slot.committed) - 1))
 
     @property
+    def max_chain(self) -> int:
+        """Maximum length of a chain of draft tokens in the next step."""
+        return self.speculation.chain_len(self.max_drafts)
+
+    @property
+    def num_named(self) -> int:
+        """Number of draft tokens that the request names for each step, as far as the slot has room for them."""
+        tree = self.speculation.tree
+        if tree is None:
+            return self.max_chain
+        return min(tree.most_nodes, self.max_drafts)
+
+    def likely_chain(self, source: DraftSource) -> int:
+        """Return the maximum length of a drafter's chain in the next step: only likely tokens, unless K is named."""
+        if self.speculation.is_fixed:
+            return self.max_chain
+        return source.shares.likely_len(self.max_chain)
+
+    @property
     def num_pending(self) -> int:
-        """Number of tokens that its next step feeds without drafts."""
+        """Number of rows of the slot in its next step without draft tokens."""
         if self.beams is not None:
             return self.beams.num_fed(self.slot)
         return len(self.slot.committed) - len(self.slot.cached)
 
     @property
     def is_running(self) -> bool:
-        """Whether it may take another step."""
+        """Whether the slot may take another step."""
         return self.length < self.job.until_len
 
     @property
     def is_ended(self) -> bool:
-        """Whether no more draft tokens will come for the next step."""
+        """Whether no more draft tokens will be delivered for the next step."""
         if self.beams is not None:
             return self.beams.drafts.is_ended
         return all(draft.buffer.is_ended for draft in self.drafts)
 
     def is_soon_ready(self, now: float) -> bool:
-        """Return whether steps leave room for the slot's caller: it was asked for lately, or its prompt is being fed,
-        which takes many steps, and as many longer ones where nobody bounds them.
+        """Return whether steps leave room for the slot's caller though the slot is not ready.
+
+        It was ready within DORMANT_S, or its prompt is being prefilled, which takes many steps.
         """
         slot = self.slot
         return now - slot.asked_s < DORMANT_S or bool(self.is_running and slot.num_blocks and needs_prefill(slot))
@@ -159,9 +199,14 @@ class Lease:
         self.held_from_s = None
         self.is_passed_over = False
         for draft in self.drafts:
-            has_drafts = bool(draft.buffer.chain(1) if self.beams is None else self.beams.drafts.depth)
+            if self.beams is None:
+                has_drafts = bool(draft.buffer.chain(1))
+            else:
+                has_drafts = self.beams.drafts.depth > 0
             draft.begin_step(self.length, has_drafts, now)
 
 
 def _mean(previous: float | None, new: float) -> float:
-    return new if previous is None else previous + ETA_WEIGHT * (new - previous)
+    if previous is None:
+        return new
+    return previous + ETA_WEIGHT * (new - previous)

@@ -1,5 +1,6 @@
-"""The leases of a target: which slots step by themselves, and which draft buffer takes a delivery. Runs on the engine
-thread.
+"""All leases of a target: the slots that step by themselves, and the draft buffer of each ticket.
+
+Called by `step` and `verifier` on the engine thread; `hand_in` by the servicer on the gRPC loop's.
 """
 
 from __future__ import annotations
@@ -26,22 +27,24 @@ log = get_logger(__name__)
 
 
 class Leases:
-    """At most one lease a slot. Other threads may read its size and call `hand_in`."""
+    """The leases by slot and by ticket, at most one a slot. Other threads may read its size and call `hand_in`."""
 
     def __init__(self, max_bytes: int, metrics: WorkerMetrics, answer: Callable[[Callable[[], None]], None]) -> None:
-        """max_bytes: of the draft buffers of all slots, which share it equally. answer: posts an answer."""
+        """Create the table. max_bytes: maximum bytes of all draft buffers, which share them equally. answer: posts a
+        call that answers a gateway.
+        """
         self._max_bytes = max_bytes
         self._metrics = metrics
         self._post = answer
         self._opened: dict[SlotKey, tuple[Speculation, tuple[Drafter, ...]]] = {}
-        """Of each open slot, how its output is drafted for, and who drafts in the target."""
+        """By open slot, how its output is drafted for, and the target's own drafters that its request allows."""
         self._leases: dict[SlotKey, Lease] = {}
         self._by_ticket: dict[int, Lease] = {}
         self._delivered: deque[tuple[Delivery, float]] = deque()
         self._num_bytes_handed_in = 0
-        """Bytes of all deliveries. The gRPC loop's thread alone counts them."""
+        """Bytes of all deliveries so far. Only the gRPC loop's thread writes it."""
         self._num_bytes_taken = 0
-        """Bytes of the deliveries that were inserted or dropped. The engine thread alone counts them."""
+        """Bytes of the deliveries that were inserted or dropped. Only the engine thread writes it."""
         self._shares: dict[tuple[Any, ...], RankShares] = {}
         self._has_warned = False
 
@@ -52,17 +55,19 @@ class Leases:
         return iter(self._leases.values())
 
     def get(self, key: SlotKey) -> Lease | None:
+        """Return the lease of a slot; None where it has none."""
         return self._leases.get(key)
 
     def of_ticket(self, ticket: int) -> Lease | None:
+        """Return the lease that one of its tickets names; None where it has ended or not begun."""
         return self._by_ticket.get(ticket)
 
     def may_be_drafted(self, key: SlotKey) -> bool:
-        """Return whether steps of the slot may have drafts."""
+        """Return whether steps of an open slot may have draft tokens."""
         return not self.speculation_of(key).is_plain
 
     def speculation_of(self, key: SlotKey) -> Speculation:
-        """Return how the output of an open slot is drafted for."""
+        """Return the speculation settings of an open slot."""
         speculation, _ = self._opened[key]
         return speculation
 
@@ -71,22 +76,22 @@ class Leases:
         return [lease for lease in self._leases.values() if lease.is_running]
 
     def opened(self, job: OpenJob) -> None:
-        """Remember how the output of a slot is drafted for. A lease of an older slot of that id ends."""
+        """Note a new slot and its speculation settings. The lease of an older slot with its id ends."""
         key = (job.owner, job.slot_id)
         self.end(key, "the slot was opened again")
         self._opened[key] = (job.speculation, job.own_drafters)
 
     def slots_of(self, owner: int) -> list[SlotKey]:
-        """Return the open slots of a gateway's stream."""
+        """Return the open slots of a gateway's stream, by the stream's number."""
         return [key for key in self._opened if key[0] == owner]
 
     def closed(self, key: SlotKey) -> None:
-        """Forget a slot, whose lease ends."""
+        """Forget a slot, and end its lease."""
         self.end(key, "the slot was closed")
         self._opened.pop(key, None)
 
     def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
-        """Let the slot step by itself. beams: its search, in place of sampled tokens."""
+        """Begin a lease, and return it. beams: the slot's search, where it samples no tokens."""
         speculation, own_drafters = self._opened[slot.key]
         drafts = list[DeliveredDrafts]()
         for index, (ticket, is_drafted) in enumerate(job.tickets):
@@ -104,16 +109,16 @@ class Leases:
         return lease
 
     def _slot_shares(self, slot: Slot, drafter: int | Drafter) -> SlotShares:
-        """Return the acceptance probabilities of a slot's drafter, at first those of all slots that sample alike.
-        drafter: a draft worker's index, or a drafter of the target's own.
-        """
+        # drafter: a draft worker's index among the tickets, or a drafter of the target's own
         params = slot.params
-        width = 0 if params.beams is None else params.beams.width
-        kind = params.greedy, params.determined, round(params.lenience, 1), width, drafter
-        return SlotShares(self._shares.setdefault(kind, RankShares()))
+        width = 0
+        if params.beams is not None:
+            width = params.beams.width
+        kind = (params.greedy, params.determined, round(params.lenience, 1), width, drafter)
+        return SlotShares(self._shares.setdefault(kind, RankShares()))  # slots that sample alike begin alike
 
     def extend(self, job: ExtendJob, now: float) -> None:
-        """Let a lease run on; an Extend of an older lease has no effect."""
+        """Extend a lease; a job with the ticket of an older lease has no effect. now: monotonic time, in seconds."""
         lease = self._leases.get((job.owner, job.slot_id))
         if lease is None or lease.first.ticket != job.ticket or job.until_len <= lease.job.until_len:
             return
@@ -122,8 +127,9 @@ class Leases:
         lease.job = replace(lease.job, until_len=job.until_len)
 
     def hand_in(self, nodes: Delivery) -> bool:
-        """Queue a delivery for the engine thread, from the gRPC loop's; return False where the queue holds as many
-        bytes as draft buffers may. An empty queue takes a delivery of any size.
+        """Queue a delivery for the engine thread; return False where it would make the queue larger than max_bytes.
+
+        An empty queue takes a delivery of any size. The gRPC loop's thread calls it.
         """
         waiting = self._num_bytes_handed_in - self._num_bytes_taken
         if waiting and waiting + nodes.num_bytes > self._max_bytes:
@@ -133,8 +139,10 @@ class Leases:
         return True
 
     def take_delivered(self, *, in_step: bool = False) -> None:
-        """Insert the deliveries that were handed in. in_step: they arrived while a step ran, and serve the next one;
-        those without a lease stay queued, since their Verify may not have been handled yet.
+        """Insert the queued deliveries into the draft buffers of their tickets.
+
+        in_step: whether they arrived while a step ran, which does not verify them. Then those without a lease stay
+        queued, since their Verify may not have been handled yet.
         """
         for _ in range(len(self._delivered)):
             nodes, arrived_s = self._delivered.popleft()
@@ -145,7 +153,6 @@ class Leases:
                 self._deliver(nodes, arrived_s, in_step)
 
     def _deliver(self, nodes: Delivery, arrived_s: float, in_step: bool) -> None:
-        """Insert the nodes into the buffer of their ticket."""
         lease = self._by_ticket.get(nodes.ticket)
         if lease is None:
             self._metrics.note_parked("expired", len(nodes.ids))
@@ -172,31 +179,39 @@ class Leases:
             draft.arrived(nodes.root_len, arrived_s)
 
     def refuse(self, ticket: int, why: str) -> None:
-        """Record that a delivery broke a rule: no step waits for the rest."""
-        lease = self._by_ticket.get(ticket)
+        """Record that a delivery under a ticket broke a rule: no step waits for more of its draft."""
         self._metrics.proposals_refused.inc()
-        if lease is not None:
-            draft = lease.of_ticket(ticket)
-            draft.is_refused = True
-            draft.is_active = False
-            slot_id = lease.slot.key[1]
-            log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=about(slot=slot_id))
+        lease = self._by_ticket.get(ticket)
+        if lease is None:
+            return
+        draft = lease.of_ticket(ticket)
+        draft.is_refused = True
+        draft.is_active = False
+        slot_id = lease.slot.key[1]
+        log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=about(slot=slot_id))
 
     def end(self, key: SlotKey, why: str, fault: Fault = Fault.CANCELLED) -> None:
-        """End the slot's lease, if it has one, with an error."""
+        """End the slot's lease, if it has one, and answer it with an error."""
         lease = self.finish(key)
-        if lease is not None:
-            self.answer(lease.job, JobError(fault, f"verify cancelled: {why}" if fault is Fault.CANCELLED else why))
+        if lease is None:
+            return
+        if fault is Fault.CANCELLED:
+            why = f"verify cancelled: {why}"
+        self.answer(lease.job, JobError(fault, why))
 
     def finish(self, key: SlotKey) -> Lease | None:
-        """End the slot's lease, if it has one, and return it: its output is complete."""
+        """End the slot's lease without an answer, and return it; None where the slot has none."""
         lease = self._leases.pop(key, None)
-        if lease is not None:
-            self._metrics.note_parked("pruned", sum(len(draft.buffer.tree) for draft in lease.drafts))
-            for draft in lease.drafts:
-                if self._by_ticket.get(draft.ticket) is lease:
-                    del self._by_ticket[draft.ticket]
+        if lease is None:
+            return None
+        num_dropped = 0
+        for draft in lease.drafts:
+            num_dropped += len(draft.buffer.tree)
+            if self._by_ticket.get(draft.ticket) is lease:
+                del self._by_ticket[draft.ticket]
+        self._metrics.note_parked("pruned", num_dropped)
         return lease
 
     def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:
+        """Post a verdict, or the error that ends the lease, to the gateway of a job."""
         self._post(lambda: job.respond(result))

@@ -1,4 +1,5 @@
-"""One step of the target: candidates, budget, forward, decision, commit, verdict. Imports every other folder here.
+"""One step of the target: candidates, budget, forward, decision, commit, verdict.
 
-Start at `step.py`, which reads in this order.
+It may import every other folder of `target_service`; only `worker.py` and `servicer.py` stand above it. Start at
+`step.py`, which runs these in order; `verifier.py` handles the jobs that come between steps.
 """

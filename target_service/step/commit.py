@@ -1,4 +1,4 @@
-"""What a step's decision commits: cut at the first stop, and what each token is called."""
+"""The tokens that a decision commits, cut at the first stop, and their kinds. Called by `sampled` and `searching`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from target_service.leases.jobs import Finish
 
 
 def kinds_of(num_accepted: int, num_drafted: int, is_path_accepted: bool) -> list[TokenKind]:
-    """Return the kinds of the accepted draft tokens and of the target's own, which comes last. is_path_accepted: no
-    draft token follows the last accepted one.
+    """Return the kinds of num_accepted draft tokens and, last, of the target's own token.
+
+    num_drafted: verified draft tokens. is_path_accepted: whether no draft token follows the last accepted one.
+
+        2 accepted of 3 drafted, path not accepted: [ACCEPTED, ACCEPTED, RECOVERED]
     """
     own = TokenKind.RECOVERED
     if not num_drafted:
@@ -24,16 +27,16 @@ def kinds_of(num_accepted: int, num_drafted: int, is_path_accepted: bool) -> lis
 def commit_tokens(
     params: SamplingParams, eos_token_ids: Sequence[int], num_output: int, decided_ids: Sequence[int]
 ) -> tuple[list[int], Finish | None]:
-    """Commit what was decided, cut at the first end-of-sequence or stop id or max_tokens. Return the tokens, and why
-    they are the last.
+    """Return the decided tokens up to the first stop id or max_tokens, and the finish reason; None to go on.
 
-    `num_output` counts the output tokens before this round. A stop id stays as the last token; text leaves it out.
+    num_output: output tokens before this round. A stop id stays as the last token; text leaves it out.
     """
     stop_ids = params.stop_ids(eos_token_ids)
-    token_ids, finish = list[int](), None
+    token_ids = list[int]()
+    finish = None
     for num_now, token_id in enumerate(decided_ids, start=num_output + 1):
         token_ids.append(token_id)
-        if token_id in stop_ids and (num_now > params.min_tokens or params.grammar):  # which wins over min_tokens
+        if token_id in stop_ids and (num_now > params.min_tokens or params.grammar):  # a grammar wins over min_tokens
             finish = Finish.STOP
         elif num_now >= params.max_tokens:
             finish = Finish.LENGTH

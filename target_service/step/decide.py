@@ -1,8 +1,8 @@
-"""Decide from the logits of a step what is accepted in each slot. Pure: reads no state but the slots' own parameters.
+"""Decide from the logits of a step which draft tokens each slot accepts. Pure: it reads the slots' parameters alone.
 
-On a device `decide_on_device` computes what comes after every row at once. On a CPU a slot is decided at a time,
-position by position, so that nothing is computed past its first rejection; what that saves of a step is said in
-`host_sampling.py`.
+On a device `decide_on_device` decides all rows at once. On a CPU the slots are decided one by one, position by
+position, so that nothing is computed past a slot's first rejection; `host_sampling.py` has the time that this saves.
+Called by `step`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from outrider.engine.sampling.coupled import coupled_id, coupled_place
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
 from outrider.engine.sampling.reported import reported
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import Ids, RowLaw, Weights
 from outrider.engine.sampling.side_by_side import side_by_side
-from outrider.engine.speculation.draft_tree import ROOT
 from target_service.drafting.proposal import Proposal
 from target_service.step.decide_on_device import decide_on_device
 from target_service.step.step_rows import Decided, StepRows, is_block, walk
@@ -30,13 +29,17 @@ from target_service.step.step_rows import Decided, StepRows, is_block, walk
 def decide(
     proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor
 ) -> list[Decided | NonFiniteLogits]:
-    """Decide each slot; the error stands for one that cannot be decided for its logits.
+    """Return the decision on each slot, in order; NonFiniteLogits for a slot whose logits are NaN or infinite.
 
-    logits: [sum(K_b + 1), V] float32, slots in order. Rows that nothing is decided by may hold anything on the host.
+    logits: [R, V] float32, R = sum(N_b + 1): of each slot the row after its last committed token, then one row for
+    each of the N_b nodes of its tree. On a CPU rows off the accepted path may hold anything.
+
+        trees of 2 and 0 nodes: rows 0, 1, 2 are the first slot's, row 3 is the second's
     """
     if not HostLogits.reads(logits):
         return decide_on_device(proposals, states, logits)
-    host, step = HostLogits(logits), StepRows(proposals)
+    host = HostLogits(logits)
+    step = StepRows(proposals)
 
     def decide_one(b: int) -> Decided:
         start = step.starts[b]
@@ -45,7 +48,7 @@ def decide(
         num_logprobs = proposals[b].slot.params.num_logprobs
         if num_logprobs is None:
             return decided
-        raw = logits[[start + 1 + node for node in (ROOT, *decided.path)]]
+        raw = logits[decided.rows(start)]  # [len(path) + 1, V]
         token_ids = [*proposals[b].tree.prefix(decided.last), decided.next_id]
         return replace(decided, reported=tuple(reported(raw, token_ids, num_logprobs)))
 
@@ -59,37 +62,46 @@ def _decide_slot(
     start: int,
     uniforms: NDArray[np.float64],
 ) -> Decided:
-    """Decide a slot whose first row is `start`. uniforms: of its draws."""
-    tree, params, committed_len = proposal.tree, state.params, len(proposal.slot.committed)
+    tree = proposal.tree
+    params = state.params
+    committed_len = len(proposal.slot.committed)
 
-    def target_law(node: int) -> RowLaw:
+    def distribution_after(node: int) -> RowLaw:
         return host.law(start + 1 + node, LogitRow(state, tree.prefix(node)))
 
-    def best_id(node: int) -> int:
+    def greedy_id(node: int) -> int:
+        draft_id = None
         children = tree.children(node)
-        draft_id = tree.ids[children[0]] if children else None  # will do with lenience, which is of chains alone
+        if children:
+            draft_id = tree.ids[children[0]]  # with lenience it may do, and only chains have lenience
         return host.best_id(start + 1 + node, LogitRow(state, tree.prefix(node)), draft_id)
 
     def matching_id(node: int) -> int:
-        return coupled_id(target_law(node), params, committed_len + tree.depth(node))
+        return coupled_id(distribution_after(node), params, committed_len + tree.depth(node))
+
+    def own_place(depth: int, weights: Weights, ids: Ids | None) -> int:
+        return coupled_place(weights, ids, params, committed_len + depth)
 
     if not proposal.draws:
-        return walk(tree, best_id if params.greedy else matching_id)
-    noise = Noise(uniforms, lambda place, weights, ids: coupled_place(weights, ids, params, committed_len + place))
-    if is_block(proposal):
-        distributions = [draw.distribution for draw in proposal.draws if draw.distribution is not None]
-        num_accepted, next_id = accept_block_one(lambda j: target_law(j - 1), distributions, tree.ids, noise)
-        return Decided(tuple(range(num_accepted)), next_id)
-    return accept_by_draws(proposal, target_law, noise, params.lenience)
+        return walk(tree, greedy_id if params.greedy else matching_id)
+    noise = Noise(uniforms, own_place)
+    if not is_block(proposal):
+        return accept_by_draws(proposal, distribution_after, noise, params.lenience)
+    drawn_from = list[RowLaw]()
+    for draw in proposal.draws:
+        assert draw.distribution is not None, "each draw of a chain has a distribution of its own"
+        drawn_from.append(draw.distribution)
+    num_accepted, next_id = accept_block_one(lambda depth: distribution_after(depth - 1), drawn_from, tree.ids, noise)
+    return Decided(tuple(range(num_accepted)), next_id)
 
 
 def accept_by_draws(
-    proposal: Proposal, target_law: Callable[[int], RowLaw], noise: Noise, lenience: float = 1.0
+    proposal: Proposal, distribution_after: Callable[[int], RowLaw], noise: Noise, lenience: float = 1.0
 ) -> Decided:
-    """Decide by recursive rejection.
+    """Decide a tree by recursive rejection: SpecInfer (Miao et al., ASPLOS 2024), Algorithm 2, along one path.
 
-    target_law(node): the target's law after a node or ROOT, asked for along one path. noise.accept: a number for each
-    draw. Raises NothingToDraw.
+    distribution_after: returns the target's distribution after a node or ROOT; called along the accepted path alone.
+    noise.accept: [D] a uniform number for each draw. Raises NothingToDraw.
     """
     tree = proposal.tree
     draws_after: dict[int, list[tuple[int, RowLaw | None, float]]] = {}
@@ -97,7 +109,7 @@ def accept_by_draws(
         draws_after.setdefault(tree.parents[draw.node], []).append((tree.ids[draw.node], draw.distribution, u))
 
     def next_id(node: int) -> int:
-        target = target_law(node)
+        target = distribution_after(node)
         accepted_id, left = accept_draw(target, draws_after.get(node, ()), lenience)
         if accepted_id is not None:
             return accepted_id
@@ -107,8 +119,8 @@ def accept_by_draws(
 
 
 def until_grammar_fails(proposal: Proposal, state: SamplingState, decided: Decided) -> Decided | None:
-    """Return the decision up to where the request's grammar can be followed no further; None where it cannot be
-    followed at all.
+    """Return the decision, cut where the request's grammar can be followed no further; None where not even the next
+    token can be decided.
     """
     if not state.params.grammar:
         return decided

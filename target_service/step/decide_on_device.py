@@ -1,11 +1,12 @@
-"""`decide` in torch, on any device: what comes after every row of a step at once, and one copy to the host.
+"""`decide` in torch, on any device: the token after every row of a step at once, and one copy to the host.
 
-After a node comes the first draw that is accepted there, else the target's own token. That follows from the node's own
-row and from numbers that are known before, so that all rows of all proposals are computed together: to look at one
-after the other would be a wait for each. The host then walks the trees by these tokens. Where a chain is decided by
-block, the device marks the row at which the walk ends.
+The token after a node is the first draw that is accepted there, else the target's own token. It depends on the node's
+row and on numbers that are known beforehand, so all rows of all proposals are computed together: the host would wait
+for each of them if they were computed one by one. The host then walks the trees by these tokens. Where a chain is
+decided by block, the device marks the row at which the walk ends.
 
-Until that copy the host only queues work: nothing reads a tensor's values, and what goes up leaves from pinned memory.
+Before that copy the host only queues work: it reads no tensor's values, and copies to the device leave from pinned
+memory. R rows, B slots, K draft tokens of the longest chain, T draws after one node, V ids.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from outrider.engine.sampling.reported import packed, unpacked
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.sampling import argmax, distributions, probabilities
 from outrider.engine.sampling.wire_tensors import scattered
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Proposal
 from target_service.step.step_rows import Decided, StepRows, is_block, walk
 
@@ -35,7 +38,7 @@ from target_service.step.step_rows import Decided, StepRows, is_block, walk
 def decide_on_device(
     proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor
 ) -> list[Decided | NonFiniteLogits]:
-    """Decide each slot, as `decide` does. logits: [sum(K_b + 1), V] float32, slots in order."""
+    """Return the decision on each slot, as `decide` does. logits: [R, V] float32, the slots in order."""
     step = _DeviceStep(proposals, states, logits)
     step.decide_rows()
     return step.read()
@@ -53,12 +56,13 @@ class _DeviceStep:
         self._greedy_rows = list[int]()
         self._sampled_rows = list[int]()
         self._blocks = list[int]()
-        """Proposals that are decided by block."""
+        """Indices of the proposals that are decided by block."""
         self._reported_rows = list[int]()
         self._max_logprobs = 0
         for b, (proposal, state) in enumerate(zip(proposals, states, strict=True)):
             own = range(step.starts[b], step.starts[b + 1])
-            self._rows += [LogitRow(state, proposal.tree.prefix(row - own[0] - 1)) for row in own]
+            for node in range(ROOT, len(proposal.tree)):
+                self._rows.append(LogitRow(state, proposal.tree.prefix(node)))
             if state.params.greedy:
                 self._greedy_rows += own
             elif is_block(proposal):
@@ -69,11 +73,12 @@ class _DeviceStep:
             if num_logprobs is not None:
                 self._reported_rows += own
                 self._max_logprobs = max(self._max_logprobs, num_logprobs)
-        self._processed = process_unchecked(logits, self._rows)
+        self._processed = process_unchecked(logits, self._rows)  # [R, V] float32
         self._next_ids = torch.zeros(len(logits), dtype=torch.int64, device=self._device)
-        """Token that comes after each row, [R]."""
+        """Token after each row, [R] int64."""
         self._num_accepted = self._next_ids[:0]
-        """Number of draft tokens that each block accepts, [B]."""
+        """Number of draft tokens that each block accepts, [B] int64."""
+        # draw_rows [1, 1, 4], draw_places [0, 1, 0]: two draws after row 1 and one after row 4, T = 2
         draws = (step.draw_rows, step.draw_places)
         self._draw_ids = np.zeros((len(logits), max(step.draw_places, default=-1) + 1), dtype=np.int64)
         """Token of each draw after a row, [R, T]."""
@@ -82,12 +87,12 @@ class _DeviceStep:
         """Number by which each draw is accepted, [R, T]."""
         self._uniforms[draws] = step.uniforms
         self._drawn_from: dict[tuple[int, int], RowLaw | None] = {}
-        """What each draw was drawn from, by row and place."""
+        """Distribution of each draw, by row and place."""
         for row, place, distribution in zip(step.draw_rows, step.draw_places, step.distributions, strict=True):
             self._drawn_from[row, place] = distribution
 
     def decide_rows(self) -> None:
-        """Queue the work on all rows."""
+        """Queue the computation of the tokens after all rows."""
         if self._greedy_rows:
             self._decide_greedy()
         num_draws = np.bincount(self._step.draw_rows, minlength=len(self._rows))  # [R]
@@ -100,8 +105,7 @@ class _DeviceStep:
             self._decide_blocks()
 
     def _decide_greedy(self) -> None:
-        """Choose the best token after each greedy row, or a draft token that is probable enough with lenience."""
-        self._next_ids[self._up(self._greedy_rows)] = argmax(self._select(self._greedy_rows))
+        self._next_ids[self._up(self._greedy_rows)] = argmax(self._select(self._greedy_rows))  # [N]
         rows = list[int]()
         draft_ids = list[int]()
         log_lenience = list[float]()
@@ -116,14 +120,14 @@ class _DeviceStep:
         at = self._up(rows)  # [N]
         drafts = self._up(draft_ids)  # [N]
         processed = self._select(rows)  # [N, V]
-        least = processed.amax(dim=1).double() + self._up(log_lenience)
-        is_near = processed.gather(1, drafts[:, None])[:, 0] >= least
+        min_logits = processed.amax(dim=1).double() + self._up(log_lenience)  # [N] float64
+        is_near = processed.gather(1, drafts[:, None])[:, 0] >= min_logits  # [N]
         self._next_ids[at] = torch.where(is_near, drafts, self._next_ids[at])
 
     def _decide_sampled(self, rows: Sequence[int], num_draws: NDArray[np.int64]) -> None:
-        """Choose what comes after rows of which a token is drawn. num_draws: after each, [N]."""
-        log_probs = distributions(self._select(rows), [self._rows[row] for row in rows])  # [N, V]
-        keys = self._keys(rows)
+        own = [self._rows[row] for row in rows]
+        log_probs = distributions(self._select(rows), own)  # [N, V] float32
+        keys = self._keys(rows)  # [N, 4]
         if num_draws.any():
             num_places = num_draws.max()
             draws = DrawTable(
@@ -131,42 +135,42 @@ class _DeviceStep:
                 self._uniforms[rows, :num_places],
                 num_draws,
                 [self._distributions(rows, place) for place in range(num_places)],
-                np.array([self._rows[row].state.params.lenience for row in rows]),
+                np.array([row.state.params.lenience for row in own]),
             )
-            accepted_ids, left = accept_draws(draws, probabilities(log_probs))
-            next_ids = torch.where(accepted_ids >= 0, accepted_ids, picked(left.log(), keys))
+            accepted_ids, left = accept_draws(draws, probabilities(log_probs))  # [N], [N, V] float64
+            next_ids = torch.where(accepted_ids >= 0, accepted_ids, picked(left.log(), keys))  # [N]
         else:
-            next_ids = picked(log_probs, keys)
+            next_ids = picked(log_probs, keys)  # [N]
         self._next_ids[self._up(rows)] = next_ids
 
     def _decide_blocks(self) -> None:
-        """Choose what comes after the rows of the chains that are decided by block."""
-        starts = np.array(self._step.starts)
+        # first rows [5, 9], K [3, 1]: padded rows [[5, 6, 7, 8], [9, 10, 10, 10]], draft rows [[5, 6, 7], [9, 10, 10]]
+        starts = np.array(self._step.starts)  # [all proposals + 1]
         vocab_size = self._logits.shape[1]
         firsts = starts[self._blocks]  # [B]
         counts = starts[1:][self._blocks] - firsts - 1  # [B]
         # Positions past a slot's own repeat its last one: the rule never looks at them.
         places = np.minimum(np.arange(counts.max() + 1), counts[:, None])  # [B, K + 1]
-        padded_rows = firsts[:, None] + places
+        padded_rows = firsts[:, None] + places  # [B, K + 1]
         draft_rows = padded_rows[:, :-1]  # [B, K]
         rows = np.unique(padded_rows)  # [N]
         target = distributions(self._select(rows), [self._rows[row] for row in rows])  # [N, V]
         drawn_from = self._distributions(draft_rows.ravel().tolist(), 0)
-        drafts = self._up(self._draw_ids[padded_rows, 0])
+        drafts = self._up(self._draw_ids[padded_rows, 0])  # [B, K + 1]
+        draft = scattered(drawn_from, draft_rows.size, vocab_size, self._device)  # [B * K, V]
         outcome = accept_block(
-            target[self._up(np.searchsorted(rows, padded_rows))],
-            scattered(drawn_from, draft_rows.size, vocab_size, self._device).view(*draft_rows.shape, vocab_size),
-            drafts[:, :-1],
-            self._up(counts),
-            self._up(self._uniforms[draft_rows, 0]),
-            self._keys(firsts),
+            target[self._up(np.searchsorted(rows, padded_rows))],  # [B, K + 1, V]
+            draft.view(*draft_rows.shape, vocab_size),  # [B, K, V]
+            drafts[:, :-1],  # [B, K]
+            self._up(counts),  # [B]
+            self._up(self._uniforms[draft_rows, 0]),  # [B, K]
+            self._keys(firsts),  # [B, 4]
         )
         self._num_accepted = outcome.num_accepted
         is_last = self._up(places) == outcome.num_accepted[:, None]  # [B, K + 1]
         self._next_ids[self._up(padded_rows)] = torch.where(is_last, outcome.next_ids[:, None], drafts)
 
     def _distributions(self, rows: Iterable[int], place: int) -> list[tuple[int, RowLaw]]:
-        """Return what the draws at a place after some rows were drawn from, with the indices of those rows."""
         found = list[tuple[int, RowLaw]]()
         for index, row in enumerate(rows):
             distribution = self._drawn_from.get((row, place))
@@ -175,36 +179,38 @@ class _DeviceStep:
         return found
 
     def _select(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Return some rows of the processed logits, [N, V] float32."""
         if np.array_equal(rows, range(len(self._rows))):
             return self._processed
-        return self._processed.index_select(0, self._up(rows))
+        return self._processed.index_select(0, self._up(rows))  # [N, V] float32
 
     def _keys(self, rows: Iterable[int]) -> Tensor:
-        """Return what the target's own numbers of these rows' positions are keyed with, [N, 4] int64."""
-        params = [self._rows[row].state.params for row in rows]
-        return device_keys(params, [self._step.positions[row] for row in rows], self._device)
+        params = list[SamplingParams]()
+        positions = list[int]()
+        for row in rows:
+            params.append(self._rows[row].state.params)
+            positions.append(self._step.positions[row])
+        return device_keys(params, positions, self._device)  # [N, 4] int64
 
     def _up(self, values: Sequence[float] | NDArray[Any]) -> Tensor:
         return to_device(np.array(values), self._device)
 
     def _log_probs(self) -> Tensor:
-        """Return `reported.packed` of all rows of the slots that ask, flat; a row off its slot's path means nothing."""
         if not self._reported_rows:
             return self._logits.new_empty(0)
-        rows = self._up(self._reported_rows)
-        return packed(self._logits[rows], self._next_ids[rows], self._max_logprobs).view(-1)
+        rows = self._up(self._reported_rows)  # [N]: all rows of the slots that report; those off a path mean nothing
+        return packed(self._logits[rows], self._next_ids[rows], self._max_logprobs).view(-1)  # [N * (1 + 2 max)]
 
     def read(self) -> list[Decided | NonFiniteLogits]:
-        """Copy what was computed to the host, and walk each tree there.
+        """Copy the tokens after all rows to the host, walk each tree there, and return the decisions.
 
-        A slot is decided by the rows on its path, and by all of a block.
+        A slot is decided by the rows on its path, and by all rows of a block: NaN elsewhere does no harm.
         """
         parts = [sound_rows(self._logits), self._next_ids, self._num_accepted, self._log_probs()]
         values = torch.cat([part.double() for part in parts]).cpu()  # ids fit a double: the one wait of a step
-        *outcomes, log_probs = values.split([len(part) for part in parts])
-        is_finite, next_ids, num_accepted = (part.long().tolist() for part in outcomes)
-        num_accepted_by_block = dict(zip(self._blocks, num_accepted, strict=True))
+        finite, ids, counts, log_probs = values.split([len(part) for part in parts])
+        is_finite: list[int] = finite.long().tolist()
+        next_ids: list[int] = ids.long().tolist()
+        num_accepted_by_block = dict(zip(self._blocks, counts.long().tolist(), strict=True))
         reported = log_probs.view(-1, 1 + 2 * self._max_logprobs).numpy()
         decided = list[Decided | NonFiniteLogits]()
         for b, proposal in enumerate(self._proposals):
@@ -216,7 +222,7 @@ class _DeviceStep:
             else:
                 following = [*next_ids[start + 1 : end], next_ids[start]]  # after each node, and ROOT last
                 found = walk(proposal.tree, following.__getitem__)
-                read_rows = [start, *(start + 1 + node for node in found.path)]
+                read_rows = found.rows(start)
             bad_rows = [row for row in read_rows if not is_finite[row]]
             num_logprobs = proposal.slot.params.num_logprobs
             if bad_rows:
@@ -225,6 +231,6 @@ class _DeviceStep:
                 decided.append(found)
             else:
                 first = self._reported_rows.index(start)
-                values = reported[[first, *(first + 1 + node for node in found.path)]]
-                decided.append(replace(found, reported=tuple(unpacked(values, num_logprobs))))
+                own = reported[found.rows(first)]
+                decided.append(replace(found, reported=tuple(unpacked(own, num_logprobs))))
         return decided

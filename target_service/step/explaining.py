@@ -1,7 +1,7 @@
-"""Explains to slots that ask for it what a step verified and why it went no further.
+"""Explain what a step verified of a slot and why it accepted no more, for requests with `explain`. Called by `step`.
 
-It runs after the decision and changes nothing of it: it draws nothing, and reads the logits once more, of one row of
-each such slot. No worker reads an explanation, so it is made as the message that the user's answer carries.
+It runs after the decision and does not change it: it draws nothing, and reads one row of logits of each such slot.
+No worker reads an explanation, so it is made as the message that goes to the user.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from target_service.leases.lease import DeliveredDrafts
 from target_service.step.step_rows import Decided
 
 NUM_BEST = 5
-"""Most tokens that are reported of a place. It is the protocol's."""
+"""Maximum number of tokens that are reported of a position, by the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest:
-    """A slot whose step is explained."""
+    """The step of one slot, to be explained."""
 
     proposal: Proposal
     state: SamplingState
     decided: Decided
     start: int
-    """Its first row among the step's logits."""
+    """First row of the slot among the step's logits."""
 
 
 def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey, pb.Explanation]:
-    """Explain each decision, by slot, before anything of it is committed.
+    """Return the explanation of each decision, by slot. Call it before anything of the decisions is committed.
 
-    logits: [sum(N_b + 1), V] float32 of the step, where they are; the rows that are read go to the host at once.
+    logits: [R, V] float32 of the step, on any device; the rows that are read are copied to the host at once.
     """
     rows = [request.start + 1 + request.decided.last for request in requests]
-    host = HostLogits(logits[to_device(np.array(rows), logits.device)])
+    host = HostLogits(logits[to_device(np.array(rows), logits.device)])  # [len(requests), V]
     explanations = dict[SlotKey, pb.Explanation]()
     for index, request in enumerate(requests):
         proposal = request.proposal
@@ -62,8 +62,9 @@ def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey,
 
 
 def _add_rejection(rejection: pb.Rejection, request: ExplainRequest, host: HostLogits, index: int) -> None:
-    """Explain why a path ended before its draft tokens did. index: of the row after its last node in `host`."""
-    last, state, proposal = request.decided.last, request.state, request.proposal
+    last = request.decided.last
+    state = request.state
+    proposal = request.proposal
     row = LogitRow(state, proposal.tree.prefix(last))
     rejection.parent = last
     rejection.token.id = request.decided.next_id
@@ -80,10 +81,11 @@ def _add_rejection(rejection: pb.Rejection, request: ExplainRequest, host: HostL
 
 
 def best_of(law: RowLaw) -> list[pb.RankedToken]:
-    """Return the likeliest ids of a distribution with their log-probs, best first and the lowest first among equals."""
+    """Return the NUM_BEST likeliest ids of a distribution with their log-probs, best first; of equals the lowest."""
     places = exactly_best(law.scores, min(NUM_BEST, law.scores.size))
     places = places[np.argsort(-law.scores[places], kind="stable")]
-    return _ranked([law.id_of(int(place)) for place in places], law.probs()[places].tolist())
+    ids = [law.id_of(int(place)) for place in places]
+    return _ranked(ids, law.probs()[places].tolist())
 
 
 def _ranked(ids: Sequence[int], probs: Sequence[float]) -> list[pb.RankedToken]:
@@ -100,39 +102,41 @@ def _kind(proposal: Proposal, node: int) -> pb.DraftTokenKind:
         return pb.DRAFT_TOKEN_KIND_FORCED
     if source.drafter is Drafter.PREDICTION:
         return pb.DRAFT_TOKEN_KIND_PREDICTED
-    if any(draw.node == node and not draw.is_one_token for draw in proposal.draws):
-        return pb.DRAFT_TOKEN_KIND_DRAWN
+    for draw in proposal.draws:
+        if draw.node == node and not draw.is_one_token:
+            return pb.DRAFT_TOKEN_KIND_DRAWN
     return pb.DRAFT_TOKEN_KIND_GUESS
 
 
 def _drawn_from(proposal: Proposal, parent: int) -> RowLaw | None:
-    """Return what was sampled from after a node, by the first drafter that had a choice; None where none had."""
-    for draw in proposal.draws:
+    for draw in proposal.draws:  # of the first drafter that had a choice
         if proposal.tree.parents[draw.node] == parent and draw.distribution is not None and not draw.is_one_token:
             return draw.distribution
     return None
 
 
 def _proposed_after(proposal: Proposal, parent: int) -> Sequence[int]:
-    """Return the deterministic tokens after a node, verified or not, best first, of the first drafter that has some."""
     tree = proposal.tree
-    for source, ranks in proposal.sources.items():
-        own = [child for child in tree.children(parent) if child in ranks]
-        if own and isinstance(source, DeliveredDrafts):
-            return source.buffer.guesses_after(tree.prefix(parent))
-        if own:
-            own.sort(key=ranks.__getitem__)
-            return [tree.ids[child] for child in own]
+    for source, ranks in proposal.sources.items():  # of the first drafter that has some
+        children = list[int]()
+        for child in tree.children(parent):
+            if child in ranks:
+                children.append(child)
+        if children and isinstance(source, DeliveredDrafts):
+            return source.buffer.guesses_after(tree.prefix(parent))  # those that are not verified, too
+        if children:
+            children.sort(key=ranks.__getitem__)
+            return [tree.ids[child] for child in children]
     return ()
 
 
 def _take_draft_us(proposal: Proposal) -> int | None:
-    """Return what draft workers spent on the proposal, in microseconds: each delivery counts once, for the step that
-    first verifies something of it. None where none drafted, or none says.
-    """
+    # A delivery counts once: for the step that first verifies something of it.
     costs = list[int]()
     for source, ranks in proposal.sources.items():
         if isinstance(source, DeliveredDrafts):
             for node in ranks:
                 costs += source.buffer.take_cost_us(proposal.tree.prefix(node))
-    return sum(costs) if costs else None
+    if not costs:
+        return None
+    return sum(costs)

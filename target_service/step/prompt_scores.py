@@ -1,7 +1,7 @@
-"""Scores the tokens of prompts: the log-prob of each after those before it, by the logits of the prompt's own pieces.
+"""Score the tokens of prompts: the log-prob of each token given those before it.
 
-Nothing is computed twice for it: the prompt of such a slot is fed as any, but none of it is taken from the prefix
-cache, and its pieces bring logits. Called by the verifier.
+Nothing is computed twice for it: the prompt of such a slot is prefilled like any other, but without the prefix cache,
+and the rows of its pieces have logits. Called by `verifier` and `step`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.engine.worker.slots import Scoring, Slot
 
 
 def refuses_scoring(job: OpenJob) -> JobError | None:
-    """Return the error for a slot whose prompt cannot be scored as requested; None for others."""
+    """Return the error for a job whose prompt cannot be scored as requested; None where it can, or is not to be."""
     if job.num_prompt_logprobs is None:
         return None
     if job.params.beams is not None:
@@ -31,24 +31,28 @@ def refuses_scoring(job: OpenJob) -> JobError | None:
 
 
 def begin_scoring(job: OpenJob, slot: Slot) -> None:
+    """Have the prompt of a new slot scored, where its job has num_prompt_logprobs."""
     if job.num_prompt_logprobs is not None:
         slot.scoring = Scoring(slot.num_prompt - 1, job.num_prompt_logprobs)
 
 
 def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
-    """Record the log-probs of prompt tokens that follow from a forward. Return the slots whose logits are not finite.
-    logits: [P, V] float32, of the pieces, in order.
+    """Record the log-probs of prompt tokens after a forward. Return the slots whose logits are NaN or infinite.
+
+    logits: [P, V] float32, the rows of the pieces in order; the host waits once for all of them.
     """
     scored = list[tuple[Slot, Scoring]]()
     rankings = list[Tensor]()
-    for piece, own in zip(pieces, logits.split([piece.row.num_logits for piece in pieces]), strict=True):
-        slot, scoring = piece.slot, piece.slot.scoring
+    sizes = [piece.row.num_logits for piece in pieces]
+    for piece, own in zip(pieces, logits.split(sizes), strict=True):  # own: [num_logits, V]
+        slot = piece.slot
+        scoring = slot.scoring
         if not len(own) or scoring is None:
             continue
         first = 1 + len(scoring.found)
         ids = slot.committed[first : first + min(len(own), slot.num_unscored)]
         scored.append((slot, scoring))
-        rankings.append(packed_ranks(own[: len(ids)], ids, scoring.num_best))
+        rankings.append(packed_ranks(own[: len(ids)], ids, scoring.num_best))  # [len(ids), 3 + 2 num_best] float64
     failed = list[Slot]()
     if not scored:
         return failed
@@ -62,6 +66,9 @@ def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
 
 
 def take_scores(slot: Slot) -> Sequence[tuple[Reported, int]]:
-    """Return the log-probs of a slot's prompt tokens once, for its first verdict."""
-    scoring, slot.scoring = slot.scoring, None
-    return () if scoring is None else scoring.found
+    """Return the log-probs and ranks of a slot's prompt tokens, and forget them: its first verdict reports them."""
+    scoring = slot.scoring
+    slot.scoring = None
+    if scoring is None:
+        return ()
+    return scoring.found

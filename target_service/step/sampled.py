@@ -1,4 +1,4 @@
-"""Sampled slots in the target's step: their share of the forward, what they commit, and their verdicts."""
+"""Slots that sample in the target's step: their part of the forward, the commit of a decision, and the verdict."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from target_service.step.verdicts import StepTimes, drafter_of, learn
 
 @dataclass(frozen=True, slots=True)
 class StepShare:
-    """What one slot feeds to the step."""
+    """The part of one slot in a step."""
 
     lease: Lease
     proposal: Proposal
     row: Row
     fallback: Fallback | None
-    """Why there are no draft tokens, where there were to be some."""
+    """Why no draft token is verified, where some were to be; else None."""
 
 
 def commit_sampled(
@@ -44,7 +44,11 @@ def commit_sampled(
     features: Features,
     metrics: WorkerMetrics,
 ) -> Verdict:
-    """Commit what a slot accepted, up to the end of its output. beside: the logits after its rows beside."""
+    """Commit the accepted tokens of a slot, up to the end of its output, and return the verdict.
+
+    beside: logits [E, V] float32 after its E rows beside the draft tokens; None without such rows. explanation: of the
+    step; its rejection is cleared where the output ends before that.
+    """
     lease = share.lease
     proposal = share.proposal
     slot = lease.slot
@@ -58,11 +62,11 @@ def commit_sampled(
     decided_ids = [*tree.prefix(decided.last), decided.next_id]
     token_ids, finish = commit_tokens(slot.params, runner.facts.eos_token_ids, num_output, decided_ids)
     num_tokens = len(token_ids)
-    if explanation is not None and num_tokens <= len(path):  # it ended before it was rejected
+    if explanation is not None and num_tokens <= len(path):  # the output ends before the rejection
         explanation.ClearField("rejection")
     slot.commit_from(committed_len, token_ids)
     slot.settle()
-    num_kept = len(kept) - len(path) + num_tokens  # not what lies behind the output's end
+    num_kept = len(kept) - len(path) + num_tokens  # without the tokens behind the output's end
     features.stays(slot.key, share.row, kept[:num_kept])
     foretold = own_drafts.append(slot, token_ids)
     return Verdict(
@@ -84,13 +88,11 @@ def commit_sampled(
 
 
 def _keep_path(share: StepShare, path: Sequence[int], runner: ModelRunner) -> list[int]:
-    """Return which of the tokens that were fed stay with an accepted path. Of a row with nodes side by side only these
-    stay in the cache.
-    """
+    # fed: 2 committed tokens, then nodes 0 to 3; path (0, 2): [0, 1, 2, 4] stay
     row = share.row
     first = row.num_new - row.num_logits + 1  # committed tokens before the draft tokens
     kept = [*range(first), *(first + node for node in path)]
-    if row.parents is not None:
+    if row.parents is not None:  # a tree, or rows beside: the rejected ones leave the cache
         runner.compact(row, kept)
         share.lease.slot.compacted(row.num_cached, [row.new_ids[index] for index in kept])
     return kept

@@ -1,4 +1,4 @@
-"""Beam searches in the target's step: their share of the forward, what it decides, and their verdicts."""
+"""Beam searches in the target's step: their part of the forward, the commit of decided levels, and the verdict."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from target_service.step.verdicts import StepTimes
 
 
 class SearchShare(NamedTuple):
-    """What a slot that searches beams feeds to the step."""
+    """The part of one beam search in a step."""
 
     lease: Lease
     beams: Beams
     fed: Fed
     row: Row
     fallback: Fallback | None
-    """Why there are no draft tokens, where there were to be some."""
+    """Why no draft token is verified, where some were to be; else None."""
 
 
 def commit_search(
@@ -35,8 +35,10 @@ def commit_search(
     runner: ModelRunner,
     metrics: WorkerMetrics,
 ) -> Verdict:
-    """Commit the levels that a search has decided. Raises OutOfBlocks."""
-    lease, beams, fed, _, fallback = search
+    """Commit the levels that a search has decided, and return the verdict. Raises OutOfBlocks."""
+    lease = search.lease
+    beams = search.beams
+    fed = search.fed
     slot = lease.slot
     draft = lease.first
     length = beams.tree.length
@@ -46,14 +48,22 @@ def commit_search(
     hypotheses: Sequence[Hypothesis] = ()
     if beams.search.is_done:
         slot.truncate(len(slot.committed))
-        finish = Finish.STOP if levels[-1].live else Finish.LENGTH
+        finish = Finish.LENGTH
+        if levels[-1].live:
+            finish = Finish.STOP
         hypotheses = beams.search.hypotheses()
     else:
         metrics.note_parked("pruned", beams.advance(slot, fed, levels, runner))
     metrics.note_parked("verified", num_drafted)
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
-    is_verified = num_drafted > 0
-    outcome = DraftOutcome(num_drafted, num_accepted, is_verified, draft.hit, draft.is_refused, draft.buffer.num_wasted)
+    outcome = DraftOutcome(
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        is_verified=num_drafted > 0,
+        hit=draft.hit,
+        is_refused=draft.is_refused,
+        num_wasted=draft.buffer.num_wasted,
+    )
     return Verdict(
         committed_len=length,
         token_ids=(),
@@ -62,7 +72,7 @@ def commit_search(
         outcomes=[outcome] + [DraftOutcome()] * len(lease.drafts),
         drafter=Drafter.MODEL if num_drafted else None,
         depth=fed.depth,
-        fallback=fallback,
+        fallback=search.fallback,
         timings=times.timings(lease),
         num_cached_tokens=slot.num_adopted or 0,
         levels=levels,

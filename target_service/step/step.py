@@ -1,17 +1,17 @@
 """The target's step, in the order in which it runs:
 
-    candidates   what each slot that is ready might verify, or why the step waits
-    budget       how much of it the step verifies, over all slots, and who gets memory
-    forward      one forward over these slots, and pieces of prompts beside them
+    candidates   the draft tokens that each ready slot might verify; none while the step is held for some
+    budget       how many of them the step verifies, over all slots, and which slots get memory
+    forward      one forward over these slots' rows, and pieces of prompts beside them
     decide       which draft tokens each slot accepts
-    commit       what of them its output keeps
-    verdict      what its gateway is answered
+    commit       the accepted tokens, up to the end of the output
+    verdict      the answer to the slot's gateway
 
-Exactness: under `rejection` nothing that was sampled may decide what is verified. What is verified follows from the
-committed tokens, clocks, acceptance probabilities of ranks, and how many draft tokens might have come: `candidates`
-(`outrider.engine.speculation.candidates`) offers no sampled token for its value, the budget reads offers alone, and a
-draft of several that is late is absent as a whole (`Drafting`).
-`tests/unit/outrider/papers/test_merging.py` enumerates the outcome.
+Exactness: under `rejection` no sampled token may influence what is verified. That depends on the committed tokens,
+clocks, acceptance probabilities of ranks, and how many draft tokens might have arrived: `candidates`
+(`outrider.engine.speculation.candidates`) offers no sampled token for its value, the budget reads offers alone, and
+where several drafts deliver, one that is late is absent as a whole (`Drafting`). `tests/unit/outrider/papers/test_merging.py`
+enumerates the outcome.
 
 Runs on the engine thread.
 """
@@ -19,23 +19,27 @@ Runs on the engine thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.penalties import NonFiniteLogits
+from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, SlotKey
 from outrider.engine.worker.scheduler import Piece, StepRequest, StepScheduler, Turn, Want
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.kinds import TokenKind
+from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.drafting.budget import VerifyBudget, VerifyChoice
-from target_service.drafting.choice import Candidates, Drafting, Merge
+from target_service.drafting.choice import Drafting, Merge
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import split_logits
+from target_service.drafting.slot_candidates import Candidates
 from target_service.features.features import Features
 from target_service.leases.beams import best_tokens
 from target_service.leases.hold import PendingDraft, note_missing, waits_alone
@@ -52,7 +56,7 @@ from target_service.step.verdicts import StepTimes
 
 
 class Step:
-    """Runs one step after the other."""
+    """The steps of a target, one after the other. The engine thread calls `run`, and `fail` where that raises."""
 
     def __init__(
         self,
@@ -80,47 +84,56 @@ class Step:
         self._budget = VerifyBudget()
         self._scheduler = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None
-        """Monotonic time at which a step that held everything back is tried again."""
+        """Monotonic time at which a held step is tried again; None where no step is held."""
         self._ended_s: float | None = None
-        """When the previous step ended, where this one follows at once."""
+        """Monotonic time at which the previous step ended, where this one follows at once; else None."""
         self._in_step: list[Lease] = []
         """Leases of the step that have no verdict yet."""
         self._pieces: Sequence[Piece] = ()
-        """Of prompts, in the step."""
+        """Pieces of prompts in the step."""
 
     def next_wake(self) -> float | None:
+        """Return the monotonic time at which to call `run` again though nothing happens until then; None for never."""
         if self._held_until is not None:  # even if it has passed: later arrivals have not been considered
             return self._held_until
         return self._scheduler.next_wake(time.monotonic())
 
     def run(self, now: float) -> bool:
-        """Run one forward over every slot whose lease runs, and the pieces of prompts that fit beside them. Returns
-        whether there was anything to do.
+        """Run one forward over all slots whose lease runs, and over the pieces of prompts that fit beside them; decide,
+        commit and answer. Return whether there was anything to do.
         """
         self._in_step = []
         self._leases.take_delivered()
         running = self._leases.running()
-        ready = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
+        ready = [lease for lease in running if not needs_prefill(lease.slot)]
+        self._in_step = ready
         candidates = self._candidates(ready, now)
         if not candidates and len(running) == len(ready) and self._held_until is not None:
             self._ended_s = None
             return False
         shares, searches, turn = self._within_budget(candidates, running, now)
         all_shares: list[StepShare | SearchShare] = [*shares, *searches]
-        rows = [share.row for share in all_shares]
-        num_step_tokens = sum(row.num_new for row in rows)
-        num_decided = sum(row.num_logits for row in rows)
-        rows += [piece.row for piece in turn.pieces]
+        rows = list[Row]()
+        num_step_tokens = 0
+        num_decided = 0
+        for share in all_shares:
+            rows.append(share.row)
+            num_step_tokens += share.row.num_new
+            num_decided += share.row.num_logits
+        num_all_tokens = num_step_tokens
+        for piece in turn.pieces:
+            rows.append(piece.row)
+            num_all_tokens += piece.num_tokens
         if not rows:
             self._ended_s = None
             return turn.worked
         started_s = time.monotonic()
         self._engine.flush()  # the last verdicts leave while this runs
+        # [R, V] float32; 2 sampled slots with 3 and 1 rows, a search with 2 and a scored piece with 4: 0-3, 4-5, 6-9
         logits = self._runner.forward(rows)
         self._features.fed(rows)
         for share in all_shares:
             share.lease.slot.fed(share.row.new_ids)
-        num_all_tokens = num_step_tokens + sum(piece.num_tokens for piece in turn.pieces)
         times = StepTimes(started_s, len(all_shares), num_all_tokens)
         num_sampled = sum(share.row.num_logits for share in shares)
         num_committed = self._decide(shares, logits[:num_sampled], times)
@@ -148,10 +161,9 @@ class Step:
     # candidates
 
     def _candidates(self, ready: Sequence[Lease], now: float) -> list[Candidates]:
-        """Return what the slots of this step might verify: none while it is held for draft tokens, and not those that
-        wait for theirs by themselves. What is waited for in vain is not waited for again until some arrive.
-        """
-        candidates, pending = list[Candidates](), list[PendingDraft]()
+        # None while the step is held for draft tokens, and none of a slot that waits for its own alone.
+        candidates = list[Candidates]()
+        pending = list[PendingDraft]()
         for lease in ready:
             candidates.append(self._drafting.candidates(lease))
             pending += self._drafting.pending(candidates[-1])
@@ -162,26 +174,28 @@ class Step:
             if self._held_until is not None or lease.slot.key in waiting:
                 if lease.held_from_s is None:
                     lease.held_from_s = now
-                lease.slot.asked_s = now  # it does not rest
+                lease.slot.asked_s = now  # it is not dormant
         if self._held_until is not None:
             return []
         self._held_until = min(waiting.values(), default=None)
         note_missing(pending, awaited, waiting, now)
-        going = list[Candidates]()
+        stepping = list[Candidates]()
         for found in candidates:
             if found.lease.slot.key not in waiting:
-                going.append(self._drafting.with_rows_beside(self._drafting.or_forced(found)))
-        return going
+                stepping.append(self._drafting.with_rows_beside(self._drafting.or_forced(found)))
+        return stepping
 
     # budget
 
     def _within_budget(
         self, candidates: Sequence[Candidates], running: Sequence[Lease], now: float
     ) -> tuple[list[StepShare], list[SearchShare], Turn]:
-        """Return what each slot of the step feeds to it, and the scheduler's choice with its pieces of prompts."""
         pool = self._runner.pool
         num_free = pool.num_free * pool.block_size
-        absent = [lease.slot.scheduling for lease in self._leases if lease.is_soon_ready(now)]
+        absent = list[Scheduling]()
+        for lease in self._leases:
+            if lease.is_soon_ready(now):
+                absent.append(lease.slot.scheduling)
         chosen = dict[SlotKey, tuple[Candidates, VerifyChoice]]()
         requests = dict[SlotKey, StepRequest]()
         demands = [found.demand for found in candidates]
@@ -189,7 +203,7 @@ class Step:
         for found, choice in zip(candidates, choices, strict=True):
             slot = found.lease.slot
             if choice is None:
-                slot.asked_s = now  # it does not rest
+                slot.asked_s = now  # it is not dormant
             else:
                 chosen[slot.key] = found, choice
                 requests[slot.key] = StepRequest(Want.STEP, found.num_after(choice))
@@ -199,7 +213,8 @@ class Step:
         turn = self._scheduler.take(requests, now, feed_all=True)
         self._pieces = turn.pieces
         self._in_step = []
-        shares, searches = list[StepShare](), list[SearchShare]()
+        shares = list[StepShare]()
+        searches = list[SearchShare]()
         for key in turn.running:
             found, choice = chosen[key]
             lease = found.lease
@@ -217,14 +232,15 @@ class Step:
     # decide and commit
 
     def _decide(self, shares: Sequence[StepShare], logits: Tensor, times: StepTimes) -> int:
-        """Decide on sampled slots, commit and answer; return how many tokens they committed together. logits: [R, V]
-        float32, of their rows.
+        """Decide the slots that sample, commit and answer; return the number of tokens that they commit together.
+
+        logits: [R, V] float32, the rows of `shares` in order.
         """
         if not shares:
             return 0
         proposals = [share.proposal for share in shares]
-        own, beside = split_logits(proposals, logits)
         states = [self._keeper.sampling_state(share.lease.slot) for share in shares]
+        own, beside = split_logits(proposals, logits)  # [sum(N_b + 1), V]; by slot [E, V]
         decisions = decide(proposals, states, own)
         times.forwarded_s = times.started_s + self._runner.forward_s()
         decided = list[tuple[StepShare, Decided]]()
@@ -244,7 +260,9 @@ class Step:
             decided.append((share, sound))
             if share.lease.speculation.explain:
                 explained.append(ExplainRequest(share.proposal, state, sound, start))
-        explanations = explain(explained, own) if explained else {}
+        explanations: Mapping[SlotKey, pb.Explanation] = {}
+        if explained:
+            explanations = explain(explained, own)
         times.decided_s = time.monotonic()
         self._leases.take_delivered(in_step=True)
         num_committed = 0
@@ -266,7 +284,10 @@ class Step:
         return num_committed
 
     def _search(self, searches: Sequence[SearchShare], logits: Tensor, times: StepTimes) -> int:
-        """Do as `_decide` for slots that search beams; return how many levels they decided together."""
+        """Decide the beam searches, commit and answer; return the number of levels that they decide together.
+
+        logits: [R, V] float32, the rows of `searches` in order.
+        """
         if not searches:
             return 0
         self._leases.take_delivered(in_step=True)
@@ -291,22 +312,24 @@ class Step:
     # verdict
 
     def _answer(self, lease: Lease, verdict: Verdict) -> None:
-        """Answer with what is committed: the slot is ready for its next step."""
-        now = lease.slot.asked_s = time.monotonic()
+        now = time.monotonic()
+        lease.slot.asked_s = now
         lease.begin_step(now)
         if verdict.finish is not None:
             self._leases.finish(lease.slot.key)
         self._leases.answer(lease.job, verdict)
         self._in_step.remove(lease)
-        kind = "plain" if TokenKind.PLAIN in verdict.kinds else "verify"
+        kind = "verify"
+        if TokenKind.PLAIN in verdict.kinds:
+            kind = "plain"
         self._metrics.steps.labels(kind=kind).inc()
 
     def fail(self, error: Exception) -> None:
-        """Answer the slots of the step that have no verdict yet; they stay, and are fed anew."""
+        """Answer with an error the slots of a step that raised and that have no verdict yet; they stay open."""
         for lease in self._in_step:
             self._end(lease.slot, f"the target's step failed: {error}")
         for piece in self._pieces:
-            # Without its KV the slot is of no use; its next verify will be answered with UNKNOWN_SLOT.
+            # Without its KV cache the slot is of no use: its next Verify is answered with UNKNOWN_SLOT.
             self._end(piece.slot, f"feeding the prompt failed: {error}")
             self.forget(piece.slot.key, is_ended=False)
             self._keeper.close(CloseJob(*piece.slot.key))
@@ -315,12 +338,11 @@ class Step:
         self._ended_s = None
 
     def forget(self, key: SlotKey, *, is_ended: bool = True) -> None:
-        """End what goes on for a slot that is closed. is_ended: its output is complete and sound."""
+        """End the lease, drafting and features of a slot that is closed. is_ended: its output is complete and sound."""
         self._leases.closed(key)
         self._own_drafts.close(key, is_ended=is_ended)
         self._features.closed(key)
 
     def _end(self, slot: Slot, why: str) -> None:
-        """End the slot's lease, if it has one, and trust nothing that is cached of it."""
         self._leases.end(slot.key, why, Fault.INTERNAL)
         slot.distrust()

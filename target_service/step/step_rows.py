@@ -1,8 +1,9 @@
-"""The proposals of a step side by side, in arrays, and what is decided on each of them.
+"""The proposals of a step as arrays, and the decision on each of them. Shared by the host's and the device's rules.
 
-A slot has a row of logits after its last committed token, and one after each node of its tree. Rows of all slots lie
-one after the other, and so do their draws. Whatever the rule, a slot's decision is a walk: what the target says after
-the last accepted node is the next accepted one where it is a child of it, and the next token where it is not.
+A slot has a row of logits after its last committed token, and one after each node of its tree. The rows of all slots
+lie one after the other, and so do their draws. Whatever the acceptance rule, a decision is a walk down the tree: where
+the target's token after the last accepted node is one of its children, that child is accepted next; else the token is
+the slot's next one.
 """
 
 from __future__ import annotations
@@ -23,25 +24,32 @@ from target_service.drafting.proposal import Proposal
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The decision on one slot."""
+    """The decision on one slot: the accepted draft tokens and the target's own token after them."""
 
     path: tuple[int, ...]
     """Accepted nodes, from the first to the deepest."""
     next_id: int
-    """The target's own token: recovered where draft tokens follow the path, else bonus, or plain."""
+    """Id of the target's own token: recovered where draft tokens follow the path, else bonus, or plain."""
     reported: Sequence[Reported] = ()
-    """Log-probs of the accepted tokens and of the next one, when the request asks for them."""
+    """Log-probs of the accepted tokens and of the next one, where the request has logprobs."""
 
     @property
     def last(self) -> int:
-        """Return the last accepted node, or ROOT."""
+        """The deepest accepted node, or ROOT."""
         return self.path[-1] if self.path else ROOT
+
+    def rows(self, start: int) -> list[int]:
+        """Return the rows of logits along the path of a slot whose first row is `start`, [len(path) + 1].
+
+        path (0, 2), start 5: [5, 6, 8]
+        """
+        return [start, *(start + 1 + node for node in self.path)]
 
 
 def walk(tree: DraftTree, next_id: Callable[[int], int]) -> Decided:
-    """Accept draft tokens as far as they are what the target says.
+    """Accept draft tokens as far as they are the target's tokens.
 
-    next_id(node): the target's token after a node or ROOT, computed along one path alone.
+    next_id: returns the target's token after a node or ROOT; called along the accepted path alone.
     """
     node = ROOT
     path = list[int]()
@@ -55,7 +63,11 @@ def walk(tree: DraftTree, next_id: Callable[[int], int]) -> Decided:
 
 
 class StepRows:
-    """Rows and draws of B proposals."""
+    """Rows and draws of B proposals, as arrays.
+
+    proposals with parents [-1, 0, 0] and [], the last two nodes drawn after node 0, lengths 10 and 7:
+    starts [0, 4, 5], positions [10, 11, 12, 12, 7], draw_starts [0, 2, 2], draw_rows [1, 1], draw_places [0, 1]
+    """
 
     def __init__(self, proposals: Sequence[Proposal]) -> None:
         self.starts = [0]
@@ -67,11 +79,11 @@ class StepRows:
         self.draw_rows: list[int] = []
         """Row of the node that each draw follows, [D]."""
         self.draw_places: list[int] = []
-        """Place of each draw among those after its node, [D]."""
+        """Place of each draw among those after the same node, [D]."""
         self.draw_ids: list[int] = []
-        """[D]."""
+        """Drawn token ids, [D]."""
         self.distributions: list[RowLaw | None] = []
-        """What each was drawn from; None: what is left of that of the draw before it, [D]."""
+        """Distribution of each draw, [D]; None: that of the previous draw without the token that it drew."""
         params = list[SamplingParams]()
         rounds = list[int]()
         positions = list[int]()
@@ -95,17 +107,20 @@ class StepRows:
             self.starts.append(len(self.positions))
             self.draw_starts.append(len(self.draw_rows))
         self.uniforms: NDArray[np.float64] = np.empty(0)
-        """Number by which each draw is accepted: that of its position and place, independent of all draws and of those
-        of earlier rounds. Only one node of a depth is ever walked to, so that all of equal depth share theirs. [D]."""
+        """Uniform number by which each draw is accepted, [D]. It is keyed by position and place, so it is independent
+        of all draws and of earlier rounds. Nodes of equal depth share it: the walk reaches only one of them."""
         if params:
-            places = self.draw_places if any(self.draw_places) else None
+            places = None
+            if any(self.draw_places):
+                places = self.draw_places
             (self.uniforms,) = host_slot_uniforms(params, rounds, positions, [Purpose.ACCEPT], places)
 
 
 def is_block(proposal: Proposal) -> bool:
-    """Return whether a proposal is a chain that one drafter drew as a whole, and exactness is asked for.
+    """Return whether block verification decides a proposal: a chain that one drafter drew, without lenience.
 
-    Whether the draft tokens of two drafters make a chain follows from what was drawn, which must not choose the rule.
+    Two drafters' draft tokens never count as a chain: whether they make one depends on the drawn tokens, which must not
+    choose the rule.
     """
     if len(proposal.drafted_by) > 1 or proposal.slot.params.lenience < 1.0 or not proposal.tree.is_chain:
         return False

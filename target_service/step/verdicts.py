@@ -1,4 +1,4 @@
-"""What a step's decision on a slot teaches about its drafters, and reports of them and of the step."""
+"""The measurements in a verdict: times of the step, and outcomes of drafters, from which acceptance is learnt."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from target_service.leases.lease import DeliveredDrafts, Lease
 
 @dataclass(slots=True)
 class StepTimes:
-    """Monotonic times, in seconds, at which a step's forward began and ended and its decision was made."""
+    """Times and size of one step."""
 
     started_s: float
+    """Monotonic time at which the forward began, in seconds."""
     num_slots: int
     num_tokens: int
-    """Tokens that the forward was fed, those of prompts among them."""
+    """Tokens that the forward was fed, those of prompts included."""
     forwarded_s: float = 0.0
+    """Monotonic time at which the forward ended, in seconds."""
     decided_s: float = 0.0
+    """Monotonic time at which the decisions were made, in seconds."""
 
     def timings(self, lease: Lease) -> Timings:
-        """Return the durations of the step for one slot."""
+        """Return the durations of the step for the slot of a lease."""
         held_s = 0.0
         if lease.held_from_s is not None:
             held_s = max(0.0, self.started_s - lease.held_from_s)
@@ -51,54 +54,77 @@ def learn(
     foretold: Sequence[bool],
     metrics: WorkerMetrics,
 ) -> list[DraftOutcome]:
-    """Learn how often draft tokens are accepted from a step that committed num_tokens, and go on under these in what is
-    buffered.
+    """Update acceptance probabilities after a step that committed num_tokens, and advance the draft buffers past them.
 
-    path: the accepted nodes. foretold: of the tokens that a prediction proposed, verified or not, whether it was right.
-    Returns the outcome of each draft worker, and last of what the target itself drafted.
+    path: the accepted nodes. foretold: whether the request's prediction was right, for each committed token that it had
+    proposed, verified or not. Returns the outcome of each draft worker and, last, that of the target's own drafter.
     """
     for is_right in foretold:
         lease.own_sources[Drafter.PREDICTION].shares.note(0 if is_right else None)
-    determined, tree = lease.slot.params.determined, proposal.tree
     verified = proposal.drafted_by
-    for source, rank in outcomes(tree, proposal.sources, path[:num_tokens], is_determined=determined):
-        # A prediction is counted above, and every node of deliveries that match below.
-        is_counted = source.drafter in (None, Drafter.PREDICTION)
-        if not is_counted and not (determined and isinstance(source, DeliveredDrafts)):
-            source.shares.note(rank)
+    _note_tested(lease, proposal, path[:num_tokens])
     rows = proposal.rows_beside
-    if rows is not None and all(source.drafter is not rows.drafter for source in verified):
-        lease.own_sources[rows.drafter].shares.note(None)  # what it cost brought nothing to this step
+    if rows is not None and not any(source.drafter is rows.drafter for source in verified):
+        lease.own_sources[rows.drafter].shares.note(None)  # its rows cost time, and brought nothing to this step
     for own in lease.own_sources.values():
         if own not in verified:
             own.shares.forget()
-    delivered, found = set[int](), list[DraftOutcome]()
-    committed = lease.slot.committed
-    committed_len = len(committed) - num_tokens
+    delivered = set[int]()
+    found = list[DraftOutcome]()
     for draft in lease.drafts:
         is_verified = draft in verified
         if not is_verified:
             draft.shares.forget()
-        note = draft.shares.note if determined else None
-        num_dropped, num_late = draft.buffer.advance(committed[committed_len:], committed_len, note)
-        metrics.note_parked("pruned", num_dropped)
-        metrics.note_parked("late", num_late)
-        if note is not None and is_verified and len(path) > num_tokens:
-            note(None)  # behind the end of the output nothing was accepted
+        _advance_buffer(lease, draft, num_tokens, metrics)
+        if lease.slot.params.determined and is_verified and len(path) > num_tokens:
+            draft.shares.note(None)  # behind the end of the output nothing was accepted
         nodes = proposal.sources.get(draft, {}).keys() - delivered
         delivered |= nodes
-        num_accepted = len(nodes.intersection(path))
-        state = draft.hit, draft.is_refused, draft.buffer.num_wasted
-        found.append(DraftOutcome(len(nodes), num_accepted, is_verified, *state))
+        outcome = DraftOutcome(
+            num_drafted=len(nodes),
+            num_accepted=len(nodes.intersection(path)),
+            is_verified=is_verified,
+            hit=draft.hit,
+            is_refused=draft.is_refused,
+            num_wasted=draft.buffer.num_wasted,
+        )
+        found.append(outcome)
     metrics.note_parked("verified", len(delivered))
-    num_own = len(tree) - len(delivered)
-    found.append(DraftOutcome(num_own, len(path) - len(delivered.intersection(path)), num_own > 0))
+    num_own = len(proposal.tree) - len(delivered)
+    num_own_accepted = len(path) - len(delivered.intersection(path))
+    found.append(DraftOutcome(num_own, num_own_accepted, is_verified=num_own > 0))
     return found
 
 
+def _note_tested(lease: Lease, proposal: Proposal, path: Sequence[int]) -> None:
+    determined = lease.slot.params.determined
+    for source, rank in outcomes(proposal.tree, proposal.sources, path, is_determined=determined):
+        if source.drafter in (None, Drafter.PREDICTION):
+            continue  # a prediction is noted by its own count of hits
+        if determined and isinstance(source, DeliveredDrafts):
+            continue  # every node of a matched delivery is noted when its buffer advances
+        source.shares.note(rank)
+
+
+def _advance_buffer(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metrics: WorkerMetrics) -> None:
+    note = None
+    if lease.slot.params.determined:
+        note = draft.shares.note
+    committed = lease.slot.committed
+    committed_len = len(committed) - num_tokens
+    num_dropped, num_late = draft.buffer.advance(committed[committed_len:], committed_len, note)
+    metrics.note_parked("pruned", num_dropped)
+    metrics.note_parked("late", num_late)
+
+
 def drafter_of(proposal: Proposal) -> Drafter | None:
-    """Return the name of those who drafted; None for nobody, and for the grammar."""
-    names = [source.drafter for source in proposal.drafted_by if source.drafter is not None]
-    if len(names) > 1:
-        return names[-1].merged()  # the target's own is tested last
-    return names[0] if names else None
+    """Return the drafter of a proposal, a merged one for several; None for no draft token, and for a grammar's."""
+    drafters = list[Drafter]()
+    for source in proposal.drafted_by:
+        if source.drafter is not None:
+            drafters.append(source.drafter)
+    if not drafters:
+        return None
+    if len(drafters) > 1:
+        return drafters[-1].merged()  # the target's own is tested last
+    return drafters[0]

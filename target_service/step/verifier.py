@@ -1,11 +1,12 @@
-"""The target's engine worker: handles the jobs of its gateways, and steps all slots whose lease runs (`step`).
+"""The target's engine worker: it handles the jobs of its gateways; `step` steps all slots whose lease runs.
 
-Runs on the engine thread.
+Runs on the engine thread, which calls `handle` for each job and `step` between jobs.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outrider.engine.model_runner import ModelRunner
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Verifier:
-    """Runs the target's jobs and steps."""
+    """The jobs and steps of a target."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Verifier:
         self.fail_step = step.fail
 
     def handle(self, job: object) -> None:
-        """Run one job. Raises TypeError for one that is none."""
+        """Run one job. Raises TypeError for an object that is not a job."""
         match job:
             case ExtendJob():
                 self._leases.extend(job, time.monotonic())
@@ -95,11 +96,12 @@ class Verifier:
             begin_scoring(job, slot)
 
     def _verify(self, job: VerifyJob) -> None:
-        """Set the slot to the tokens of a message, and let it step by itself from there."""
         key = (job.owner, job.slot_id)
         self._leases.end(key, "a newer verify came")
         slot = self._keeper.table.get(*key)
-        known_ids, beams, settled_ids = list[int](), None, list[int]()
+        known_ids = list[int]()
+        settled_ids: Sequence[int] = ()
+        beams = None
         if slot is not None:
             known_ids = slot.committed[job.base_len :]
             beams = self._beams_of(slot, job)
@@ -110,12 +112,16 @@ class Verifier:
             self._leases.answer(job, committed)
             return
         slot = committed
-        length = len(slot.committed) if beams is None else beams.tree.length
-        if job.until_len <= length or (beams is not None and beams.search.is_done):
+        length = len(slot.committed)
+        is_done = False
+        if beams is not None:
+            length = beams.tree.length
+            is_done = beams.search.is_done
+        if job.until_len <= length or is_done:
             why = f"until_len is {job.until_len}, must be more than the {length} tokens committed"
             self._leases.answer(job, JobError(Fault.INVALID, why))
             return
-        num_same = job.base_len
+        num_same = job.base_len  # tokens that the slot had before the message
         for known_id, token_id in zip(known_ids, job.committed_ids, strict=False):
             if known_id != token_id:
                 break
@@ -126,7 +132,6 @@ class Verifier:
         self._features.begun(ticket for ticket, _ in job.tickets)
 
     def _beams_of(self, slot: Slot, job: VerifyJob) -> Beams | None:
-        """Return a slot's search, brought to the levels of a message; None where it has none."""
         if slot.params.beams is None:
             return None
         slot.truncate(len(slot.committed) + 1)  # behind these lie nodes, whose ids may be those of what is settled now
@@ -141,9 +146,8 @@ class Verifier:
         )
 
     def _truncate(self, job: TruncateJob) -> None:
-        """Cut a slot. One that steps by itself has cut itself, and may be ahead of the message: it keeps what it has,
-        unless a stop string ended its output.
-        """
+        # A slot with a lease has cut itself and may be ahead of the message: it keeps its tokens unless a stop string
+        # ended its output.
         key = (job.owner, job.slot_id)
         if job.reason == "stop":
             self._leases.end(key, "a stop string ended the answer")

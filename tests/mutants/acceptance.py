@@ -78,7 +78,7 @@ ACCEPTANCE = (
         DECIDED,
     ),
     Mutant(
-        "target_service:_decide_slot.target_law",
+        "target_service:_decide_slot.distribution_after",
         call("LogitRow", to="_f(_0)"),
         "penalties do not advance through the draft tokens",
         DECIDED,

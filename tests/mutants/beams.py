@@ -71,7 +71,7 @@ BEAMS = (
     Mutant(f"{SEARCH}._cannot_improve", never("NEVER"), 'early_stopping "never" is that of false', LAWS),
     Mutant(
         f"{TARGET}.advance",
-        comprehension("inner", to="(max(place - 1, 0) for place in _)"),
+        argument("append", 0, to="max(_ - 1, 0)"),
         "what stays in the cache is taken one off, behind settled tokens that were fed with it",
         LOST,
     ),

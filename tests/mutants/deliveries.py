@@ -200,14 +200,14 @@ DELIVERIES = (
         UNIONS,
     ),
     Mutant(
-        "target_service:learn",
+        "target_service:_advance_buffer",
         argument("advance", 0, to="_ if len(lease.drafts) + len(lease.own_sources) < 2 else _[:-1]"),
         "beside another source a draft's nodes are verified that were made for an older state",
         UNIONS,
     ),
     Mutant(
-        f"{DRAFTING}._draws",
-        argument("refuse", 0, to="found.lease.first.ticket"),
+        f"{DRAFTING}._distribution",
+        argument("refuse", 0, to="_ - 1"),
         "for what one draft delivers wrong another is given up",
         UNIONS,
     ),

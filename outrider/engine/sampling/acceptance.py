@@ -1,31 +1,33 @@
-"""Decide which draft tokens are accepted, and what comes after them, under `rejection`. Pure: no model, no I/O.
+"""The acceptance rules of `rejection`: the accepted draft tokens, and the token after them. Pure; used by the target.
 
-All rules have exactly the target's distribution.
+The output of each rule has exactly the target's distribution.
 
-*Draws after a node.* A node's draws are tested one after the other: the first against the target's distribution, each
-further one against what the target has left of it; where none is accepted, the target draws from what it has left.
-For a chain, one draw a node: Leviathan, Kalman and Matias, "Fast inference from transformers via speculative
-decoding", ICML 2023, Algorithm 1; Chen et al., "Accelerating large language model decoding with speculative sampling",
-2023. For siblings: Miao et al., "SpecInfer: accelerating large language model serving with tree-based speculative
-inference and verification", ASPLOS 2024, Algorithm 2 (multi-step speculative sampling), drawn *without replacement*
-(Jeon et al., "Recursive speculative decoding", 2024): each is tested with the distribution that was left to draw it
-from.
+*Draws after a node.* The draws after a node are tested one after the other. With p the target's distribution there and
+q the draft's, the first draw x is accepted with probability min(1, p(x) / q(x)); after a rejection p becomes its
+residual, norm(max(p - q, 0)), against which the next draw is tested. Where none is accepted, the target draws from the
+last residual. For a chain, with one draw a node: Leviathan, Kalman and Matias, "Fast inference from transformers via
+speculative decoding", ICML 2023, Algorithm 1; Chen et al., "Accelerating large language model decoding with speculative
+sampling", 2023, Algorithm 2. For siblings: Miao et al., "SpecInfer: accelerating large language model serving with
+tree-based speculative inference and verification", ASPLOS 2024, Algorithm 2 (multi-step speculative sampling), drawn
+*without replacement* (Jeon et al., "Recursive speculative decoding", 2024): q of a sibling is that of the previous one
+without its token.
 
-It is exact for every tree that grows child by child, each drawn from what is left of its parent's distribution,
-whichever parent is chosen for the next child, and when to stop, by what was drawn before: one more last child changes
-the distribution of nothing. It splits the residual that would have been drawn from into what is accepted of it and what
-is left, and after what is accepted the target continues as it would have. Leaving out a child for its own value is what
-would not be exact. Several drafters may draw after the same node, each from a distribution of its own: their draws are
-tested drafter by drafter, in an order that nothing drawn decides, and a token that two of them drew is one node and two
-draws. A child that nobody drew is deterministic: where all draws are rejected the target draws from what it has left,
-and goes on behind the child that is this token.
+    p = (0.5, 0.3, 0.2), q = (0.2, 0.8, 0): a draw of token 1 is accepted with 0.3 / 0.8 = 0.375; after its rejection
+    the residual is (0.3, 0, 0.2) / 0.5 = (0.6, 0, 0.4)
 
-*A block.* Of a chain that is drawn as a whole: Sun et al., "Block verification accelerates speculative decoding", ICLR
-2025, Algorithm 2, which accepts as many tokens or more; the two differ from two draft tokens on.
+This is exact for every tree that grows child by child, whichever node gets the next child and whenever growth stops,
+even if earlier draws decide both: one more last child changes no distribution, since it splits the residual that would
+have been drawn from into an accepted part and a smaller residual. To leave out a child for its own value is not exact.
+Several drafters may draw after one node: their draws are tested drafter by drafter, in an order that no draw decides; a
+token that two of them drew is one node with two draws. A child without a draw is deterministic: where all draws are
+rejected and the target draws this token itself, the walk goes on after that child.
 
-`accept_draw` and `accept_block_one` decide on the host and look at no position that they need not see; `accept_draws`
-and `accept_block` decide for a batch on a device, where waiting for a position's outcome would cost more than computing
-them all. Called by the target.
+*A block.* For a chain that one drafter drew: Sun et al., "Block verification accelerates speculative decoding", ICLR
+2025, Algorithm 2, which accepts as many tokens or more. The two rules differ from two draft tokens on.
+
+`accept_draw` and `accept_block_one` decide one slot on the host, and compute no position that they do not need.
+`accept_draws` and `accept_block` decide a batch on a device, where to wait for the outcome of a position would cost
+more than to compute all. Shapes: B slots, N nodes, K draft tokens, T draws after one node, V ids.
 """
 
 from __future__ import annotations
@@ -45,24 +47,26 @@ from outrider.engine.sampling.sampling import probabilities
 from outrider.engine.sampling.wire_tensors import scattered
 
 OwnDraw = Callable[[int, Weights, Ids | None], int]
-"""(place, weights [N] float64, their ids [N] or None for 0 .. N - 1): the index of the token that the target draws
-itself after so many drafts."""
+"""Function (depth, weights [N] float64, their ids [N] or None for 0 .. N - 1) -> index of the token that the target
+draws itself after so many accepted draft tokens."""
 
 
 def accept_draw(
     target: RowLaw, draws: Sequence[tuple[int, RowLaw | None, float]], lenience: float = 1.0
 ) -> tuple[int | None, Weights]:
-    """Test the draws after one node in order. Return the token of the first that is accepted, None where none is, and
-    what the target has left then: weights [N] of the entries of its distribution.
+    """Test the draws after one node in order: Leviathan et al. (2023), Algorithm 1; of siblings SpecInfer, Algorithm 2.
 
-    draws: of each the token, what it was drawn from (None: what is left of that of the draw before it), and its uniform
-    number. lenience: every draft probability counts as so much of it (Leviathan et al., A.5). What is accepted has mass
-    min(draft, target / lenience), and what is recovered adds max(target / lenience - draft, 0) at most: no token comes
-    more than 1 / lenience times as often as the target says it.
+    Returns the token of the first accepted draw, or None, and the target's residual: weights [N] of the entries of
+    `target`, float64, from which the target draws where no draw is accepted.
+
+    draws: (token, distribution, uniform number) of each; distribution None: that of the previous draw without its
+    token. lenience: every draft probability is multiplied by it (Leviathan et al., A.5). Then no token comes more than
+    1 / lenience times as often as the target draws it: an accepted one has mass min(q, p / lenience), and a recovered
+    one adds at most max(p / lenience - q, 0).
     """
     if not draws:
         return None, target.weights
-    left = target.probs()
+    left = target.probs()  # [N]: p, then its residuals
     draft: RowLaw | None = None
     previous_id = 0
     for token_id, distribution, u in draws:
@@ -71,7 +75,8 @@ def accept_draw(
         else:
             assert draft is not None, "the first draw has a distribution"
             draft = draft.without(previous_id)
-        place, draft_prob = target.place_of(token_id), lenience * draft.prob(token_id)
+        place = target.place_of(token_id)
+        draft_prob = lenience * draft.prob(token_id)
         if place is not None and draft_prob > 0 and u < left[place] / draft_prob:
             return token_id, left
         left = residual(left, lenience * draft.probs_at(target))
@@ -82,46 +87,53 @@ def accept_draw(
 
 @dataclass(frozen=True, slots=True)
 class DrawTable:
-    """The draws after N nodes, T of one at most, those of a node in the order in which they are tested."""
+    """The draws after N nodes, at most T after one, in the order of the tests.
+
+    After node 0 draws a and b of one drafter, after node 1 none: num_draws [2, 0], token_ids [[a, b], [?, ?]],
+    distributions [[(0, q)], []], for b is drawn from q without a.
+    """
 
     token_ids: NDArray[np.int64]
-    """[N, T]; padding may hold anything."""
+    """Drawn ids, [N, T]; padding may hold anything."""
     uniforms: NDArray[np.float64]
-    """[N, T]; padding may hold anything."""
+    """Uniform number of each draw, [N, T]; padding may hold anything."""
     num_draws: NDArray[np.int64]
-    """[N]."""
+    """Number of draws after each node, [N]."""
     distributions: Sequence[Sequence[tuple[int, RowLaw]]]
-    """[T] lists of nodes with what their draws at that place were drawn from; a node that is not listed: what is left
-    of that of the draw before it."""
+    """By place of a draw, T lists of (node, distribution of its draw at that place). A node that is missing has that of
+    its previous draw without the drawn token."""
     lenience: NDArray[np.float64]
-    """[N]: as `accept_draw` takes it."""
+    """Lenience of each node's request, [N]."""
 
 
 def accept_draws(draws: DrawTable, target_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Do as `accept_draw` for N nodes. target_probs: the target's distributions [N, V] float64.
+    """Test the draws after N nodes as `accept_draw` does. target_probs: the target's distributions, [N, V] float64.
 
-    Returns the token that is accepted after each node, -1 for none, [N] int64, and what the target has left [N, V].
+    Returns the accepted token after each node, -1 for none, [N] int64, and the target's residuals, [N, V] float64.
     """
-    device, left = target_probs.device, target_probs
+    device = target_probs.device
     num_nodes, max_draws = draws.token_ids.shape
-    token_ids, uniforms = to_device(draws.token_ids, device), to_device(draws.uniforms, device)
-    num_draws, lenience = to_device(draws.num_draws, device), to_device(draws.lenience[:, None], device)
-    accepted_ids = torch.full((num_nodes,), -1, dtype=torch.int64, device=device)
-    weights = torch.zeros_like(left)  # of the draft's distributions, not normalised
+    token_ids = to_device(draws.token_ids, device)  # [N, T]
+    uniforms = to_device(draws.uniforms, device)  # [N, T]
+    num_draws = to_device(draws.num_draws, device)  # [N]
+    lenience = to_device(draws.lenience[:, None], device)  # [N, 1]
+    accepted_ids = torch.full((num_nodes,), -1, dtype=torch.int64, device=device)  # [N]
+    left = target_probs  # [N, V]: p, then its residuals
+    weights = torch.zeros_like(left)  # [N, V]: q of the draws at this place, not normalised
     for place in range(max_draws):
         if draws.distributions[place]:
             is_new = np.zeros((num_nodes, 1), dtype=np.bool_)
             is_new[[node for node, _ in draws.distributions[place]]] = True
-            new = scattered(draws.distributions[place], num_nodes, left.shape[1], device).double().exp()
+            new = scattered(draws.distributions[place], num_nodes, left.shape[1], device).double().exp()  # [N, V]
             weights = torch.where(to_device(is_new, device), new, weights)
         at = token_ids[:, place : place + 1]  # [N, 1]
-        draft = weights / weights.sum(dim=1, keepdim=True)
+        draft = weights / weights.sum(dim=1, keepdim=True)  # [N, V]
         draft *= lenience
-        draft_prob = draft.gather(1, at)[:, 0]
-        is_tested = (place < num_draws) & (accepted_ids < 0)
-        is_accepted = is_tested & (draft_prob > 0) & (uniforms[:, place] < left.gather(1, at)[:, 0] / draft_prob)
+        draft_prob = draft.gather(1, at)[:, 0]  # [N]
+        is_tested = (place < num_draws) & (accepted_ids < 0)  # [N]
+        is_accepted = is_tested & (draft_prob > 0) & (uniforms[:, place] < left.gather(1, at)[:, 0] / draft_prob)  # [N]
         accepted_ids = torch.where(is_accepted, at[:, 0], accepted_ids)
-        rest = residual(left, draft)
+        rest = residual(left, draft)  # [N, V]
         rest /= rest.sum(dim=1, keepdim=True)
         left = torch.where((is_tested & ~is_accepted)[:, None], rest, left)
         weights.scatter_(1, at, 0.0)
@@ -130,56 +142,66 @@ def accept_draws(draws: DrawTable, target_probs: Tensor) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """One slot's numbers."""
+    """The random numbers of one slot's step."""
 
     accept: NDArray[np.float64]
-    """[K] uniforms in (0, 1), float64, independent of each other, of the drafts, and of earlier rounds: block
-    verification looks at positions that it then leaves to the next."""
+    """Uniform numbers in (0, 1) by which draws are accepted, [K]. They are independent of each other, of the draws, and
+    of earlier rounds: block verification uses numbers of positions that it then leaves to the next round."""
     own: OwnDraw
-    """Draws with numbers of the position, which are independent of all these."""
+    """Function that draws the target's own token, with numbers of its position that are independent of all these."""
 
 
 def accept_block_one(
-    target_law: Callable[[int], RowLaw], draft_laws: Sequence[RowLaw], draft_ids: Sequence[int], noise: Noise
+    target_at: Callable[[int], RowLaw], drawn_from: Sequence[RowLaw], draft_ids: Sequence[int], noise: Noise
 ) -> tuple[int, int]:
-    """Decide as `accept_block` for one slot; return (num_accepted, next id).
+    """Decide one slot as `accept_block` does: Sun et al. (2025), Algorithm 2. Return (num_accepted, next id).
 
-    target_law(j): the target's law at position j, asked for in order and only as far as drafts may be kept.
-    draft_laws [K]: what draft_ids [K] were drawn from. Raises NothingToDraw.
+    target_at: returns the target's distribution after so many draft tokens; called in order, and only as far as draft
+    tokens may be accepted. drawn_from: distributions that draft_ids [K] were drawn from, [K]. Raises NothingToDraw.
     """
-    num_drafted, targets, kept = len(draft_ids), list[RowLaw](), [1.0]
-    for j, (token_id, draft) in enumerate(zip(draft_ids, draft_laws, strict=True)):
-        targets.append(target_law(j))
+    num_drafted = len(draft_ids)
+    targets = list[RowLaw]()
+    kept = [1.0]  # by number of draft tokens, as in `accept_block`
+    for depth, (token_id, draft) in enumerate(zip(draft_ids, drawn_from, strict=True)):
+        target = target_at(depth)
+        targets.append(target)
         draft_prob = draft.prob(token_id)
-        kept.append(min(1.0, kept[j] * targets[j].prob(token_id) / draft_prob) if draft_prob > 0 else 0.0)
-        if kept[-1] == 0.0:  # neither this token nor one after it can be kept
+        next_kept = 0.0
+        if draft_prob > 0:
+            next_kept = min(1.0, kept[depth] * target.prob(token_id) / draft_prob)
+        kept.append(next_kept)
+        if next_kept == 0.0:  # neither this token nor one after it can be accepted
             break
     if len(kept) == num_drafted + 1 and (not num_drafted or noise.accept[num_drafted - 1] < kept[num_drafted]):
-        bonus = target_law(num_drafted)
+        bonus = target_at(num_drafted)
         return num_drafted, bonus.id_of(noise.own(num_drafted, bonus.weights, bonus.ids))
-    for n, target in reversed(list(enumerate(targets))):  # the law after n drafts
-        left = (kept[n] * target.probs() - draft_laws[n].probs_at(target)).clip(min=0.0)
+    for num in reversed(range(len(targets))):  # accepted draft tokens
+        target = targets[num]
+        left = (kept[num] * target.probs() - drawn_from[num].probs_at(target)).clip(min=0.0)  # [N]
         mass = float(left.sum())
-        if n == 0 or noise.accept[n - 1] < _block_share(mass, kept[n]):
-            weights = left if mass > 0 else target.probs()  # equal laws, up to rounding
-            return n, target.id_of(noise.own(n, weights, target.ids))
-    raise AssertionError("unreachable: n = 0 returns")
+        if num == 0 or noise.accept[num - 1] < _block_share(mass, kept[num]):
+            if not mass > 0:  # the distributions are equal, up to rounding
+                left = target.probs()
+            return num, target.id_of(noise.own(num, left, target.ids))
+    raise AssertionError("unreachable: num = 0 returns")
 
 
 def _block_share(mass: float, kept: float) -> float:
     """Return the probability of stopping at a position, given that no later one was. Sun et al., equation 4."""
     whole = mass + 1.0 - kept
-    return mass / whole if whole > 0 else 1.0
+    if whole > 0:
+        return mass / whole
+    return 1.0
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The decisions of a round, per row. The first num_accepted drafts and then next_ids are the target's output."""
+    """The decisions on B chains: the first num_accepted draft tokens of each are accepted, and its next id follows."""
 
     num_accepted: Tensor
-    """[B] int64, at most num_drafted."""
+    """Number of accepted draft tokens, [B] int64."""
     next_ids: Tensor
-    """[B] int64: recovered when num_accepted < num_drafted, else bonus."""
+    """Recovered token where a draft token is rejected, else bonus token, [B] int64."""
 
 
 def accept_block(
@@ -190,51 +212,52 @@ def accept_block(
     accept_u: Tensor,
     keys: Tensor,
 ) -> Accepted:
-    """Accept the longest prefix of the drafts that a draw of its own accepts.
+    """Accept the longest prefix of each chain that its own number accepts: Sun et al. (2025), Algorithm 2.
 
-    target_log_probs [B, K+1, V] float32 and draft_log_probs [B, K, V] float32, -inf outside the support; row b's extra
-    token comes from target_log_probs[b, num_drafted[b]]. draft_ids [B, K] int64, drawn from `draft_log_probs` as
-    `inverse_cdf` does. num_drafted [B] int64 in [0, K]; whatever lies past it is padding and may hold anything.
-    accept_u [B, K]: float64 in (0, 1), independent of each other and of the drafts. keys [B, 4]: `coupled.device_keys`
-    of the position of the first draft, from which on numbers draw what is no draft.
+    target_log_probs [B, K + 1, V] and draft_log_probs [B, K, V] float32, -inf for no mass; both are normalised by the
+    float64 sums of their rows. draft_ids [B, K] int64, drawn from `draft_log_probs`. num_drafted [B] int64 in [0, K];
+    what lies past it is padding and may hold anything. accept_u [B, K] float64 in (0, 1), independent of each other and
+    of the draws. keys [B, 4] int64: `coupled.device_keys` of the first draft token's position, for the next ids.
 
-    kept[n] = min(1, kept[n - 1] * target / draft) of the first n drafts; the prefix of n < num_drafted of them is kept
-    with probability left / (left + 1 - kept[n]), left = sum of max(kept[n] * target - draft, 0) after it, the whole
-    with kept[num_drafted]. What follows a prefix is drawn from max(kept[n] * target - draft, 0). Both sides divide by
-    the float64 sums of the float32 rows.
+    With p and q the target's and the draft's distribution after n draft tokens x1 .. xn: kept[0] = 1 and
+    kept[n + 1] = min(1, kept[n] * p(x) / q(x)) for the next token x. The whole chain is accepted with probability
+    kept[K], a prefix of n < K tokens with m / (m + 1 - kept[n]) (equation 4), where m is the mass of
+    max(kept[n] * p - q, 0), from which the next id is drawn.
     """
     kept = [torch.ones(len(num_drafted), dtype=torch.float64, device=num_drafted.device)]  # [B] each
     num_accepted = torch.zeros_like(num_drafted)
     for j in range(draft_ids.shape[1]):  # a position at a time: float64 rows of the whole batch would be large
-        target_probs, draft_probs = probabilities(target_log_probs[:, j]), probabilities(draft_log_probs[:, j])
+        target_probs = probabilities(target_log_probs[:, j])  # [B, V] float64
+        draft_probs = probabilities(draft_log_probs[:, j])  # [B, V] float64
         if j:
-            mass = (kept[j][:, None] * target_probs - draft_probs).clip(min=0.0).sum(dim=1)
-            whole = mass + 1.0 - kept[j]
-            share = torch.where(whole > 0, mass / whole, 1.0)
-            num_accepted = torch.where((j < num_drafted) & (accept_u[:, j - 1] < share), j, num_accepted)
-        at = draft_ids[:, j : j + 1]
-        target_prob, draft_prob = target_probs.gather(1, at)[:, 0], draft_probs.gather(1, at)[:, 0]
-        ratio = torch.where(draft_prob > 0, target_prob / draft_prob, 0.0)
+            mass = (kept[j][:, None] * target_probs - draft_probs).clip(min=0.0).sum(dim=1)  # [B]
+            whole = mass + 1.0 - kept[j]  # [B]
+            stop_prob = torch.where(whole > 0, mass / whole, 1.0)  # [B]
+            num_accepted = torch.where((j < num_drafted) & (accept_u[:, j - 1] < stop_prob), j, num_accepted)
+        at = draft_ids[:, j : j + 1]  # [B, 1]
+        target_prob = target_probs.gather(1, at)[:, 0]  # [B]
+        draft_prob = draft_probs.gather(1, at)[:, 0]  # [B]
+        ratio = torch.where(draft_prob > 0, target_prob / draft_prob, 0.0)  # [B]
         kept.append((kept[j] * ratio).clamp_max(1.0))
-        last = num_drafted == j + 1
-        num_accepted = torch.where(last & (accept_u[:, j] < kept[j + 1]), j + 1, num_accepted)
-    rows = torch.arange(len(num_accepted), device=num_accepted.device)
-    share = torch.stack(kept)[num_accepted, rows]  # [B]
+        is_last = num_drafted == j + 1  # [B]
+        num_accepted = torch.where(is_last & (accept_u[:, j] < kept[j + 1]), j + 1, num_accepted)
+    rows = torch.arange(len(num_accepted), device=num_accepted.device)  # [B]
+    kept_then = torch.stack(kept)[num_accepted, rows]  # [B]
     weights = probabilities(target_log_probs[rows, num_accepted])  # [B, V] float64
-    # Computed for every row: asking which ones are rejected would be a wait.
-    draft_probs = probabilities(draft_log_probs[rows, num_accepted.clamp_max(draft_ids.shape[1] - 1)])
-    is_rejected = (num_accepted < num_drafted)[:, None]
-    weights = torch.where(is_rejected, residual(share[:, None] * weights, draft_probs), weights)
-    at_next = torch.cat((keys[:, :3], keys[:, 3:] + num_accepted[:, None]), dim=1)
+    # Computed for every row: the host would have to wait to learn which ones are rejected.
+    draft_probs = probabilities(draft_log_probs[rows, num_accepted.clamp_max(draft_ids.shape[1] - 1)])  # [B, V]
+    is_rejected = (num_accepted < num_drafted)[:, None]  # [B, 1]
+    weights = torch.where(is_rejected, residual(kept_then[:, None] * weights, draft_probs), weights)
+    at_next = torch.cat((keys[:, :3], keys[:, 3:] + num_accepted[:, None]), dim=1)  # [B, 4]
     return Accepted(num_accepted, picked(weights.log(), at_next))
 
 
 def residual(target_probs: Array, draft_probs: Array) -> Array:
-    """Return max(target - draft, 0), not normalised. All [..., V] float64, of NumPy or torch.
+    """Return max(target - draft, 0), not normalised. All are [..., V] float64, of NumPy or torch.
 
-    Where nothing is left the two laws are equal up to rounding and a rejection has probability of about 2^-52: the
-    target's own law stands in.
+    Where that is 0 everywhere the two distributions are equal up to rounding, and a rejection has a probability of
+    about 2^-52: the target's distribution is returned.
     """
-    positive = (target_probs - draft_probs).clip(min=0.0)
-    nothing_left = (positive.sum(-1) <= 0)[..., None]
+    positive = (target_probs - draft_probs).clip(min=0.0)  # [..., V]
+    nothing_left = (positive.sum(-1) <= 0)[..., None]  # [..., 1]
     return positive + target_probs * nothing_left

@@ -1,7 +1,7 @@
-"""The law of what a drafter without a model has counted.
+"""The distribution of the tokens that a drafter without a model has counted.
 
-Counts take the place of a model's logits: penalties, biases, bans, temperature and cuts are applied to their logarithms
-as they are to those, so that guesses lean the way that the target's tokens do.
+The logarithms of counts take the place of logits: penalties, biases, bans, temperature and cuts are applied to them, as
+the target applies them to its logits.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from outrider.engine.sampling.row_law import RowLaw
 
 
 def law_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> RowLaw | None:
-    """Return the law of counts under a row's parameters, None where all that was counted is banned."""
+    """Return the distribution of counts under a row's parameters; None where all counted ids are banned."""
     ids, numbers = counts
-    if ids.size == 1:  # what is done to the logit of one leaves it all there is
+    if ids.size == 1:  # one id has all the mass, whatever penalties do to it, unless it is banned
         processed = process_row(np.zeros(1, dtype=np.float32), row, ids, vocab_size)
-        return None if processed[0] == -math.inf else RowLaw(vocab_size, np.zeros(1, dtype=np.float32), ids)
-    shares = np.log(numbers / numbers.sum()).astype(np.float32)
-    processed = process_row(shares, row, ids, vocab_size)
+        if processed[0] == -math.inf:
+            return None
+        return RowLaw(vocab_size, np.zeros(1, dtype=np.float32), ids)
+    log_probs = np.log(numbers / numbers.sum()).astype(np.float32)  # [N]
+    processed = process_row(log_probs, row, ids, vocab_size)  # [N]
     if processed.max() == -math.inf:
         return None
-    law = law_of(processed, row.state.params)
-    return RowLaw(vocab_size, law.scores, ids if law.ids is None else ids[law.ids])
+    law = law_of(processed, row.state.params)  # over places among `ids`
+    if law.ids is not None:
+        ids = ids[law.ids]
+    return RowLaw(vocab_size, law.scores, ids)

@@ -1,11 +1,11 @@
-"""From one row of logits to its law, on the host: candidates first, then the rest of the chain on those alone. NumPy.
+"""From one row of logits to its distribution on the host: cuts first, then the rest on the remaining ids. NumPy.
 
-The law is `sampling.distributions`, in torch for a batch on any device; this stands in for it on the CPU alone, behind
-`draw_tokens` and `decide`: one row at a time stays in the processor's cache, and is not looked at when nobody needs it.
-Of a step of the demo target with one verify of 6 rows it saves (`make bench-sampling`, 95 % intervals): greedy 14 %
-(12 to 17), temperature 43 % (32 to 55), lenience 23 % (18 to 27), top-k with top-p 129 % (113 to 145), penalties 53 %
-(42 to 64), coupled 88 % (80 to 96); of the step of a 94M target 2, 7, 4, 21, 7 and 18 %;
-of a step of the demo target with 128,256 ids 26, 63, 54, 278, 126 and 593 %.
+It computes what `sampling.distributions` computes in torch for a batch on any device, and is used on the CPU alone: a
+row stays in the processor's cache, and a row that no decision needs is never computed. Of a step of the demo target
+with one verify of 6 rows it saves (`make bench-sampling`, 95 % intervals): greedy 14 % (12 to 17), temperature 43 % (32
+to 55), lenience 23 % (18 to 27), top-k with top-p 129 % (113 to 145), penalties 53 % (42 to 64), coupled 88 % (80 to
+96); of the step of a 94M target 2, 7, 4, 21, 7 and 18 %; of the demo target's with 128,256 ids 26, 63, 54, 278, 126 and
+593 %.
 """
 
 from __future__ import annotations
@@ -23,51 +23,56 @@ from outrider.wire.requests.params import SamplingParams
 
 
 class HostLogits:
-    """Reads the logits of a step row by row."""
+    """The logits of a step on the host, read row by row."""
 
     @staticmethod
     def reads(logits: Tensor) -> bool:
-        """Return whether the host can read the logits where they are; others are computed with on their device."""
+        """Return whether logits lie in the host's memory; others are processed on their device."""
         return logits.device.type == "cpu"
 
     def __init__(self, logits: Tensor) -> None:
-        """Take logits [R, V] float32, copied from a device if they are there."""
+        """Copy logits [R, V] float32 to the host, unless they are there."""
         self._rows = logits.cpu().numpy()
-        self._told: Callable[[Scores], Scores] | None = None
+        self._retokenize: Callable[[Scores], Scores] | None = None
 
     def told(self, tell: Callable[[Scores], Scores]) -> HostLogits:
-        """Return the same rows over the tokens of another vocabulary. tell: makes its logits of a row's, -inf for those
-        of which nothing is known.
+        """Return the same rows in another model's tokens.
+
+        tell: converts a row [V] to that model's logits, -inf for tokens without a counterpart.
         """
         other = copy.copy(self)
-        other._told = tell
+        other._retokenize = tell
         return other
 
     @property
     def num_rows(self) -> int:
+        """Number of rows, R."""
         return len(self._rows)
 
     @property
     def vocab_size(self) -> int:
+        """Number of ids of a row, V."""
         return self._rows.shape[1]  # type: ignore[no-any-return]
 
     def raw_best_id(self, index: int) -> int:
-        """Return the id of the largest logit of row `index`, whatever a request asks."""
+        """Return the id of the largest logit of row `index`, before penalties and bans."""
         return int(self._rows[index].argmax())
 
     def best_id(self, index: int, row: LogitRow, guess: int | None = None) -> int:
-        """Return the best id of row `index`, the lowest among equals, or a guess with `lenience` times its probability.
-        Raises NonFiniteLogits.
+        """Return the best id of row `index`, the lowest among equals. Raises NonFiniteLogits.
+
+        guess: a draft token, which is returned where it has at least `lenience` times the best id's probability.
         """
-        processed, lenience = self._processed(index, row), row.state.params.lenience
+        processed = self._processed(index, row)
+        lenience = row.state.params.lenience
         best = int(processed.argmax())
         if guess is not None and lenience < 1.0 and processed[guess] >= processed[best] + math.log(lenience):
             return guess
         return best
 
     def ranked(self, index: int, row: LogitRow, num: int) -> tuple[list[int], list[float]]:
-        """Return the `num` best ids of row `index`, best first and the lowest first among equals, fewer where the rest
-        is banned, and their probabilities at temperature 1. Raises NonFiniteLogits.
+        """Return the num best ids of row `index`, best first, of equals the lowest, and their probabilities at
+        temperature 1. There are fewer where the others are banned. Raises NonFiniteLogits.
         """
         processed = self._processed(index, row)
         ids = exactly_best(processed, min(num, processed.size))
@@ -80,27 +85,34 @@ class HostLogits:
         return ids.tolist(), (np.exp(processed[ids] - best, dtype=np.float64) / total).tolist()
 
     def law(self, index: int, row: LogitRow) -> RowLaw:
-        """Return the law that the token of row `index` is drawn from. Raises NonFiniteLogits."""
+        """Return the distribution that the token of row `index` is drawn from. Raises NonFiniteLogits."""
         return law_of(self._processed(index, row), row.state.params)
 
     def law_if_any(self, index: int, row: LogitRow) -> RowLaw | None:
-        """Do as `law`; None where all is banned of which anything is known."""
+        """Return the distribution of row `index`; None where every token for which `told` has a logit is banned."""
         processed = self._processed(index, row)
-        is_known = self._told is None or processed.max() > -math.inf
-        return law_of(processed, row.state.params) if is_known else None
+        if self._retokenize is not None and processed.max() == -math.inf:
+            return None
+        return law_of(processed, row.state.params)
 
     def _processed(self, index: int, row: LogitRow) -> Scores:
         logits = self._rows[index]
         if not (logits.min() > -math.inf and logits.max() < math.inf):  # a NaN makes both NaN
             raise NonFiniteLogits([index])
-        return process_row(logits if self._told is None else self._told(logits), row)
+        if self._retokenize is not None:
+            logits = self._retokenize(logits)
+        return process_row(logits, row)
 
 
 def law_of(processed: Scores, params: SamplingParams) -> RowLaw:
-    """Return the law of logits [V] float32, -inf where banned and one finite. Temperature 0: all on the best id."""
+    """Return the distribution of logits [V] float32, of which one is finite and banned ones are -inf.
+
+    At temperature 0 it has the best id alone. Otherwise in this order: top-k, temperature, top-p, min-p.
+    """
     if params.greedy:
         return RowLaw(processed.size, np.zeros(1, dtype=np.float32), processed.argmax(keepdims=True))
-    values, ids = processed, None
+    values = processed
+    ids = None
     if 0 < params.top_k < processed.size:
         ids = np.flatnonzero(processed >= kth_best(processed, params.top_k))  # all that tie with the k-th best
         values = processed[ids]
@@ -117,4 +129,6 @@ def law_of(processed: Scores, params: SamplingParams) -> RowLaw:
 
 
 def _kept(scores: Scores, ids: Ids | None, places: Ids) -> tuple[Scores, Ids]:
-    return scores[places], places if ids is None else ids[places]
+    if ids is not None:
+        return scores[places], ids[places]
+    return scores[places], places

@@ -1,9 +1,8 @@
-"""Random numbers as a function of where they are used: counter-based, so that no generator carries state.
+"""Random numbers as a function of where they are used: counter-based, without the state of a generator.
 
-A draw is keyed by the request's seed and counted by (choice, position, purpose, round, candidate): a retry, another
-batch or another device gives the same number. Used by whoever draws drafts (DRAFT, OWN_DRAFT), by the verifier (ACCEPT)
-and by both (TARGET, in `coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is
-on.
+A number is keyed by the request's seed and counted by (choice, position, purpose, round, candidate), so that a retry,
+another batch and another device give the same number. Drafters use DRAFT and OWN_DRAFT, the target's decision ACCEPT,
+and both TARGET (`coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is on.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
 WORD = 0xFFFFFFFF
 FEW = 16
-"""Numbers up to which the native library makes them one by one, at 2 us each; NumPy takes 80 us for any number."""
+"""Maximum count of numbers that the native library makes one by one, at 2 us each; NumPy takes 80 us for any count."""
 _MULTIPLIERS = np.array(MULTIPLIERS, dtype=np.uint64)
 _KEY_OFFSETS = np.arange(NUM_ROUNDS, dtype=np.uint64)[:, None] * np.array(KEY_STEPS, dtype=np.uint64)  # [10, 2]
 _WORD = np.uint64(WORD)
@@ -32,17 +31,17 @@ _SHIFT = np.uint64(32)
 
 
 class Purpose(IntEnum):
-    """The use of a number. Each is an independent stream: sharing one would bias the output."""
+    """The use of a number. Each has numbers of its own: to use one number twice would bias the output."""
 
     DRAFT = 1
-    """Drawing a draft token."""
+    """Drawing a draft token in a draft worker."""
     ACCEPT = 2
-    """Keeping or rejecting it."""
+    """Accepting or rejecting a draft token."""
     OWN_DRAFT = 3
-    """Drawing a draft token in the target, in a step where a chain of a draft's may lie that began at its length."""
+    """Drawing a draft token in the target, whose step may also verify a draft worker's chain from the same length."""
     TARGET = 5
-    """Drawing what the target says itself, by a number for each vocabulary id: keyed by the position alone, so that a
-    draft can know what it would pick."""
+    """Drawing the target's own token, by a number for each vocabulary id. It is keyed by the position alone, so that a
+    draft worker can compute it."""
 
 
 def host_uniforms(
@@ -53,26 +52,26 @@ def host_uniforms(
     rounds: NDArray[np.uint64] | int = 0,
     candidates: NDArray[np.uint64] | int = 0,
 ) -> NDArray[np.float64]:
-    """Return uniform numbers in the open interval (0, 1), 53 bits each. All [N] uint64 -> [N] float64.
+    """Return N uniform numbers in the open interval (0, 1), 53 bits each: all [N] uint64 -> [N] float64.
 
-    choices in [0, 2^24). positions: index of the token in the sequence, [0, 2^32). purposes: one for all, or [N].
-    rounds: committed_len of the round, [0, 2^32), one for all, or [N]: a rule may look at a position and leave it to
-    the next round, which then needs numbers that nobody has looked at.
-    candidates: which of several drafts for a position, [0, 2^32), one for all, or [N]; 0 for the only one.
-    The key is the seed, the counter is (round, position, purpose + 256 choice, candidate).
+    The key is the seed, the counter is (round, position, purpose + 256 choice, candidate). choices: in [0, 2^24).
+    positions: index of the token in the sequence, in [0, 2^32). rounds: committed length of the round, in [0, 2^32): a
+    rule may use the number of a position and leave the position to the next round, which needs another one. candidates:
+    number of a draft token among several for a position, in [0, 2^32). Of purposes, rounds and candidates one for all
+    will do.
     """
-    counter = np.zeros((4, seeds.size), dtype=np.uint64)
+    counter = np.zeros((4, seeds.size), dtype=np.uint64)  # [4, N]
     counter[0] = rounds
     counter[1] = positions
     counter[2] = choices << np.uint64(8) | np.uint64(purposes)
     counter[3] = candidates
     key = np.stack((seeds & _WORD, seeds >> _SHIFT))  # [2, N]
-    words = host_philox4x32(counter, key)
+    words = host_philox4x32(counter, key)  # [4, N]
     return unit_doubles(words[0], words[1])
 
 
 def unit_doubles(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return 53 of the bits of two words below 2^32 as a number in (0, 1). [N] each -> [N]."""
+    """Return 53 bits of two words below 2^32 as a number in (0, 1): [N], [N] -> [N] float64."""
     bits = high << np.uint64(21) | low >> np.uint64(11)
     # Exact: 53 bits fit a double. 0 becomes 2^-54, so that 0 < u < 1 and a probability of 0 or 1 is always honoured.
     return np.maximum(bits.astype(np.float64), 0.5) * 2.0**-53
@@ -81,8 +80,8 @@ def unit_doubles(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[n
 def host_philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Run ten rounds of Philox4x32 over uint64 arrays: counter [4, N] and key [2, N], each below 2^32 -> [4, N].
 
-    Both halves of a round run as one array of 2 N: what a call costs is the number of its operations. A round leaves
-    the halves in the other order, so multipliers and keys take turns.
+    Both halves of a round run as one array of 2 N, since the number of operations is what a call costs. A round leaves
+    the halves in the other order, so multipliers and keys alternate.
     """
     num = counter.shape[1]
     multipliers = (np.repeat(_MULTIPLIERS, num), np.repeat(_MULTIPLIERS[::-1], num))  # [2 N] each
@@ -109,21 +108,28 @@ def host_slot_uniforms(
     purposes: Sequence[Purpose],
     candidates: Sequence[int] | None = None,
 ) -> NDArray[np.float64]:
-    """Return a uniform per purpose and (params, round, position, candidate): [P, N] in (0, 1). rounds: each's
-    committed_len. candidates: 0 for all when None.
+    """Return a uniform number for each of P purposes and N slots, [P, N] float64 in (0, 1).
 
-    All at once: NumPy's generator costs some 70 small operations a call, however many numbers it makes. A few are made
-    one by one where the native library is loaded: of a draft's step of one token that is a tenth.
+    params, positions: of each slot, [N]. rounds: committed lengths, [N]. candidates: [N]; None for 0.
+
+    Make one call for all: it costs some 70 small operations of NumPy, however many numbers there are. Where the native
+    library is loaded, a few are made one by one, which saves a tenth of a draft's step of one token.
     """
-    count, repeats = len(params), len(purposes)
-    native = loaded() if candidates is None and count * repeats <= FEW else None
-    if native is not None:
-        return _one_by_one(native, params, rounds, positions, purposes)
-    which = [0] * count if candidates is None else list(candidates)
-    each = [[p.seed for p in params], [p.choice for p in params], list(positions), list(rounds), which]
-    kinds = np.repeat(np.array(purposes, dtype=np.uint64), count)
-    seeds, choices, at, within, drawn = np.tile(np.array(each, dtype=np.uint64), repeats)
-    return host_uniforms(seeds, choices, at, kinds, within, drawn).reshape(repeats, count)
+    count = len(params)
+    repeats = len(purposes)
+    if candidates is None:
+        native = None
+        if count * repeats <= FEW:
+            native = loaded()
+        if native is not None:
+            return _one_by_one(native, params, rounds, positions, purposes)
+        candidates = [0] * count
+    seeds = [own.seed for own in params]
+    choices = [own.choice for own in params]
+    columns = np.array([seeds, choices, positions, rounds, candidates], dtype=np.uint64)  # [5, N]
+    kinds = np.repeat(np.array(purposes, dtype=np.uint64), count)  # [P * N]
+    tiled = np.tile(columns, repeats)  # [5, P * N]
+    return host_uniforms(tiled[0], tiled[1], tiled[2], kinds, tiled[3], tiled[4]).reshape(repeats, count)
 
 
 def _one_by_one(
@@ -133,13 +139,15 @@ def _one_by_one(
     positions: Sequence[int],
     purposes: Sequence[Purpose],
 ) -> NDArray[np.float64]:
-    """Make the same numbers: the generator of a vocabulary's ids has the round where an even id has its half."""
-    found, id_ = np.empty((len(purposes), len(params))), np.empty(1, dtype=np.int64)
-    address, item = found.ctypes.data, found.itemsize
-    for p, round_, position in zip(params, rounds, positions, strict=True):
+    # The generator of a vocabulary's ids has half of an even id where these numbers have the round.
+    numbers = np.empty((len(purposes), len(params)))  # [P, N]
+    id_ = np.empty(1, dtype=np.int64)
+    address = numbers.ctypes.data
+    item_bytes = numbers.itemsize
+    for own, round_, position in zip(params, rounds, positions, strict=True):
         id_[0] = 2 * round_
         for row, purpose in enumerate(purposes):
-            at = address + item * row * len(params)
-            native.outrider_id_uniforms(p.seed, position, p.choice << 8 | purpose, id_.ctypes.data, 1, at)
-        address += item
-    return found
+            at = address + item_bytes * row * len(params)
+            native.outrider_id_uniforms(own.seed, position, own.choice << 8 | purpose, id_.ctypes.data, 1, at)
+        address += item_bytes
+    return numbers

@@ -1,19 +1,18 @@
-"""Apply what a request asks of the logits themselves: a grammar, penalties, biases and bans.
+"""Change logits as a request's grammar, penalties, logit bias and bans demand, before temperature and cuts.
 
 Order: grammar, repetition penalty (over prompt and output), frequency and presence penalty (over the output), logit
 bias, bad words, minimum length. Draft tokens before a row's position count as output. Without a grammar only the named
-columns are touched.
-
-The grammar always wins: bans apply among what it allows, and are lifted where they would leave nothing of that. What
-truncates a law comes after all of these and sees what they left.
+columns are touched. The grammar always wins: bans apply to the ids that it allows, and are lifted where they would
+leave none of these.
 
 vLLM differs in two points: it adds the logit bias before the penalties, so that its repetition penalty scales the
 biased logit, and it looks for the beginning of a bad word in the output alone.
+
+`process_unchecked` serves a batch on any device, `process_row` one row on the host.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,76 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.host_copy import to_device
+from outrider.engine.sampling.column_edits import ColumnEdits, Columns
 from outrider.engine.sampling.grammar import Grammar, GrammarState, Mask, MaskBits
 from outrider.engine.sampling.row_law import Array, Ids, Scores
 from outrider.wire.errors import WorkerFault
 from outrider.wire.requests.params import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnEdits:
-    """Columns to be changed: x becomes x * factor + offset where it is negative, else x / factor + offset. All [N]."""
-
-    ids: NDArray[np.int64]
-    factor: NDArray[np.float64]
-    """The repetition penalty of an id in prompt or output, else 1."""
-    offset: NDArray[np.float64]
-    """Logit bias less frequency and presence penalties."""
-
-
-class Columns:
-    """The columns that penalties and biases name, with counts that grow with the output. The prompt's ids are among
-    them under a repetition penalty only.
-    """
-
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
-        self._params = params
-        self._prompt = frozenset(prompt_ids) if params.repetition_penalty != 1.0 else frozenset()
-        self._num_output: Counter[int] = Counter()
-        ids = sorted(self._prompt | params.logit_bias.keys())
-        self._place = {token_id: place for place, token_id in enumerate(ids)}
-        self._edits = ColumnEdits(*self._columns_of(ids, self._num_output))
-
-    def add_output(self, new_ids: Sequence[int]) -> None:
-        self._num_output.update(new_ids)
-        self._edits = self._with(list(dict.fromkeys(new_ids)), self._num_output)
-        for token_id in self._edits.ids[len(self._place) :].tolist():
-            self._place[token_id] = len(self._place)
-
-    def forget_output(self) -> None:
-        """Set all counts to 0. Columns that only the output named stay, and change nothing."""
-        self._num_output.clear()
-        self._edits = ColumnEdits(*self._columns_of(list(self._place), self._num_output))
-
-    def after(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
-        """Return the edits with the draft tokens counted as output, None when no column is named. Keeps the counts."""
-        if not draft_prefix:
-            return self._edits if self._place else None
-        counts = Counter(draft_prefix)
-        return self._with(list(counts), {i: n + self._num_output[i] for i, n in counts.items()})
-
-    def _with(self, changed: list[int], num_output: dict[int, int]) -> ColumnEdits:
-        """Return the edits with other counts of the `changed` ids, those that nothing has named before at the end."""
-        changed.sort(key=lambda i: i not in self._place)  # stable: known ids first
-        known = [self._place[i] for i in changed if i in self._place]
-        ids, factor, offset = self._columns_of(changed, num_output)
-        new, edits = len(known), self._edits
-        factors, offsets = np.append(edits.factor, factor[new:]), np.append(edits.offset, offset[new:])
-        factors[known], offsets[known] = factor[:new], offset[:new]
-        return ColumnEdits(np.append(edits.ids, ids[new:]), factors, offsets)
-
-    def _columns_of(
-        self, ids: list[int], num_output: dict[int, int]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        p = self._params
-        counts = [num_output.get(i, 0) for i in ids]
-        factor = [p.repetition_penalty if n or i in self._prompt else 1.0 for i, n in zip(ids, counts, strict=True)]
-        offset = [
-            p.logit_bias.get(i, 0.0) - p.frequency_penalty * n - (p.presence_penalty if n else 0.0)
-            for i, n in zip(ids, counts, strict=True)
-        ]
-        return np.array(ids, dtype=np.int64), np.array(factor), np.array(offset)
-
 
 _FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
@@ -107,11 +41,11 @@ class NonFiniteLogits(WorkerFault):
             "its weights are damaged or its dtype overflows (float16 often does: use bfloat16 or float32)"
         )
         self.rows = tuple(rows)
-        """Rows of the batch."""
+        """Indices of the rows in the batch."""
 
 
 class SamplingState:
-    """Holds what one slot's parameters need to know of its tokens. Counts nothing when no penalty or bias is on."""
+    """The penalties, bans and grammar of one slot at its committed output, which is kept only for these."""
 
     def __init__(
         self,
@@ -120,34 +54,47 @@ class SamplingState:
         eos_token_ids: Sequence[int],
         grammar: Grammar | None = None,
     ) -> None:
-        """grammar: that of the parameters, compiled; None without one, and in a draft that cannot follow it."""
+        """Create the state of a slot without output. grammar: the request's, compiled; None for a request without one,
+        and in a draft worker that cannot follow it.
+        """
         self.params = params
         self._output: list[int] = []
         self._num_output = 0
-        self._banned = frozenset(word[0] for word in params.bad_words if len(word) == 1)
+        one_token_words = set[int]()
         self._last_ids: dict[tuple[int, ...], list[int]] = {}
-        """By all but the last id of a bad word: the ids that complete one."""
+        """By the ids of a bad word but the last: the ids that complete a bad word."""
         for word in params.bad_words:
-            if len(word) > 1:
+            if len(word) == 1:
+                one_token_words.add(word[0])
+            elif len(word) > 1:
                 self._last_ids.setdefault(tuple(word[:-1]), []).append(word[-1])
+        self._banned = frozenset(one_token_words)
         self._begin_lens = sorted({len(beginning) for beginning in self._last_ids})
         self._context_len = max(self._begin_lens, default=0)
         self._prompt_tail = tuple(prompt_ids[max(0, len(prompt_ids) - self._context_len) :])
-        ends = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
-        self._early_banned = frozenset(ends) if params.min_tokens else frozenset()
-        self._columns = Columns(params, prompt_ids) if _is_penalised(params) else None
-        self._grammar = None if grammar is None else GrammarState(grammar)
-        bans = bool(params.bad_words or self._early_banned)
-        self.plain = self._columns is None and self._grammar is None and not bans
-        """Whether nothing is ever asked of the logits."""
+        self._early_banned = frozenset[int]()
+        """Ids that end an output, banned before min_tokens."""
+        if params.min_tokens:
+            self._early_banned = frozenset(params.stop_token_ids)
+            if not params.ignore_eos:
+                self._early_banned |= frozenset(eos_token_ids)
+        self._columns: Columns | None = None
+        if _is_penalised(params):
+            self._columns = Columns(params, prompt_ids)
+        self._grammar: GrammarState | None = None
+        if grammar is not None:
+            self._grammar = GrammarState(grammar)
+        has_bans = bool(params.bad_words or self._early_banned)
+        self.plain = self._columns is None and self._grammar is None and not has_bans
+        """Whether the logits are never changed."""
 
     @property
     def num_output(self) -> int:
-        """Committed output tokens, as last set."""
+        """Number of committed output tokens, as last set."""
         return self._num_output
 
     def set_output(self, ids: Sequence[int]) -> None:
-        """Bring the state to the committed output `ids`. Counts only what is new when it extends the previous one."""
+        """Bring the state to the committed output `ids`. It is fast where these extend the previous output."""
         self._num_output = len(ids)
         if self._grammar is not None:
             self._grammar.set_output(ids)
@@ -157,58 +104,77 @@ class SamplingState:
         if self._output != list(ids[:known]):
             if self._columns is not None:
                 self._columns.forget_output()
-            self._output, known = [], 0
+            self._output = []
+            known = 0
         new = ids[known:]
         self._output.extend(new)
         if self._columns is not None:
             self._columns.add_output(new)
 
     def edits(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
-        """Return what penalties and biases change at the position after `draft_prefix`; None for nothing."""
-        return self._columns.after(draft_prefix) if self._columns else None
+        """Return the edits of penalties and biases at the position after `draft_prefix`; None for no edit."""
+        if self._columns is None:
+            return None
+        return self._columns.after(draft_prefix)
 
     def allowed(self, draft_prefix: tuple[int, ...]) -> Mask | None:
-        """Return which ids the grammar lets come at the position after `draft_prefix`; None for all of them.
+        """Return which ids the grammar allows at the position after `draft_prefix`, [V]; None for all of them.
 
-        None also for a prefix that the grammar does not lead to: the token before has probability 0, and nothing is
-        decided by what follows it.
+        None also for a prefix that the grammar does not allow: its last token has probability 0, so that no decision
+        depends on the position after it.
         """
-        return self._grammar.allowed(draft_prefix) if self._grammar else None
+        if self._grammar is None:
+            return None
+        return self._grammar.allowed(draft_prefix)
 
     def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
-        """Return what `allowed` does, a bit an id."""
-        return self._grammar.allowed_bits(draft_prefix) if self._grammar else None
+        """Return the mask of `allowed` with a bit for each id."""
+        if self._grammar is None:
+            return None
+        return self._grammar.allowed_bits(draft_prefix)
 
     def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
-        """Return why the grammar can be followed no further than to `draft_prefix`; None where it can."""
-        return self._grammar.failure(draft_prefix) if self._grammar else None
+        """Return why the grammar can be followed no further than `draft_prefix`; None where it can."""
+        if self._grammar is None:
+            return None
+        return self._grammar.failure(draft_prefix)
 
     def forced(self) -> list[int]:
-        """Return the ids that follow the output where the grammar leaves no choice."""
-        return self._grammar.forced() if self._grammar else []
+        """Return the ids that the grammar forces after the output; an empty list where it leaves a choice."""
+        if self._grammar is None:
+            return []
+        return self._grammar.forced()
 
     def banned(self, draft_prefix: tuple[int, ...], vocab_size: int) -> frozenset[int]:
-        """Return the ids that must not come next, of those that the grammar allows.
+        """Return the banned ids at the position after `draft_prefix`, among those that the grammar allows.
 
-        The last id of a bad word is banned when the ids before it are the last ones of prompt, output and
-        `draft_prefix` together: a word is never completed in the output, even if it begins in the prompt (as in
-        transformers). Bans that leave nothing of the vocabulary, or of what the grammar allows of it, are lifted
-        altogether at that position.
+        The last id of a bad word is banned where its other ids are the last ones of prompt, output and `draft_prefix`
+        together, as in transformers: a bad word is never completed in the output, even if it begins in the prompt. Bans
+        that would leave no id of the vocabulary, or of those that the grammar allows, are lifted at that position.
+
+            bad word [4, 5, 6], output [.., 4], draft_prefix (5,): {6}
         """
         banned = self._banned
         if self._last_ids:
             context = self._context(draft_prefix)
-            ends = (context[-size:] for size in self._begin_lens)
-            banned = banned.union(*(self._last_ids.get(end, ()) for end in ends))
+            for size in self._begin_lens:
+                banned = banned.union(self._last_ids.get(context[-size:], ()))
         if self._num_output + len(draft_prefix) < self.params.min_tokens:
             banned = banned | self._early_banned
         if not banned:
             return banned
-        banned = frozenset(i for i in banned if i < vocab_size)  # a model may end with an id that it cannot emit
         allowed = self.allowed(draft_prefix)
+        num_allowed = vocab_size
         if allowed is not None:
-            banned, vocab_size = frozenset(i for i in banned if allowed[i]), int(allowed.sum())
-        return banned if len(banned) < vocab_size else frozenset()
+            num_allowed = int(allowed.sum())
+        kept = set[int]()
+        for token_id in banned:
+            # A model may have an end of sequence beyond its vocabulary, which it cannot emit.
+            if token_id < vocab_size and (allowed is None or allowed[token_id]):
+                kept.add(token_id)
+        if len(kept) >= num_allowed:
+            return frozenset()
+        return frozenset(kept)
 
     def _context(self, draft_prefix: tuple[int, ...]) -> tuple[int, ...]:
         tail = self._output[max(0, len(self._output) - self._context_len) :]
@@ -217,65 +183,79 @@ class SamplingState:
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
-    """The request that a row of logits belongs to, and its place in it."""
+    """The request and the position of one row of logits."""
 
     state: SamplingState
     draft_prefix: tuple[int, ...] = ()
-    """Draft tokens between the committed ones and this position."""
+    """Draft tokens between the committed tokens and the position."""
 
 
 def _is_penalised(params: SamplingParams) -> bool:
-    off = params.repetition_penalty == 1.0 and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0
-    return not off or bool(params.logit_bias)
+    is_off = params.repetition_penalty == 1.0 and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0
+    return not is_off or bool(params.logit_bias)
 
 
 def sound_rows(logits: Tensor) -> Tensor:
-    """Return whether every logit of a row is a finite number: [R, V] -> [R] bool."""
-    low, high = logits.aminmax(dim=1)
+    """Return whether all logits of a row are finite: [R, V] -> [R] bool."""
+    low, high = logits.aminmax(dim=1)  # [R] each
     return (low > -torch.inf) & (high < torch.inf)  # a NaN anywhere makes both NaN
 
 
 def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
-    """Apply each row's request: [R, V] float32 -> [R, V] float32, -inf where banned.
+    """Return the logits as each row's request changes them: [R, V] float32 -> [R, V] float32, -inf where banned.
 
-    Never changes `logits` (log-probs are reported from it) and returns it as it is when no row asks for anything.
-    A row of finite logits keeps a finite value; others may hold anything. The host waits for nothing here.
+    rows: the request of each row, [R]. `logits` itself stays as it is, for reported log-probs, and is returned where no
+    row changes it. A row of finite logits keeps a finite one; it is not checked whether they are finite, for the host
+    waits for nothing.
     """
     if logits.shape[0] != len(rows):
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} requests' rows")
-    asking = [(r, row) for r, row in enumerate(rows) if not row.state.plain]
-    edits = [(r, found) for r, row in asking if (found := row.state.edits(row.draft_prefix)) is not None]
-    bans = [(r, i) for r, row in asking for i in row.state.banned(row.draft_prefix, logits.shape[1])]
-    masks = [(r, bits) for r, row in asking if (bits := row.state.allowed_bits(row.draft_prefix)) is not None]
+    edits = list[tuple[int, ColumnEdits]]()
+    bans = list[tuple[int, int]]()  # (row, id)
+    masked_rows = list[int]()
+    masks = list[MaskBits]()
+    vocab_size = logits.shape[1]
+    for r, row in enumerate(rows):
+        state = row.state
+        if state.plain:
+            continue
+        own_edits = state.edits(row.draft_prefix)
+        if own_edits is not None:
+            edits.append((r, own_edits))
+        for token_id in state.banned(row.draft_prefix, vocab_size):
+            bans.append((r, token_id))
+        bits = state.allowed_bits(row.draft_prefix)
+        if bits is not None:
+            masked_rows.append(r)
+            masks.append(bits)
     if not edits and not bans and not masks:
         return logits
-    processed = logits.clone()
+    processed = logits.clone()  # [R, V]
     if edits:
         _penalise(processed, edits)
     if bans:
         cells = to_device(np.array(bans, dtype=np.int64).T.copy(), processed.device)  # [2, N] int64
-        lowest = processed.new_full((), -torch.inf)  # a number of the host would go up by a copy that waits
+        lowest = processed.new_full((), -torch.inf)  # a number of the host would be copied with a wait
         processed.index_put_((cells[0], cells[1]), lowest)
     if masks:
-        masked = to_device(np.array([r for r, _ in masks]), processed.device)
-        bits = to_device(np.stack([bits for _, bits in masks]), processed.device)  # [M, ceil(V / 32) * 4] uint8
-        banned = _is_clear(bits, processed.shape[1])
+        masked = to_device(np.array(masked_rows), processed.device)  # [M]
+        banned = _is_clear(to_device(np.stack(masks), processed.device), processed.shape[1])  # [M, V] bool
         processed[masked] = processed[masked].masked_fill(banned, -torch.inf)
     return processed
 
 
 def _is_clear(bits: Tensor, num_ids: int) -> Tensor:
-    """Return which ids' bits are 0: masks as `MaskBits` [M, B] uint8 -> [M, num_ids] bool."""
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    each = bits[:, :, None] >> places & 1  # [M, B, 8]
-    return each.flatten(1)[:, :num_ids] == 0
+    # masks as `MaskBits` [M, B] uint8 -> [M, num_ids] bool
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)  # [8]
+    single_bits = bits[:, :, None] >> places & 1  # [M, B, 8]
+    return single_bits.flatten(1)[:, :num_ids] == 0
 
 
 def process_row(logits: Scores, row: LogitRow, ids: Ids | None = None, vocab_size: int | None = None) -> Scores:
-    """Process one row on the host: [N] float32 -> [N] float32, the same array when nothing is asked.
+    """Return one row's logits on the host as its request changes them: [N] float32 -> [N] float32.
 
-    ids [N]: ascending, what the logits are of; the rest of the vocabulary is banned. None: logits of all ids. With ids
-    nothing may be left: -inf everywhere.
+    ids: of the logits, ascending, [N]; None where these are of all ids. With ids the result may be -inf everywhere. The
+    same array is returned where the request changes nothing. vocab_size: by default the number of logits.
     """
     if row.state.plain:
         return logits
@@ -291,36 +271,46 @@ def process_row(logits: Scores, row: LogitRow, ids: Ids | None = None, vocab_siz
     if banned:
         processed[_places(ids, np.array(list(banned), dtype=np.int64))[0]] = -np.inf
     if allowed is not None:
-        processed[~(allowed if ids is None else allowed[ids])] = -np.inf
+        if ids is not None:
+            allowed = allowed[ids]
+        processed[~allowed] = -np.inf
     return processed
 
 
-def _places(ids: Ids | None, wanted: Ids) -> tuple[Ids, Any]:
-    """Return where those of `wanted` [M] lie that are among `ids`, and an index [M] of these; ids None: all are."""
+def _places(ids: Ids | None, named: Ids) -> tuple[Ids, Any]:
+    # ids [2, 4, 7], named [4, 5, 7]: places [1, 2] among ids, and the index [yes, no, yes] of those of `named`
     if ids is None:
-        return wanted, slice(None)
-    places = np.minimum(np.searchsorted(ids, wanted), ids.size - 1)
-    found = ids[places] == wanted
-    return places[found], found
+        return named, slice(None)
+    places = np.minimum(np.searchsorted(ids, named), ids.size - 1)
+    is_found = ids[places] == named
+    return places[is_found], is_found
 
 
 def _edited(x: Array, factor: Array, offset: Array) -> Array:
-    """Return what penalties and biases make of logits x, all [N] float64, of NumPy or torch: in float32 a tiny penalty
-    might divide by zero.
-    """
-    where: Any = torch.where if isinstance(x, Tensor) else np.where
+    # all [N] float64, of NumPy or torch: in float32 a tiny penalty might divide by zero
+    where: Any = np.where
+    if isinstance(x, Tensor):
+        where = torch.where
     with np.errstate(over="ignore"):
         edited: Array = where(x < 0, x * factor, x / factor) + offset
     return edited.clip(-_FLOAT32_MAX, _FLOAT32_MAX)
 
 
-def _penalise(processed: Tensor, found: list[tuple[int, ColumnEdits]]) -> None:
+def _penalise(processed: Tensor, edits: list[tuple[int, ColumnEdits]]) -> None:
     """Change the named columns in place: transformers' repetition penalty, OpenAI's frequency and presence ones."""
-    at = np.stack([np.repeat([r for r, _ in found], [e.ids.size for _, e in found]), _joined(found, "ids")])
-    where = tuple(to_device(at, processed.device))  # [sum(N)] twice
-    factor, offset = to_device(np.stack([_joined(found, "factor"), _joined(found, "offset")]), processed.device)
+    rows = list[int]()
+    sizes = list[int]()
+    ids = list[NDArray[np.int64]]()
+    factors = list[NDArray[np.float64]]()
+    offsets = list[NDArray[np.float64]]()
+    for row, own in edits:
+        rows.append(row)
+        sizes.append(own.ids.size)
+        ids.append(own.ids)
+        factors.append(own.factor)
+        offsets.append(own.offset)
+    at = np.stack([np.repeat(rows, sizes), np.concatenate(ids)])  # [2, N]
+    where = tuple(to_device(at, processed.device))  # [N] twice
+    changes = np.stack([np.concatenate(factors), np.concatenate(offsets)])  # [2, N]
+    factor, offset = to_device(changes, processed.device)  # [N] each
     processed[where] = _edited(processed[where].double(), factor, offset).float()
-
-
-def _joined(found: list[tuple[int, ColumnEdits]], name: str) -> NDArray:
-    return np.concatenate([getattr(edits, name) for _, edits in found])

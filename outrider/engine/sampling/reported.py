@@ -1,6 +1,6 @@
-"""Log-probs that are reported with committed tokens: of the unmodified model, before penalties and temperature.
+"""Log-probs that are reported with tokens: of the model's own logits, before penalties and temperature.
 
-Called where tokens are decided: on the host for the rows of a slot, on a device for all rows of the step's one copy.
+Called where tokens are decided. On a device they are packed into the one tensor that a step copies to the host.
 """
 
 from __future__ import annotations
@@ -15,47 +15,54 @@ from torch import Tensor
 from outrider.engine.host_copy import to_device
 
 Reported = tuple[float, tuple[int, ...], tuple[float, ...]]
-"""Log-prob of the token; the best ids, most likely first, the lowest first among equals; their log-probs."""
+"""(log-prob of the token, the best ids, their log-probs): the likeliest first, and of equals the lowest; in nats."""
 
 
 def reported(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> list[Reported]:
-    """Return what is reported of a token of each row. raw_logits [R, V] float32, finite, on the host."""
+    """Return the log-probs to report for one token of each row. raw_logits: [R, V] float32, finite, on the host.
+
+    token_ids: [R]. num_best: number of best ids that are reported with each.
+    """
     return unpacked(packed(raw_logits, torch.tensor(token_ids), num_best).numpy(), num_best)
 
 
 def packed_ranks(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> Tensor:
-    """Compute what is reported of a token of each row, and its rank, to be read by `unpacked_ranks`: raw_logits [R, V]
-    float32, wherever they are -> [R, 3 + 2 num_best] float64.
+    """Return log-probs and rank of one token of each row for `unpacked_ranks`, [R, 3 + 2 num_best] float64.
+
+    raw_logits: [R, V] float32, on any device. token_ids: [R].
     """
     chosen = to_device(np.array(token_ids, dtype=np.int64), raw_logits.device)  # [R]
-    ranks = 1 + (raw_logits > raw_logits.gather(1, chosen[:, None])).sum(dim=1)
-    are_finite = raw_logits.isfinite().all(dim=1)
+    ranks = 1 + (raw_logits > raw_logits.gather(1, chosen[:, None])).sum(dim=1)  # [R]
+    are_finite = raw_logits.isfinite().all(dim=1)  # [R]
     return torch.cat((are_finite[:, None], ranks[:, None], packed(raw_logits, chosen, num_best)), dim=1)
 
 
 def unpacked_ranks(values: NDArray[np.float64], num_best: int) -> list[tuple[Reported, int]] | None:
-    """Read `packed_ranks`: what is reported of each token, and its rank, 1 + how many are likelier. None where logits
-    were not finite.
-    """
+    """Read `packed_ranks`: log-probs and rank (the likeliest 1) of each token; None where logits are not finite."""
     if not values[:, 0].all():
         return None
     return list(zip(unpacked(values[:, 2:], num_best), values[:, 1].astype(int).tolist(), strict=True))
 
 
 def packed(raw_logits: Tensor, chosen: Tensor, num_best: int) -> Tensor:
-    """Compute what is reported of chosen [R] int64, to be read by `unpacked`: raw_logits [R, V] float32, 0 <= num_best
-    <= V -> [R, 1 + 2 num_best] float64.
+    """Return the log-probs to report for one token of each row for `unpacked`, [R, 1 + 2 num_best] float64.
+
+    raw_logits: [R, V] float32. chosen: the tokens, [R] int64. num_best: 0 to V.
     """
-    log_mass = raw_logits.logsumexp(dim=1, keepdim=True).double()
-    ids = raw_logits.topk(num_best, dim=1).indices.sort(dim=1).values
-    best = raw_logits.gather(1, ids).sort(dim=1, descending=True, stable=True)
-    own = raw_logits.gather(1, chosen[:, None])
-    log_probs = torch.cat((own, best.values), dim=1).double() - log_mass
+    log_mass = raw_logits.logsumexp(dim=1, keepdim=True).double()  # [R, 1]
+    ids = raw_logits.topk(num_best, dim=1).indices.sort(dim=1).values  # [R, num_best]
+    best = raw_logits.gather(1, ids).sort(dim=1, descending=True, stable=True)  # [R, num_best]
+    own = raw_logits.gather(1, chosen[:, None])  # [R, 1]
+    log_probs = torch.cat((own, best.values), dim=1).double() - log_mass  # [R, 1 + num_best]
     return torch.cat((log_probs, ids.gather(1, best.indices).double()), dim=1)  # ids fit a double
 
 
 def unpacked(values: NDArray[np.float64], num_best: int) -> list[Reported]:
-    """Read `packed` rows, which may hold more than num_best."""
+    """Read rows of `packed`, which may have been packed with a larger num_best."""
     ids_from = 1 + values.shape[1] // 2
-    best, ids = values[:, 1 : 1 + num_best].tolist(), values[:, ids_from : ids_from + num_best].astype(int).tolist()
-    return [(own, tuple(ids[r]), tuple(best[r])) for r, own in enumerate(values[:, 0].tolist())]
+    best = values[:, 1 : 1 + num_best].tolist()
+    ids = values[:, ids_from : ids_from + num_best].astype(int).tolist()
+    found = list[Reported]()
+    for own, own_ids, own_best in zip(values[:, 0].tolist(), ids, best, strict=True):
+        found.append((own, tuple(own_ids), tuple(own_best)))
+    return found

@@ -1,10 +1,10 @@
-"""The law of one token on the host: which ids can come, and with what probability. NumPy.
+"""The next-token distribution of one row on the host, and draws from it. NumPy.
 
-Both workers draw from it, the draft ships it and the target reads what was shipped into it. Its probabilities are the
-float64 exponentials of its float32 scores over their sum, whatever the scores add up to: they alone decide a draw.
+Both workers draw from it; a draft worker sends it, and the target reads the sent bytes into it. Its probabilities are
+the float64 exponentials of its float32 scores over their sum, whatever that sum is, and nothing else decides a draw.
 
-Top-k and top-p sort no vocabulary, and are exact: a bound that is cheap to find (from maxima of chunks, from the total
-mass) discards most of the row, and the rule itself is then applied to what is left. Called by `host_sampling.py`.
+Top-k and top-p are exact without sorting the vocabulary: a bound that is cheap to find (from maxima of chunks, from the
+total mass) discards most of the row, and the rule is applied to the rest. `host_sampling.py` calls them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ Scores = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Weights = NDArray[np.float64]
 Array = TypeVar("Array", Tensor, NDArray[np.float64])
-"""Takes and returns either kind, where one function serves both."""
+"""Array of torch or NumPy, for functions that serve both."""
 
 COLDEST = float(np.finfo(np.float32).tiny)
-"""Least temperature; lower ones act as this one, for float32 would divide by zero."""
+"""Minimum temperature; lower ones count as this one, since float32 would divide by zero."""
 _MAX_CHUNK = 64
-"""Most entries that one maximum stands for. Doubling it halves the maxima, and lets more entries pass the bound."""
+"""Maximum number of entries of a chunk, of which the maximum is taken for a bound."""
 _MIN_CHUNKS = 4
-"""Maxima for each entry wanted: with fewer, most entries would pass the bound. Doubling it sorts twice as many."""
+"""Minimum number of chunks for each of the k entries: with fewer, most entries would pass the bound."""
 _NUM_SORTED = 512
-"""Candidates that are sorted at once; of more, the part with the edge is looked for first. Doubling it doubles a
-sort."""
+"""Maximum number of entries that are sorted at once; of more, a histogram finds the part with the edge first."""
 _NUM_BINS = 1024
-"""Parts that are looked through for the edge. Doubling it halves what is sorted then."""
-_LEAST, _WORST = 1e-30, 745.0
-"""Bounds of a score below 0: far from dividing by zero, and so low that its exponential is 0 in float64."""
+"""Number of bins of that histogram."""
+_MIN_RANGE = 1e-30
+"""Minimum range of scores in nats, far from a division by zero."""
+_MAX_RANGE = 745.0
+"""Range of scores in nats below which an exponential is 0 in float64."""
 _SLACK = 1e-3
-"""Margin of a bound on scores, far above their rounding: too much is kept, never too little. Doubled, a little more."""
-_SURE = 1e-9
-"""The same of the mass 1 - top_p: with less, no bound is used."""
+"""Margin of a bound on scores in nats, far above their rounding: it keeps too many entries, never too few."""
+_MIN_TAIL = 1e-9
+"""Minimum mass 1 - top_p at which a bound is used."""
 
 
 def kth_best(x: Scores, k: int) -> np.float32:
@@ -59,71 +60,79 @@ def exactly_best(x: Scores, n: int) -> Ids:
     """Return the ids of the n largest of x [N], ascending; among equals at the edge the lowest."""
     edge = kth_best(x, n)
     ids = np.flatnonzero(x >= edge)
-    return ids if ids.size == n else _without_last_equals(ids, x[ids] == edge, ids.size - n)
+    if ids.size == n:
+        return ids
+    return _without_last_equals(ids, x[ids] == edge, ids.size - n)
 
 
 def nucleus(scores: Scores, top_p: float) -> Ids:
-    """Return the ids of the smallest set of at least top_p of the mass, ascending; among equals at its edge the lowest.
+    """Return the ids of the smallest set with at least top_p of the mass, ascending; of equals at its edge the lowest.
 
-    scores [N]: logarithms of unnormalised probabilities, the largest 0; top_p in (0, 1).
+    scores: logarithms of probabilities up to a constant, the largest 0, [N] float32. top_p: in (0, 1).
+
+        probabilities 0.5, 0.25, 0.25 and top_p 0.7: [0, 1]
     """
     weights = np.exp(scores, dtype=np.float64)
     total = float(weights.sum())
     candidates: Ids | None = None
-    possible = scores >= _lowest(total, top_p, scores.size)
-    if np.count_nonzero(possible) * 2 < scores.size:  # else taking them costs more than it saves
-        candidates = np.flatnonzero(possible)
+    is_possible = scores >= _lowest(total, top_p, scores.size)
+    if np.count_nonzero(is_possible) * 2 < scores.size:  # else to select them costs more than it saves
+        candidates = np.flatnonzero(is_possible)
         scores, weights = scores[candidates], weights[candidates]
     edge, num_equal = _edge(scores, weights, total * top_p)
     kept = np.flatnonzero(scores >= edge)
     num_over = int(np.count_nonzero(scores == edge)) - num_equal
     if num_over:
         kept = _without_last_equals(kept, scores[kept] == edge, num_over)
-    return kept if candidates is None else candidates[kept]
+    if candidates is None:
+        return kept
+    return candidates[kept]
 
 
 def _lowest(total: float, top_p: float, num: int) -> float:
-    """Return a bound below which no entry is in the nucleus: all of them together weigh less than may be left out."""
-    if 1.0 - top_p < _SURE:
+    # All entries below this score together weigh less than the mass that the nucleus may leave out.
+    if 1.0 - top_p < _MIN_TAIL:
         return -math.inf
     return math.log(total * (1.0 - top_p) / num) - _SLACK
 
 
-def _edge(scores: Scores, weights: Weights, wanted: float) -> tuple[np.float32, int]:
+def _edge(scores: Scores, weights: Weights, min_mass: float) -> tuple[np.float32, int]:
     """Return the smallest score in the nucleus, and how many entries of that score are in it. All [N]."""
     above = 0.0
     if scores.size > _NUM_SORTED:
-        above, inner = _around_edge(scores, weights, wanted)
+        above, inner = _around_edge(scores, weights, min_mass)
         scores = scores[inner]
     descending = np.sort(scores)[::-1]
     reached = np.cumsum(np.exp(descending, dtype=np.float64))
     before = above + np.concatenate(([0.0], reached[:-1]))  # mass of the more likely ones
-    num_kept = max(1, int(np.count_nonzero(before < wanted)))
+    num_kept = max(1, int(np.count_nonzero(before < min_mass)))
     edge = descending[num_kept - 1]
     return edge, num_kept - int(np.count_nonzero(descending > edge))
 
 
-def _around_edge(scores: Scores, weights: Weights, wanted: float) -> tuple[float, Ids]:
-    """Return, by a histogram, the mass of the most likely entries and the indices of those after them with the edge."""
-    worst = float(-scores.min())
-    places = scores * np.float32(-_NUM_BINS / min(max(worst, _LEAST), _WORST))
-    if worst > _WORST:
+def _around_edge(scores: Scores, weights: Weights, min_mass: float) -> tuple[float, Ids]:
+    """Return the mass of the entries above the histogram's bin with the edge, and the indices of those in the bin."""
+    score_range = float(-scores.min())
+    places = scores * np.float32(-_NUM_BINS / min(max(score_range, _MIN_RANGE), _MAX_RANGE))  # [N], 0 the likeliest
+    if score_range > _MAX_RANGE:
         places = np.minimum(places, np.float32(_NUM_BINS))
     bins = places.astype(np.int32)
     reached = np.cumsum(np.bincount(bins, weights))
-    edge = min(int(np.searchsorted(reached, wanted)), reached.size - 1)
-    return float(reached[edge - 1]) if edge else 0.0, np.flatnonzero(bins == edge)
+    edge = min(int(np.searchsorted(reached, min_mass)), reached.size - 1)
+    above = 0.0
+    if edge:
+        above = float(reached[edge - 1])
+    return above, np.flatnonzero(bins == edge)
 
 
 def _without_last_equals(ids: Ids, equal: NDArray[np.bool_], num_over: int) -> Ids:
-    """Return `ids` without the last num_over of those that are `equal` to the edge."""
+    # ids [3, 5, 7, 9], equal [no, yes, no, yes], num_over 1: [3, 5, 7]
     over = np.flatnonzero(equal)[equal.sum() - num_over :]
     return np.delete(ids, over)
 
 
 _CHUNK = 512
-"""Entries of the longest row that is drawn from at once, and of a chunk of longer ones, which is drawn first.
-Doubling it halves the chunks."""
+"""Maximum number of entries that are drawn from at once; in longer rows a chunk of so many is drawn first."""
 
 
 class NothingToDraw(ValueError):
@@ -132,44 +141,52 @@ class NothingToDraw(ValueError):
 
 @dataclass(frozen=True)
 class RowLaw:
-    """A distribution over token ids: sparse with `ids`, over the whole vocabulary without."""
+    """A distribution over token ids with N entries: sparse with `ids`, over the whole vocabulary without."""
 
     vocab_size: int
     scores: Scores
-    """[N] float32, logarithms of the probabilities up to a constant, none far above 0; -inf for no mass."""
+    """Logarithms of the probabilities up to a constant, none far above 0, -inf for no mass, [N] float32."""
     ids: Ids | None = None
-    """[N] int64, ascending; None: entry i is id i, N = vocab_size."""
+    """Token ids of the entries, ascending, [N] int64; None where entry i is id i and N = vocab_size."""
 
     @cached_property
     def weights(self) -> Weights:
-        """The probabilities [N] float64, not normalised."""
+        """Probabilities up to a factor, [N] float64."""
         return np.exp(self.scores, dtype=np.float64)
 
     @cached_property
     def total(self) -> float:
+        """Sum of the weights."""
         return float(self.weights.sum())
 
     def prob(self, token_id: int) -> float:
         """Return the probability of one id; 0 outside the support."""
         place = self.place_of(token_id)
-        return 0.0 if place is None else float(self.weights[place]) / self.total
+        if place is None:
+            return 0.0
+        return float(self.weights[place]) / self.total
 
     def score(self, token_id: int) -> float:
         """Return the score of one id; -inf outside the support."""
         place = self.place_of(token_id)
-        return -math.inf if place is None else float(self.scores[place])
+        if place is None:
+            return -math.inf
+        return float(self.scores[place])
 
     def probs(self) -> Weights:
-        """Return the probabilities [N] float64 of its entries."""
+        """Return the probabilities of its entries, [N] float64."""
         return self.weights / self.total
 
     def probs_at(self, other: RowLaw) -> Weights:
-        """Return the probabilities [N of other] float64 of the ids of `other`'s entries."""
+        """Return the probabilities of the ids of another distribution's entries, [M] float64.
+
+        this one 0.7 at id 3 and 0.3 at id 5, the other over ids [3, 4]: [0.7, 0]
+        """
         mine = self.probs()
-        if other.ids is None:
-            return mine if self.ids is None else _spread(self.ids, mine, self.vocab_size)
         if self.ids is None:
-            return mine[other.ids]
+            return mine if other.ids is None else mine[other.ids]
+        if other.ids is None:
+            return _spread(self.ids, mine, self.vocab_size)
         places = np.minimum(np.searchsorted(self.ids, other.ids), self.ids.size - 1)
         return np.where(self.ids[places] == other.ids, mine[places], 0.0)
 
@@ -178,17 +195,22 @@ class RowLaw:
         return self.id_of(draw_place(self.weights, u))
 
     def id_of(self, place: int) -> int:
-        return place if self.ids is None else int(self.ids[place])
+        """Return the token id of an entry."""
+        if self.ids is None:
+            return place
+        return int(self.ids[place])
 
     def place_of(self, token_id: int) -> int | None:
-        """Return the entry of an id, None where it has none."""
+        """Return the index of an id's entry; None where it has none."""
         if self.ids is None:
             return token_id
         place = int(np.searchsorted(self.ids, token_id))
-        return place if place < self.ids.size and self.ids[place] == token_id else None
+        if place < self.ids.size and self.ids[place] == token_id:
+            return place
+        return None
 
     def without(self, token_id: int) -> RowLaw:
-        """Return the law that is left when this id cannot come again."""
+        """Return the distribution without one id, not normalised: what is left to draw its sibling from."""
         place = self.place_of(token_id)
         if place is None:
             return self
@@ -197,27 +219,34 @@ class RowLaw:
         return RowLaw(self.vocab_size, scores, self.ids)
 
     def normalised(self) -> RowLaw:
-        """Return the law with scores that are log-probs. Rounding changes it: before the draw, never after it."""
-        mass = float(np.exp(self.scores).sum())  # in float32, which does: the law divides by its own sum
+        """Return the distribution with log-probs as scores. Rounding changes it: call it before a draw, never after."""
+        mass = float(np.exp(self.scores).sum())  # float32 is enough, since probabilities are divided by their own sum
         return RowLaw(self.vocab_size, self.scores - np.float32(math.log(mass)), self.ids)
 
     def dense_scores(self) -> Scores:
-        """Return the scores [V] float32, -inf outside the support."""
-        return self.scores if self.ids is None else _spread(self.ids, self.scores, self.vocab_size, -math.inf)
+        """Return the scores of the whole vocabulary, [V] float32, -inf outside the support."""
+        if self.ids is None:
+            return self.scores
+        return _spread(self.ids, self.scores, self.vocab_size, -math.inf)
 
     def support(self) -> tuple[Ids, Scores]:
-        """Return the ids with mass, ascending, and their scores."""
+        """Return the ids with mass, ascending, and their scores, [M] each."""
         places = np.flatnonzero(self.scores > -math.inf)
-        return places if self.ids is None else self.ids[places], self.scores[places]
+        scores = self.scores[places]
+        if self.ids is None:
+            return places, scores
+        return self.ids[places], scores
 
 
 def one_hot(token_id: int, vocab_size: int) -> RowLaw:
-    """Return the law of one id alone."""
+    """Return the distribution with all its mass on one id."""
     return RowLaw(vocab_size, np.zeros(1, dtype=np.float32), np.array([token_id], dtype=np.int64))
 
 
 def truncate_topk(law: RowLaw, n: int) -> RowLaw:
-    """Return the law of its n most likely ids, n at least 1; itself when it has no more. Cut before a draw."""
+    """Return the distribution cut to its n most likely ids, not normalised. Cut it before a draw. Raises ValueError for
+    n below 1.
+    """
     if n < 1:
         raise ValueError(f"n is {n}, must be at least 1")
     if law.scores.size <= n:
@@ -227,13 +256,17 @@ def truncate_topk(law: RowLaw, n: int) -> RowLaw:
     if kept[kept.argmin()] == -math.inf:
         places = places[kept > -math.inf]
         kept = law.scores[places]
-    return RowLaw(law.vocab_size, kept, places if law.ids is None else law.ids[places])
+    if law.ids is not None:
+        places = law.ids[places]
+    return RowLaw(law.vocab_size, kept, places)
 
 
 def draw_place(weights: Weights, u: float) -> int:
-    """Draw an index with mass by the inverse CDF over weights [N] float64 >= 0 that need not sum to 1, u in (0, 1).
+    """Draw an index by the inverse CDF of weights [N] float64 >= 0, which need not sum to 1. Raises NothingToDraw.
 
-    Raises NothingToDraw.
+    u: in (0, 1). The index has mass.
+
+        weights (2, 1, 1), u 0.6: the CDF is (2, 3, 4), and 0.6 * 4 = 2.4 falls to index 1
     """
     start = 0
     if weights.size > _CHUNK:
@@ -241,7 +274,8 @@ def draw_place(weights: Weights, u: float) -> int:
         total = float(chunk_cdf[-1])
         goal = u * total
         chunk = min(int(np.searchsorted(chunk_cdf, goal, side="right")), chunk_cdf.size - 1)
-        goal -= float(chunk_cdf[chunk - 1]) if chunk else 0.0
+        if chunk:
+            goal -= float(chunk_cdf[chunk - 1])
         start = chunk * _CHUNK
         weights = weights[start : start + _CHUNK]
         cdf = np.cumsum(weights)
@@ -252,7 +286,7 @@ def draw_place(weights: Weights, u: float) -> int:
     if not 0.0 < total < math.inf:
         raise NothingToDraw(f"nothing to draw from: the row sums to {total}")
     place = int(np.searchsorted(cdf, goal, side="right"))
-    if place == cdf.size:  # the chunk's own sum rounded below its goal: the last with mass
+    if place == cdf.size:  # the chunk's own sum was rounded below the goal: take the last index with mass
         place = int(np.flatnonzero(weights)[-1])
     return start + place
 
@@ -260,11 +294,12 @@ def draw_place(weights: Weights, u: float) -> int:
 def _chunk_sums(weights: Weights) -> Weights:
     whole = weights.size - weights.size % _CHUNK
     sums = np.einsum("ij->i", weights[:whole].reshape(-1, _CHUNK))  # half the time of `sum`
-    return sums if whole == weights.size else np.append(sums, weights[whole:].sum())
+    if whole == weights.size:
+        return sums
+    return np.append(sums, weights[whole:].sum())
 
 
 def _spread(ids: Ids, values: NDArray, size: int, fill: float = 0.0) -> NDArray:
-    """Return [size] with `values` at `ids` and `fill` elsewhere."""
     out = np.full(size, fill, dtype=values.dtype)
     out[ids] = values
     return out

@@ -1,4 +1,4 @@
-"""Work on the rows of a step in torch's threads: NumPy lets go of the interpreter, but uses one thread a call."""
+"""Run NumPy work on a step's slots in several threads: NumPy releases the interpreter, and a call uses one thread."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WORTH_THREADS = 2**21
-"""Logits in a step from which threads pay for their start: some 16 rows of a vocabulary of 128k."""
+"""Number of logits of a step from which threads are worth their start: some 16 rows of a vocabulary of 128k."""
 
 
 def side_by_side(
     work: Callable[[Item], Result], items: Sequence[Item], num_logits: int
 ) -> list[Result | NonFiniteLogits]:
-    """Return `work` of each item, in order, or the error of one that raises it. The threads end with the call."""
+    """Return `work(item)` of each item, in order, or the NonFiniteLogits that it raised. Threads end with the call."""
 
     def caught(item: Item) -> Result | NonFiniteLogits:
         try:

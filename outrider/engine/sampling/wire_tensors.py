@@ -1,61 +1,72 @@
-"""Turn laws to bytes and back. The draft encodes what it drew from; the target checks every value."""
+"""Distributions as bytes: a draft worker encodes those that it drew from; the target decodes and checks all values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.engine.host_copy import to_device
-from outrider.engine.sampling.row_law import Ids, RowLaw
+from outrider.engine.sampling.row_law import Ids, RowLaw, Scores
 from outrider.wire.transport.codec import BadTensor, DenseRows, Rows, SparseRows
 
 MASS_TOLERANCE = 1e-3
-"""Most by which a row's sum of probabilities may miss 1: rounding of 128k float32 values stays below 1e-4. Doubling it
-lets laws through that are twice as far off."""
+"""Maximum difference of a row's sum of probabilities from 1. The rounding of 128k float32 values stays below 1e-4."""
 
 
 def encode_laws(laws: Sequence[RowLaw], *, prefer_sparse: bool) -> Rows:
-    """Encode laws whose scores are log-probs in the smaller form, or sparse when preferred.
+    """Return distributions whose scores are log-probs as rows, in the smaller form, or sparse where that is preferred.
 
-    A sparse entry takes 8 bytes, a dense one 4: sparse wins below half the vocabulary.
+    A sparse entry has 8 bytes and a dense one 4, so sparse rows are smaller below half the vocabulary.
     """
-    supports = [law.support() for law in laws]
-    sizes = tuple(ids.size for ids, _ in supports)
+    sizes = list[int]()
+    ids = list[Ids]()
+    scores = list[Scores]()
+    for law in laws:
+        own_ids, own_scores = law.support()
+        sizes.append(own_ids.size)
+        ids.append(own_ids)
+        scores.append(own_scores)
     if not prefer_sparse and max(sizes) * 2 >= laws[0].vocab_size:
         return DenseRows(len(laws), b"".join(law.dense_scores().tobytes() for law in laws))
-    ids = np.concatenate([ids for ids, _ in supports]).astype(np.int32)  # row-major
-    return SparseRows(sizes, ids.tobytes(), np.concatenate([scores for _, scores in supports]).tobytes())
+    all_ids = np.concatenate(ids).astype(np.int32)  # [sum(sizes)]
+    return SparseRows(tuple(sizes), all_ids.tobytes(), np.concatenate(scores).tobytes())
 
 
 def decode_laws(rows: Rows, vocab_size: int, drafted: Sequence[Sequence[int]]) -> list[RowLaw]:
-    """Return a law per row, over the bytes of `rows`: nothing is copied. drafted: the ids drawn from each row.
+    """Return the distribution of each row over the bytes of `rows`, of which none are copied. Raises BadTensor.
 
-    Raises BadTensor for NaN, +inf, ids out of range or repeated, a mass that is not 1, or a drafted id without mass:
-    acceptance is exact only if these are the rows that the ids were drawn from.
+    drafted: the ids that were drawn from each row. The error is raised for NaN, +inf, ids that are out of range or
+    repeated, a mass that is not 1, and a drafted id without mass: acceptance is exact only if the ids were drawn from
+    these rows.
     """
+    laws = list[RowLaw]()
     if isinstance(rows, DenseRows):
-        dense = np.frombuffer(rows.data, dtype=np.float32).reshape(rows.num_rows, vocab_size)
-        laws = [RowLaw(vocab_size, scores) for scores in dense]
+        for scores in np.frombuffer(rows.data, dtype=np.float32).reshape(rows.num_rows, vocab_size):
+            laws.append(RowLaw(vocab_size, scores))
     else:
         laws = _sparse_laws(rows, vocab_size)
     with np.errstate(over="ignore"):
         totals = [law.total for law in laws]
-    if any(math.isnan(total) for total in totals):
-        raise BadTensor("log-probs hold NaN")
-    if any(abs(total - 1.0) > MASS_TOLERANCE for total in totals):
-        raise BadTensor(f"probabilities of the rows sum to {[round(t, 6) for t in totals]}, each must sum to 1")
-    if any(law.prob(token_id) == 0.0 for law, ids in zip(laws, drafted, strict=True) for token_id in ids):
-        raise BadTensor("a drafted id has probability 0 in its own row")
+    for total in totals:
+        if math.isnan(total):
+            raise BadTensor("log-probs hold NaN")
+    for total in totals:
+        if abs(total - 1.0) > MASS_TOLERANCE:
+            rounded = [round(mass, 6) for mass in totals]
+            raise BadTensor(f"probabilities of the rows sum to {rounded}, each must sum to 1")
+    for law, ids in zip(laws, drafted, strict=True):
+        for token_id in ids:
+            if law.prob(token_id) == 0.0:
+                raise BadTensor("a drafted id has probability 0 in its own row")
     return laws
 
 
 def decode_law(rows: Rows, index: int, vocab_size: int, drafted: Sequence[int]) -> RowLaw:
-    """Return the law of one row; as `decode_laws`. Raises BadTensor."""
+    """Return the distribution of row `index` as `decode_laws` does. Raises BadTensor."""
     return decode_laws(_row(rows, index, vocab_size), vocab_size, [drafted])[0]
 
 
@@ -68,19 +79,27 @@ def _row(rows: Rows, index: int, vocab_size: int) -> Rows:
 
 
 def scattered(laws: Sequence[tuple[int, RowLaw]], num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
-    """Return [num_rows, V] float32 scores on `device`, each law in the row given with it, -inf elsewhere.
+    """Return the scores of distributions, each in its row, on `device`: [num_rows, V] float32, -inf elsewhere.
 
-    Sparse laws travel as they are: to a GPU a tenth of a percent of what the rows would.
+    laws: (row, distribution). Sparse ones are copied to the device as they are, a thousandth of the bytes of whole
+    rows.
     """
-    out = torch.full((num_rows, vocab_size), -torch.inf, device=device)
-    sparse = [(row * vocab_size + law.ids, law.scores) for row, law in laws if law.ids is not None]
-    if sparse:
-        cells = to_device(np.concatenate([cells for cells, _ in sparse]), device)
-        out.view(-1)[cells] = to_device(np.concatenate([scores for _, scores in sparse]), device)
-    dense = [(row, law.scores) for row, law in laws if law.ids is None]
-    if dense:
-        rows = to_device(np.array([row for row, _ in dense]), device)
-        out[rows] = to_device(np.stack([scores for _, scores in dense]), device)
+    cells = list[Ids]()  # places of sparse entries in the flat result
+    sparse_scores = list[Scores]()
+    dense_rows = list[int]()
+    dense_scores = list[Scores]()
+    for row, law in laws:
+        if law.ids is None:
+            dense_rows.append(row)
+            dense_scores.append(law.scores)
+        else:
+            cells.append(row * vocab_size + law.ids)
+            sparse_scores.append(law.scores)
+    out = torch.full((num_rows, vocab_size), -torch.inf, device=device)  # [num_rows, V]
+    if cells:
+        out.view(-1)[to_device(np.concatenate(cells), device)] = to_device(np.concatenate(sparse_scores), device)
+    if dense_rows:
+        out[to_device(np.array(dense_rows), device)] = to_device(np.stack(dense_scores), device)
     return out
 
 
@@ -89,11 +108,16 @@ def _sparse_laws(rows: SparseRows, vocab_size: int) -> list[RowLaw]:
     scores = np.frombuffer(rows.log_probs, dtype=np.float32)
     if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
         raise BadTensor(f"sparse_ids hold an id outside 0 to {vocab_size - 1}")
-    ends = accumulate(rows.row_sizes, initial=0)
-    return [_sparse_law(vocab_size, ids[start:end], scores[start:end]) for start, end in pairwise(ends)]
+    laws = list[RowLaw]()
+    start = 0
+    for size in rows.row_sizes:
+        end = start + size
+        laws.append(_sparse_law(vocab_size, ids[start:end], scores[start:end]))
+        start = end
+    return laws
 
 
-def _sparse_law(vocab_size: int, ids: Ids, scores: np.ndarray) -> RowLaw:
+def _sparse_law(vocab_size: int, ids: Ids, scores: Scores) -> RowLaw:
     if not (ids[1:] > ids[:-1]).all():
         order = ids.argsort()
         ids, scores = ids[order], scores[order]

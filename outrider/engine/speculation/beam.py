@@ -1,12 +1,12 @@
-"""Beam search as such: which beams go on and which have ended, by sums of log-probs. Pure: no model, no torch, no I/O.
+"""Beam search by sums of log-probs: which beams stay live and which have ended. Pure: no model, no torch, no I/O.
 
-It is the search of transformers' `generate`: a step looks at the best continuations of all live beams together. Of its
-best `width` those that end, by a stop id or at max_tokens, are hypotheses, scored by their sum over length **
+It is the search of transformers' `generate`. A step compares the best continuations of all live beams. Those of the
+best `width` that end, by a stop id or at max_tokens, are hypotheses, scored by their sum of log-probs over length **
 length_penalty; the best `width` that do not end are the live beams of the next step, so that a beam that ends takes no
 place of a live one. Sums and scores are float32 there and here.
 
-A step decides a `Level`. All live beams have one length, so that a level is to a beam search what a token is to an
-output: it has a position, and it is never taken back.
+A step decides a `Level`: the live beams all have one length, so a level has a position, and it is never taken back,
+like a token of an output. Used by the target, the draft workers and the gateway's sessions.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from outrider.wire.requests.params import MAX_CHOICES, BeamParams, SamplingParam
 from outrider.wire.requests.speculation import Speculation
 
 DRAFT_BEAMS = 4
-"""Beams of a draft for each live one: a level helps only where all live beams are among them, so that width goes before
-depth. With about 32 draft tokens the demo pair decides 1.6 levels a step at 2, 1.8 at 3 and 1.9 at 4 for 4 live beams,
-and 1.3, 1.4 and 1.5 for 8."""
+"""Beams of a draft worker for each live beam. With about 32 draft tokens the demo pair decides 1.6, 1.8 and 1.9 levels
+a step at 2, 3 and 4 of them for 4 live beams, and 1.3, 1.4 and 1.5 for 8."""
 
 Entry = tuple[int, int, float]
 """(index of the beam that is continued, its token, the sum of log-probs with it, in nats)."""
@@ -35,24 +34,24 @@ Entry = tuple[int, int, float]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What one step decided, each list best first."""
+    """The decision of one step of a search, best first."""
 
     live: tuple[Entry, ...]
-    """Beams that go on; none at max_tokens."""
+    """Continuations that stay live; none at max_tokens."""
     ended: tuple[Entry, ...]
-    """Hypotheses that ended, by a token of their own."""
+    """Continuations that end, which are hypotheses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """An answer of the search."""
+    """One output of a search."""
 
     ids: tuple[int, ...]
-    """What follows the prompt; a stop id is the last."""
+    """Ids after the prompt, a stop id included."""
     score: float
-    """Sum of log-probs over length ** length_penalty."""
+    """Sum of log-probs over length ** length_penalty, in nats."""
     stop_id: int | None
-    """None where max_tokens ended it."""
+    """Stop id that ended it; None where max_tokens did."""
 
 
 class BeamSearch:
@@ -61,29 +60,35 @@ class BeamSearch:
     def __init__(self, params: BeamParams, max_tokens: int, stop_ids: Set[int]) -> None:
         self.levels: list[Level] = []
         self.sums: tuple[float, ...] = (0.0,)
-        """Of the live beams, best first. Before the first level there is one, the prompt."""
+        """Sum of log-probs of each live beam in nats, best first. The first beam is the prompt, with sum 0."""
         self.is_done = False
         self._params = params
         self._max_tokens = max_tokens
         self._stop_ids = frozenset(stop_ids)
         self._ended: list[tuple[np.float32, int, Entry]] = []
-        """The best `width` hypotheses, best first: the score, the number of levels before the last token, and that."""
+        """The best `width` hypotheses, best first: score, number of levels before the last token, its entry."""
 
     @property
     def num_candidates(self) -> int:
-        """Number of its best continuations that `choose` has to know of each live beam: all that go on may be of one,
-        and come after its stop ids.
+        """Number of best continuations of each live beam that `choose` needs: `width` of one beam may stay live, after
+        all its stop ids.
         """
         return self._params.width + len(self._stop_ids)
 
     def choose(self, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> Level:
-        """Return the next level. ids, log_probs: [live beams, n], the best continuations of each, best first; n is
-        num_candidates, or the vocabulary where that is less.
+        """Return the next level.
+
+        ids, log_probs: best continuations of each of B live beams with their log-probs in nats, best first, [B, n]; n
+        is num_candidates, or the size of a smaller vocabulary.
+
+            width 2, sums of one beam's continuations a (ends) -1, b -2, c -3: ended [a], live [b, c]
         """
-        width, is_last = self._params.width, len(self.levels) + 1 >= self._max_tokens
-        sums = log_probs + np.array(self.sums, dtype=np.float32)[:, None]  # [live beams, n] float32
-        order = np.argsort(-sums, axis=None, kind="stable")
-        live, ended = list[Entry](), list[Entry]()
+        width = self._params.width
+        is_last = len(self.levels) + 1 >= self._max_tokens
+        sums = log_probs + np.array(self.sums, dtype=np.float32)[:, None]  # [B, n] float32
+        order = np.argsort(-sums, axis=None, kind="stable")  # [B * n]
+        live = list[Entry]()
+        ended = list[Entry]()
         for rank, place in enumerate(order.tolist()):
             if rank >= width and len(live) == width:
                 break
@@ -99,7 +104,7 @@ class BeamSearch:
         return Level(tuple(live), tuple(ended))
 
     def apply(self, level: Level) -> None:
-        """Take in a level that `choose` returned, here or elsewhere."""
+        """Advance the search by a level that `choose` returned, here or in another process."""
         num_levels = len(self.levels)
         self.levels.append(level)
         self.sums = tuple(total for _, _, total in level.live)
@@ -111,37 +116,42 @@ class BeamSearch:
         self.is_done = not level.live or self._cannot_improve()
 
     def _cannot_improve(self) -> bool:
-        """Return whether transformers would stop here: by its heuristic no live beam gets better than the worst
-        hypothesis.
-        """
+        # transformers' heuristic, by which no live beam gets better than the worst hypothesis
         params = self._params
         if len(self._ended) < params.width:
             return False
         if params.early_stopping is EarlyStopping.TRUE:
             return True
         is_longest_best = params.early_stopping is EarlyStopping.NEVER and params.length_penalty > 0.0
-        best = np.float32(self.sums[0]) / self._divisor(self._max_tokens if is_longest_best else len(self.levels))
-        return not best > self._ended[-1][0]
+        length = len(self.levels)
+        if is_longest_best:
+            length = self._max_tokens
+        best_score = np.float32(self.sums[0]) / self._divisor(length)
+        return not best_score > self._ended[-1][0]
 
     def _divisor(self, length: int) -> np.float32:
         return np.float32(math.pow(length, self._params.length_penalty))
 
     def hypotheses(self) -> list[Hypothesis]:
-        """Return the answers, best first: `width` of them once it is done, fewer where there are no more tokens."""
+        """Return the outputs, best first: `width` of them once the search is done, or fewer where no more exist."""
         found = list[Hypothesis]()
         for score, num_levels, (parent, last_id, _) in self._ended:
-            ids, at = [last_id], parent
+            ids = [last_id]  # from the last token to the first
+            beam = parent
             for level in reversed(self.levels[:num_levels]):
-                at, token_id, _ = level.live[at]
+                beam, token_id, _ = level.live[beam]
                 ids.append(token_id)
-            stop_id = last_id if last_id in self._stop_ids else None
+            stop_id = None
+            if last_id in self._stop_ids:
+                stop_id = last_id
             found.append(Hypothesis(tuple(ids[::-1]), float(score), stop_id))
         return found
 
 
 def draft_shape(params: SamplingParams, speculation: Speculation) -> tuple[int, int]:
-    """Return (beams, levels) of what a draft grows under the live beams: K levels, or as many as max_draft_tokens leave
-    room for. (0, 0) where there is no room for all live beams.
+    """Return the number of beams, and of levels, that a draft worker grows under the live beams.
+
+    There are K levels, or as many as max_draft_tokens leave room for; (0, 0) where not even all live beams have room.
     """
     assert params.beams is not None, "no beam search is asked for"
     width = params.beams.width
@@ -153,6 +163,7 @@ def draft_shape(params: SamplingParams, speculation: Speculation) -> tuple[int, 
 
 
 def level_to_proto(level: Level) -> pb.BeamLevel:
+    """Return the message of a level."""
     message = pb.BeamLevel()
     for parent, token_id, total in level.live:
         message.parents.append(parent)
@@ -166,8 +177,9 @@ def level_to_proto(level: Level) -> pb.BeamLevel:
 
 
 def levels_from_proto(messages: Sequence[pb.BeamLevel], vocab_size: int, num_before: int = 1) -> tuple[Level, ...]:
-    """Read levels, and check that each names beams of the one before. num_before: live beams before the first. Raises
-    InvalidRequest.
+    """Read levels, and check that each continues beams of the previous one. Raises InvalidRequest.
+
+    num_before: number of live beams before the first level.
     """
     levels = list[Level]()
     for number, message in enumerate(messages):

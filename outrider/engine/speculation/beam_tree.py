@@ -1,7 +1,7 @@
-"""The live beams of one slot as a token tree behind its committed tokens, in the target and in its draft workers. Pure.
+"""The live beams of one slot as a token tree after its committed tokens, in the target and in its draft workers. Pure.
 
-Tokens that all live beams begin with are settled: they are committed, and the tree begins behind them. A node on the
-way to a live beam stays in the cache where it was fed; all others may go. Draft tokens follow the live beams.
+Tokens with which all live beams begin are settled: they are committed, and the tree begins after them. Draft tokens are
+nodes below the live beams' last tokens. Nodes on the path to a live beam stay in the cache; others may leave it.
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from outrider.engine.speculation.beam import Level
-from outrider.engine.speculation.cached_tree import CachedTree
-from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.draft_tree import ROOT, CachedTree
 
 
 class BeamTree(CachedTree):
-    """Begins with one beam, the prompt. ROOT is the last settled token, and a live beam itself while there is one."""
+    """The tree of one search, which begins with one beam, the prompt. ROOT is the last settled token."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         super().__init__()
         self.num_settled = len(prompt_ids)
-        """Number of tokens that all live beams begin with."""
+        """Number of tokens with which all live beams begin."""
         self.live: list[int] = [ROOT]
-        """The last token of each live beam, best first."""
+        """Node of the last token of each live beam, best first; [ROOT] for one beam without tokens after the root."""
         self.live_at: dict[int, Sequence[int | None]] = {self.length: [ROOT]}
-        """By length that is not settled, the last tokens of the beams that were live then; None: no beam goes on
-        there."""
+        """By unsettled length, `live` as it was at that length; None for a beam that no live beam continues."""
 
     @property
     def live_depth(self) -> int:
@@ -37,7 +35,10 @@ class BeamTree(CachedTree):
         return self.num_settled + self.live_depth
 
     def advance(self, levels: Sequence[Level]) -> Sequence[int]:
-        """Go on with the beams of these levels, each of which has some; return the ids that are settled now."""
+        """Advance to the live beams of these levels, none of which is empty; return the ids that are settled now.
+
+        live [a, b] with children c, d of a; a level continues a with c and with d: a is settled, live is [c, d]
+        """
         for level in levels:
             live = list[int]()
             for parent, token_id, _ in level.live:
@@ -51,10 +52,10 @@ class BeamTree(CachedTree):
                 dropped.add(node)
         root = ROOT
         while root not in self.live:
-            following = [child for child in self.children(root) if child in path]
-            if len(following) > 1:
+            children = [child for child in self.children(root) if child in path]
+            if len(children) > 1:
                 break
-            root = following[0]
+            root = children[0]
         settled_ids = self.prefix(root)
         self.reroot(root, dropped)
         return settled_ids
@@ -64,45 +65,52 @@ class BeamTree(CachedTree):
         kept = super().reroot(node, dropped)
         self.num_settled += len(settled)
         new_index: dict[int | None, int] = {**dict.fromkeys([ROOT, *settled], ROOT), **kept}
-        self.live = [new_index[each] for each in self.live]
+        self.live = [new_index[leaf] for leaf in self.live]
         for length, nodes in list(self.live_at.items()):
-            self.live_at[length] = [new_index.get(each) for each in nodes]
+            self.live_at[length] = [new_index.get(leaf) for leaf in nodes]
             if length < self.num_settled:
                 del self.live_at[length]
         return kept
 
     def find_or_add(self, node: int, token_id: int) -> int:
-        """Return the child of a node that is this token, added where there is none yet."""
+        """Return the child of a node or ROOT with this token id, which is added where it is missing."""
         child = self.child(node, token_id)
-        return self.add(node, token_id) if child is None else child
+        if child is None:
+            child = self.add(node, token_id)
+        return child
 
     def inner(self) -> list[int]:
         """Return the nodes between the root and the live beams' last tokens, parents first."""
         found = set[int]()
         for leaf in self.live:
-            node = ROOT if leaf == ROOT else self.parents[leaf]
+            node = ROOT
+            if leaf != ROOT:
+                node = self.parents[leaf]
             while node != ROOT and node not in found:
                 found.add(node)
                 node = self.parents[node]
         return sorted(found)
 
     def drafts(self) -> list[int]:
-        """Return the nodes below the live beams: all draft tokens."""
+        """Return the nodes below the live beams, which are all draft tokens."""
         live_depth = self.live_depth
         return [node for node, depth in enumerate(self.depths) if depth > live_depth]
 
     def unfed(self, nodes: Sequence[int]) -> list[int]:
-        """Return those of some nodes that are not in the cache; not the root."""
+        """Return the given nodes that are not in the cache, without ROOT."""
         fed = {ROOT, *self.fed}
         return [node for node in nodes if node not in fed]
 
     def parents_of(self, new: Sequence[int], root_at: int) -> list[int]:
-        """Return the parents of the fed nodes and then of the new ones, as nodes of a row's tree, in which the root is
-        node `root_at` and these follow it in order.
+        """Return the parents of the fed nodes and then of the `new` ones, by index among the tokens of a row.
+
+        root_at: index of the root, which these nodes follow in order.
+
+            root_at 1, fed [a], new [b, c] with b after the root and c after a: [1, 1, 2], for a is token 2 of the row
         """
-        place_of = {ROOT: root_at}
+        index_of = {ROOT: root_at}
         parents = list[int]()
         for node in (*self.fed, *new):
-            parents.append(place_of[self.parents[node]])
-            place_of[node] = root_at + len(parents)
+            parents.append(index_of[self.parents[node]])
+            index_of[node] = root_at + len(parents)
         return parents

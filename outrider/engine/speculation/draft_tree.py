@@ -1,7 +1,7 @@
 """The draft tree: draft tokens that may follow a slot's committed tokens, as arrays over its nodes. Pure.
 
 A node comes after its parent, and siblings stand in the order in which they were proposed. ROOT is the last committed
-token, which is no node itself.
+token, which is no node itself. A `CachedTree` also knows which of its nodes lie in a worker's cache.
 
     the -> cat -> sat        node      0    1    2    3
         -> dog -> ran        ids     cat  dog  sat  ran
@@ -20,12 +20,19 @@ T = TypeVar("T")
 
 
 def moved(column: Mapping[int, T], new_index: Mapping[int, int]) -> dict[int, T]:
-    """Return values by node as they are after nodes have moved; those of nodes without a new index go."""
-    return {new_index[node]: value for node, value in column.items() if node in new_index}
+    """Return a mapping by node with its keys replaced by new indices; nodes without a new index are dropped.
+
+    {0: x, 1: y, 2: z} with new_index {0: ROOT, 2: 0}: {ROOT: x, 0: z}
+    """
+    values = dict[int, T]()
+    for node, value in column.items():
+        if node in new_index:
+            values[new_index[node]] = value
+    return values
 
 
 class DraftTree:
-    """A growable tree. `reroot` returns how values by node that are kept beside it move."""
+    """A growable draft tree of N nodes. `reroot` moves nodes, and returns how values kept by node have to move."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -35,14 +42,14 @@ class DraftTree:
         self.ranks: list[int] = []
         """Order of each node among its siblings, the likeliest or first sampled one 0, [N]."""
         self.probs: list[float] = []
-        """Acceptance probability of each node, that of its ancestors included, [N]."""
+        """Probability that each node and all its ancestors are accepted, [N]."""
         self.depths: list[int] = []
         """Number of draft tokens up to each node, itself included, [N]."""
         self._children: dict[int, list[int]] = {}
 
     @classmethod
     def of(cls, ids: Iterable[int], parents: Iterable[int]) -> DraftTree:
-        """Create a tree of these nodes, parents before their children, whose acceptance probabilities do not matter."""
+        """Create a tree of these nodes, parents before their children, with acceptance probability 1."""
         tree = cls()
         for token_id, parent in zip(ids, parents, strict=True):
             tree.add(parent, token_id)
@@ -52,12 +59,14 @@ class DraftTree:
         return len(self.ids)
 
     def add(self, parent: int, token_id: int, rank: int | None = None, prob: float = 1.0) -> int:
-        """Append a child of `parent` and return its index. rank: the number of its siblings so far unless given."""
+        """Append a child of a node or ROOT, and return its index. rank: by default the number of siblings so far."""
         siblings = self._children.setdefault(parent, [])
+        if rank is None:
+            rank = len(siblings)
         node = len(self.ids)
         self.ids.append(token_id)
         self.parents.append(parent)
-        self.ranks.append(len(siblings) if rank is None else rank)
+        self.ranks.append(rank)
         self.probs.append(prob)
         self.depths.append(self.depth(parent) + 1)
         siblings.append(node)
@@ -68,7 +77,7 @@ class DraftTree:
         return self._children.get(node, ())
 
     def child(self, node: int, token_id: int) -> int | None:
-        """Return the child of a node or ROOT that is this token; None where there is none."""
+        """Return the child of a node or ROOT with this token id; None where there is none."""
         for child in self._children.get(node, ()):
             if self.ids[child] == token_id:
                 return child
@@ -80,7 +89,7 @@ class DraftTree:
         return self.max_depth == len(self.ids)
 
     def path(self, node: int) -> list[int]:
-        """Return the nodes from the first draft token to `node`, both included; none for ROOT."""
+        """Return the nodes from the first draft token to `node`, both included; an empty list for ROOT."""
         nodes = list[int]()
         while node != ROOT:
             nodes.append(node)
@@ -88,16 +97,24 @@ class DraftTree:
         return nodes[::-1]
 
     def prefix(self, node: int) -> tuple[int, ...]:
-        """Return the draft token ids up to a node, its own the last; none for ROOT."""
-        return tuple(self.ids[each] for each in self.path(node))
+        """Return the draft token ids up to a node, its own the last; an empty tuple for ROOT."""
+        ids = list[int]()
+        while node != ROOT:
+            ids.append(self.ids[node])
+            node = self.parents[node]
+        return tuple(ids[::-1])
 
     def depth(self, node: int) -> int:
         """Return the number of draft tokens up to a node; 0 for ROOT."""
-        return 0 if node == ROOT else self.depths[node]
+        if node == ROOT:
+            return 0
+        return self.depths[node]
 
     def prob(self, node: int) -> float:
-        """Return the acceptance probability of a node; 1 for ROOT."""
-        return 1.0 if node == ROOT else self.probs[node]
+        """Return the acceptance probability of a node, its ancestors' included; 1 for ROOT."""
+        if node == ROOT:
+            return 1.0
+        return self.probs[node]
 
     @property
     def max_depth(self) -> int:
@@ -105,23 +122,31 @@ class DraftTree:
         return max(self.depths, default=0)
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
-        """Make `node` the last committed token: drop all nodes but its descendants, and those that are `dropped` with
-        theirs.
+        """Make `node` the root: it is the last committed token now. All nodes but its descendants are dropped.
 
-        Returns the index of each node that remains, by its previous index, ascending.
+        dropped: further nodes that are dropped with their descendants. Returns, ascending, the new index of each
+        remaining node by its previous index.
+
+            parents [-1, -1, 0, 1, 2], reroot(0): nodes 2 and 4 remain, parents [-1, 0]; returns {2: 0, 4: 1}
         """
-        ids, parents, ranks, probs = self.ids, self.parents, self.ranks, self.probs
-        above = self.prob(node)
-        DraftTree.__init__(self)  # the nodes alone begin anew, not what a kind of tree keeps beside them
+        ids = self.ids
+        parents = self.parents
+        ranks = self.ranks
+        probs = self.probs
+        root_prob = self.prob(node)
+        DraftTree.__init__(self)  # only the nodes begin anew, not the other attributes of a subclass
         new_index = {node: ROOT}
         for old, parent in enumerate(parents):
             if parent in new_index and old not in dropped:
-                new_index[old] = self.add(new_index[parent], ids[old], ranks[old], probs[old] / above)
+                new_index[old] = self.add(new_index[parent], ids[old], ranks[old], probs[old] / root_prob)
         del new_index[node]
         return new_index
 
     def select(self, nodes: Iterable[int]) -> DraftTree:
-        """Return the tree of some nodes, parents before their children; each one's parent is among them."""
+        """Return a tree of some of the nodes, in this order. Every node's parent is ROOT or stands before it.
+
+        parents [-1, -1, 0], select([0, 2]): parents [-1, 0]
+        """
         new_index = {ROOT: ROOT}
         tree = DraftTree()
         for node in nodes:
@@ -131,5 +156,62 @@ class DraftTree:
 
 
 NO_DRAFT_TOKENS = DraftTree()
-"""The tree of a slot without draft tokens. Nobody adds to it: one for each slot and step would keep the garbage
-collector busy."""
+"""The tree of a slot without draft tokens, to which nothing is added. One tree, so that the garbage
+collector has no new one for each slot and step."""
+
+GONE = ROOT - 1
+"""Stands for a node in the cache that was dropped from the tree."""
+
+
+class CachedTree(DraftTree):
+    """A draft tree of which some nodes lie in a worker's cache, in the order in which they were fed.
+
+    The cache holds all committed tokens but the last, that one once ROOT is fed, and then the nodes of `fed`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_root_fed = False
+        """Whether the last committed token lies in the cache."""
+        self.fed: list[int] = []
+        """Nodes in the cache, in order. Until `keep` is called: ROOT for one that was committed meanwhile, and GONE for
+        one that was dropped."""
+
+    def feed(self, node: int) -> None:
+        """Record that a node, or ROOT, was fed: it lies in the cache behind all nodes that were fed before."""
+        if node == ROOT:
+            self.is_root_fed = True
+        else:
+            self.fed.append(node)
+
+    def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
+        path = self.path(node)
+        if path:
+            self.is_root_fed = node in self.fed
+        new_index = super().reroot(node, dropped)
+        index_of = dict.fromkeys([ROOT, *path], ROOT) | new_index
+        self.fed = [index_of.get(old, GONE) for old in self.fed]
+        return new_index
+
+    def keep(self, nodes: Iterable[int]) -> list[int]:
+        """Drop all nodes from the cache but the given ones and those that were committed meanwhile.
+
+        Returns which of `fed` stay in the cache, as ascending indices. The committed ones come first, and leave `fed`.
+
+            fed [ROOT, 0, GONE, 1], keep([1]): returns [0, 3], and fed is [1]
+        """
+        kept = {ROOT, *nodes}
+        indices = list[int]()
+        fed = list[int]()
+        for index, node in enumerate(self.fed):
+            if node in kept:
+                indices.append(index)
+                if node != ROOT:
+                    fed.append(node)
+        self.fed = fed
+        return indices
+
+    def forget_cache(self) -> None:
+        """Record that the cache is empty."""
+        self.is_root_fed = False
+        self.fed = []

@@ -1,10 +1,9 @@
-"""The protocol of a draft worker's drafters: they give the distribution of the token that follows a node of a growing
-tree.
+"""The protocol of a draft worker's drafters: they return the distribution after a node of a growing draft tree.
 
-Sampling, noise, penalties, cuts, sending and accepting stand elsewhere: `drawing` makes children from a distribution,
-`tree` chooses which nodes are fed. A child is *sampled* from the distribution, which is sent with it, or
-*deterministic*, accepted where the target chooses the same: where the distribution leaves no choice, or the acceptance
-rule needs none. What a distribution is computed from costs acceptance alone, never exactness.
+Nothing else is theirs: `drawing` makes children from a distribution, `tree` chooses the nodes that are fed. A child is
+*sampled* from the distribution, which is sent with it, or *deterministic*: accepted where the target chooses the same
+token. That is where the distribution has one token, or the acceptance rule needs no distribution. A poor distribution
+costs acceptance, never exactness.
 """
 
 from __future__ import annotations
@@ -24,61 +23,69 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class NodeDistribution:
-    """The distribution of the token that follows a node."""
+    """The distribution of the token after one node of a draft tree."""
 
     tree: Growth
     node: int
     state: SamplingState
     law: Callable[[LogitRow], RowLaw | None]
-    """Returns the distribution under the request's parameters; None where there is none. Raises NonFiniteLogits."""
+    """Function that returns the distribution under the request's parameters; None where nothing is known to follow.
+    Raises NonFiniteLogits."""
     best: Callable[[LogitRow, int], tuple[Sequence[int], Sequence[float]]] | None = None
-    """Returns up to so many of the likeliest ids at temperature 0, best first, and their probabilities; None for a
-    table, for which `law` does."""
+    """Function that returns at most so many of the likeliest ids at temperature 0, best first, and their probabilities;
+    None for a table, whose `law` is called instead."""
 
 
 SlotT = TypeVar("SlotT", contravariant=True)
-"""A slot of a draft worker, with its tree."""
+"""A slot of a draft worker with its draft tree."""
 
 
 class NodeDrafter(Protocol[SlotT]):
-    """Serves all slots of a worker, on its engine thread. Its defaults hold for a drafter without a cache."""
+    """One drafter of a draft worker, for all its slots, on the engine thread. The defaults suit one without a cache."""
 
     takes_trees: bool = True
-    """Whether a step may feed several nodes of a slot that do not lie on one path."""
+    """Whether a step may feed nodes of one slot that are not on one path."""
     can_refeed: bool = False
     """Whether a node that left the cache can be fed again by its token alone."""
     max_depth: int = MAX_DRAFT_TOKENS
-    """Depth under the last committed token up to which it has distributions."""
+    """Maximum depth under the last committed token at which it has distributions."""
     fills_blocks: bool = False
-    """Whether one forward after the last committed token gives the distributions of all depths, whatever the nodes are.
-    What follows a token that the target chooses itself is then made once that token is committed, and not before."""
+    """Whether one forward after the last committed token returns the distributions of all depths, whatever the nodes
+    are. Draft tokens after a token of the target's own are then made once it is committed, and not before."""
 
     def propose(self, requests: Sequence[tuple[SlotT, Sequence[int]]], now: float) -> Sequence[NodeDistribution] | None:
-        """Return the distributions after these nodes, or after those of them that have room now; and do other work that
-        is due, such as prefill. None: there was nothing to do.
+        """Run one step: return the distributions after these nodes, or after those that have room now.
+
+        It also does other work that is due, such as prefill. requests: slots with their nodes. now: monotonic time, in
+        seconds. Returns None where there was nothing to do.
         """
 
     def keep_fed(self, asked: SlotT, num_fed: int, keep: Sequence[int]) -> None:
-        """Keep the state of those of the last num_fed nodes that were fed which are at the ascending indices `keep`."""
+        """Drop the state of the last num_fed nodes that were fed, without those at the ascending indices `keep`."""
 
     def knows(self, asked: SlotT) -> bool:
-        """Return whether the state of the nodes that were fed is still there."""
+        """Return whether the state of all fed nodes of a slot is still there."""
         return True
 
     def is_ready(self, asked: SlotT) -> bool:
-        """Return whether nodes of a slot can be fed now: not before its prefill, for one."""
+        """Return whether nodes of a slot can be fed now; for example not before its prefill."""
         return True
 
     def next_wake(self) -> float | None:
-        """Return when to call `propose` again, though nothing happens until then."""
+        """Return the monotonic time at which to call `propose` again though nothing happens till then; None: never."""
         return None
 
 
 def of_logits(tree: Growth, node: int, state: SamplingState, host: HostLogits, index: int) -> NodeDistribution:
-    """Return a model's distribution: the logits after the node are row `index` of `host`."""
-    return NodeDistribution(
-        tree, node, state, lambda row: host.law_if_any(index, row), lambda row, num: host.ranked(index, row, num)
-    )
+    """Return a model's distribution after a node. index: row of `host` with the logits after it."""
+
+    def law(row: LogitRow) -> RowLaw | None:
+        return host.law_if_any(index, row)
+
+    def best(row: LogitRow, num: int) -> tuple[Sequence[int], Sequence[float]]:
+        return host.ranked(index, row, num)
+
+    return NodeDistribution(tree, node, state, law, best)
 
 
 def of_table(
@@ -88,10 +95,15 @@ def of_table(
     counts_after: Callable[[Sequence[int]], Counts | None],
     vocab_size: int,
 ) -> NodeDistribution:
-    """Return a table's distribution. counts_after: takes the ids of the path to the node; counts stand for logits."""
+    """Return a table's distribution after a node, with counts in place of logits.
+
+    counts_after: returns the counts after the ids of a path; None where the table has none.
+    """
 
     def law(row: LogitRow) -> RowLaw | None:
         counts = counts_after(row.draft_prefix)
-        return None if counts is None else law_of_counts(counts, row, vocab_size)
+        if counts is None:
+            return None
+        return law_of_counts(counts, row, vocab_size)
 
     return NodeDistribution(tree, node, state, law)

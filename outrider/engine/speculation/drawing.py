@@ -1,14 +1,12 @@
-"""Makes draft tokens from distributions: the children of a draft tree's nodes, and the chains of the target's own
-drafters. Written once, for every drafter, in the draft worker and in the target.
+"""Draft tokens from distributions: the children of a draft tree's nodes, and the chains of the target's own drafters.
 
-A distribution that will be sent cut is cut and renormalised *before* the draw: what the target gets is what was drawn
-from.
+Every drafter uses it, in the draft worker and in the target. A distribution that is sent cut is cut and renormalised
+*before* the draw, so that the target receives the distribution that was drawn from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,34 +29,37 @@ if TYPE_CHECKING:
     from outrider.engine.speculation.tree import GrowingTree
 
 NUM_LIKELY = 64
-"""Ids of a distribution among which the target's noise looks for what it may pick: those after them have a chance of a
-hundredth or less."""
+"""Number of likeliest ids of a distribution among which recovery nodes are chosen: the target picks another with a
+probability of a hundredth or less."""
 
 NextDistribution = Callable[[LogitRow], RowLaw | None]
-"""Returns the distribution after a row's draft prefix, each one token longer than the one before; None for nothing."""
+"""Function that returns the distribution after a row's draft prefix, or None. Its prefixes grow from call to call."""
 
 
 def grow(distributions: Sequence[NodeDistribution]) -> dict[Growth, str]:
-    """Make the children of these nodes; none where nothing is known to follow. Return the trees that cannot go on, for
-    NaN or infinity in their logits, and why.
+    """Make the children of the nodes of these distributions. Return the trees whose logits are NaN or infinite, and the
+    error of each.
     """
     failed = dict[Growth, str]()
+    trees = set[Growth]()
     for distribution, numbers in zip(distributions, _uniforms(distributions), strict=True):
+        trees.add(distribution.tree)
         if distribution.tree in failed:
             continue
         try:
             distribution.tree.extend(distribution, numbers)
         except NonFiniteLogits as error:
             failed[distribution.tree] = error.message
-    for tree in {distribution.tree for distribution in distributions}:
+    for tree in trees:
         if tree not in failed:
             tree.finish_step()
     return failed
 
 
 def _uniforms(distributions: Sequence[NodeDistribution]) -> list[list[float]]:
-    """Return the numbers that each node's children are drawn with; all at once, for what a call costs."""
-    counts, keys = list[int](), list[NumberKey]()
+    # the numbers with which the children of each node are drawn, made in one call for the time that a call takes
+    counts = list[int]()
+    keys = list[NumberKey]()
     for distribution in distributions:
         own = distribution.tree.number_keys(distribution.node)
         counts.append(len(own))
@@ -66,13 +67,22 @@ def _uniforms(distributions: Sequence[NodeDistribution]) -> list[list[float]]:
     if not keys:
         return [[]] * len(counts)
     params, starts, positions, candidates = zip(*keys, strict=True)
-    numbers = iter(host_slot_uniforms(params, starts, positions, [Purpose.DRAFT], candidates)[0].tolist())
-    return [list(islice(numbers, count)) for count in counts]
+    numbers: list[float] = host_slot_uniforms(params, starts, positions, [Purpose.DRAFT], candidates)[0].tolist()
+    uniforms_of_nodes = list[list[float]]()
+    start = 0
+    for count in counts:
+        uniforms_of_nodes.append(numbers[start : start + count])
+        start += count
+    return uniforms_of_nodes
 
 
 def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
-    """Make the children of a node. numbers: for those that are drawn. Raises NonFiniteLogits."""
-    node, params = distribution.node, distribution.state.params
+    """Make the children of a node of `tree` from its distribution. Raises NonFiniteLogits.
+
+    numbers: a uniform number for each child that is drawn.
+    """
+    node = distribution.node
+    params = distribution.state.params
     row = LogitRow(distribution.state, tree.prefix(node))
     if distribution.state.failure(row.draft_prefix) is not None:
         return  # here the target ends the output
@@ -85,22 +95,26 @@ def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Seq
         return
     if params.determined:
         tree.add_ranked(node, _best_ids(law, params, tree.committed_len + tree.depth(node), max_ranked))
-    elif distribution.best is None and law.scores.size == 1:  # a table's without a choice
+    elif distribution.best is None and law.scores.size == 1:  # a table's distribution with one token
         tree.add_child(node, law.id_of(0), NodeKind.GUESS)
     else:
         _draw(tree, distribution, law, numbers)
 
 
 def _best_ids(law: RowLaw, params: SamplingParams, position: int, num: int) -> list[int]:
-    """Return up to `num` ids that the target most likely chooses at a position by the numbers that it will choose with,
-    were its distribution this one; best first. At temperature 0 a distribution has one id.
-    """
-    return [law.id_of(0)] if law.scores.size == 1 else coupled_ranked(law, params, position, num)[0]
+    """Return up to num ids that the target most likely chooses at a position, best first, by its own numbers there."""
+    if law.scores.size == 1:  # as at temperature 0
+        return [law.id_of(0)]
+    return coupled_ranked(law, params, position, num)[0]
 
 
 def _draw(tree: GrowingTree, distribution: NodeDistribution, whole: RowLaw, numbers: Sequence[float]) -> None:
-    """Draw children, one after the other without replacement, and add keys for what the target may draw itself."""
-    law = (whole if tree.topk is None else truncate_topk(whole, tree.topk)).normalised()
+    # Children are drawn one after the other without replacement; then come recovery nodes for the tokens that the
+    # target may draw itself.
+    law = whole
+    if tree.topk is not None:
+        law = truncate_topk(whole, tree.topk)
+    law = law.normalised()
     weights = law.weights.copy()
     for u in numbers:
         if not weights.any():
@@ -115,15 +129,17 @@ def _draw(tree: GrowingTree, distribution: NodeDistribution, whole: RowLaw, numb
 
 
 def _keys(params: SamplingParams, position: int, law: RowLaw, weights: Weights, num_keys: int) -> list[int]:
-    """Return the ids that the target most likely draws at a position by the numbers that it will draw with, were its
-    distribution the draft's without what is drawn there. The numbers order these ids and decide nothing else.
+    """Return the ids that the target most likely draws at a position where all drawn tokens are rejected.
 
-    As `coupled_ranked` of what remains would, in 10 us less of 50 for each drawn node.
+    Its distribution is taken for the draft's without these. The numbers order the ids and decide nothing else. The ids
+    are those of `coupled_ranked`, in 40 us a drawn node instead of 50.
     """
     likely = np.flatnonzero(weights)
     if likely.size > NUM_LIKELY:
         likely = likely[exactly_best(law.scores[likely], NUM_LIKELY)]
-    ids = likely if law.ids is None else law.ids[likely]
+    ids = likely
+    if law.ids is not None:
+        ids = law.ids[likely]
     u = uniforms(params, position, ids)
     order = np.argsort(np.log(-np.log(u)) - law.scores[likely])[:num_keys]  # the largest score + Gumbel first
     return ids[order].tolist()  # type: ignore[no-any-return]
@@ -138,9 +154,9 @@ def propose_chain(
     *,
     is_counted: bool = False,
 ) -> CandidateTree:
-    """Return a chain of at most max_tokens draft tokens, fewer where there is no distribution for the next.
+    """Return a chain of at most max_tokens draft tokens of the target's own; it ends where a distribution is None.
 
-    is_counted: distributions are a table's, of which one without a choice makes a deterministic draft token.
+    is_counted: distributions are a table's, so that one with a single token makes a deterministic draft token.
     """
     params = slot.params
     tree = DraftTree()
@@ -160,21 +176,25 @@ def propose_chain(
         if params.determined or (is_counted and law.scores.size == 1):
             (token_id,) = _best_ids(law, params, position, 1)
         elif depth and distributions[-1] is None:
-            break  # a deterministic draft token is matched, and what follows it would be tested
+            break  # a deterministic token is matched, and a sampled one after it would be tested by its distribution
         else:
             sampled_from = law.normalised()
             numbers = host_slot_uniforms([params], [len(slot.committed)], [position], [Purpose.OWN_DRAFT])
             token_id = sampled_from.draw(float(numbers[0, 0]))
         tree.add(depth - 1, token_id, prob=shares.chain_prob(depth + 1))
         distributions.append(sampled_from)
-    return CandidateTree(tree, distributions, shares.share(0), max_tokens if params.lenience == 1.0 else 0)
+    max_len = 0
+    if params.lenience == 1.0:
+        max_len = max_tokens
+    return CandidateTree(tree, distributions, shares.share(0), max_len)
 
 
 def propose_by_logits(
     slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int, logits: HostLogits | None
 ) -> CandidateTree:
-    """Return a chain of which token j follows row j of some logits, whatever was proposed before it; an empty one
-    without logits.
+    """Return a chain whose token j is proposed by row j of `logits` [K, V], whatever its earlier tokens are.
+
+    It is empty where logits are None.
     """
 
     def next_distribution(row: LogitRow) -> RowLaw | None:

@@ -1,4 +1,4 @@
-"""Drafters without a model, in the target: a table or a prediction that follows the tokens of each slot."""
+"""The target's own drafters without a model: a table, or a request's prediction, that follows each slot's tokens."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from outrider.engine.worker.slots import Slot
 
 
 class TableDrafter(TargetDrafter):
-    """Proposes a chain by what a table counts after the slot's tokens."""
+    """Drafter that proposes a chain by a table's counts after the slot's tokens."""
 
     def __init__(self, table: SequenceDrafter | None, vocab_size: int) -> None:
-        """table: None where each request brings its own."""
+        """Create the drafter. table: shared by all slots; None where each request's prediction is its own table."""
         self._table = table
         self._vocab_size = vocab_size
         self._followers: dict[SlotKey, Follower] = {}
@@ -40,13 +40,16 @@ class TableDrafter(TargetDrafter):
     def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
         follower = self._followers[slot.key]
         follower.append(token_ids)
-        return follower.outcomes(len(token_ids)) if isinstance(follower, PredictionFollower) else ()
+        if isinstance(follower, PredictionFollower):
+            return follower.outcomes(len(token_ids))
+        return ()
 
     def has_next(self, slot: Slot) -> bool:
         return self._followers[slot.key].has_next()
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
-        follower, num_tokens = self._followers[slot.key], slot.num_source_tokens + len(slot.committed)
+        follower = self._followers[slot.key]
+        num_tokens = slot.num_source_tokens + len(slot.committed)
         assert follower.num_tokens == num_tokens, f"{follower.num_tokens} tokens followed of {num_tokens}"
         walk = follower.walk()
 
@@ -54,7 +57,9 @@ class TableDrafter(TargetDrafter):
             if row.draft_prefix:
                 walk.step(row.draft_prefix[-1])
             counts = walk.next()
-            return None if counts is None else law_of_counts(counts, row, self._vocab_size)
+            if counts is None:
+                return None
+            return law_of_counts(counts, row, self._vocab_size)
 
         return propose_chain(slot, state, shares, max_tokens, next_distribution, is_counted=True)
 

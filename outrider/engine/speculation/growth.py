@@ -1,7 +1,7 @@
-"""The interface of draft tokens that grow in a slot of a draft worker, and of rows that are fed beside them.
+"""The interface of the draft tokens that grow in a slot of a draft worker, and of rows that are fed beside them.
 
-The table of drafters (outrider/engine/drafters.py) chooses the implementation for a request: a draft tree (tree.py), or
-levels of beams for a search.
+The table of drafters (outrider/engine/drafters.py) chooses the implementation for a request: a draft tree (`tree.py`),
+or levels of beams for a search. Called by the draft worker's grower.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from outrider.engine.speculation.cached_tree import CachedTree
-from outrider.engine.speculation.draft_tree import ROOT, moved
+from outrider.engine.speculation.draft_tree import ROOT, CachedTree, moved
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import JobError, OpenJob
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
 NumberKey = tuple[SamplingParams, int, int, int]
 """(parameters, committed length at which a segment begins, position, candidate) of a uniform number."""
 CheckCommit = Callable[[BareSlot, int, Sequence[int]], JobError | None]
-"""Returns why a slot's tokens cannot become committed[:base_len] + ids; None where they can."""
+"""Function that returns the error where a slot's tokens cannot become committed[:base_len] + ids; None where they can.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,90 +41,98 @@ class GrowthSetup:
     shares: SlotShares
     drafter: NodeDrafter[Any]
     topk: int | None
-    """Number of ids to which distributions are cut; None = whole."""
+    """Number of ids to which distributions are cut; None for whole ones."""
     max_fed: int
-    """Maximum number of nodes in the cache, those aside that the request names."""
+    """Maximum number of nodes in the cache, besides those that the request names."""
     eos_token_ids: Sequence[int]
 
 
 class Growth(CachedTree, ABC):
-    """Draft tokens that grow under the committed tokens of a slot. An Advance decides positions, by token ids or by the
-    levels of a search.
+    """Draft tokens that grow under the committed tokens of a slot.
+
+    The gateway's Advance commits positions: token ids, or levels of a search.
     """
 
     topk: int | None = None
-    """Number of ids to which distributions are cut; None = whole."""
+    """Number of ids to which distributions are cut; None for whole ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kinds: dict[int, NodeKind] = {}
+        """Kind of each node."""
         self.distributions: dict[int, RowLaw] = {}
-        """What sampled nodes were drawn from."""
+        """Distribution that each sampled node was drawn from."""
         self.carries: dict[int, Tensor] = {}
-        """Outputs [width] of a head after fed nodes and ROOT, where one drafts."""
+        """Output [width] of a head after each fed node and ROOT, where a head drafts."""
         self.unsent: list[int] = []
-        """New nodes, parents before their children. The pusher empties it."""
+        """New nodes to be sent, parents before their children. The pusher empties it."""
         self.ended: list[int] = []
-        """Nodes that nothing will follow. The pusher empties it."""
+        """Nodes, or ROOT, after which no more draft tokens will come. The pusher empties it."""
         self.is_end_known = False
-        """Whether it was sent that all which the target waits for is grown."""
+        """Whether the target was sent that all the draft tokens for which it waits are grown."""
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
         new_index = super().reroot(node, dropped)
         self.kinds = moved(self.kinds, new_index)
         self.distributions = moved(self.distributions, new_index)
-        self.unsent = [new_index[each] for each in self.unsent if each in new_index]
+        self.unsent = [new_index[old] for old in self.unsent if old in new_index]
         with_root = new_index | {node: ROOT}
         self.carries = moved(self.carries, with_root)
-        self.ended = [with_root[each] for each in self.ended if each in with_root]
+        self.ended = [with_root[old] for old in self.ended if old in with_root]
         return new_index
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
-        """Return why a drafter cannot draft for such a slot; None where it can."""
+        """Return why a drafter cannot draft for a slot of this kind; None where it can.
+
+        is_translated: whether the draft has another tokenizer than the target.
+        """
         return None
 
     @classmethod
     def shares_key(cls, params: SamplingParams) -> object:
-        """Return the key of the slots whose draft tokens of a rank are taken to be accepted alike."""
+        """Return the key of the acceptance probabilities that slots with these parameters share."""
         return params.greedy, params.determined
 
     @property
     @abstractmethod
     def committed_len(self) -> int:
-        """Number of tokens that are committed; ROOT is the last."""
+        """Number of committed tokens, of which ROOT is the last."""
 
     @property
     def known_len(self) -> int:
-        """Number of positions that are decided."""
+        """Number of committed positions: more than committed_len for a search, whose beams may differ."""
         return self.committed_len
 
     @property
     def roots(self) -> Mapping[int, int]:
-        """Nodes that a message need not hold, each with its name in a message's parents."""
+        """Nodes that the target has without a delivery, each with its number among a delivery's parents."""
         return {ROOT: ROOT}
 
     @property
     @abstractmethod
     def is_awaited(self) -> bool:
-        """Whether the target waits for all of the tree, and some of it has not grown."""
+        """Whether the target waits for draft tokens that have not grown."""
 
     @property
     def has_drafts(self) -> bool:
-        """Whether anything follows what is decided."""
+        """Whether there are draft tokens after the committed ones."""
         return bool(self.ids)
 
     @abstractmethod
     def offers(self, max_num: int) -> list[tuple[float, int]]:
-        """Return up to `max_num` nodes worth feeding, each with its acceptance probability, the best first."""
+        """Return at most max_num (acceptance probability, node) of nodes worth feeding, the best first."""
 
     def number_keys(self, node: int) -> Sequence[NumberKey]:
-        """Return the keys of the numbers with which tokens are sampled after a node, one a token."""
+        """Return the keys of the uniform numbers with which tokens are sampled after a node, one for each token."""
         return ()
 
     @abstractmethod
     def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
-        """Make the children of a node. numbers: uniforms for those that are sampled. Raises NonFiniteLogits."""
+        """Make the children of a node from its distribution. Raises NonFiniteLogits.
+
+        numbers: a uniform number for each of its `number_keys`.
+        """
 
     @abstractmethod
     def finish_step(self) -> None:
@@ -132,67 +140,75 @@ class Growth(CachedTree, ABC):
 
     @abstractmethod
     def check(self, base_len: int, decided: Sequence[Any], check_commit: CheckCommit) -> JobError | None:
-        """Return why the slot cannot go on with what was decided from `base_len` on; None where it can."""
+        """Return the error where the tokens or levels from base_len on cannot be committed; None where they can.
+
+        decided: token ids, or levels of a search. check_commit: checks token ids against the slot.
+        """
 
     @abstractmethod
     def continues(self, base_len: int, decided: Sequence[Any], *, is_new_lease: bool) -> bool:
-        """Return whether the tree stays valid under what was decided from `base_len` on; else a new one begins."""
+        """Return whether the tree stays valid when these are committed from base_len on; else it is restarted."""
 
     @abstractmethod
     def go_on(self, decided: Sequence[Any]) -> list[int]:
-        """Commit what was decided behind `known_len`, and grow under it. Return which of `fed` stay in the cache, as
-        ascending indices: committed ones and what is below them.
+        """Commit tokens, or levels, after `known_len`, and go on below them.
+
+        Returns which of `fed` stay in the cache, as ascending indices: the committed nodes and those below them.
         """
 
     def resend(self) -> None:
-        """Have all nodes sent again, since messages may be lost. A target that has them is not changed by it."""
+        """Have all nodes sent again, as after a lost message. A target that has them ignores them."""
         self.unsent = list(self.kinds)
         self.is_end_known = False
         self.finish_step()
 
     @abstractmethod
     def restart(self) -> None:
-        """Begin anew: nothing is in the cache any more."""
+        """Drop all nodes: the cache is empty."""
 
 
 class RowAhead(NamedTuple):
-    """A token that is fed behind a node before it is known whether it will be that node's child."""
+    """A row ahead: a token that is fed after a node before it is known whether it becomes that node's child."""
 
     node: int
-    """Its index, below ROOT: no node of the tree."""
+    """Index of the row ahead, below ROOT: it is no node of the tree."""
     parent: int
-    """A node, ROOT or another row ahead."""
+    """A node, ROOT or another row ahead that it follows."""
     token_id: int
 
 
 class RowsAhead(Protocol):
-    """Has rows fed beside the nodes of a slot, step by step, and reads the distributions after them."""
+    """The rows ahead of one slot, fed beside its nodes, and the distributions after them. Methods are in a step's
+    order.
+    """
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
-        """committed = committed[:base_len] + ids."""
+        """Replace the slot's committed tokens from base_len on by these."""
 
-    def begin_step(self) -> None: ...
+    def begin_step(self) -> None:
+        """Forget the rows of the previous step."""
 
     def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
-        """Yield rows ahead of an offered node, as far as the tree would feed them: each with its probability of use."""
+        """Yield (probability of use, row ahead) after an offered node, as far as the tree would feed such nodes."""
 
     def ask(self, node: int) -> None:
-        """Have a row fed that was offered."""
+        """Have an offered row ahead fed in this step."""
 
     def behind(self, nodes: Sequence[int]) -> list[RowAhead]:
-        """Return the rows to be fed behind these nodes, in the order of `note_fed`."""
+        """Return the rows to be fed after these nodes, in the order of `note_fed`."""
 
     def note_fed(self, distributions: Sequence[NodeDistribution]) -> None:
-        """Store the distributions after the rows `behind` the nodes that were fed."""
+        """Store the distributions after the rows that `behind` returned."""
 
     def follow(self, distribution: NodeDistribution) -> NodeDistribution | None:
-        """Return the distribution after the newly made child of a node that is in the cache; None without one."""
+        """Return the distribution after a node's new child that was fed as a row ahead; None where none was."""
 
     def end_step(self) -> tuple[int, Sequence[int]]:
-        """Return how many rows were fed, and the ascending indices of those that became nodes."""
+        """Return the number of rows that were fed, and the ascending indices of those that became nodes."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Forget the slot."""
 
 
 OpenAhead = Callable[[OpenJob, BareSlot], RowsAhead | None]
-"""Creates what has further rows fed for a slot; None for a slot without."""
+"""Function that creates the rows ahead of a new slot; returns None for a slot without."""

@@ -1,4 +1,4 @@
-"""Deliveries: nodes of a draft worker's tree on their way to a target, as plain values. Imports no torch."""
+"""Deliveries: nodes of a draft worker's tree on their way to a target, as plain values and as protobuf. No torch."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from outrider.wire.requests.params import MAX_CHOICES
 from outrider.wire.transport.codec import BadTensor, Rows, rows_from_proto, rows_to_proto
 
 MAX_NODES = 256
-"""Most nodes of one delivery."""
+"""Maximum number of nodes of one delivery."""
 MAX_BUFFERED_NODES = 1024
-"""Nodes of one slot that are buffered in a target. It bounds what a draft worker that never stops may fill."""
+"""Maximum number of nodes that a target buffers for one ticket."""
 
 
 class NodeKind(Enum):
-    """Kind of a node of a draft worker's tree."""
+    """The kind of a node of a draft worker's tree."""
 
     GUESS = tpb.NODE_KIND_GUESS
-    """Deterministic."""
+    """Deterministic: proposed without a distribution."""
     LAW = tpb.NODE_KIND_LAW
     """Sampled from a distribution that is delivered with it."""
     KEY = tpb.NODE_KIND_KEY
-    """Stands for a token that the target may draw itself: never verified, but followed by what may be."""
+    """Recovery node: a token that the target may draw itself. It is never verified, but nodes after it may be."""
     KNOWN = tpb.NODE_KIND_KNOWN
-    """On the path to others, and delivered before: a target without it drops what is below it."""
+    """Reference node: delivered before, sent again as the parent of others. Without it a target drops those."""
 
 
 _KINDS = {kind.value: kind for kind in NodeKind}
@@ -37,40 +37,52 @@ _KINDS = {kind.value: kind for kind in NodeKind}
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Nodes that follow the committed tokens [0, root_len). All lists but the last two are as long as ids."""
+    """N nodes after the first root_len committed tokens of a slot.
+
+    the -> cat -> sat, and dog beside cat: ids [cat, dog, sat], parents [-1, -1, 0], ranks [0, 1, 0]
+    """
 
     ticket: int
+    """Ticket of the lease for which they were made."""
     root_len: int
+    """Number of committed tokens before the first nodes."""
     ids: Sequence[int]
+    """Token ids, [N]."""
     parents: Sequence[int]
-    """Index of each node's parent, which comes before it, or ROOT; ROOT - b for live beam b of a search."""
+    """Index of each node's parent, which comes before it, or ROOT, [N]; ROOT - b for live beam b of a search."""
     ranks: Sequence[int]
-    """Order of each node among its siblings, the likeliest or first sampled one 0."""
+    """Order of each node among its siblings, the likeliest or first sampled one 0, [N]."""
     kinds: Sequence[NodeKind]
+    """[N]."""
     rows: Rows | None
     """Distributions: one for each parent of LAW nodes, in the order of their first LAW children."""
     ends: Sequence[int] = ()
-    """Indices of nodes, or ROOT, that nothing will follow which is waited for."""
+    """Indices of nodes, or ROOT, after which no step has to wait for more draft tokens."""
     num_bytes: int = 0
+    """Size of the message that was received."""
     vocab_size: int = 0
-    """Ids of a whole distribution, where it has some and is to be sent."""
+    """Number of ids of a whole distribution, where the delivery is to be sent with some."""
     draft_us: int = 0
-    """Time that the draft worker spent on them, in microseconds; 0 = not known."""
+    """Time that the draft worker spent on the nodes, in microseconds; 0 where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class InsertedNodes:
-    """Fates of a delivery's nodes."""
+    """The fates of a delivery's nodes in a draft buffer."""
 
     num_late: int = 0
-    """Nodes on the committed tokens: their step is over."""
+    """Nodes that are committed tokens already: their step is over."""
     num_dropped: int = 0
-    """Nodes without a parent here, or without room."""
+    """Nodes that are not kept: without a parent in the buffer, or without room."""
     is_full: bool = False
-    """Some were too many bytes."""
+    """Whether some were dropped because the buffer has too few bytes."""
 
 
 def to_proto(delivery: Delivery, target_epoch: int) -> tpb.Delivery:
+    """Return the message of a delivery to the target of that epoch."""
+    distributions = None
+    if delivery.rows is not None:
+        distributions = rows_to_proto(delivery.rows, delivery.vocab_size)
     return tpb.Delivery(
         ticket=delivery.ticket,
         target_epoch=target_epoch,
@@ -79,21 +91,25 @@ def to_proto(delivery: Delivery, target_epoch: int) -> tpb.Delivery:
         parents=np.array(delivery.parents, dtype="<i4").tobytes(),
         ranks=bytes(delivery.ranks),
         kinds=bytes(kind.value for kind in delivery.kinds),
-        distributions=None if delivery.rows is None else rows_to_proto(delivery.rows, delivery.vocab_size),
+        distributions=distributions,
         ends=np.array(delivery.ends, dtype="<i4").tobytes(),
         draft_us=delivery.draft_us,
     )
 
 
 def from_proto(item: tpb.Delivery, vocab_size: int) -> Delivery:
-    """Read and check all that needs no tensor of floats. Raises BadTensor."""
+    """Read a message, and check all of it but the values of distributions. Raises BadTensor.
+
+    vocab_size: of the target's tokenizer, to which the ids belong.
+    """
     ids = _ints("ids", item.ids, MAX_NODES, range(vocab_size))
     num = len(ids)
     parents = _ints("parents", item.parents, MAX_NODES, range(ROOT - MAX_CHOICES + 1, MAX_NODES))
     for name, values in (("parents", parents), ("ranks", item.ranks), ("kinds", item.kinds)):
         if len(values) != num:
             raise BadTensor(f"{len(values)} {name} for {num} nodes; each node has one")
-    kinds, sampled_parents = list[NodeKind](), set[int]()
+    kinds = list[NodeKind]()
+    sampled_parents = set[int]()
     for node, (parent, number) in enumerate(zip(parents, item.kinds, strict=True)):
         if parent >= node:
             raise BadTensor(f"parent of node {node} is {parent}, must come before it")
@@ -123,7 +139,6 @@ def from_proto(item: tpb.Delivery, vocab_size: int) -> Delivery:
 
 
 def _ints(name: str, data: bytes, max_num: int, allowed: range) -> list[int]:
-    """Read int32s, at most max_num, all of them allowed. Raises BadTensor."""
     if len(data) % 4:
         raise BadTensor(f"{name} has {len(data)} bytes, not a multiple of 4")
     values: list[int] = np.frombuffer(data, dtype="<i4").tolist()

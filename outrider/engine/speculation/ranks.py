@@ -1,7 +1,7 @@
-"""Acceptance probabilities of draft tokens by their rank among their siblings, for the priorities of draft and target.
+"""Acceptance probabilities of draft tokens by their rank among siblings, by which draft and target order draft tokens.
 
-They are counted from committed tokens: the draft's own confidence, even calibrated, ordered draft tokens no better in
-simulation, and under `rejection` nothing that is drawn may decide what is verified.
+They are counted from committed tokens. A draft's own probabilities, even calibrated, ordered draft tokens no better in
+simulation, and under `rejection` no drawn token may influence what is verified.
 """
 
 from __future__ import annotations
@@ -9,69 +9,78 @@ from __future__ import annotations
 import math
 
 MAX_RANKS = 8
-"""Ranks that have probabilities of their own; later ones count as the last."""
+"""Number of ranks with a probability of their own; later ones have that of the last."""
 _PRIOR = tuple(0.6 * 0.4**rank for rank in range(MAX_RANKS))
-"""Probabilities before any observation: a small model's first draft token is accepted in 50 to 70 % of cases."""
+"""Prior probability of each rank, 0.6, 0.24, 0.096 ..: a small model's first draft token is accepted in 50 to 70 %."""
 _WEIGHT = 1 / 256
-"""Weight of an observation for all slots."""
+"""Weight of an observation in the moving means of all slots."""
 _PRIOR_COUNT = 16
-"""Observations that the prior counts as."""
+"""Number of observations that the prior counts as."""
 _SLOT_WEIGHT = 1 / 16
-"""Weight of an observation for its slot."""
+"""Weight of an observation in the moving mean of its slot."""
 LEAST_CHANCE = 0.01
 """Acceptance probability below which draft tokens are not made, unless a request names them."""
-_LEAST = 1e-3
-"""Least probability, so that ranks are tried again."""
+_MIN_PROB = 1e-3
+"""Lower bound of a probability, above 0 so that its rank is tried again."""
 
 
 class RankShares:
-    """Probabilities by rank of all slots of one kind of sampling."""
+    """Acceptance probabilities by rank, of all slots of one kind of sampling together."""
 
     def __init__(self) -> None:
         self.shares = list(_PRIOR)
+        """Probability that the child of each rank is the accepted one."""
         self._num_noted = _PRIOR_COUNT
 
     def note(self, rank: int | None) -> None:
-        """Record the rank of the child of a node that was committed; None for none of them."""
+        """Record a node whose children were tested. rank: of the child that was committed; None for none of them."""
         self._num_noted += 1
         weight = max(_WEIGHT, 1 / self._num_noted)
-        for each, share in enumerate(self.shares):
-            self.shares[each] = max(_LEAST, share + weight * ((each == rank) - share))
+        for own_rank, prob in enumerate(self.shares):
+            self.shares[own_rank] = max(_MIN_PROB, prob + weight * ((own_rank == rank) - prob))
 
 
 class SlotShares:
-    """Probabilities by rank of one slot: its own for the first rank, those of all slots for how the rest is divided."""
+    """Acceptance probabilities by rank of one slot.
+
+    The first rank has the slot's own; the others divide the rest as those of all slots do.
+
+        all slots 0.6, 0.24, 0.096 ..; the slot's first 0.8: the second is 0.24 * (1 - 0.8) / (1 - 0.6) = 0.12
+    """
 
     def __init__(self, shares: RankShares) -> None:
+        """Begin a slot with the probabilities of all slots of its kind."""
         self._all = shares
         self.first = shares.shares[0]
-        """Acceptance probability of a first child."""
+        """Acceptance probability of the child of rank 0."""
 
     def share(self, rank: int) -> float:
-        """Return the probability that the child of a rank is accepted after its parent."""
+        """Return the probability that the child of a rank is accepted, given that its parent is."""
         if rank == 0:
             return self.first
         shares = self._all.shares
-        return shares[min(rank, MAX_RANKS - 1)] * (1.0 - self.first) / max(_LEAST, 1.0 - shares[0])
+        return shares[min(rank, MAX_RANKS - 1)] * (1.0 - self.first) / max(_MIN_PROB, 1.0 - shares[0])
 
     def chain_prob(self, num_tokens: int) -> float:
-        """Return the acceptance probability of the last of num_tokens draft tokens of a chain."""
+        """Return the probability that all num_tokens draft tokens of a chain are accepted."""
         return self.first**num_tokens
 
     def likely_len(self, max_tokens: int) -> int:
-        """Return how many tokens of a chain of max_tokens reach LEAST_CHANCE, 1 at least."""
+        """Return the length of the longest chain whose last token reaches LEAST_CHANCE: 1 to max_tokens."""
         num_likely = int(math.log(LEAST_CHANCE) / math.log(self.first))
         return min(max_tokens, max(1, num_likely))
 
     def note(self, rank: int | None) -> None:
-        """Record the rank of the child of a node that was committed; None for none of them."""
+        """Record a node of the slot whose children were tested. rank: of the committed child; None for none of them."""
         self._all.note(rank)
         first = self.first + _SLOT_WEIGHT * ((rank == 0) - self.first)
-        self.first = min(1.0 - _LEAST, max(_LEAST, first))
+        self.first = min(1.0 - _MIN_PROB, max(_MIN_PROB, first))
 
     def forget(self) -> None:
-        """Move a little towards the probabilities of all slots, and these towards the prior: nothing was verified here.
-        What is not verified for its low probability would never be tried again.
+        """Move the slot's probabilities a little towards those of all slots, and these towards the prior.
+
+        Call it after a step that verified no draft token of the slot: a low probability would else keep them from being
+        tried again.
         """
         self._all.shares[0] += _WEIGHT * _SLOT_WEIGHT * (_PRIOR[0] - self._all.shares[0])
         self.first += _SLOT_WEIGHT * _SLOT_WEIGHT * (self._all.shares[0] - self.first)

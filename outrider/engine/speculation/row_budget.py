@@ -1,14 +1,14 @@
-"""Shares a worker's steps between callers, by weight, where one of them would slow another by more than its part.
+"""Divides a worker's steps between callers, by weight, where one of them would slow another by more than its part.
 
-Alone, a caller would gain so much a second: by a step of its own rows alone. Beside others it is to gain its part of
-that, its weight over that of all who are here: of two alike each at least half. Where the step that gains the most a
-second, over all, leaves somebody less, it is bounded: it is to take no longer than lets everybody whose rows are all in
-it have their part, and its rows are dealt out one after the other, to whom least was given over its weight. What is
-left over waits for the next step. A step of more rows takes no longer than steps of fewer rows that have as many
-together, so there is room for the part of all.
+A step of a caller's own rows alone would gain it a number of tokens a second. Beside others it is to gain its part of
+that number, its weight over the sum of all weights: of two equal callers each gains at least half. Where the step that
+gains the most tokens a second over all leaves a caller less, the step is bounded: it takes no longer than leaves every
+caller its part, and its rows are dealt one unit after the other, each to the caller that was given the fewest rows over
+its weight. Other rows wait for the next step. There is room for every caller's part, since a step of many rows takes no
+longer than several steps that have as many together.
 
-How many rows that are follows from the bounded steps before, by what they took. Of the caller by whom steps are
-bounded, one in ALONE_EVERY is taken alone, which says how long that takes now.
+The number of rows of a bounded step is learnt from the time that earlier ones took. Of the steps that a caller bounds,
+one in ALONE_EVERY is that caller's alone, which measures the time of such a step. Used by both workers' budgets.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.requests.scheduling import VirtualTokens
 
 ALONE_EVERY = 4
-"""Bounded steps of which one is the bounding caller's alone."""
+"""Number of bounded steps of which one is the bounding caller's alone."""
 _WEIGHT = 0.25
-"""Weight of a step in what is learnt."""
+"""Weight of a step in the moving means."""
 _OUTLIER = 4.0
-"""Most times the mean that a step counts as: the machine may have had other things to do."""
+"""Maximum multiple of the mean with which a step counts: another process may have disturbed it."""
 
 Item = TypeVar("Item")
 
 
 class Unit(NamedTuple, Generic[Item]):
-    """What is dealt out at once."""
+    """Rows that are dealt at once."""
 
     item: Item
     gain: float
-    """Tokens that are expected of it."""
+    """Expected number of tokens of these rows."""
     num_rows: int
 
 
 class RowBudget(Generic[Item]):
-    """The rows of a worker's steps, shared between callers."""
+    """The division of a worker's steps between callers: `deal` chooses a step, `note` learns from it."""
 
     def __init__(self, cost: RowCost) -> None:
         self._cost = cost
         self._given = VirtualTokens()
         self._alone_s: dict[bytes, float] = {}
-        """Of callers that may bound a step, what a step of each alone takes where nothing disturbs it."""
+        """Mean seconds of an undisturbed step of one caller alone, by caller that may bound steps."""
         self.bounding: bytes | None = None
-        """By whom the step is bounded that was dealt last; None where nobody is."""
+        """The caller that bounds the step that was dealt last; None where no caller is bounded."""
         self._num_rows = 1.0
-        """Of a bounded step."""
+        """Number of rows of a bounded step."""
         self._num_since_alone = ALONE_EVERY
         self._alone: bytes | None = None
-        """Whose alone the step is that was dealt last, all that it would feed."""
+        """The caller that has the step dealt last alone, with all its rows; None for other steps."""
         self._max_step_s: float | None = None
-        """What that step was to take at most; None where it was not bounded, or had fewer rows than it might."""
+        """Maximum seconds of the step dealt last; None where it is not bounded, or has fewer rows than it might."""
 
     def deal(
         self,
@@ -63,18 +63,25 @@ class RowBudget(Generic[Item]):
         step: Iterable[tuple[bytes, float, int]],
         alone: Callable[[bytes], Iterable[Unit[Item]]],
     ) -> list[Item] | None:
-        """Return what is in the next step; None where nobody is bounded.
+        """Return the items of the next step; None where no caller is bounded and the step stays as it is.
 
-        weights: of all callers that share the worker. step: caller, expected tokens and number of rows of each part of
-        the step in which nobody is bounded. alone: returns the units of the step that a caller would take alone, in the
-        order in which they are dealt; where it has nothing to feed now, and soon will have, it counts as if a row were
-        all. Neither `step` nor `alone` is read where one caller has the worker to itself.
+        weights: of all callers that share the worker. step: (caller, expected tokens, number of rows) of each part of
+        the step in which no caller is bounded. alone: returns the units of the step that a caller would take alone, in
+        the order in which they are dealt; none where it feeds nothing now but soon will, which counts as one row.
+        Neither `step` nor `alone` is read where one caller has the worker to itself.
+
+        A has 1 row and B 31, with equal weights; 1 row takes 8 ms, 32 rows 20 ms. A gains 1 token in 20 ms; its part is
+        half of 1 in 8 ms, so the step is bounded to 16 ms: A's row, and as many of B's as that leaves.
         """
-        self._alone = self._max_step_s = self.bounding = None
-        gains, units = dict[bytes, float](), dict[bytes, deque[Unit[Item]]]()
-        max_step_s = dict[bytes, float]()  # with which each caller has its part
-        max_rows, is_fair = 0, True
+        self._alone = None
+        self._max_step_s = None
+        self.bounding = None
+        units = dict[bytes, deque[Unit[Item]]]()
+        max_step_s = dict[bytes, float]()  # seconds of a step that leaves each caller its part
+        max_rows = 0
+        is_fair = True
         if len(weights) > 1:
+            gains = dict[bytes, float]()
             for caller, gain, num_rows in step:
                 gains[caller] = gains.get(caller, 0.0) + gain
                 max_rows += num_rows
@@ -98,46 +105,65 @@ class RowBudget(Generic[Item]):
             self._given.wait({}, ())
             self._alone_s.clear()
             return None
-        bounding = self.bounding = min(max_step_s, key=max_step_s.__getitem__)
+        bounding = min(max_step_s, key=max_step_s.__getitem__)
+        self.bounding = bounding
         self._num_rows = max(1.0, min(self._num_rows, max_rows))
-        left = round(self._num_rows)
-        self._num_since_alone += 1
-        stepping = units
-        if bounding in units and self._num_since_alone >= ALONE_EVERY:
-            self._num_since_alone = 0
-            stepping = {bounding: units[bounding]}
-            left = sum(unit.num_rows for unit in units[bounding])
-        self._given.wait({caller: weights[caller] for caller in units}, weights)
-        dealt = self._dealt(stepping, left)
-        self._given.wait({caller: weights[caller] for caller in units if units[caller]}, weights)
-        self._alone_s = {caller: seconds for caller, seconds in self._alone_s.items() if caller in weights}
+        stepping, num_rows = self._stepping(units, bounding)
+        self._given.wait(_weights_of_waiting(weights, units), weights)
+        dealt = self._dealt(stepping, num_rows)
+        self._given.wait(_weights_of_waiting(weights, units), weights)
+        for caller in self._alone_s.keys() - weights.keys():
+            del self._alone_s[caller]
         if any(stepping.values()):
             self._max_step_s = max_step_s[bounding]
         elif len(stepping) == 1:
             (self._alone,) = stepping
         return dealt
 
+    def _stepping(
+        self, units: dict[bytes, deque[Unit[Item]]], bounding: bytes
+    ) -> tuple[dict[bytes, deque[Unit[Item]]], int]:
+        """Return the units that are dealt, by caller, and their maximum number of rows."""
+        self._num_since_alone += 1
+        if bounding not in units or self._num_since_alone < ALONE_EVERY:
+            return units, round(self._num_rows)
+        self._num_since_alone = 0
+        own = units[bounding]
+        return {bounding: own}, sum(unit.num_rows for unit in own)
+
     def note(self, seconds: float, dealing_s: float = 0.0) -> None:
-        """Record how long the step took that was dealt last, nothing else in it. dealing_s: what passed before it, for
-        the slots of all, in the step or not.
+        """Record the seconds of the step that was dealt last, which had nothing else in it.
+
+        dealing_s: seconds that were spent before the step on slots of all callers, whether in the step or not.
         """
         if self._alone is not None:
-            before = self._alone_s.get(self._alone, seconds)
-            mean_s = before + _WEIGHT * (min(seconds, _OUTLIER * before) - before)
-            # What disturbs a step makes it longer, and is not its own.
-            self._alone_s[self._alone] = min(seconds, mean_s)
+            previous_s = self._alone_s.get(self._alone, seconds)
+            mean_s = previous_s + _WEIGHT * (min(seconds, _OUTLIER * previous_s) - previous_s)
+            self._alone_s[self._alone] = min(seconds, mean_s)  # a disturbed step is longer, never shorter
         elif self._max_step_s is not None:
             ratio = min(_OUTLIER, self._max_step_s / (seconds + dealing_s))
             self._num_rows *= 1.0 + _WEIGHT * (ratio - 1.0)
 
-    def _dealt(self, units: dict[bytes, deque[Unit[Item]]], left: int) -> list[Item]:
-        dealt, waiting = list[Item](), dict(units)
-        while left > 0 and waiting:
-            caller = min(waiting, key=lambda each: self._given.with_more(each, waiting[each][0].num_rows))
+    def _dealt(self, units: dict[bytes, deque[Unit[Item]]], num_rows: int) -> list[Item]:
+        def given_with_next(caller: bytes) -> float:
+            return self._given.with_more(caller, waiting[caller][0].num_rows)
+
+        dealt = list[Item]()
+        waiting = dict(units)
+        while num_rows > 0 and waiting:
+            caller = min(waiting, key=given_with_next)
             unit = waiting[caller].popleft()
             dealt.append(unit.item)
-            left -= unit.num_rows
+            num_rows -= unit.num_rows
             self._given.give(caller, unit.num_rows)
             if not waiting[caller]:
                 del waiting[caller]
         return dealt
+
+
+def _weights_of_waiting(weights: Mapping[bytes, float], units: Mapping[bytes, deque[Unit[Item]]]) -> dict[bytes, float]:
+    found = dict[bytes, float]()
+    for caller, own in units.items():
+        if own:
+            found[caller] = weights[caller]
+    return found

@@ -1,8 +1,8 @@
-"""What a step costs by its number of rows, learnt from the steps themselves, and how many rows are worth it.
+"""The seconds of a step by its number of rows, learnt from the steps themselves. Used by the budgets of both workers.
 
-A row is one token that a forward is fed. A step's seconds are taken as a level that follows the machine (its clock, the
-contexts) times a shape by rows that changes slowly; the shape never falls as rows are added, so that noise between
-neighbours is averaged out, and a cliff stays one.
+The seconds are a level times a shape. The level follows the machine (its clock, the length of contexts) quickly; the
+shape, by number of rows, changes slowly, and never falls as rows are added, so that noise between neighbours is
+averaged out.
 """
 
 from __future__ import annotations
@@ -13,33 +13,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LEVEL_WEIGHT = 0.2
-"""Weight of a step for the level."""
+"""Weight of a step in the moving mean of the level."""
 _SHAPE_WEIGHT = 0.1
-"""Weight of a step for its number of rows."""
+"""Weight of a step in the moving mean of the shape at its number of rows."""
 _OUTLIER = 4.0
-"""Most times the expected seconds that a step counts as: the machine may have had other things to do."""
+"""Maximum multiple of the expected seconds with which a step counts: another process may have disturbed it."""
 _EXACT_ROWS = 32
-"""Numbers of rows that are told apart; above, those within an eighth are learnt together."""
+"""Number of rows up to which each is learnt by itself; above, those within an eighth are learnt together."""
 
 
 class RowCost:
-    """Seconds of a step by rows: between those tried on a straight line, beyond them as the most that were tried.
-    Before the first step all take one second.
+    """The seconds of a step by its number of rows.
+
+    They are interpolated between the numbers that were tried, and constant beyond these. Before the first step they are
+    1 for any number.
     """
 
     def __init__(self) -> None:
         self.reach = 1
-        """Most rows that a step may be tried with: about twice as many as were tried."""
+        """Maximum number of rows with which a step may be tried: about twice as many as were tried."""
         self._level_s = 1.0
         self._shape: dict[int, float] = {}
-        """By number of rows, ascending."""
+        """Moving mean of seconds over the level, by number of rows, ascending."""
         self._sizes = np.ones(1)
-        """Numbers of rows that were tried, [N]."""
+        """The N numbers of rows that were tried, [N]."""
         self._monotone = np.ones(1)
-        """The nearest shape of these that never falls, [N]."""
+        """The nearest sequence to `_shape` that never falls, [N]."""
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Record a step."""
+        """Record a step of num_rows rows."""
         size = _size(num_rows)
         expected = float(self.seconds(num_rows))
         ratio = min(_OUTLIER, seconds / expected)
@@ -59,18 +61,19 @@ class RowCost:
         self.reach = 2 * max(self._shape) + 1
 
     def seconds(self, num_rows: int | Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return what steps of so many rows take: of one number, or of several, [N]."""
+        """Return the expected seconds of a step of num_rows rows, [], or of steps of several numbers of rows, [N]."""
         return self._level_s * np.interp(num_rows, self._sizes, self._monotone)
 
     def least_seconds(self, num_rows: int) -> float:
-        """Return the same, and for fewer rows than were tried the least that they may take: their part of the fewest.
-        They are so taken for worth a trial.
+        """Return `seconds`, and for fewer rows than were ever tried a proportional part, so that they are tried.
+
+        32 rows were tried, in 8 ms, and no fewer: 8 rows may take 2 ms
         """
         return float(self.seconds(num_rows) * min(1.0, num_rows / self._sizes[0]))
 
 
 def _size(num_rows: int) -> int:
-    """Return the number that stands for all within an eighth of it."""
+    # 33 -> 32, 43 -> 40, 100 -> 96: above 32 the number that stands for those within an eighth of it
     if num_rows <= _EXACT_ROWS:
         return num_rows
     step = 1 << (num_rows.bit_length() - 4)
@@ -78,10 +81,12 @@ def _size(num_rows: int) -> int:
 
 
 def _never_falling(values: Iterable[float]) -> NDArray[np.float64]:
-    """Return the nearest sequence that never falls (isotonic regression by pooling adjacent violators)."""
-    means, counts = list[float](), list[int]()  # of neighbours that share their mean
+    # Isotonic regression by pooling adjacent violators: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4].
+    means = list[float]()  # of neighbours that share their mean
+    counts = list[int]()
     for value in values:
-        mean, count = value, 1
+        mean = value
+        count = 1
         while means and means[-1] > mean:
             total = mean * count + means.pop() * counts[-1]
             count += counts.pop()

@@ -1,4 +1,4 @@
-"""The protocol of drafters in the target: tables, heads, predictions, and those that have rows fed beside a step's."""
+"""The protocol of the target's own drafters: tables, heads, predictions, and those with rows beside a step's tokens."""
 
 from __future__ import annotations
 
@@ -19,22 +19,27 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class ExtraRows:
-    """Tokens that a drafter has a step feed beside its draft tokens, to read the logits after them. They are never
-    verified and never stay in the cache: they bring draft tokens of later steps.
+    """E rows that a drafter has fed beside a step's draft tokens, to read the logits after them.
+
+    They are never verified and do not stay in the cache: they bring draft tokens of later steps.
+
+    A step with draft tokens 0 and 1, parents [-1, 2]: the first row follows the last committed token, and the second
+    row the first.
     """
 
     drafter: Drafter
     ids: Sequence[int]
+    """Token ids, [E]."""
     parents: Sequence[int]
-    """Index of the token that each follows, the step's draft tokens counted before these; ROOT: the last committed
-    token."""
+    """Index of the token that each row follows, [E], where rows are counted behind the step's draft tokens; ROOT for
+    the last committed token."""
     width: int
-    """Most draft tokens of a later step that follow the same token."""
+    """Maximum number of a later step's draft tokens after one token."""
     depth: int
-    """Most that follow each other."""
+    """Maximum depth of a later step's draft tokens."""
 
     def gain(self, shares: SlotShares) -> float:
-        """Return the tokens a step that they are expected to bring, by how often the drafter's are accepted."""
+        """Return the expected number of accepted draft tokens that the rows bring. shares: of their drafter."""
         prob = min(1.0, sum(map(shares.share, range(self.width))))
         gain = 0.0
         for _ in range(self.depth):
@@ -43,46 +48,51 @@ class ExtraRows:
 
 
 class TargetDrafter(Protocol):
-    """Proposes draft tokens for all slots that it was opened for. Runs on the engine thread.
+    """One of the target's own drafters, for all slots that were opened for it. Runs on the engine thread.
 
-    Its methods are called at every change of a slot's committed tokens. `rows_beside` and `read` are for drafters that
-    have rows fed beside a step's. Methods that return something here are those that a drafter may leave out.
+    `commit` or `append` is called at every change of a slot's committed tokens. `rows_beside` and `read` are for
+    drafters with `feeds_rows`. Methods with a body here are optional.
     """
 
     max_len: int = MAX_DRAFT_TOKENS
-    """Most draft tokens that it proposes."""
+    """Maximum number of draft tokens that it proposes."""
     feeds_rows: bool = False
     """Whether it has rows fed beside a step's draft tokens."""
 
     def open(self, job: OpenJob, slot: Slot) -> None:
-        """Begin to draft for a slot, of which nothing is known."""
+        """Begin to draft for a new slot."""
         return
 
     def commit(self, slot: Slot, num_same: int) -> None:
-        """Follow a slot whose committed tokens were set: the first num_same of them are those from before."""
+        """Follow a slot whose committed tokens were replaced. num_same: tokens at their beginning that stay as they
+        were.
+        """
         return
 
     def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
-        """Follow a slot that a step has committed these tokens of. Returns, for those in whose place the drafter had
-        something to propose, verified or not, whether it was right, where it counts that itself.
+        """Follow a slot of which a step has committed these tokens.
+
+        A prediction returns whether it was right, for each token for which it had a proposal, verified or not; other
+        drafters return nothing.
         """
         return ()
 
     def has_next(self, slot: Slot) -> bool:
-        """Return whether what it proposes after the last committed token is worth verifying."""
+        """Return whether its proposal after the last committed token is worth verifying."""
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
-        """Return at most max_tokens draft tokens, best first; an empty tree where it has nothing to propose."""
+        """Return at most max_tokens draft tokens, best first; an empty tree where there is no proposal."""
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
-        """Forget a slot. is_ended: its sequence is complete and sound, and may be remembered for others."""
+        """Forget a slot. is_ended: its output is complete, and may be remembered for other slots."""
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        """Return what the next step is to feed beside draft tokens with these parents; None for nothing. It is called
-        with all that the step might verify, and again with the first of them that it does.
+        """Return the rows that the next step is to feed beside draft tokens with these parents; None for none.
+
+        It is called with all draft tokens that the step might verify, and again with the first ones, which it verifies.
         """
         return None
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        """Read the logits [R, V] float32 after the rows, before anything is committed. path: the accepted nodes."""
+        """Read the logits [E, V] float32 after the rows, before anything is committed. path: the accepted nodes."""
         return

@@ -1,14 +1,17 @@
-"""One slot's draft tree as it grows: what may follow the committed tokens, the likeliest first, without rounds. Pure.
+"""The draft tree of one slot of a draft worker, which grows without waiting for rounds, likeliest nodes first. Pure.
 
-A node is fed to learn what follows it; its children are made then. Which node is fed next, and how many children it
-gets, goes by constants of rank and depth, never by what was drawn: under `rejection` nothing that is drawn may decide
-what is verified. When tokens are committed, the node that stands for the last of them becomes the root and what is
-below it stays, so that a draft token that was accepted has its own followers ready.
+A node is fed for the distribution after it, from which its children are made. Rank and depth choose the node that is
+fed next and its number of children, never a drawn token: under `rejection` no drawn token may influence what is
+verified. When tokens are committed, the node of the last of them becomes the root and the nodes below it stay, so that
+an accepted draft token has its children ready.
 
-Under `rejection` a *segment* is a chain (or a tree of a named shape) of draft tokens whose numbers are keyed by the
-committed length at which it begins. Beside it are keys: deterministic nodes that stand for what the target may draw
-itself. Below a key another segment begins, which is what would be drawn after that token was committed: a state has one
-proposal, however early it is made.
+    committed: the cat.  sat -> down     a step commits sat:   committed: the cat sat.  down
+                         ran                                   "ran" is dropped, "down" is ready
+
+Under `rejection` a *segment* is a chain, or a tree of a named shape, of draft tokens whose uniform numbers are keyed by
+the committed length at which it begins. Beside it are recovery nodes (KEY): tokens that the target may draw itself.
+Below a recovery node another segment begins: the one that would be drawn once that token is committed. So the draft
+tokens after given committed tokens are the same however early they are made.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from outrider.engine.worker.jobs import JobError
 
 
 class GrowingTree(Growth):
-    """The tree of one slot."""
+    """The draft tree of one slot: the grower feeds its `offers`, and calls `go_on` when tokens are committed."""
 
     def __init__(self, setup: GrowthSetup) -> None:
         self._setup = setup
@@ -38,31 +41,34 @@ class GrowingTree(Growth):
         drafter = setup.drafter
         self.plan = Plan(setup.speculation, setup.slot.params, setup.shares, drafter.takes_trees, drafter.fills_blocks)
         self.segments: dict[int, tuple[int, Place]] = {}
-        """Under `rejection`, by node or ROOT: the committed length at which the segment begins of what is drawn after
-        it, and the ranks from there to the node."""
+        """Under `rejection`, by node or ROOT: the segment of the tokens that are drawn after it, as the committed
+        length at which it begins and the ranks from there to the node."""
         self._is_determined = setup.slot.params.determined
         self.restart()
 
     def restart(self) -> None:
-        super().__init__()  # without nodes; what is drawn after ROOT stays in its segment
+        super().__init__()  # without nodes; the tokens that are drawn after ROOT stay in its segment
         self.segments = moved(self.segments, {ROOT: ROOT})
         self.ranked: dict[int, list[int]] = {}
-        """By node or ROOT: ids that may follow it, too, best first, and are no nodes yet. What is near the root gets
-        more children than what is far from it."""
+        """By node or ROOT: further ids that may follow it, best first, which are no nodes yet. They become nodes as the
+        root comes nearer, since likelier nodes have more children."""
         self._begin_offers()
 
     def _begin_offers(self) -> None:
         self._offered: list[tuple[float, int]] = []
-        """Nodes that are worth feeding, the likeliest first, with their negated acceptance probabilities."""
+        """(negated acceptance probability, node) of the nodes that are worth feeding, the likeliest first."""
         self._named: list[int] = []
-        """Unfed nodes after which the request names others: the target waits for those."""
+        """Unfed nodes for which the request names children: the target waits for those."""
         self.is_end_known = False
         self._last_depth = self._slot.max_len - 1 - self.committed_len
-        """Depth of nodes that nothing may follow: the target adds a token of its own."""
+        """Depth of nodes without children, since the target commits one token of its own after them."""
         self._max_depth = min(
             self._last_depth, self.plan.max_depth, self._setup.drafter.max_depth, self._slot.most_depth
         )
-        fed = {*self.fed, ROOT} if self.is_root_fed else set[int]()
+        fed = set[int]()
+        if self.is_root_fed:
+            fed.update(self.fed)
+            fed.add(ROOT)
         for node in range(ROOT, len(self)):
             if node not in fed:
                 self._offer(node)
@@ -84,15 +90,19 @@ class GrowingTree(Growth):
         return [(-cost, node) for cost, node in self._offered[:num]]
 
     def prob_ahead(self, node: int, num_ahead: int) -> float | None:
-        """Return the acceptance probability of a node's first child's first child and so on, `num_ahead` below it; None
-        where that would not be fed, were it made.
+        """Return the acceptance probability of the node `num_ahead` first children below a node; None where that node,
+        were it made, would not be fed.
         """
         if not self._may_follow(node, num_ahead):
             return None
         if self._named:
-            return 1.0 if self._num_named(node, num_ahead) else None
+            if not self._num_named(node, num_ahead):
+                return None
+            return 1.0
         prob = self.prob(node) * self.shares.chain_prob(num_ahead)
-        return prob if self._is_likely(prob) and len(self.fed) < self._setup.max_fed else None
+        if not self._is_likely(prob) or len(self.fed) >= self._setup.max_fed:
+            return None
+        return prob
 
     def feed(self, node: int) -> None:
         super().feed(node)
@@ -102,7 +112,6 @@ class GrowingTree(Growth):
             self._offered.remove((-self.prob(node), node))
 
     def _offer(self, node: int) -> None:
-        """Have a node fed in its turn if a child of it is of use."""
         if not self._may_follow(node):
             return
         prob = self.prob(node)
@@ -112,7 +121,7 @@ class GrowingTree(Growth):
             insort(self._offered, (-prob, node))
 
     def _may_follow(self, node: int, num_ahead: int = 0) -> bool:
-        """Return whether a child of a node is of use, or of its first child's first child and so on."""
+        """Return whether a child of the node `num_ahead` first children below a node would be of use."""
         if self.depth(node) + num_ahead >= self._max_depth:
             return False
         if self._setup.drafter.fills_blocks and node != ROOT and self.ranks[node] and not self._num_named(node):
@@ -125,11 +134,12 @@ class GrowingTree(Growth):
         return prob * self.shares.share(0) >= LEAST_CHANCE
 
     def _num_named(self, node: int, num_ahead: int = 0) -> int:
-        """Return how many nodes the request names after a node, or after its first child's first child and so on."""
+        """Return the number of children that the request names for the node `num_ahead` first children below a node."""
         if not self.plan.places:
             return 0
-        ranks = [self.ranks[each] for each in self.path(node)]
-        return self.plan.places.get((*ranks, *(0,) * num_ahead), 0)
+        ranks = [self.ranks[ancestor] for ancestor in self.path(node)]
+        ranks += [0] * num_ahead
+        return self.plan.places.get(tuple(ranks), 0)
 
     # what follows a node
 
@@ -137,12 +147,15 @@ class GrowingTree(Growth):
         if self._is_determined:
             return ()
         start, place = self._segment(node)
-        num_sampled = self.plan.places.get(place, 0) if self.plan.places else 1
-        position, first = self.committed_len + self.depth(node), self.plan.first_candidate
+        num_sampled = 1
+        if self.plan.places:
+            num_sampled = self.plan.places.get(place, 0)
+        position = self.committed_len + self.depth(node)
+        first = self.plan.first_candidate
         return [(self._slot.params, start, position, first + rank) for rank in range(num_sampled)]
 
     def _segment(self, node: int) -> tuple[int, Place]:
-        """Return the segment of what is drawn after a node; a new one after a key, and where none goes on."""
+        # of the tokens that are drawn after a node: a new one after a recovery node, and where none goes on
         return self.segments.setdefault(node, (self.committed_len + self.depth(node), ()))
 
     def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
@@ -155,7 +168,7 @@ class GrowingTree(Growth):
             self.ended.append(children[0])
 
     def add_child(self, parent: int, token_id: int, kind: NodeKind, law: RowLaw | None = None) -> int:
-        """Make the next child of a node and return it. law: what it was drawn from."""
+        """Add the next child of a node or ROOT, and return it. law: the distribution that it was drawn from, if any."""
         rank = len(self.children(parent))
         child = self.add(parent, token_id, prob=self.prob(parent) * self.shares.share(rank))
         self.kinds[child] = kind
@@ -169,16 +182,17 @@ class GrowingTree(Growth):
         return child
 
     def add_ranked(self, parent: int, ids: Sequence[int]) -> None:
-        """Take what else may follow a node, best first, and make those children that are wanted."""
+        """Record further ids that may follow a node, best first, and make children of as many as it is to have now."""
         self.ranked[parent] = list(ids)
         self._fill(parent)
 
     def _fill(self, node: int) -> None:
-        """Make the children that are wanted now of those that are known."""
         ranked = self.ranked.get(node)
         if not ranked:
             return
-        kind = NodeKind.GUESS if self._is_determined else NodeKind.KEY
+        kind = NodeKind.KEY
+        if self._is_determined:
+            kind = NodeKind.GUESS
         num_ranked = self.plan.num_ranked(self._num_named(node), self.prob(node))
         num_missing = max(0, num_ranked - len(self.children(node)))
         for token_id in ranked[:num_missing]:
@@ -186,7 +200,7 @@ class GrowingTree(Growth):
         del ranked[:num_missing]
 
     def finish_step(self) -> None:
-        """End the tree, once, where all that the request names is grown: there may be fewer nodes than it names."""
+        """Mark the tree's end, once, where no named node is left to grow: there may be fewer nodes than are named."""
         if self.plan.places and not self._named and not self.is_end_known:
             self.is_end_known = True
             self.ended.append(ROOT)
@@ -205,9 +219,7 @@ class GrowingTree(Growth):
         node = ROOT
         for token_id in decided:
             children = self.children(node)
-            ids = [self.ids[child] for child in children]
-            ids += self.ranked.get(node, ())  # the likeliest that are no children: their ranks are learnt from, too
-            rank = ids.index(token_id) if token_id in ids else None
+            rank = self._rank_of(node, token_id)
             if children:
                 self.shares.note(rank)
             if rank is None or rank >= len(children):
@@ -218,26 +230,34 @@ class GrowingTree(Growth):
         self._slot.commit_from(self.committed_len, decided)
         if goes_on:
             return self._grow_below(node)
-        keep = self.keep(path[: len(decided) - 1])  # the logits after the last token are wanted again
+        keep = self.keep(path[: len(decided) - 1])  # the last token is fed again for the logits after it
         self.segments.clear()
         self.restart()
         return keep
 
+    def _rank_of(self, node: int, token_id: int) -> int | None:
+        ids = [self.ids[child] for child in self.children(node)]
+        ids += self.ranked.get(node, ())  # ids that are no nodes yet have ranks, too
+        if token_id not in ids:
+            return None
+        return ids.index(token_id)
+
     def _goes_on(self, node: int) -> bool:
-        """Return whether what is below a node is of use once it is committed. Under `rejection` it is not where the
-        segment that it belongs to is over: what follows is drawn anew. A chain outlives the step that verified its
-        beginning, and goes on with its own numbers: the target's own token in place of a draft token is never that.
+        """Return whether the nodes below a node are of use once it is committed.
+
+        Under `rejection` they are not where its segment is over: the tokens after it are drawn anew. A chain outlives
+        the step that verified its beginning, and goes on with its own numbers. The target's own token in place of a
+        draft token is never a node of the segment.
         """
         return self._is_determined or self.kinds[node] is NodeKind.KEY or bool(self.number_keys(node))
 
     def _grow_below(self, node: int) -> list[int]:
-        """Go on below a node that is committed now. Return which of `fed` stay in the cache."""
         new_index = self.reroot(node) | {node: ROOT}
         self.ranked = moved(self.ranked, new_index)
         self.segments = moved(self.segments, new_index)
         keep = self.keep(range(len(self)))
         self._begin_offers()
-        for each in (ROOT, *self.fed):
-            self._fill(each)
+        for parent in (ROOT, *self.fed):
+            self._fill(parent)
         self.finish_step()
         return keep

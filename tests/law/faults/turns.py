@@ -9,7 +9,7 @@ from outrider.drafting.ngram import NgramFollower
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
 from target_service.drafting.budget import VerifyBudget
-from target_service.drafting.choice import Candidates
+from target_service.drafting.slot_candidates import Candidates
 from target_service.worker import start_worker
 from tests.law.faults import adaptive, replace
 
