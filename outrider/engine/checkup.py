@@ -1,8 +1,8 @@
-"""Say what torch, this machine's devices and a pair's files have to say before anything is started. For `doctor`.
+"""Check the devices of this machine and the files of a target and its drafts, before any worker is started.
 
-Runs as `python -m outrider.engine.checkup` with a `Task` in JSON on stdin; prints a JSON object for each finding. Of
-models only configurations, tokenizers and names of tensors are read, of heads the tensors, too: their shapes say whose
-they are.
+`doctor` runs it as `python -m outrider.engine.checkup` with a `Task` in JSON on stdin; it prints a JSON object for each
+finding. Of a model it reads the configuration, the tokenizer and the headers of the weights. Of a head it reads the
+tensors too: their shapes show for which target it was trained.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import torch
+from torch import nn
 
 from outrider.drafting.translation import Intersection, between
 from outrider.engine import memory
@@ -45,51 +46,61 @@ from outrider.wire.processes.processes import tell
 from outrider.wire.settings.gpu_shares import needed_bytes, share_of, utilization_of
 
 GPU_DEVICE = Path("/dev/nvidiactl")
-"""Where a driver is loaded."""
+"""A device file that exists where an NVIDIA driver is loaded."""
 Find = tuple[Literal["ok", "warning", "problem"], str, str]
-"""State, what was found, and what to do about it."""
+"""Result of one check: its state, what was found, and the remedy (empty where none is needed)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
+    """What to check: a target, its drafts, and the device that they are to run on."""
+
     target: str | None
-    """Folder or hub id; None where no pair is to be looked at."""
+    """Folder or hub id of the target; None to check the machine alone."""
     drafts: list[str]
+    """Folder or hub id of each draft model or head."""
     device: str
-    """As in the workers' settings."""
+    """Device, as the workers' setting `device`."""
     dtype: str
+    """Dtype of the weights, as the workers' setting `dtype`."""
 
     @classmethod
     def read(cls, line: str) -> Self:
+        """Parse a task from a line of JSON."""
         return cls(**json.loads(line))
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory that a model or a head takes."""
+    """Memory that a model or a head would take."""
 
     weights_bytes: int
-    """In the dtype that it would be loaded in."""
+    """Bytes of the weights in the dtype that they would be loaded in."""
     kv_bytes: int
-    """About, of a context of full length."""
+    """About the bytes of the KV cache of one context of full length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder's or encoder-decoder's files."""
+    """What the files of a decoder or an encoder-decoder model state."""
 
     info: pb.WorkerInfo
-    """As its worker would say it."""
+    """Facts that a worker of this model would report, as far as they follow from the files."""
     tokenizer_json: bytes
+    """Contents of tokenizer.json."""
     footprint: Footprint
+    """Memory that the model would take."""
     class_name: str
+    """Name of the class of transformers that runs it."""
     notes: tuple[str, ...] = ()
-    """What its files say that may surprise, a sentence each."""
+    """Sentences about contents of the files that a user may not expect."""
 
     def __str__(self) -> str:
         info = self.info
         footprint = self.footprint
-        part = ", text only" if info.text_only else ""
+        part = ""
+        if info.text_only:
+            part = ", text only"
         return (
             f"{self.class_name}{part}, context {info.context_limit}, vocabulary {info.vocab_size}, weights "
             f"{readable_bytes(footprint.weights_bytes)}, KV cache about {readable_bytes(footprint.kv_bytes)} a full "
@@ -98,7 +109,7 @@ class Model:
 
 
 def findings(task: Task) -> Iterator[tuple[str, Find]]:
-    """Yield what is checked and what was found."""
+    """Run all checks of a task; yield the name of each and its result."""
     yield "GPU", gpu()
     yield "C++ forward", native()
     has_device = True
@@ -112,9 +123,10 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
     try:
         target = read_model(task.target, task)
     except ConfigError as error:
-        yield "target", _refused(error, task.target)
-        rest = [*(f"draft {draft}" for draft in task.drafts), "memory"]
-        yield "skipped", ("warning", f"{', '.join(rest)}, for which the target is needed", "")
+        yield "target", _refusal(error, task.target)
+        skipped = [f"draft {draft}" for draft in task.drafts]
+        skipped.append("memory")
+        yield "skipped", ("warning", f"{', '.join(skipped)}, for which the target is needed", "")
         return
     yield "target", ("ok", str(target), "")
     if target.notes:
@@ -124,7 +136,7 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
         try:
             footprints[draft], notes, find = check_draft(draft, target, task)
         except ConfigError as error:
-            yield f"draft {draft}", _refused(error, draft)
+            yield f"draft {draft}", _refusal(error, draft)
             continue
         yield f"draft {draft}", find
         if notes:
@@ -139,22 +151,27 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
         yield check, room([target.footprint, footprint], task.device)
 
 
-def _refused(error: ConfigError, model: str) -> Find:
+def _refusal(error: ConfigError, model: str) -> Find:
     try:
         is_hub_id = local_path(model) is None
     except ConfigError:
         is_hub_id = False
-    return "problem", error.message, f"a hub id is read once it is here: outrider pull {model}" if is_hub_id else ""
+    remedy = ""
+    if is_hub_id:
+        remedy = f"a hub id is read once it is here: outrider pull {model}"
+    return "problem", error.message, remedy
 
 
 def gpu() -> Find:
-    """Whether torch reaches the GPUs that the machine has."""
+    """Check that torch reaches the GPUs of the machine, and that its version has flash attention for them."""
     has_device = GPU_DEVICE.exists() or shutil.which("nvidia-smi") is not None
-    with warnings.catch_warnings(record=True) as said:  # a driver that is too old is told in one
+    num_gpus = 0
+    with warnings.catch_warnings(record=True) as caught:  # torch warns of a driver that is too old
         warnings.simplefilter("always")
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count:
-        found = f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+        if torch.cuda.is_available():
+            num_gpus = torch.cuda.device_count()
+    if num_gpus:
+        found = f"{num_gpus} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
         refusal = torch_refusal(torch.__version__)
         if refusal is None:
             return "ok", found, ""
@@ -164,13 +181,15 @@ def gpu() -> Find:
     if torch.version.cuda is None:
         install = "pip install --force-reinstall torch, with the --index-url of PyTorch's builds for CUDA"
         return "problem", f"the machine has one, and torch {torch.__version__} was built for CPUs", install
-    why = str(said[0].message).splitlines()[0] if said else "torch finds no device"
+    why = "torch finds no device"
+    if caught:
+        why = str(caught[0].message).splitlines()[0]
     remedy = f"install a driver for CUDA {torch.version.cuda} or later, or let the container see the devices"
     return "problem", f"the machine has one, and torch {torch.__version__} does not reach it: {why}", remedy
 
 
 def native() -> Find:
-    """Whether the C++ forward is there, or can be made."""
+    """Check that the C++ library is compiled, or can be compiled at the first start."""
     try:
         path, compiler = library_place()
         if not path.exists():
@@ -187,7 +206,10 @@ def native() -> Find:
 
 
 def read_model(model: str, task: Task) -> Model:
-    """Check what can be told without weights. Raises ConfigError as the worker's loader does."""
+    """Check the files of a model without reading its weights, and return what they state.
+
+    Raises ConfigError where the worker's loader would.
+    """
     path = local_path(model)
     if path is not None and path.is_dir():
         check_folder(path)
@@ -196,7 +218,8 @@ def read_model(model: str, task: Task) -> Model:
     text = config.get_text_config(decoder=True)
     tokenizer = read_tokenizer(model)
     files = tokenizer.files
-    ends, start = read_ends(model, config), decoder_start_of(config, read_generation(model, config))
+    ends = read_ends(model, config)
+    start = decoder_start_of(config, read_generation(model, config))
     limit = context_limit_of(config, None)
     source = WeightSource.find(model, config, resolve_device(task.device), "none")
     itemsize = _itemsize(source, task)
@@ -211,21 +234,26 @@ def read_model(model: str, task: Task) -> Model:
         translates=not start,
         text_only=served_class(config).is_text_part,
     )
-    num_parameters = sum(each.numel() for each in network.parameters())  # tied ones count once
     if path is not None and method_of(source.config) is not None:  # loaded as it is stored
-        weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        weights_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     else:
-        weights = num_parameters * itemsize
-    beyond = tokens_beyond(tokenizer.tokenizer, text.vocab_size)
-    notes = tuple(note for note in (ends.difference, beyond) if note is not None)
-    footprint = Footprint(weights, token_width(config) * itemsize * limit)
-    return Model(info, files.tokenizer_json, footprint, type(network).__name__, notes)
+        weights_bytes = _num_parameters(network) * itemsize
+    notes = list[str]()
+    for note in (ends.difference, tokens_beyond(tokenizer.tokenizer, text.vocab_size)):
+        if note is not None:
+            notes.append(note)
+    footprint = Footprint(weights_bytes, token_width(config) * itemsize * limit)
+    return Model(info, files.tokenizer_json, footprint, type(network).__name__, tuple(notes))
+
+
+def _num_parameters(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())  # tied ones count once
 
 
 def check_draft(draft: str, target: Model, task: Task) -> tuple[Footprint, tuple[str, ...], Find]:
-    """Return what a draft takes, as in `Model.notes` what its files say, and how it serves the target.
+    """Return the footprint of a draft, the notes on its files (as `Model.notes`), and whether it serves the target.
 
-    Raises ConfigError where it may not.
+    Raises ConfigError where it cannot draft for the target.
     """
     assert task.target is not None
     files = Checkpoint(draft)
@@ -245,29 +273,31 @@ def check_draft(draft: str, target: Model, task: Task) -> tuple[Footprint, tuple
     if is_same(draft, task.target):
         find = ("warning", "the draft is the target itself: nothing gets faster", "name a smaller model")
         return model.footprint, model.notes, find
-    return model.footprint, model.notes, _tokens(model, target)
+    return model.footprint, model.notes, _check_tokens(model, target)
 
 
 def _head_footprint(family: Family, head: HeadFiles, context_limit: int, task: Task) -> Footprint:
-    """Return what a head takes, with the projection that the target runs for it."""
     assert family.network is not None, "a head has a network"
     network = family.network.of(head.facts, head.tensors)
     itemsize = dtype_of(head.tensors, resolve_device(task.device), task.dtype).itemsize
-    weights = sum(each.numel() for each in network.parameters()) * itemsize + head.opening.num_bytes
-    kv_bytes = token_width(network.config) * itemsize * context_limit if family.paths else 0
-    return Footprint(weights, kv_bytes)
+    projection_bytes = head.opening.num_bytes  # run by the target, for the head alone
+    weights_bytes = _num_parameters(network) * itemsize + projection_bytes
+    kv_bytes = 0
+    if family.paths:
+        kv_bytes = token_width(network.config) * itemsize * context_limit
+    return Footprint(weights_bytes, kv_bytes)
 
 
-def _tokens(draft: Model, target: Model) -> Find:
-    """What the pair has in common. Raises ConfigError where that is nothing."""
+def _check_tokens(draft: Model, target: Model) -> Find:
+    # Raises ConfigError where the two tokenizers have no token in common.
     sizes = (target.info.vocab_size, draft.info.vocab_size)
-    between_them = None
+    shared = None
     if not has_same_tokens(draft.info, target.info):
-        between_them = between(target.tokenizer_json, draft.tokenizer_json, *sizes, draft.info.eos_token_ids)
-    if isinstance(between_them, Intersection):
+        shared = between(target.tokenizer_json, draft.tokenizer_json, *sizes, draft.info.eos_token_ids)
+    if isinstance(shared, Intersection):
         found = (
-            f"{draft}; another tokenizer, works by translation: {between_them.num_shared} of the smaller vocabulary's "
-            f"{between_them.num_texts} tokens ({between_them.share:.0%}) are one in both"
+            f"{draft}; another tokenizer, works by translation: {shared.num_shared} of the smaller vocabulary's "
+            f"{shared.num_texts} tokens ({shared.share:.0%}) are one in both"
         )
     else:
         found = f"{draft}; the target's tokens"
@@ -278,47 +308,54 @@ def _tokens(draft: Model, target: Model) -> Find:
 
 
 def room(models: list[Footprint], device_name: str) -> Find:
-    """Whether the weights of all models and a context of each have room in what is free on the device."""
+    """Check that the weights of all models and a full context of each fit into the free memory of the device."""
     device = resolve_device(device_name)
     free = memory.free_memory_bytes(device)
-    weights, caches = sum(each.weights_bytes for each in models), sum(each.kv_bytes for each in models)
+    weights = caches = 0
+    for model in models:
+        weights += model.weights_bytes
+        caches += model.kv_bytes
     found = (
         f"{readable_bytes(weights)} of weights, {readable_bytes(caches)} for a full context of each model; "
         f"{readable_bytes(free)} free on {device}"
     )
     if device.type == "cuda" and len(models) > 1:
-        found, is_too_small = _shared(found, models, device)
+        shares, is_too_small = _gpu_shares(models, device)
+        found = f"{found}; {shares}"
         if is_too_small:
             return "problem", found, "set gpu_memory_utilization for each, or give each a GPU of its own"
     if weights > free:
-        quantized = "int8 (quantization)" if device.type == "cpu" else "a quantised checkpoint"
+        quantized = "a quantised checkpoint"
+        if device.type == "cpu":
+            quantized = "int8 (quantization)"
         return "problem", found, f"free some, or take --dtype bfloat16, {quantized} or a smaller model"
     if weights + caches > free:
         return "warning", found, "long requests will be refused: free some, or set context_limit"
     return "ok", found, ""
 
 
-def _shared(found: str, models: list[Footprint], device: torch.device) -> tuple[str, bool]:
-    """Add what each model's worker would have of one GPU for all; return also whether that is too little for one."""
+def _gpu_shares(models: list[Footprint], device: torch.device) -> tuple[str, bool]:
+    # Also returns whether the share of one is too small for its weights.
     total = torch.cuda.mem_get_info(device)[1]
-    needed = sum(needed_bytes(each.weights_bytes) for each in models)
-    parts = list[str]()
+    needed = sum(needed_bytes(model.weights_bytes) for model in models)
+    shares = list[str]()
     is_too_small = False
     for model in models:
         value = utilization_of(share_of(needed_bytes(model.weights_bytes), needed))
-        parts.append(f"{readable_bytes(int(value * total))} ({value:g})")
+        shares.append(f"{readable_bytes(int(value * total))} ({value:g})")
         is_too_small = is_too_small or model.weights_bytes > value * total
-    return f"{found}; on one GPU they share it, gpu_memory_utilization in order: {', '.join(parts)}", is_too_small
+    return f"on one GPU they share it, gpu_memory_utilization in order: {', '.join(shares)}", is_too_small
 
 
 def _itemsize(source: WeightSource, task: Task) -> int:
     dtype = source.dtype(resolve_device(task.device), task.dtype)
-    if not isinstance(dtype, torch.dtype):  # as they are stored
+    if not isinstance(dtype, torch.dtype):  # "auto": the dtype that they are stored in
         dtype = getattr(source.config, "dtype", None) or torch.float32
     return dtype.itemsize
 
 
 def main() -> int:
+    """Run the task on stdin and print its findings; return the exit code, 0."""
     with tokenizers_read_once():
         for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline())):
             tell({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})
