@@ -256,6 +256,11 @@ def group_widths(counts: Counter[int]) -> dict[int, int]:
     return width_of
 
 
+def has_trees(rows: Sequence[Row]) -> bool:
+    """Return whether one of the rows is a token tree."""
+    return any(row.parents is not None for row in rows)
+
+
 def check_ids(ids: np.ndarray, vocab_size: int) -> None:
     """Raise InvalidRequest for an id outside 0 to vocab_size - 1."""
     if ids.min() < 0 or ids.max() >= vocab_size:
