@@ -14,6 +14,7 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
 from outrider.wire.errors import ConfigError, Unavailable
 from outrider.wire.processes import places
 
