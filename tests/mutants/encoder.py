@@ -7,7 +7,7 @@ ENGINE, SLOTS = "tests/engine/test_encoder_decoder.py", ("tests/unit/test_slots.
 
 ENCODER = (
     Mutant(
-        "outrider.engine.attention:DecoderDistances.told",
+        "outrider.engine.attention:DecoderDistances.using",
         call("positions", to="range(_self.num_tokens)"),
         "on T5 a tree's nodes are as far apart as their columns",
         (f"{ENGINE}::test_facts",),

@@ -196,8 +196,8 @@ class CrossAttention:
         unread = torch.zeros(1, 1, 1, device=device).expand(*source_plan.shape, 1)  # [B, S, 1]
         with ExitStack() as stack:
             if self._sets_positions:
-                stack.enter_context(self._positions.told(plan.position_ids))
-                stack.enter_context(self._distances.told(rows, plan))
+                stack.enter_context(self._positions.using(plan.position_ids))
+                stack.enter_context(self._distances.using(rows, plan))
             yield {
                 **arguments,
                 "decoder_input_ids": arguments["input_ids"],
@@ -233,7 +233,7 @@ class DecoderPositions:
             module.register_forward_hook(self._shape)
 
     @contextmanager
-    def told(self, position_ids: Tensor) -> Iterator[None]:
+    def using(self, position_ids: Tensor) -> Iterator[None]:
         """Use these positions, [B, q] int64, in the forward within."""
         self._position_ids = position_ids
         try:
@@ -268,7 +268,7 @@ class DecoderDistances:
             module.compute_bias = partial(self._bias, module.compute_bias)
 
     @contextmanager
-    def told(self, rows: Sequence[Row], plan: StepPlan) -> Iterator[None]:
+    def using(self, rows: Sequence[Row], plan: StepPlan) -> Iterator[None]:
         """Use the distances between positions of these rows in the forward within, if one of them is a token tree."""
         if self.is_supported and has_trees(rows):
             key_positions = np.zeros((len(rows), plan.kv_len), dtype=np.int64)  # [B, L]

@@ -153,7 +153,7 @@ class DenseLayer(BlockLayer):
         flat.index_copy_(0, plan.write_to, columns)
 
     def _read(self, storage: Tensor, first: int) -> Tensor:
-        """Return the columns from `first` on, [B, H, L - first, D]. Those of padding are zeros: the trash block's."""
+        # The columns from `first` on, [B, H, L - first, D]. Those of padding are zeros: the trash block's.
         plan = self.plan
         flat = storage.flatten(0, 1)  # [tokens, H, D], a view
         if plan.start is not None:
