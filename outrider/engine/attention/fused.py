@@ -43,7 +43,9 @@ class FusedPath:
         self._hold(shape, *pack_weights(model.model, model.lm_head, shape))
 
     def _hold(self, shape: FusedShape, native: NativeModel, embedding: Tensor | None) -> None:
-        self._shape, self._native, self._embedding = shape, native, embedding
+        self._shape = shape
+        self._native = native
+        self._embedding = embedding
         self._keys = self._values = torch.empty(0)
         self._num_taps = 0
         self.features = torch.empty(0)
@@ -63,13 +65,13 @@ class FusedPath:
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         assert block_size == BLOCK_SIZE, f"blocks of {block_size} tokens, the kernels are made for {BLOCK_SIZE}"
-        shape, dtype = self._shape, self._shape.dtype
+        shape = self._shape
         per_layer = (shape.num_layers, num_blocks + 1, shape.kv_heads)
         padded = _padded(shape.head_size)
         self._keys = self._values = torch.empty(0)  # free the old storage first: memory may not suffice for both
         # [layers, blocks, Hkv, D, tokens] and [layers, blocks, Hkv, tokens, padded D]
-        self._keys = new_storage((*per_layer, shape.head_size, BLOCK_SIZE), dtype, torch.device("cpu"))
-        self._values = new_storage((*per_layer, BLOCK_SIZE, padded), dtype, torch.device("cpu"))
+        self._keys = new_storage((*per_layer, shape.head_size, BLOCK_SIZE), shape.dtype, torch.device("cpu"))
+        self._values = new_storage((*per_layer, BLOCK_SIZE, padded), shape.dtype, torch.device("cpu"))
         self._native.storage(self._embedding, self._keys, self._values, num_blocks + 1)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -248,11 +248,13 @@ def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:
 
 
 def _pack_layer(native: NativeModel, index: int, layer: Any, shape: FusedShape) -> None:
-    attention, mlp = layer.self_attn, layer.mlp
-    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    attention = layer.self_attn
+    mlp = layer.mlp
+    query_width = shape.heads * shape.head_size
+    key_width = shape.kv_heads * shape.head_size
     _pack_linear(native, index, Which.QKV, attention.q_proj)
-    _pack_linear(native, index, Which.QKV, attention.k_proj, queries)
-    _pack_linear(native, index, Which.QKV, attention.v_proj, queries + keys)
+    _pack_linear(native, index, Which.QKV, attention.k_proj, query_width)
+    _pack_linear(native, index, Which.QKV, attention.v_proj, query_width + key_width)
     _pack_linear(native, index, Which.OUT, attention.o_proj)
     _pack_linear(native, index, Which.GATE_UP, mlp.gate_proj, part=RowPart.GATE)
     _pack_linear(native, index, Which.GATE_UP, mlp.up_proj, part=RowPart.UP)

@@ -186,8 +186,9 @@ class StepGraphs:
                 break
             if not self._captured:
                 self._logits = torch.empty(sizes[0] * max(widths), self._vocab_size, device=self._device)
-            num_rows, width = shape.num_rows, shape.width
-            static = StaticPlan(num_rows, width, table_width, self._block_size, self._vocab_size, self._device)
+            static = StaticPlan(
+                shape.num_rows, shape.width, table_width, self._block_size, self._vocab_size, self._device
+            )
             if not self._add(shape, static):
                 break
         log.info("CUDA graphs: %d steps captured in %.1f s", len(self._captured), time.monotonic() - started_s)

@@ -164,7 +164,8 @@ def _open(path: Path) -> ctypes.CDLL:
     opened = ctypes.CDLL(str(path))
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(opened, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        function.argtypes = arguments
     return opened
 
 

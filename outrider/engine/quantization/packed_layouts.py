@@ -72,7 +72,8 @@ def packed_integers(parts: Parts) -> Tensor:
     bits = parts["packed"].shape[1] * 32 // columns
     middle = 1 << (bits - 1)
     numbers = unpack_words(parts["packed"], bits, columns).float() - middle  # [N, K]
-    scale, zero_point = parts["scale"].float(), parts.get("zero_point")  # [N, groups]
+    scale = parts["scale"].float()  # [N, groups]
+    zero_point = parts.get("zero_point")  # [N, groups], or in words
     groups = _groups_of(parts.get("g_idx"), columns, scale.shape[1])
     if zero_point is not None:
         if zero_point.dtype is torch.int32:

@@ -179,12 +179,14 @@ def _gptq_or_awq(method: str, name: str, headers: Headers, quantization: Mapping
     parts = _present(headers, **roles)
     if "qzeros" not in parts or "scales" not in parts:
         raise _UnknownLayout(f"{method} without qzeros and scales beside it")
-    words, scales = headers[name].shape, headers[parts["scales"]].shape
+    words = headers[name].shape
+    scales = headers[parts["scales"]].shape
     if len(words) != 2 or len(scales) != 2:
         raise _UnknownLayout(f"{method} of words {list(words)} with scales {list(scales)}")
     if headers[name].dtype != "I32":
         raise _UnknownLayout(f"{method} in words of {headers[name].dtype}")
-    num_words, num_columns = words[0], scales[1]
+    num_words = words[0]
+    num_columns = scales[1]
     bits = quantization.get("bits", quantization.get("w_bit", 4))
     if method == "awq":
         version = quantization.get("version")
@@ -209,7 +211,8 @@ def _first_zero_of_gptq(version: Any) -> int:
 def _gpt_oss_experts(name: str, headers: Headers) -> PackedWeight | None:
     if not name.endswith("_blocks"):
         return None
-    stem, shape = name.removesuffix("_blocks"), headers[name].shape
+    stem = name.removesuffix("_blocks")
+    shape = headers[name].shape
     parts = _present(headers, packed=name, scale=f"{stem}_scales")
     if "scale" not in parts or len(shape) != 4:
         raise _UnknownLayout("MXFP4 of another layout than gpt-oss's")
