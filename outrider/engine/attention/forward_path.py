@@ -1,9 +1,10 @@
 """The interface of an attention path. `ModelRunner` checks rows and reserves blocks; a path computes the forward.
 
-fused: a forward of our own in C++, on a CPU, for the classes that most drafts and targets are of. flash: the paged path
-on a GPU, over flash attention, with CUDA graphs. paged: transformers' modules over packed tokens, with our attention
-and a block table. dense: transformers' modules and attention over rows gathered from the blocks; runs every model that
-transformers can run with a cache.
+* `fused`: a forward of our own in C++, on a CPU, for the classes that most drafts and targets are of.
+* `flash`: the paged path on a GPU, over flash attention, with CUDA graphs.
+* `paged`: transformers' modules over packed tokens, with our attention and a block table.
+* `dense`: transformers' modules and attention over rows gathered from the blocks; runs every model that transformers
+  runs with a cache.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class StaticPlan:
     are made up. What both would write goes to the trash block, so that no table changes.
 
         num_rows 2, width 2, block_size 256, one row of 4 cached and 1 new token in block 7:
-        positions [3, 4, 0, 1]   write_to [1, 7 * 256 + 4, 0, 1]   kv_lens [5, 2]
+        positions [3, 4, 0, 1]   write_to [0, 7 * 256 + 4, 0, 1]   kv_lens [5, 2]
     """
 
     def __init__(
