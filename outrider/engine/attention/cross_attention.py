@@ -260,12 +260,13 @@ class DecoderDistances:
     """
 
     def __init__(self, decoder: nn.Module) -> None:
-        biased = [module for module in decoder.modules() if getattr(module, "has_relative_attention_bias", False)]
-        self.is_supported = bool(biased)
+        self.is_supported = False
         """Whether the decoder has such a bias."""
         self._distances: Tensor | None = None
-        for module in biased:
-            module.compute_bias = partial(self._bias, module.compute_bias)
+        for module in decoder.modules():
+            if getattr(module, "has_relative_attention_bias", False):
+                module.compute_bias = partial(self._bias, module.compute_bias)
+                self.is_supported = True
 
     @contextmanager
     def using(self, rows: Sequence[Row], plan: StepPlan) -> Iterator[None]:

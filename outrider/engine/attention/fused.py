@@ -115,7 +115,7 @@ class FusedPath:
         try:
             plan = array("i", ids + numbers + blocks + parents)
         except OverflowError:  # an id that is no int32
-            raise self._outside(next(i for i in ids if not 0 <= i < self._shape.vocab)) from None
+            raise self._outside(self._first_outside(ids)) from None
         logits = torch.empty(num_logits, self._shape.head_rows)  # [N, V] float32
         features = None
         if self._num_taps:
@@ -126,6 +126,12 @@ class FusedPath:
         if features is not None:
             self.features = features[..., : self._shape.hidden]
         return logits
+
+    def _first_outside(self, ids: Sequence[int]) -> int:
+        for token_id in ids:
+            if not 0 <= token_id < self._shape.vocab:
+                return token_id
+        raise AssertionError("all ids are in the vocabulary")
 
     def _outside(self, token_id: int) -> InvalidRequest:
         return InvalidRequest(

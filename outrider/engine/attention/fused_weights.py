@@ -154,7 +154,11 @@ def _rope_types(config: PreTrainedConfig) -> list[str]:
 
 def _unsupported_options(config: PreTrainedConfig) -> list[str]:
     # Options that are set, and make some classes compute other attention or other logits.
-    return [name for name in ("use_bidirectional_attention", "final_logit_softcapping") if declared(config, name)]
+    options: list[str] = []
+    for name in ("use_bidirectional_attention", "final_logit_softcapping"):
+        if declared(config, name):
+            options.append(name)
+    return options
 
 
 def _has_plain_weights(model: PreTrainedModel) -> bool:
