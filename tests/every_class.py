@@ -30,8 +30,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from outrider.engine.architectures.absent_parts import stand_in_for_timm
 from outrider.engine.architectures.layer_memory import layer_types
-from outrider.engine.architectures.text_part import stand_in_for_timm
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.wire.errors import ConfigError

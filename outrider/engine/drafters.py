@@ -1,5 +1,7 @@
-"""The table of drafters: makes those that a worker offers, from its settings, at start. Nothing else imports the
-methods of `outrider.papers`.
+"""The table of drafters: makes the drafters that a worker offers, from its settings, when it starts.
+
+Called by the loaders of the target and draft services. It is the one module that imports the methods of
+`outrider.papers`.
 """
 
 from __future__ import annotations
@@ -39,13 +41,16 @@ OF_TEXT: dict[Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
     Drafter.UNIGRAM: Unigram,
     Drafter.BIGRAM: Bigram,
 }
-"""Tables that are counted in a text."""
+"""Drafters whose tables are counted once, in a text; each is made from the token ids of that text."""
 SearchDrafts = BeamDrafts
-"""Holds the draft tokens of a beam search in the target."""
+"""Class that holds the draft tokens of a beam search in the target."""
 
 
 def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes) -> dict[Drafter, TargetDrafter]:
-    """Return the drafters of a target that need no head. Raises ConfigError."""
+    """Return a target's own drafters, heads excepted: tables, the prediction, lookahead and look-ahead embeddings.
+
+    Raises ConfigError where a setting of a drafter cannot be used.
+    """
     vocab_size = runner.facts.vocab_size
     kinds_of_tables = [Drafter.NGRAM, Drafter.LOOKUP]
     if config.drafter_text:
@@ -63,17 +68,19 @@ def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: b
 
 
 def make_drafters(
-    wanted: Iterable[Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int
+    kinds: Iterable[Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int
 ) -> dict[Drafter, SequenceDrafter]:
-    """Return the wanted drafters.
+    """Make drafters that need no model: n-grams, lookup, unigrams and bigrams.
 
-    text: file that unigrams and bigrams are counted in; None when neither of them is wanted. Raises ConfigError naming
-    a text that cannot be used.
+    text: path of the file that unigrams and bigrams are counted in; None when `kinds` has neither. Raises ConfigError
+    for a text that cannot be used, and ValueError for a kind that needs a model.
     """
-    ids = () if text is None else text_ids(text, tokenizer_json, vocab_size)
+    ids: Sequence[int] = ()
+    if text is not None:
+        ids = text_ids(text, tokenizer_json, vocab_size)
     marks = special_ids(tokenizer_json)
     made: dict[Drafter, SequenceDrafter] = {}
-    for kind in wanted:
+    for kind in kinds:
         match kind:
             case Drafter.NGRAM:
                 made[kind] = AnswerStart(Ngram(), marks)
@@ -87,13 +94,16 @@ def make_drafters(
 
 
 def special_ids(tokenizer_json: bytes) -> frozenset[int]:
-    """Return the ids of a tokenizer's special tokens."""
+    """Return the ids of the special tokens that a tokenizer.json lists."""
     added = parse_object(tokenizer_json, TOKENIZER_JSON).get("added_tokens") or ()
     return frozenset(token["id"] for token in added if token.get("special"))
 
 
 def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
-    """Return the tokens of a UTF-8 file. Raises ConfigError when it is unreadable, empty or not the model's."""
+    """Return the token ids of a text file in UTF-8.
+
+    Raises ConfigError when the file cannot be read or has no token, or the tokenizer has an id outside the vocabulary.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -116,10 +126,12 @@ def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
 
 
 def growth_of(params: SamplingParams) -> type[GrowingTree] | type[BeamGrowth]:
-    """Return what grows in the slots of a draft worker."""
-    return GrowingTree if params.beams is None else BeamGrowth
+    """Return the class of a draft slot's draft tree: `BeamGrowth` for a beam search, else `GrowingTree`."""
+    if params.beams is None:
+        return GrowingTree
+    return BeamGrowth
 
 
 def rows_ahead(table: SequenceDrafter) -> OpenAhead:
-    """Return who opens the rows ahead of a draft worker's slots, as a table fills them."""
+    """Return the function that makes a draft slot's look-ahead rows from predictions of `table`."""
     return partial(open_cascade, table, {})

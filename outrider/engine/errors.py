@@ -1,5 +1,5 @@
-"""Errors of the engine that a caller handles by taking another way."""
+"""The error by which an attention path refuses a model. The caller then tries the next path."""
 
 
 class PathUnavailable(Exception):
-    """Raised when a path cannot run this model here; the message says why, in a few words."""
+    """Raised when a path cannot run this model here; the message is the reason, in a few words."""

@@ -1,7 +1,7 @@
-"""Tensors on their way between device and host, and the time that a device's work takes.
+"""Copy tensors between device and host, and measure the time that a device works.
 
-A blocking copy from the GPU waits for everything that was launched before it, so a step makes one of all that it reads;
-one to the GPU would wait too unless its source is pinned. Called on the engine thread, never on the event loop.
+A copy from a GPU waits for everything that was launched before it, so a step makes one copy of all that the host reads.
+A copy to a GPU waits too, unless its source is in pinned memory. Called on the engine thread, never on the event loop.
 """
 
 from __future__ import annotations
@@ -19,27 +19,34 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def to_host(*tensors: Tensor) -> list[Tensor]:
-    """Copy tensors of one device into CPU memory, of the same shapes and dtypes, in one wait for that device."""
+    """Return copies of one device's tensors in CPU memory, made with one wait for the device."""
     on_gpu = tensors[0].device.type == "cuda"
-    copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=on_gpu).copy_(t, non_blocking=True) for t in tensors]
+    copies: list[Tensor] = []
+    for tensor in tensors:
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_gpu)
+        copies.append(copy.copy_(tensor, non_blocking=True))
     if on_gpu:
         torch.cuda.current_stream(tensors[0].device).synchronize()
     return copies
 
 
 def to_device(values: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor:
-    """Return an array, or a tensor of the host or of the device, on the device. The host goes on at once; later work on
-    the current stream sees the values.
+    """Copy an array or a tensor to the device without waiting; a tensor that is there already is returned as it is.
+
+    Work that is launched later on the current stream reads the copied values.
     """
-    tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
+    if isinstance(values, Tensor):
+        tensor = values
+    else:
+        tensor = torch.from_numpy(values)
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 class DeferredCopies(Generic[Key]):
-    """Tensors of a device by key, of which the host is given one when it asks. The first that is asked for brings all
-    that were added since, in one wait for the device.
+    """Tensors of a device by key, copied to the host when one of them is needed: all pending ones at once, with one
+    wait.
     """
 
     def __init__(self) -> None:
@@ -47,26 +54,28 @@ class DeferredCopies(Generic[Key]):
         self._copied: dict[Key, Tensor] = {}
 
     def add(self, key: Key, tensor: Tensor) -> None:
-        """Add a tensor, in place of an earlier one of the key."""
+        """Add a tensor under `key`, in place of an earlier one."""
         self.drop(key)
         self._pending[key] = tensor
 
     def get(self, key: Key) -> Tensor | None:
-        """Return the tensor in CPU memory; None where none was added."""
+        """Return the tensor of `key` in CPU memory, copied now if it was not; None where none was added."""
         if key in self._pending:
             tensors = list(self._pending.values())
-            copies = tensors if tensors[0].device.type == "cpu" else to_host(*tensors)
-            self._copied.update(zip(self._pending, copies, strict=True))
+            if tensors[0].device.type != "cpu":
+                tensors = to_host(*tensors)
+            self._copied.update(zip(self._pending, tensors, strict=True))
             self._pending.clear()
         return self._copied.get(key)
 
     def drop(self, key: Key) -> None:
+        """Forget the tensor of `key`, copied or not."""
         self._pending.pop(key, None)
         self._copied.pop(key, None)
 
 
 class Moment:
-    """The moment at which a device is through with all that was launched before it was made."""
+    """The moment at which a device has finished everything that was launched before this object was made."""
 
     def __init__(self, device: torch.device) -> None:
         self._at_s = time.monotonic()
@@ -76,7 +85,7 @@ class Moment:
             self._event.record(torch.cuda.current_stream(device))
 
     def seconds_since(self, earlier: Moment) -> float:
-        """Return the seconds from an earlier moment of the same device to this one; wait until this one has come."""
+        """Wait until this moment has come; return the seconds since an earlier moment of the same device."""
         if self._event is None or earlier._event is None:
             return self._at_s - earlier._at_s
         self._event.synchronize()

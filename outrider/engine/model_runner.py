@@ -1,7 +1,7 @@
-"""Run a model over ragged rows: pieces of prompts, single tokens and K+1 positions to verify, in the same call.
+"""Run one forward of a model over rows of different lengths: prefill, decode and verify rows in the same call.
 
-Made by `loader.load_runner`, owned by the engine thread. It knows blocks and logits; slots are its callers' business,
-and how a forward is computed is that of its path (`outrider.engine.attention`).
+Made by `loader.load_runner`, owned by the engine thread. It checks the rows and reserves their blocks. Its callers hold
+the slots, and its path (`outrider.engine.attention`) computes the forward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider.wire.errors import InvalidRequest
 
 
 class ModelRunner:
-    """A model in eval mode with its KV cache."""
+    """A model in eval mode and its KV cache."""
 
     def __init__(self, path: ForwardPath, facts: ModelFacts, pool: KVPool, device: torch.device) -> None:
         self.facts = facts
@@ -34,51 +34,54 @@ class ModelRunner:
         self.device = device
         self._began = self._ended = Moment(device)  # of the last forward
         self.tree_refusal: str | None = "nobody has tried it"
-        """Why no row may be a token tree; None when rows may. `attention_choice` sets it after the self-test."""
+        """Why rows may not be token trees; None when they may. `attention_choice` sets it after the self-test."""
         self.features_refusal: str | None = "nobody has tried it"
-        """Why hidden states may not be tapped; None when they may, as tree_refusal."""
+        """Why hidden states may not be tapped; None when they may. `attention_choice` sets it after the self-test."""
         self.self_test_error = math.inf
-        """Largest logit difference in the self-test, as a share of the largest logit; `attention_choice` sets it."""
+        """Largest difference of a logit in the self-test, as a share of the largest logit; `attention_choice` sets
+        it."""
         self.num_weight_bytes = 0
-        """As the path holds the weights; `loader.load_runner` sets it."""
+        """Bytes of the weights as the path holds them; `loader.load_runner` sets it."""
         self.spare = Spare()
-        """Memory for heads; none until `loader.size_cache` has counted it."""
+        """Memory that remains for heads; none until `loader.size_cache` has counted it."""
         self.set_pool(pool)
 
     def set_pool(self, pool: KVPool) -> None:
-        """Replace the cache by an empty one. Tables of the old pool must not be used any more."""
+        """Replace the KV cache by an empty one of this pool's size. Tables of the old pool must no longer be used."""
         self.pool = pool
         self.path.set_storage(pool.num_blocks, pool.block_size)
 
     def allocate(self) -> None:
-        """Make the cache's storage now; without this the first request would. Raises what torch raises for memory.
+        """Allocate the cache's storage now, instead of at the first request. Raises what torch raises for memory.
 
-        A layer's shape may be known only when keys of its own reach it, so one token goes through the model.
+        A layer's shape may be known only when its first keys arrive, so this feeds one token to the model.
         """
-        table, across = self.pool.new_table(), self.pool.new_table()
+        table = self.pool.new_table()
+        source_table = self.pool.new_table()
         if self.facts.decoder_start_ids:
-            self.forward([Row(table, (), 0, 0, (), source=Source(across, [0]))])
+            self.forward([Row(table, (), 0, 0, (), source=Source(source_table, [0]))])
         else:
             self.forward([Row.of(table, [0], 0, 1)])
         table.free()
-        across.free()
+        source_table.free()
 
     @property
     def supports_trees(self) -> bool:
+        """Whether rows may be token trees."""
         return self.tree_refusal is None
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token takes in all layers; 0 before the first forward."""
+        """Bytes of KV cache that one token takes in all layers; 0 before the first forward."""
         return self.path.kv_bytes_per_token
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Feed the rows and return the wanted logits [sum(num_logits), V] float32, rows in order, an inference tensor.
+        """Feed the rows; return their logits [sum(num_logits), V] float32, rows in order, an inference tensor.
 
-        Reserves blocks for the new tokens, and for sources that are to be encoded, and writes their KV. Raises
-        OutOfBlocks, or InvalidRequest for a token id outside the vocabulary, a row past the context limit or a tree
-        where trees are not run; every table is then as it was.
+        Reserves blocks for the new tokens, and for sources that are to be encoded, and writes their keys and values.
+        Raises OutOfBlocks, or InvalidRequest for a token id outside the vocabulary, for a row longer than the context
+        limit, and for a tree where `supports_trees` is false. Every table is then as it was.
         """
         self._check(rows)
         try:
@@ -95,18 +98,18 @@ class ModelRunner:
             raise
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Tap these hidden states in the forwards that follow, and no others (see `GivesFeatures`).
+        """Tap these hidden states in later forwards, and no others (see `GivesFeatures`). Empty to tap none.
 
-        Raises InvalidRequest for a tap that the model does not have, and for any where they cannot be had.
+        Raises InvalidRequest for a tap that the model does not have, and for any tap where `features_refusal` is set.
         """
         num_layers = self.facts.num_layers
-        bad = next((tap for tap in taps if not (0 <= tap <= num_layers or tap == NORMED)), None)
-        if bad is not None:
-            raise InvalidRequest(
-                f"tap {bad} is outside the layers of {self.facts.name}: taps are 0 to {num_layers}, "
-                f"and {NORMED} for after the final norm",
-                param="taps",
-            )
+        for tap in taps:
+            if not 0 <= tap <= num_layers and tap != NORMED:
+                raise InvalidRequest(
+                    f"tap {tap} is outside the layers of {self.facts.name}: taps are 0 to {num_layers}, "
+                    f"and {NORMED} for after the final norm",
+                    param="taps",
+                )
         if taps and self.features_refusal is not None:
             raise InvalidRequest(
                 f"the {self.path.name} path of {self.facts.name} gives no features: {self.features_refusal}; "
@@ -118,22 +121,24 @@ class ModelRunner:
 
     @property
     def features(self) -> Tensor:
-        """Hidden states of the last forward [sum(num_new), taps, hidden], as `GivesFeatures.features`."""
+        """Tapped hidden states of the last forward, [sum(num_new), taps, hidden], as `GivesFeatures.features`."""
         assert isinstance(self.path, GivesFeatures), "nothing is tapped"
         return self.path.features
 
     def forward_s(self) -> float:
-        """Return the seconds that the device took for the last forward; wait until it is through."""
+        """Wait until the device has finished the last forward; return the seconds that it took."""
         return self._ended.seconds_since(self._began)
 
     @torch.inference_mode()
     def compact(self, row: Row, path: Sequence[int]) -> None:
         """Keep only the nodes of `path`, of the token tree that `row` fed last, as if they had been fed as a chain.
 
-        path: nodes, as row.parents counts them, each of which follows the one before it and the first of which follows
-        the token before the tree; empty to keep none. The table then has row.tree_start + len(path) tokens. What other
-        tables read stays as it is. Raises OutOfBlocks when that takes a copy and there is no room, changing nothing.
+        path: indices of nodes as in row.parents, each the parent of the next, the first a child of the token before the
+        tree; empty to keep none. The table then has row.tree_start + len(path) tokens. Blocks that other tables read
+        are copied first, not changed. Raises OutOfBlocks when a copy needs a block and none is free; nothing is changed
+        then.
         """
+        # tree_start 10, parents [-1, 0, 0, 2], path [0, 2]: token 12 moves to 11, and the table has 12 tokens
         assert row.parents is not None and isinstance(self.path, RunsTrees), "no token tree"
         assert row.table.num_tokens == row.num_tokens, f"{row.table.num_tokens} stored, {row.num_tokens} claimed"
         check_path(row.parents, path)
@@ -141,19 +146,25 @@ class ModelRunner:
 
     @torch.inference_mode()
     def rebase(self, table: BlockTable, start: int, keep: Sequence[int]) -> None:
-        """Keep, of the tokens stored after `start`, those at the ascending indices `keep`, moved together behind it.
+        """Keep, of the tokens stored from `start` on, those at the ascending offsets `keep`, moved together at `start`.
 
-        What is before `start` is neither read nor written. Positions are not part of what is stored. What other tables
-        read stays as it is. Raises OutOfBlocks when that takes a copy and there is no room, changing nothing.
+        Tokens before `start` are neither read nor written. Keys and values are moved as they are: a token keeps the
+        position that it was fed with. Blocks that other tables read are copied first, not changed. Raises OutOfBlocks
+        when a copy needs a block and none is free; nothing is changed then.
         """
-        moves = [(start + node, start + place) for place, node in enumerate(keep) if node != place]
-        if moves:
+        # start 10, keep [0, 2, 5]: tokens 12 and 15 move to 11 and 12, and the table has 13 tokens
+        moved_from: list[int] = []
+        moved_to: list[int] = []
+        for offset, kept in enumerate(keep):
+            if kept != offset:
+                moved_from.append(start + kept)
+                moved_to.append(start + offset)
+        if moved_to:
             assert isinstance(self.path, RunsTrees), "no token tree"
-            copies = table.rewrite(moves[0][1], start + len(keep))
+            copies = table.rewrite(moved_to[0], start + len(keep))
             if copies:
                 self.path.copy_blocks(copies)
-            sources, destinations = (table.storage_indices(tokens) for tokens in zip(*moves, strict=True))
-            self.path.move_tokens(sources, destinations)
+            self.path.move_tokens(table.storage_indices(moved_from), table.storage_indices(moved_to))
         table.truncate(start + len(keep))
 
     def _reserve(self, rows: Sequence[Row]) -> None:
@@ -172,7 +183,9 @@ class ModelRunner:
         for row in rows:
             assert 0 <= row.num_logits <= row.num_new, f"{row.num_logits} logits of {row.num_new} new tokens"
             assert row.table.num_tokens == row.num_cached, f"{row.table.num_tokens} stored, {row.num_cached} claimed"
-            num_tokens = row.num_tokens if row.parents is None else self._check_tree(row)
+            num_tokens = row.num_tokens
+            if row.parents is not None:
+                num_tokens = self._check_tree(row)
             if num_tokens > self.facts.context_limit:
                 raise InvalidRequest(
                     f"a row of {num_tokens} tokens is past the context limit, {self.facts.context_limit}"
@@ -183,7 +196,9 @@ class ModelRunner:
                 self._check_source(row.source, is_encoded=bool(row.new_ids))
 
     def _check_source(self, source: Source, *, is_encoded: bool) -> None:
-        num_stored = source.num_stored if is_encoded else 0
+        num_stored = 0
+        if is_encoded:
+            num_stored = source.num_stored
         assert source.table.num_tokens == num_stored, f"{source.table.num_tokens} stored, {num_stored} claimed"
         if not 1 <= len(source.ids) <= self.facts.context_limit:
             raise InvalidRequest(
@@ -191,7 +206,7 @@ class ModelRunner:
             )
 
     def _check_tree(self, row: Row) -> int:
-        """Return the number of tokens in its longest chain, those before the tree included."""
+        # Returns the length of the longest chain, the tokens before the tree included: it counts for the context limit.
         if self.tree_refusal is not None:
             raise InvalidRequest(
                 f"the {self.path.name} path of {self.facts.name} runs no token trees: {self.tree_refusal}; "
@@ -204,14 +219,14 @@ class ModelRunner:
 
 
 class UncachedModel:
-    """The model as transformers runs it, without any cache of ours: the truth in every test."""
+    """A model as transformers runs it, without a cache: what the self-tests and the tests compare with."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
-        """Return the logits [T, V] float32 at each of the T tokens. source_ids: of encoder-decoder models."""
+        """Return the logits [T, V] float32 at each of T tokens. source_ids: the source of an encoder-decoder model."""
         ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
         if not source_ids:
             return self._model(input_ids=ids, use_cache=False).logits[0].float()
@@ -220,9 +235,10 @@ class UncachedModel:
 
     @torch.inference_mode()
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
-        """Return what taps 0, 1, .. num_layers and NORMED are at each of the T tokens, [T, num_layers + 2, H] float32.
+        """Return the hidden states of taps 0, 1, .. num_layers and NORMED at each of the T tokens.
 
-        All but the output of the last layer, which transformers does not give, are its own `output_hidden_states`.
+        [T, num_layers + 2, H] float32. transformers' `output_hidden_states` has all but the output of the last layer,
+        which a hook takes.
         """
         ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
         _, layers = decoder_layers(self._model)
@@ -232,5 +248,7 @@ class UncachedModel:
             *before, normed = self._model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
         finally:
             hook.remove()
-        last = outputs[0] if isinstance(outputs[0], Tensor) else outputs[0][0]
+        last = outputs[0]
+        if not isinstance(last, Tensor):  # a tuple, of which the hidden states are the first
+            last = last[0]
         return torch.stack([*before, last, normed], dim=2)[0].float()

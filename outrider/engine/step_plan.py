@@ -1,8 +1,12 @@
-"""Plan one forward of the `dense` path on the host: which rows share it, which ids go in, where KV is read and written.
+"""The rows of a forward, and the plan of one on the `dense` path: which rows share it, where KV is read and written.
 
-Rows are aligned to the right as a whole, past and new together, so a token's column differs from its position only by
-an offset per row. That is what lets relative schemes (ALiBi, T5 buckets) and transformers' own mask code work
-unchanged. A row with fewer new tokens than the widest feeds tokens it already has again; their KV is not written twice.
+`Row` is what every path is given. The rest serves `dense`, which aligns rows to the right, past and new tokens
+together. A token's column then differs from its position only by an offset per row, so that relative positions (ALiBi,
+T5's buckets) and transformers' own masks work unchanged. A row with fewer new tokens than the widest feeds some of its
+cached tokens again; their KV is not written twice.
+
+    q = 2 columns are fed of L = 5:   row a, 4 cached and 1 new   a0 a1 a2 [a3 a4]   a3 is fed again
+                                      row b, 1 cached and 2 new    -  - b0 [b1 b2]   two columns of padding
 """
 
 from __future__ import annotations
@@ -20,53 +24,57 @@ from outrider.engine.token_tree import positions
 from outrider.wire.errors import InvalidRequest
 
 VERIFY_TOKENS = 6
-"""Positions of a slot in a full step, for the estimate of its memory: the default K and one. Doubling it leaves
-less to the cache."""
+"""Tokens that a slot feeds to a full step, for the estimate of its memory: the default K and one."""
 FORWARD_COST_TOKENS = 32
-"""Tokens whose cost equals a forward's fixed cost (reading the weights, launching). Doubling it puts rows of more
-different widths into one forward. Measured on CPU: 30 at 1024 x 2816, float32."""
+"""Tokens whose cost equals a forward's fixed cost of reading the weights and launching. Measured on a CPU: 30, at
+1024 x 2816 in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the encoder of an encoder-decoder model reads for a row, and where its cross-attention KV lies.
+    """The tokens that the encoder of an encoder-decoder model reads for a row, and the blocks of their KV.
 
-    The KV of a source token is as large as that of a decoder's token, and lies in blocks of the same pool.
+    The cross-attention KV of a source token is as large as the KV of a decoder's token, and lies in blocks of the same
+    pool.
     """
 
     table: BlockTable
-    """Blocks of its KV, as many as hold its tokens, all of them full; none until it is encoded."""
+    """Blocks of the source's KV, which the prefix cache takes for full ones; empty until the source is encoded."""
     ids: Sequence[int]
-    """At least one."""
+    """Token ids of the source, at least one."""
 
     @property
     def num_stored(self) -> int:
-        """Tokens that its blocks are taken for: whole blocks, as the prefix cache knows them."""
+        """Number of tokens that `table` reserves: `ids`, rounded up to whole blocks."""
         size = self.table.block_size
         return -(-len(self.ids) // size) * size
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence's share of a forward."""
+    """The tokens of one sequence in a forward: those that are cached and those that are fed.
+
+    `Row(table, [7, 8], 5, 1, ids)` feeds the tokens 5 and 6 of a sequence and returns the logits of the last one.
+    """
 
     table: BlockTable
+    """Blocks of the sequence."""
     new_ids: Sequence[int]
-    """Tokens to feed; none where the source is to be encoded, which is all that the forward then does for the row."""
+    """Token ids to feed. Empty where `source` is to be encoded: the forward then does nothing else for the row."""
     num_cached: int
-    """Tokens before them, whose KV is in the cache."""
+    """Number of tokens before the new ones, whose KV is in the cache."""
     num_logits: int
-    """Positions, counted from the end, whose logits are wanted; 0 for a piece of a prompt."""
+    """How many of the last tokens have their logits returned; 0 for a part of a prompt."""
     past_ids: Sequence[int]
-    """Begins with the cached tokens; lent, not copied, and not read past num_cached."""
+    """A list that begins with the cached tokens. It is the caller's own, and is not read past num_cached."""
     parents: Sequence[int] | None = None
-    """Parents of a token tree (see `token_tree`), which the last len(parents) tokens are, all new ones among them;
-    its nodes that were fed before are in the cache. None when every token follows the one before it."""
+    """Parents of the token tree (see `token_tree`) that the last len(parents) tokens are; None for a chain. All new
+    tokens are nodes of it; nodes that were fed before are in the cache."""
     features: Tensor | None = None
-    """[num_new, d], a row for each new token that a head reads beside it; None for models. A head that fills blocks
-    reads, of the first new tokens, these in place of ids; those without are its block."""
+    """Hidden states that a head reads with the new tokens, [num_new, d]; None for models. A head that fills blocks has
+    them for the first new tokens alone, in place of their ids: the new tokens without them are its block."""
     source: Source | None = None
-    """What it attends to across; None for decoder-only models."""
+    """The source that the row attends to by cross-attention; None for decoder-only models."""
 
     @classmethod
     def of(
@@ -77,21 +85,22 @@ class Row:
         num_logits: int,
         source: Source | None = None,
     ) -> Row:
-        """Return a row of all tokens up to the end of the feed; the new ones are copied."""
+        """Return a row that feeds `token_ids[num_cached:]` as a chain. Only the new ids are copied."""
         return cls(table, token_ids[num_cached:], num_cached, num_logits, token_ids, source=source)
 
     @property
     def num_new(self) -> int:
+        """Number of tokens to feed."""
         return len(self.new_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens up to the end of this feed."""
+        """Number of tokens after this forward, cached and new."""
         return self.num_cached + len(self.new_ids)
 
     @property
     def tree_start(self) -> int:
-        """Tokens before the tree; all of them when there is none."""
+        """Number of tokens before the tree; num_tokens where there is none."""
         return self.num_tokens - len(self.parents or ())
 
     def positions(self, first: int) -> np.ndarray:
@@ -101,159 +110,203 @@ class Row:
         return positions(self.num_tokens, self.parents)[first:]
 
     def last_ids(self, count: int) -> list[int]:
-        """Return its last `count` tokens, at most num_tokens: a wide plan feeds some of the cached ones again."""
+        """Return the last `count` token ids, at most num_tokens: a wide plan feeds some cached ones again."""
+        # past_ids [4, 5, 6], num_cached 3, new_ids [7]: last_ids(3) is [5, 6, 7]
         num_again = count - len(self.new_ids)
-        again = self.past_ids[self.num_cached - num_again : self.num_cached] if num_again > 0 else ()
-        return [*again, *self.new_ids[max(0, -num_again) :]]
+        if num_again <= 0:
+            return [*self.new_ids[-num_again:]]
+        return [*self.past_ids[self.num_cached - num_again : self.num_cached], *self.new_ids]
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The tensors of one forward over B rows, q columns wide, with L columns of KV. Storage indices count tokens."""
+    """The tensors of one `dense` forward over B rows: q columns are fed and L columns of KV are attended to.
 
-    input_ids: Tensor  # [B, q] int64
-    position_ids: Tensor  # [B, q] int64
+    A storage index is a block's number times block_size, and the offset in the block.
+    """
+
+    input_ids: Tensor
+    """Token ids of the columns that are fed, [B, q] int64."""
+    position_ids: Tensor
+    """Their positions, [B, q] int64."""
     attention_mask: Tensor | None
-    """[B, L] int64, 0 on padding; None when no row is padded."""
+    """0 on columns of padding and 1 elsewhere, [B, L] int64; None when no row is padded."""
     kv_len: int
-    """L, tokens."""
+    """L, the tokens of the longest row."""
     start: int | None
-    """First storage index of a single row that lies in consecutive blocks: it is read in place, without a copy."""
+    """First storage index of a single row that lies in consecutive blocks: it is read in place, without a copy. None
+    for other forwards."""
     gather: Tensor | None
-    """[B * L] int64, storage indices to read; None with `start`."""
+    """Storage indices of the columns to read, [B * L] int64, those of padding in the trash block; None with `start`."""
     write_to: Tensor | None
-    """[N] int64, storage indices of the new tokens; None with `start`."""
+    """Storage indices of the N new tokens, [N] int64; None with `start`."""
     write_from: Tensor | None
-    """[N] int64, indices into the B * q columns; None when every column is new."""
+    """Indices of the new tokens among the B * q columns, [N] int64; None when every column is new."""
 
     @property
     def num_rows(self) -> int:
+        """B."""
         return self.input_ids.shape[0]
 
     @property
     def num_queries(self) -> int:
+        """q."""
         return self.input_ids.shape[1]
 
     @classmethod
     def build(cls, rows: Sequence[Row], device: torch.device, vocab_size: int) -> StepPlan:
-        """Build the plan of rows whose tables are reserved, each with at least as many tokens as the widest has new
-        ones.
+        """Build the plan of rows whose tables are reserved.
 
-        Raises InvalidRequest for a token id outside the vocabulary: on a GPU it would take the process down.
+        Each row has at least as many tokens, cached and new, as the widest row has new ones. Raises InvalidRequest for
+        a token id outside the vocabulary: on a GPU it would end the process.
         """
-        width, kv_len = max(row.num_new for row in rows), max(row.num_tokens for row in rows)
+        width = max(row.num_new for row in rows)
+        kv_len = max(row.num_tokens for row in rows)
         ids = np.array([row.last_ids(width) for row in rows], dtype=np.int64)  # [B, q]
         check_ids(ids, vocab_size)
         padding = np.array([kv_len - row.num_tokens for row in rows], dtype=np.int64)  # [B]
-        places = np.stack([row.positions(row.num_tokens - width) for row in rows])  # [B, q]
+        all_positions = np.stack([row.positions(row.num_tokens - width) for row in rows])  # [B, q] int64
         mask = None
         if padding.any():
             mask = (np.arange(kv_len)[None, :] >= padding[:, None]).astype(np.int64)  # [B, L]
-        start = consecutive_start(rows[0].table) if len(rows) == 1 else None
-        gather = write_to = write_from = None
+        start = gather = write_to = write_from = None
+        if len(rows) == 1:
+            start = consecutive_start(rows[0].table)
         if start is None:
             gather, write_to, write_from = _storage_indices(rows, width, kv_len)
-        tensors = _to_device((ids, places, mask, gather, write_to, write_from), device)
+        tensors = _to_device((ids, all_positions, mask, gather, write_to, write_from), device)
         ids_t, positions_t, mask_t, gather_t, write_to_t, write_from_t = tensors
         assert ids_t is not None and positions_t is not None
         return cls(ids_t, positions_t, mask_t, kv_len, start, gather_t, write_to_t, write_from_t)
 
 
 def consecutive_start(table: BlockTable) -> int | None:
-    """Return where a table begins, counted as in `storage_indices`, if its tokens follow each other; None if not."""
+    """Return the storage index of a table's first token if its blocks have consecutive numbers, else None."""
+    # block_size 16: blocks [3, 4, 5] give 48, blocks [3, 5] None
     first = table.blocks[0]
-    return first * table.block_size if table.blocks == list(range(first, first + len(table.blocks))) else None
+    if table.blocks != list(range(first, first + len(table.blocks))):
+        return None
+    return first * table.block_size
 
 
 def group_rows(rows: Sequence[Row], *, of_equal_length: bool = False) -> list[list[int]]:
     """Return the indices of the rows that share a forward, so that a long prompt does not widen every decode row.
 
-    of_equal_length: rows of different lengths share none, for models that take a column for a position.
+    of_equal_length: whether only rows of equal length share one, for models that take a column for a position.
     """
     if not of_equal_length:
-        return _group_widths_of(rows, list(range(len(rows))))
+        return _groups_by_width(rows, list(range(len(rows))))
     by_length: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
         by_length.setdefault(row.num_tokens, []).append(index)
     groups: list[list[int]] = []
     for indices in by_length.values():
-        groups += _group_widths_of(rows, indices)
+        groups += _groups_by_width(rows, indices)
     return groups
 
 
-def _group_widths_of(rows: Sequence[Row], rest: list[int]) -> list[list[int]]:
-    """Return the indices `rest` of the rows in groups.
+def _groups_by_width(rows: Sequence[Row], remaining: list[int]) -> list[list[int]]:
+    """Return the indices `remaining` of the rows in groups.
 
-    Minimises padded columns plus FORWARD_COST_TOKENS a forward, over groups of neighbouring widths. A row too short to
-    fill its group's width with its own tokens goes to a narrower one: no column is ever mere padding.
+    A row with fewer tokens than its group is wide cannot fill the columns with its own tokens: it goes to a narrower
+    group, so that no column that is fed is padding.
     """
     groups: list[list[int]] = []
-    while rest:
-        widths = Counter(rows[i].num_new for i in rest)
-        if len(widths) == 1:
-            return [*groups, rest]
-        group_of = group_widths(widths)  # {width: its group's width}
+    while remaining:
+        counts = Counter(rows[index].num_new for index in remaining)
+        if len(counts) == 1:
+            groups.append(remaining)
+            return groups
+        width_of = group_widths(counts)
         members: dict[int, list[int]] = {}
         short: list[int] = []
-        for i in rest:
-            width = group_of[rows[i].num_new]
-            (members.setdefault(width, []) if rows[i].num_tokens >= width else short).append(i)
+        for index in remaining:
+            width = width_of[rows[index].num_new]
+            if rows[index].num_tokens >= width:
+                members.setdefault(width, []).append(index)
+            else:
+                short.append(index)
         groups.extend(members.values())
-        rest = short
+        remaining = short
     return groups
 
 
 def group_widths(counts: Counter[int]) -> dict[int, int]:
-    """Return the cheapest partition of the distinct widths, widest first, by dynamic programming."""
+    """Return, for each width of rows, the width of the group that it shares a forward with.
+
+    counts: number of rows of each width. The groups are of neighbouring widths, and the cheapest there are: a group
+    costs FORWARD_COST_TOKENS and its width for each of its rows. Found by dynamic programming.
+    """
+    # {500: 1, 6: 4, 1: 3}: {500: 500, 6: 6, 1: 6}. The group of 6 and 1 costs 32 + 7 * 6 = 74, two groups 56 + 35 = 91
     widths = sorted(counts, reverse=True)
-    best: list[tuple[int, int]] = [(0, 0)]  # per number of widths placed: (cost, where the last group begins)
+    best: list[tuple[int, int]] = [(0, 0)]  # for the first n widths: (cost, index at which the last group begins)
     for end in range(1, len(widths) + 1):
-        num_rows, options = 0, []
+        num_rows = 0
+        options: list[tuple[int, int]] = []
         for begin in range(end - 1, -1, -1):
             num_rows += counts[widths[begin]]
             options.append((best[begin][0] + FORWARD_COST_TOKENS + widths[begin] * num_rows, begin))
         best.append(min(options))
-    group_of: dict[int, int] = {}
+    width_of: dict[int, int] = {}
     end = len(widths)
     while end:
         begin = best[end][1]
-        group_of.update(dict.fromkeys(widths[begin:end], widths[begin]))
+        width_of.update(dict.fromkeys(widths[begin:end], widths[begin]))
         end = begin
-    return group_of
+    return width_of
+
+
+def has_trees(rows: Sequence[Row]) -> bool:
+    """Return whether one of the rows is a token tree."""
+    return any(row.parents is not None for row in rows)
 
 
 def check_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """Raise InvalidRequest for an id outside 0 to vocab_size - 1."""
     if ids.min() < 0 or ids.max() >= vocab_size:
         bad = ids[(ids < 0) | (ids >= vocab_size)][0]
         raise InvalidRequest(f"token id {bad} is outside the vocabulary, 0 to {vocab_size - 1}", param="token_ids")
 
 
 def _storage_indices(rows: Sequence[Row], width: int, kv_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return gather [B * L], write_to [N] and write_from [N], None when every column is new."""
+    """Return gather [B * L], write_to [N] and write_from [N], None when every column is new; all int64.
+
+    block_size 4, one row of 6 tokens in blocks [7, 2], the last new, width 1, L 6:
+    gather [28, 29, 30, 31, 8, 9], write_to [9], write_from None
+    """
     block_size = rows[0].table.block_size
-    within = np.arange(block_size)
-    gather = np.full((len(rows), kv_len), TRASH_BLOCK * block_size, dtype=np.int64)
-    write_to, write_from = [], []
+    offsets = np.arange(block_size)
+    gather = np.full((len(rows), kv_len), TRASH_BLOCK * block_size, dtype=np.int64)  # [B, L]
+    write_to: list[np.ndarray] = []
+    write_from: list[np.ndarray] = []
+    num_new = 0
     for i, row in enumerate(rows):
         num_tokens = row.num_tokens
-        blocks = np.array(row.table.blocks, dtype=np.int64)
-        indices = (blocks[:, None] * block_size + within).reshape(-1)[:num_tokens]
+        blocks = np.array(row.table.blocks, dtype=np.int64)  # [num_blocks]
+        indices = (blocks[:, None] * block_size + offsets).reshape(-1)[:num_tokens]  # [num_tokens]
         gather[i, kv_len - num_tokens :] = indices
         write_to.append(indices[row.num_cached :])
         write_from.append(np.arange((i + 1) * width - row.num_new, (i + 1) * width))
-    all_new = all(row.num_new == width for row in rows)
-    return gather.reshape(-1), np.concatenate(write_to), None if all_new else np.concatenate(write_from)
+        num_new += row.num_new
+    if num_new == len(rows) * width:
+        return gather.reshape(-1), np.concatenate(write_to), None
+    return gather.reshape(-1), np.concatenate(write_to), np.concatenate(write_from)
 
 
 def _to_device(arrays: Sequence[np.ndarray | None], device: torch.device) -> list[Tensor | None]:
-    """Copy all arrays to the device at once."""
+    # On a GPU all arrays travel in one copy.
+    tensors: list[Tensor | None] = []
     if device.type == "cpu":
-        return [None if array is None else torch.from_numpy(array) for array in arrays]
+        for array in arrays:
+            tensors.append(torch.from_numpy(array) if array is not None else None)
+        return tensors
     flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays if array is not None]))
     flat = flat.pin_memory().to(device, non_blocking=True)
-    tensors: list[Tensor | None] = []
     offset = 0
     for array in arrays:
-        tensors.append(None if array is None else flat[offset : offset + array.size].view(array.shape))
-        offset += 0 if array is None else array.size
+        if array is None:
+            tensors.append(None)
+            continue
+        tensors.append(flat[offset : offset + array.size].view(array.shape))
+        offset += array.size
     return tensors

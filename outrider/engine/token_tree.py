@@ -1,8 +1,15 @@
-"""Token trees on the host: which token follows which, and hence its position and what a query sees.
+"""Token trees on the host: each node's parent, its position, and which tokens it attends to.
 
-A tree is given by its parents: for every node the index of the one it follows, -1 for the token before the tree. A
-parent comes before its children. Nodes lie in the cache in this order, after the tokens before the tree; a node sees
-those, its ancestors and itself, and its position is that of a chain that ends with it (SpecInfer, 2305.09781, 4.2).
+A tree is given by its parents: for each node the index of its parent, -1 for the last token before the tree. A parent
+comes before its children. Nodes lie in the cache in this order, after the tokens before the tree. A node attends to
+those tokens, to its ancestors and to itself; its position is that of the last token of a chain of them (SpecInfer,
+arXiv 2305.09781, section 4.2). Used by the model runner and by what builds rows, positions and masks.
+
+    5 tokens, of which the last 3 are a tree: parents [-1, 0, 0]
+
+    token     0  1  2  3  4      token 2 is the root, 3 and 4 are its children
+    position  0  1  2  3  3
+    token 3 attends to 0, 1, 2, 3; token 4 to 0, 1, 2, 4
 """
 
 from __future__ import annotations
@@ -13,21 +20,28 @@ import numpy as np
 
 
 def check_parents(parents: Sequence[int]) -> None:
+    """Assert that every parent is -1 or comes before its child."""
     for node, parent in enumerate(parents):
         assert -1 <= parent < node, f"node {node} of a tree follows node {parent}"
 
 
 def check_path(parents: Sequence[int], path: Sequence[int]) -> None:
-    """Assert that each node of `path` follows the one before it, and the first the token before the tree."""
-    for node, before in zip(path, [-1, *path], strict=False):
-        assert 0 <= node < len(parents) and parents[node] == before, f"{list(path)} is no path of {list(parents)}"
+    """Assert that each node of `path` is a child of the previous one, and the first a child of the token before."""
+    previous = -1
+    for node in path:
+        assert 0 <= node < len(parents) and parents[node] == previous, f"{list(path)} is no path of {list(parents)}"
+        previous = node
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return how many ancestors each node has."""
+    """Return the number of ancestors of each node."""
+    # parents [-1, 0, 0, 1]: [0, 1, 1, 2]
     found: list[int] = []
     for parent in parents:
-        found.append(0 if parent < 0 else found[parent] + 1)
+        if parent < 0:
+            found.append(0)
+        else:
+            found.append(found[parent] + 1)
     return found
 
 
@@ -44,14 +58,19 @@ def seen(
 ) -> np.ndarray:
     """Return which tokens each of the last `num_queries` attends to, [num_queries, num_tokens] bool.
 
-    Windows and chunks count positions, as in a chain: they reach over a node's own ancestors, not over its siblings.
+    window: keys that a query sees, its own included. chunk: positions in a chunk, of which a query sees those of its
+    own. Both count positions, as in a chain: they reach over a node's own ancestors, not over its siblings.
     """
-    sees = np.tri(num_queries, num_tokens, num_tokens - num_queries, dtype=bool)
-    places = positions(num_tokens, parents)
+    # 4 tokens, parents [-1, -1], 2 queries, window 3:  token 2 sees 0 1 2 -
+    #                                                   token 3 sees 0 1 - 3
+    sees = np.tri(num_queries, num_tokens, num_tokens - num_queries, dtype=bool)  # [q, L]
+    all_positions = positions(num_tokens, parents)  # [L] int64
     if parents is not None:
-        start, num_nodes = num_tokens - len(parents), min(num_queries, len(parents))
+        start = num_tokens - len(parents)
+        num_nodes = min(num_queries, len(parents))  # nodes among the queries, the last ones
         sees[num_queries - num_nodes :, start:] = _ancestry(parents)[len(parents) - num_nodes :]
-    keys, queries = places[None, :], places[num_tokens - num_queries :, None]
+    keys = all_positions[None, :]  # [1, L]
+    queries = all_positions[num_tokens - num_queries :, None]  # [q, 1]
     if window is not None:
         sees &= keys > queries - window
     if chunk is not None:
@@ -60,7 +79,10 @@ def seen(
 
 
 def _ancestry(parents: Sequence[int]) -> np.ndarray:
-    """Return whether node i is node j or comes after it on a path, [n, n] bool."""
+    """Return whether node j is node i or one of its ancestors, [n, n] bool.
+
+    parents [-1, 0, 0]: [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+    """
     sees = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent >= 0:

@@ -10,7 +10,7 @@ ENGINE, SLOTS = (
 
 ENCODER = (
     Mutant(
-        "outrider.engine.attention:DecoderDistances.told",
+        "outrider.engine.attention:DecoderDistances.using",
         call("positions", to="range(_self.num_tokens)"),
         "on T5 a tree's nodes are as far apart as their columns",
         (f"{ENGINE}::test_facts",),

@@ -1,8 +1,8 @@
-"""What a decoder layer keeps of a sequence between steps: one table for every class, read by the loader and the paths.
+"""What a decoder layer keeps of a sequence between steps: one table of layer types, read by the loader and the paths.
 
-What is served is kept per token, in the blocks of the pool: keys and values, latents, an indexer's keys, the inputs of
-a short convolution. Rollback, shared prefixes, copies, preemption and moves of such a layer are those of its blocks.
-docs/layer-memory.md has the steps to add a kind.
+A layer is served if it keeps something of each token, in the blocks of the pool: keys and values, latents, an indexer's
+keys, the inputs of a short convolution. Rollback, prefix caching, copies, preemption and moves of such a layer are
+those of its blocks. docs/layer-memory.md has the steps to add a layer type.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from outrider.engine.errors import PathUnavailable
 
 RUNNING = "a running state that is not served yet"
-
+"""Words for a state of the whole sequence, in messages."""
 
 Width = Callable[[PreTrainedConfig], int]
-"""Returns how many numbers a layer keeps of a token, by the layer's configuration."""
+"""Function from a layer's configuration to how many numbers the layer keeps of a token."""
 
 
 def _attention_width(text: PreTrainedConfig) -> int:
-    """Return the width of keys and values, or of the latents that they are made of."""
+    # Of keys and values, or of the latents from which they are computed.
     latent = getattr(text, "kv_lora_rank", None)
     if latent is not None:
         return int(latent + text.qk_rope_head_dim)
@@ -45,7 +45,7 @@ def _hidden_width(text: PreTrainedConfig) -> int:
 
 
 def _hybrid_width(text: PreTrainedConfig) -> int:
-    """Keys and values are convolved, each with its inputs, and so is what enters the two halves of the layer."""
+    # Keys and values, the inputs of a convolution of each, and those of one at the start of the layer's two halves.
     return 2 * _attention_width(text) + 2 * int(text.hidden_size)
 
 
@@ -55,26 +55,26 @@ def _no_width(text: PreTrainedConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """Memory of the layers of one type, and what follows from it for the rows of a forward."""
+    """What the layers of one type keep, and what follows from it for the rows of a forward."""
 
     keeps: str
-    """What is kept, as in "layers that keep ..."."""
+    """What is kept, to follow "keep" in messages."""
     width: Width = _attention_width
-    """About what a token weighs. Exactly, the storages of a path say once its layers have run."""
+    """About how many numbers a layer keeps of a token. A path's storages have the exact number once its layers ran."""
     is_per_token: bool = True
-    """Whether all of it lies in the pool's blocks, token by token, so that a cut of the block table is a rollback.
-    Anything else is a state of the whole sequence, which is not served."""
+    """Whether everything lies in the pool's blocks, token by token, so that a layer is rolled back by truncating the
+    block table. Anything else is a state of the whole sequence, which is not served."""
     packs_rows: bool = True
-    """Whether the tokens of several sequences may lie in one line, which `paged` feeds."""
+    """Whether tokens of several sequences may lie in one line, as `paged` feeds them."""
     has_columns_as_positions: bool = False
-    """Whether a token's column counts as its position, so that the rows of a forward have to be equally long."""
+    """Whether the class takes a token's column for its position, so that rows of a forward must have equal length."""
     tree_refusal: str | None = None
-    """Why its rows are no token trees, however well the self-test of trees goes; None where that test decides."""
+    """Why rows may not be token trees, even if the self-test of trees would pass; None where that test decides."""
     cache_method: str | None = None
-    """Method of transformers' `Cache` that its layers call beside `update`; an old transformers may lack it."""
+    """Method of transformers' `Cache` that the layers call beside `update`. An old transformers may not have it."""
     test_limits: Mapping[str, int] = field(default_factory=dict)
-    """Attributes of the module that selects keys, with the values that the self-test sets: a limit of thousands of
-    keys would select everything in a test of few tokens."""
+    """Attributes of the module that selects keys, with the values that the self-test sets: by its own limit of
+    thousands of keys it would select every key of a short test."""
 
 
 _ATTENTION = LayerMemory("keys and values")
@@ -127,44 +127,48 @@ KINDS: Mapping[str, LayerMemory] = {
         "keys and values by where the prompt ended, which a step does not know", is_per_token=False
     ),
 }
-"""By transformers' name of the layer type."""
+"""What each layer type keeps, by transformers' name of the type."""
 OLD_NAMES = {
     "attention": "full_attention",
     "mamba": "linear_attention",
     "deepseek_sparse_attention": "indexed_attention",
 }
-"""Of transformers before 5.23, and today's."""
-
+"""Today's name of a layer type by that of transformers before 5.23."""
 
 LIMITS = {"keep_window_size": 2, "floor_scale": 8}
-"""Numbers of tokens after which modules of some classes compute otherwise, with what the self-test of 48 tokens sets:
-Doge's choice of keys, and the scale of Llama 4's queries."""
+"""Attributes of modules that compute otherwise after so many tokens, with the values that the self-test of 48 tokens
+sets: Doge's selection of keys, and the scale of Llama 4's queries."""
 
 
 def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Return the type of each decoder layer, as transformers makes its own caches from a configuration."""
+    """Return the type of each decoder layer, as transformers derives its own caches from a configuration."""
     text = config.get_text_config(decoder=True)
-    if config.is_encoder_decoder:  # whose layers are not in the list of types, if it has one
+    if config.is_encoder_decoder:  # its list of types, if it has one, is of the encoder
         return ("full_attention",) * (getattr(text, "num_decoder_layers", None) or text.num_hidden_layers)
     types, _ = get_layer_types_and_kwargs(text)
     return tuple(OLD_NAMES.get(name, name) for name in types)
 
 
 def layer_config(text: PreTrainedConfig, index: int) -> PreTrainedConfig:
-    """Return the configuration of one decoder layer: widths and windows may differ from layer to layer (Gemma 4), and
-    transformers then refuses to name one for all. The list of a model with an encoder is of the encoder's layers.
+    """Return the configuration of one decoder layer; that of the text model where layers have none of their own.
+
+    Widths and windows may differ from layer to layer (Gemma 4), and transformers then refuses to return one for all. In
+    a model with an encoder the list is of the encoder's layers.
     """
     layers = getattr(text, "per_layer_config", None)
-    return layers[index] if layers and index < len(layers) else text
+    if not layers or index >= len(layers):
+        return text
+    config: PreTrainedConfig = layers[index]
+    return config
 
 
 def memories(types: Sequence[str]) -> dict[str, LayerMemory]:
-    """Return the memory of each of the types, once, in order; types that `memory_refusal` lets through."""
+    """Return what layers of each type keep, each type once, in order. types: those that `memory_refusal` accepts."""
     return {name: KINDS[name] for name in dict.fromkeys(types)}
 
 
 def token_width(config: PreTrainedConfig) -> int:
-    """Return about how many numbers all layers keep of a token; of types that `memory_refusal` lets through."""
+    """Return about how many numbers all layers keep of a token. Their types are those that `memory_refusal` accepts."""
     text = config.get_text_config(decoder=True)
     return sum(KINDS[name].width(layer_config(text, index)) for index, name in enumerate(layer_types(config)))
 
@@ -172,7 +176,7 @@ def token_width(config: PreTrainedConfig) -> int:
 def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
     """Return why layers of these types are not served, to follow the name of the class; None where they are.
 
-    is_stateful: transformers' mark of classes that keep more than tokens' states, whatever their layers are called.
+    is_stateful: transformers' mark `_is_stateful` of classes that keep a running state, whatever their layer types.
     """
     version = transformers.__version__
     for name in dict.fromkeys(types):
@@ -187,14 +191,17 @@ def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
         if kind.cache_method is not None and not hasattr(Cache, kind.cache_method):
             return f"has {name} layers, for which transformers {version} has no cache; install a newer transformers"
     if is_stateful:
-        hybrid = [name for name in ("hybrid", "hybrid_sliding") if name in types]
-        of = f" ({hybrid[0]} layers)" if hybrid else ""
-        return f"keeps {RUNNING}{of}; use a model of attention or short convolutions alone"
+        layers = ""
+        if "hybrid" in types:
+            layers = " (hybrid layers)"
+        elif "hybrid_sliding" in types:
+            layers = " (hybrid_sliding layers)"
+        return f"keeps {RUNNING}{layers}; use a model of attention or short convolutions alone"
     return None
 
 
 def packing_refusal(types: Sequence[str]) -> str | None:
-    """Return why tokens of several sequences cannot lie in one line, or None when they can."""
+    """Return why tokens of several sequences cannot lie in one line, or None where they can."""
     for name, kind in memories(types).items():
         if not kind.packs_rows:
             return f"its {name} layers keep {kind.keeps}, which needs each sequence in a row of its own"
@@ -202,7 +209,7 @@ def packing_refusal(types: Sequence[str]) -> str | None:
 
 
 def tree_refusal(types: Sequence[str]) -> str | None:
-    """Return why rows are no token trees whatever a test says, or None when a test decides."""
+    """Return why rows may not be token trees, even if the self-test would pass, or None where that test decides."""
     for name, kind in memories(types).items():
         if kind.tree_refusal is not None:
             return f"has {name} layers: {kind.tree_refusal}"
@@ -211,10 +218,10 @@ def tree_refusal(types: Sequence[str]) -> str | None:
 
 @contextmanager
 def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator[None]:
-    """Have the modules that select keys select as few as the kinds' `test_limits` say, for a self-test; what begins
-    after a number of tokens, in any class, begins early.
+    """Set low limits within, for a self-test of few tokens: `test_limits` of the types, and LIMITS of any class.
 
-    Raises PathUnavailable for a kind none of whose modules can be set.
+    Modules that select keys then select a few, and what begins after a number of tokens begins early. Raises
+    PathUnavailable for a type of which no module has its limits.
     """
     changed: list[tuple[nn.Module, str, int]] = []
     try:
@@ -226,19 +233,19 @@ def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator
         for name, kind in memories(types).items():
             if not kind.test_limits:
                 continue
-            selectors = [each for each in model.modules() if _has_all(each, kind.test_limits)]
+            selectors = [module for module in model.modules() if _has_all(module, kind.test_limits)]
             if not selectors:
                 names = " and ".join(kind.test_limits)
                 raise PathUnavailable(f"no module of its {name} layers has {names}, with which they would be tested")
             for module in selectors:
                 for attribute, limit in kind.test_limits.items():
-                    before = getattr(module, attribute)
-                    changed.append((module, attribute, before))
-                    setattr(module, attribute, min(before, limit))
+                    value = getattr(module, attribute)
+                    changed.append((module, attribute, value))
+                    setattr(module, attribute, min(value, limit))
         yield
     finally:
-        for module, attribute, before in changed:
-            setattr(module, attribute, before)
+        for module, attribute, value in changed:
+            setattr(module, attribute, value)
 
 
 def _has_all(module: Any, names: Mapping[str, int]) -> bool:

@@ -1,5 +1,8 @@
-"""Classes that number their tokens by their ids: RoBERTa and its like begin behind the number of the padding, and pass
-over tokens that are padding. A text is served as it is: each of its tokens has a position, whatever its id.
+"""Change classes that compute positions from token ids, so that every token has a position. Called by the loader.
+
+RoBERTa and its like count positions from the padding's id on and give none to tokens of that id:
+
+    padding_idx 1, ids [7, 1, 9]: transformers has [2, 1, 3], Outrider [2, 3, 4]
 """
 
 from __future__ import annotations
@@ -13,42 +16,45 @@ from transformers import PreTrainedModel
 from outrider.wire.errors import ConfigError
 
 NUMBERING = "create_position_ids_from_input_ids"
-"""Method of their modules: takes ids [B, T], the padding's id and the number of tokens before; returns positions."""
+"""Name of their modules' method (ids [B, T], the padding's id, number of tokens before) -> positions [B, T]."""
 
 
 def number_every_token(network: PreTrainedModel) -> None:
-    """Have the decoder's modules that number tokens pass over none, so that a text's logits do not depend on how it is
-    cut into forwards."""
-    for module in _numbering(network):
-        setattr(module, NUMBERING, _consecutive)
+    """Give every token of the decoder a position, in place: logits then do not depend on how a text is divided."""
+    for module in _numbering_modules(network):
+        setattr(module, NUMBERING, _consecutive_positions)
 
 
-def within_tables(network: PreTrainedModel, limit: int, wanted: int | None) -> int:
-    """Return the context limit, cut to the tables of positions, whose first rows no token has.
+def within_tables(network: PreTrainedModel, limit: int, setting: int | None) -> int:
+    """Return the context limit, at most as many tokens as the model's tables of positions hold.
 
-    wanted: the setting. Raises ConfigError where that does not fit.
+    The rows up to the padding's have no token. setting: the setting `context_limit`. Raises ConfigError where it is
+    larger.
     """
-    for module in _numbering(network):
+    for module in _numbering_modules(network):
         table = getattr(module, "position_embeddings", None)
         if isinstance(table, nn.Embedding):
-            num_places = table.num_embeddings - module.padding_idx - 1
-            if wanted is not None and wanted > num_places:
+            max_tokens = table.num_embeddings - module.padding_idx - 1
+            if setting is not None and setting > max_tokens:
                 raise ConfigError(
-                    f"context_limit is {wanted}, the model was made for {num_places}: its {table.num_embeddings} "
+                    f"context_limit is {setting}, the model was made for {max_tokens}: its {table.num_embeddings} "
                     f"positions begin behind the padding's, {module.padding_idx}",
                     param="context_limit",
                 )
-            limit = min(limit, num_places)
+            limit = min(limit, max_tokens)
     return limit
 
 
-def _numbering(network: PreTrainedModel) -> Iterator[nn.Module]:
-    decoder = network.get_decoder() if network.config.is_encoder_decoder else network
+def _numbering_modules(network: PreTrainedModel) -> Iterator[nn.Module]:
+    decoder: nn.Module = network
+    if network.config.is_encoder_decoder:
+        decoder = network.get_decoder()
     for module in decoder.modules():
         if hasattr(module, NUMBERING) and isinstance(getattr(module, "padding_idx", None), int):
             yield module
 
 
-def _consecutive(input_ids: Tensor, padding_idx: int, past_key_values_length: int = 0) -> Tensor:
+def _consecutive_positions(input_ids: Tensor, padding_idx: int, past_key_values_length: int = 0) -> Tensor:
+    # [B, T] int64
     first = padding_idx + 1 + past_key_values_length
     return torch.arange(first, first + input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)

@@ -1,7 +1,7 @@
-"""Build the text part of a multimodal checkpoint: transformers' own class, without what reads images, video or sound.
+"""Build the text part of a multimodal checkpoint: transformers' own class without parts for images, video and sound.
 
-A wrapper keeps a decoder, its embedding and its head; the rest of it (towers, projectors) never runs for text. Where
-they lie is read from the class itself, on the meta device. What is left out is never allocated, and its tensors are
+Such a class is a wrapper of a decoder, its embedding and its head. Its other parts (towers, projectors) never run for
+text. Which they are is read from the class itself, on the meta device. They are never allocated, and their tensors are
 not read from the files. Called by the loader.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +16,6 @@ import torch
 import transformers
 from torch import nn
 from transformers import (
-    CONFIG_MAPPING,
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForImageTextToText,
@@ -27,8 +24,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+from outrider.engine.architectures.absent_parts import leave_out, stand_in_for_timm
 from outrider.engine.files.model_files import first_line
 from outrider.wire.errors import ConfigError
 from outrider.wire.peer_text import bound_text
@@ -36,40 +33,40 @@ from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
 
-UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")}
-"""Children that text never runs, of modules that it does run: the module's class and their names."""
-READ_PARTS = {"Gemma3nModel": ("embed_vision", "embed_audio")}
-"""Children beside the decoder that text runs, for the special ids that they embed: as UNREAD_PARTS."""
 UNIMPLEMENTED = "_forward_unimplemented"
-"""Name of torch's forward of a class that has none."""
+"""Name of the forward that torch gives to a class without one."""
 NUM_COMPARED = 24
-"""Ids at equal distances for which a plain class must give the wrapper's logits."""
+"""Number of ids, at equal distances in the vocabulary, for which a plain class must compute the wrapper's logits."""
 MAX_COMPARED = 256
-"""Ids of that comparison, a prompt that every model takes."""
+"""Most ids of that comparison, special ones included: a prompt that every model takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedClass:
-    """The class that a configuration is served by."""
+    """The class by which a configuration is served."""
 
     model_class: Any
-    """Built from the whole configuration."""
+    """Class of transformers, built from the whole configuration; of a text part a subclass."""
     is_text_part: bool
-    """Whether it also reads images, video or sound, of which only its text part is served."""
+    """Whether the checkpoint also reads images, video or sound, of which only the text part is served."""
 
 
 def part_that_writes(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the part that writes, of a model that only holds several together (Qwen's Omni: a
-    thinker, a talker and a voice), and any other as it is.
+    """Return the configuration of the part that generates text, of a model that only joins several models.
+
+    Qwen's Omni joins a thinker, a talker and a voice. The configuration of any other model is returned as it is.
     """
     model_class = _multimodal_class(config)
     if model_class is None or model_class.forward.__name__ != UNIMPLEMENTED:
         return config
-    parts = [getattr(config, name, None) for name in config.sub_configs]
-    for part in parts:
-        part_class = None if part is None else _multimodal_class(part)
+    for name in config.sub_configs:
+        part: PreTrainedConfig | None = getattr(config, name, None)
+        if part is None:
+            continue
+        part_class = _multimodal_class(part)
         if part_class is not None:
-            part.name_or_path, part.architectures = config.name_or_path, [part_class.__name__]
+            part.name_or_path = config.name_or_path
+            part.architectures = [part_class.__name__]
             if getattr(config, "quantization_config", None) is not None:
                 part.quantization_config = config.quantization_config
             return part
@@ -77,36 +74,41 @@ def part_that_writes(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def whole_class(config: PreTrainedConfig) -> Any:
-    """Return transformers' own class of a configuration that is served, with all of its parts."""
+    """Return transformers' own class of a configuration, with all of its parts."""
     plain = _plain_class(config)
-    return plain if plain is not None and config.is_encoder_decoder else _multimodal_class(config) or plain
+    if plain is not None and config.is_encoder_decoder:
+        return plain
+    return _multimodal_class(config) or plain
 
 
 def served_class(config: PreTrainedConfig) -> ServedClass:
-    """Return the class that a configuration is served by, from the configuration alone.
+    """Return the class by which a configuration is served. Nothing but the configuration is read.
 
-    Raises ConfigError for one that has no class which writes text, or none that does so from text alone.
+    Raises ConfigError where no class generates text, or none does so from text alone.
     """
     name = bound_text((config.architectures or [type(config).__name__])[0])
-    multimodal, plain = _multimodal_class(config), _plain_class(config)
+    multimodal = _multimodal_class(config)
+    plain = _plain_class(config)
     if plain is not None and (multimodal is None or config.is_encoder_decoder):
-        why = _not_alone(config, plain)
-        if why is not None:
-            raise ConfigError(f"{name} {why}; use a model of text", param="model")
+        refusal = _plain_refusal(config, plain)
+        if refusal is not None:
+            raise ConfigError(f"{name} {refusal}; use a model of text", param="model")
         return ServedClass(plain, False)
     if multimodal is None:
-        kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
+        kind = "causal language model"
+        if config.is_encoder_decoder:
+            kind = "encoder-decoder model of text"
         raise ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
-    why = _no_text_part(config, multimodal)
-    if why is not None:
-        raise ConfigError(f"{name} {why}, so it has no text part to serve; use a model of text", param="model")
+    refusal = _multimodal_refusal(config, multimodal)
+    if refusal is not None:
+        raise ConfigError(f"{name} {refusal}, so it has no text part to serve; use a model of text", param="model")
     if config.get_text_config(decoder=True) is config and not config.sub_configs:
         return ServedClass(multimodal, False)
-    return ServedClass(_text_part_of(multimodal), True)
+    return ServedClass(_text_part_class(multimodal), True)
 
 
-def _not_alone(config: PreTrainedConfig, model_class: Any) -> str | None:
-    """Return why a causal language model writes nothing by itself, to follow its name; None where it does."""
+def _plain_refusal(config: PreTrainedConfig, model_class: Any) -> str | None:
+    # Why a causal language model generates nothing by itself, to follow its name.
     inputs = inspect.signature(model_class.forward).parameters
     if "shared_kv_states" in inputs:
         return "drafts for another model, whose keys and values it reads (shared_kv_states), and writes nothing alone"
@@ -115,8 +117,8 @@ def _not_alone(config: PreTrainedConfig, model_class: Any) -> str | None:
     return None
 
 
-def _no_text_part(config: PreTrainedConfig, model_class: Any) -> str | None:
-    """Return why a multimodal class does not go on with text alone, to follow its name; None where it may."""
+def _multimodal_refusal(config: PreTrainedConfig, model_class: Any) -> str | None:
+    # Why a multimodal class generates nothing from text alone, to follow its name.
     if config.is_encoder_decoder:
         return "is an encoder-decoder model that reads images with its encoder"
     required = _required_input(model_class)
@@ -135,14 +137,17 @@ def _no_text_part(config: PreTrainedConfig, model_class: Any) -> str | None:
 
 
 def _plain_class(config: PreTrainedConfig) -> Any:
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    # The class that reads text alone; None where there is none.
+    auto: Any = AutoModelForCausalLM
+    if config.is_encoder_decoder:
+        auto = AutoModelForSeq2SeqLM
     return auto._model_mapping.get(type(config), None)
 
 
 def _multimodal_class(config: PreTrainedConfig) -> Any:
-    """Return transformers' class of the configuration that reads more than text; None where there is none."""
+    # The class that reads more than text; None where there is none.
     autos: list[Any] = [AutoModelForImageTextToText, AutoModelForMultimodalLM]
-    if not config.is_encoder_decoder:  # models that hear are listed with those that translate
+    if not config.is_encoder_decoder:  # speech models are listed with those that translate
         autos.append(AutoModelForSeq2SeqLM)
     for auto in autos:
         found = auto._model_mapping.get(type(config), None)
@@ -152,9 +157,9 @@ def _multimodal_class(config: PreTrainedConfig) -> Any:
 
 
 def _required_input(model_class: Any) -> str | None:
-    """Return the first input of a forward, beside the ids, that has no default."""
-    parameters = list(inspect.signature(model_class.forward).parameters.values())[1:]
-    for parameter in parameters:
+    # The first parameter of a forward without a default, input_ids excepted.
+    parameters = inspect.signature(model_class.forward).parameters.values()
+    for parameter in list(parameters)[1:]:
         takes_all = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if parameter.default is parameter.empty and not takes_all and parameter.name != "input_ids":
             return parameter.name
@@ -162,16 +167,20 @@ def _required_input(model_class: Any) -> str | None:
 
 
 def attention_of_text(config: PreTrainedConfig, name: str) -> str | dict[str, str]:
-    """Return `attn_implementation` so that a text part takes the attention of this name: not every tower has it."""
+    """Return the `attn_implementation` by which the text part, and no tower, takes the attention of this name."""
     text = config.get_text_config(decoder=True)
     if text is config or config.is_encoder_decoder:
         return name
-    return {"": name} | {each: name for each in config.sub_configs if getattr(config, each, None) is text}
+    names = {"": name}
+    for part in config.sub_configs:
+        if getattr(config, part, None) is text:
+            names[part] = name
+    return names
 
 
 @functools.cache
-def _text_part_of(model_class: Any) -> Any:
-    """Return a class of the same name whose networks are built without what text never runs."""
+def _text_part_class(model_class: Any) -> Any:
+    # A subclass of the same name, whose networks are built without the parts that text never runs.
 
     def build(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         stand_in_for_timm()
@@ -181,130 +190,48 @@ def _text_part_of(model_class: Any) -> Any:
     return type(model_class.__name__, (model_class,), {"__init__": build, "__module__": model_class.__module__})
 
 
-class AbsentPart(nn.Module):
-    """Takes the place of a part that is left out: some classes read its device also when there is no image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("nothing", torch.empty(0), persistent=False)
-
-    @property
-    def device(self) -> torch.device:
-        return self.nothing.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.nothing.dtype
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("only the text part of this model is loaded")
-
-
-@functools.cache
-def stand_in_for_timm() -> None:
-    """Have towers of the timm library built as nothing, in this process: they are left out again at once. The library
-    may be missing, and it fetches what a configuration names from a hub.
-    """
-    for model_type, class_name in MODEL_MAPPING_NAMES.items():
-        if class_name == "TimmWrapperModel":
-            config_class = CONFIG_MAPPING[model_type]
-            allowed = {"_supports_sdpa": True, "_supports_flash_attn": True, "_supports_attention_backend": True}
-            tower = type("AbsentTower", (PreTrainedModel,), {"config_class": config_class, "config": None, **allowed})
-            AutoModel.register(config_class, tower, exist_ok=True)
-
-
-def leave_out(network: PreTrainedModel) -> list[str]:
-    """Replace the modules that text never runs; return their names.
-
-    Text runs the decoder, the embedding, the head, and the modules that they lie in. Raises ConfigError for a network
-    without a head.
-    """
-    head, decoder = network.get_output_embeddings() or _own_head(network), network.get_decoder()
-    if head is None:
-        raise ConfigError(
-            f"{type(network).__name__} has no head that gives logits of text, so it has no text part to serve; use a "
-            "model of text",
-            param="model",
-        )
-    used = {id(decoder), id(head), id(network.get_input_embeddings())}
-    prefix = next(name for name, each in network.named_modules() if each is decoder)
-    names = [*_beside(network, "", used), *_within(decoder, f"{prefix}." if prefix else "", type(decoder.config))]
-    for name in names:
-        parent, _, child = name.rpartition(".")
-        setattr(network.get_submodule(parent), child, AbsentPart())
-    return names
-
-
-def _own_head(network: PreTrainedModel) -> nn.Module | None:
-    """Return the head of a decoder that is a causal language model itself."""
-    decoder = network.get_decoder()
-    return decoder.get_output_embeddings() if isinstance(decoder, PreTrainedModel) else None
-
-
-def _beside(module: nn.Module, prefix: str, used: set[int]) -> Iterator[str]:
-    """Yield the modules with weights that neither are in use nor hold one that is. Parameters of a wrapper's own are
-    kept: a class initialises them by name, and they are a vector each.
-    """
-    if id(module) in used:
-        return
-    read = READ_PARTS.get(type(module).__name__, ())
-    for name, child in module.named_children():
-        if name in read:
-            continue
-        if any(id(inner) in used for inner in child.modules()):
-            yield from _beside(child, f"{prefix}{name}.", used)
-        elif any(True for _ in child.parameters()):
-            yield f"{prefix}{name}"
-
-
-def _within(module: nn.Module, prefix: str, own: type[PreTrainedConfig]) -> Iterator[str]:
-    """Yield the towers inside a decoder: models of another configuration than its `own`."""
-    unread = UNREAD_PARTS.get(type(module).__name__, ())
-    for name, child in module.named_children():
-        is_tower = isinstance(child, PreTrainedModel) and type(child.config) is not own
-        if is_tower or name in unread:
-            yield f"{prefix}{name}"
-        else:
-            yield from _within(child, f"{prefix}{name}.", own)
-
-
 @torch.inference_mode()
 def plain_form(network: PreTrainedModel) -> PreTrainedModel:
-    """Return transformers' causal language model around the text part's own modules, where it computes the same.
+    """Return transformers' causal language model around the text part's own modules, if it computes the same logits.
 
-    The wrapper's forward stays the truth: the plain class is taken only if it gives the same logits. More paths run
-    plain classes. network: loaded. Raises ConfigError for a wrapper that does not run on text alone.
+    More paths run plain classes. Where its logits differ for some ids, or there is no such class, `network` is
+    returned. network: a loaded text part. Raises ConfigError for one that does not run on text alone.
     """
     decoder = network.get_decoder()
-    candidate = None if decoder in (network, network.base_model) else _around(decoder, network)
-    ids = torch.tensor([_ids_to_compare(network.config)], device=network.device)  # [1, T]
+    candidate: PreTrainedModel | None = None
+    if decoder not in (network, network.base_model):
+        candidate = _plain_around(decoder, network)
+    ids = torch.tensor([_ids_to_compare(network.config)], device=network.device)  # [1, T] int64
     try:
-        own = network(input_ids=ids, use_cache=False).logits
+        logits = network(input_ids=ids, use_cache=False).logits  # [1, T, V]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a class does without an image
-        raised = "" if type(error) is ValueError else f"{type(error).__name__}: "  # which classes say in words
+        kind = f"{type(error).__name__}: "
+        if type(error) is ValueError:  # whose message is a sentence
+            kind = ""
         raise ConfigError(
-            f'{type(network).__name__} does not run on text alone (transformers: "{raised}{first_line(error)}"), so it '
+            f'{type(network).__name__} does not run on text alone (transformers: "{kind}{first_line(error)}"), so it '
             "has no text part to serve; use a model of text",
             param="model",
         ) from error
     if candidate is None:
         return network
     try:
-        other = candidate(input_ids=ids, use_cache=False).logits
+        plain_logits = candidate(input_ids=ids, use_cache=False).logits  # [1, T, V]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a decoder may read what the wrapper's configuration alone has
         log.info("%s does not run by itself: %s", type(candidate).__name__, first_line(error))
         return network
-    return candidate if torch.equal(own, other) else network
+    if not torch.equal(logits, plain_logits):
+        return network
+    return candidate
 
 
 def _ids_to_compare(config: PreTrainedConfig) -> list[int]:
-    """Return ids from all over the vocabulary, and every number in the configuration that may be a special token's:
-    some wrappers have embeddings of their own for those of images.
-    """
+    # Ids from all over the vocabulary, and every number of the configuration that may be a special token's id: some
+    # wrappers have embeddings of their own for those of images.
     vocab_size = config.get_text_config(decoder=True).vocab_size
     ids = {index * (vocab_size - 1) // NUM_COMPARED for index in range(NUM_COMPARED + 1)}
     pending: list[Any] = [config.to_dict()]
@@ -319,8 +246,8 @@ def _ids_to_compare(config: PreTrainedConfig) -> list[int]:
     return sorted(ids)[-MAX_COMPARED:]
 
 
-def _around(decoder: nn.Module, network: PreTrainedModel) -> PreTrainedModel | None:
-    """Return the causal language model that has the decoder for its own; None where transformers has none."""
+def _plain_around(decoder: nn.Module, network: PreTrainedModel) -> PreTrainedModel | None:
+    # The causal language model that contains the decoder; None where transformers has none.
     assert isinstance(decoder, PreTrainedModel)
     if decoder.get_output_embeddings() is not None:
         return decoder

@@ -1,4 +1,4 @@
-"""The caches of `paged` and `dense`: each layer's storage in blocks, and the limits of its attention."""
+"""What the caches of `paged` and `dense` share: each layer's storage in blocks, and the limits of its attention."""
 
 from __future__ import annotations
 
@@ -18,68 +18,80 @@ from outrider.engine.memory import new_storage
 
 
 def num_decoder_layers(config: PreTrainedConfig) -> int:
-    """Return how many layers a model's decoder has; the text model's of one without an encoder."""
+    """Return the number of a model's decoder layers, those of the text model where there are several."""
     text = config.get_text_config(decoder=True)
-    count: int | None = getattr(text, "num_decoder_layers", None) if config.is_encoder_decoder else None
-    return count or text.num_hidden_layers
+    num_layers: int | None = None
+    if config.is_encoder_decoder:
+        num_layers = getattr(text, "num_decoder_layers", None)
+    return num_layers or text.num_hidden_layers
 
 
 def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int | None]:
-    """Return a layer's (window, chunk) in keys, None for all.
+    """Return a layer's (window, chunk) in keys, None where it has no such limit.
 
-    These are the limits of classes whose attention leaves them to the mask. Classes that pass limits to the attention
-    function override them there.
+    They hold for classes whose attention leaves limits to the mask. Other classes pass their limits to the attention
+    function, and those take precedence.
     """
+    kind = "sliding_attention"  # the type of all layers where a configuration lists none and has a window
     layer_types = declared(config, "layer_types")
-    kind = layer_types[index] if layer_types else "sliding_attention"
+    if layer_types:
+        kind = layer_types[index]
     layer = layer_config(config, index)
-    window = declared(layer, "sliding_window") if kind == "sliding_attention" else None
-    chunk = declared(layer, "attention_chunk_size") if kind == "chunked_attention" else None
-    return window, chunk
+    if kind == "sliding_attention":
+        return declared(layer, "sliding_window"), None
+    if kind == "chunked_attention":
+        return None, declared(layer, "attention_chunk_size")
+    return None, None
 
 
 def declared(config: PreTrainedConfig, name: str) -> Any:
-    """Return the config's value of `name`, or None when the class does not know it.
+    """Return the configuration's value of `name`, or None where its class has no such parameter.
 
-    transformers keeps unknown names, and the model ignores them: a Mistral or Qwen that was saved as a Llama has its
-    window in config.json, and full attention.
+    transformers keeps names that a class does not have, and the model ignores them: a Mistral or Qwen that was saved as
+    a Llama has its window in config.json, and full attention.
     """
-    known = name in inspect.signature(type(config).__init__).parameters
-    return getattr(config, name) if known else None
+    if name not in inspect.signature(type(config).__init__).parameters:
+        return None
+    return getattr(config, name)
 
 
 class BlockLayer(CacheLayerMixin):
-    """Stores what one layer keeps per token, each storage allocated when its shape is first seen (MLA has different
-    key and value widths, and a layer may keep more than keys and values, or nothing)."""
+    """One layer's storages, in blocks. A storage is allocated when its first states arrive and show its shape.
+
+    Keys and values may differ in width (MLA), and a layer may keep more than both, or nothing.
+    """
 
     plan: Any = None
-    """The running forward's, set by the cache; None where nothing is to be kept."""
+    """Plan of the running forward, set by the cache; None in a forward that keeps nothing."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
+        """num_blocks: blocks without the trash block. block_size: tokens in a block."""
         super().__init__()
         self._shape = (num_blocks + 1, block_size)  # and the trash block
         self.more: dict[str, Tensor] = {}
-        """Storages beside keys and values, each [num_blocks + 1, block_size, H, D]."""
+        """Storages beside keys and values by name, each [num_blocks + 1, block_size, H, D]."""
 
     @property
     def storages(self) -> list[Tensor]:
-        """All that is allocated."""
+        """All storages that are allocated."""
         own = [storage for storage in (self.keys, self.values) if storage is not None]
         return [*own, *self.more.values()]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys, self.values = self._new_storage(key_states), self._new_storage(value_states)
+        """Allocate the storages of keys and values for states [B, H, q, D]. Called by `update`."""
+        self.keys = self._new_storage(key_states)
+        self.values = self._new_storage(value_states)
         self.is_initialized = True
 
     def _new_storage(self, states: Tensor) -> Tensor:
-        """Return [num_blocks + 1, block_size, H, D] in the dtype of states [B, H, q, D]."""
+        # states [B, H, q, D] -> [num_blocks + 1, block_size, H, D] of the same dtype
         shape = (*self._shape, states.shape[1], states.shape[3])
         storage = new_storage(shape, states.dtype, states.device)
         storage[TRASH_BLOCK].zero_()
         return storage
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new states [B, H, q, D] and return what the model takes for keys and values."""
+        """Write the new states, [B, H, q, D] each; return the keys and values that the model attends with."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.plan is None:
@@ -88,44 +100,52 @@ class BlockLayer(CacheLayerMixin):
         return self.write_and_read(self.keys, key_states), self.write_and_read(self.values, value_states)
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write one of the two into its storage, as the plan says, and return it as the model takes it."""
+        """Write states [B, H, q, D] into a storage, as the plan has it; return the states that the
+        model attends with.
+        """
         raise NotImplementedError
 
     def get_max_length(self) -> int:
-        return -1  # transformers' own word for "no limit"
+        """Return -1, with which transformers means that there is no limit."""
+        return -1
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy blocks, (from, to) pairs, in all storages."""
         for storage in self.storages:
             for source, destination in copies:
                 storage[destination].copy_(storage[source])
 
     def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
-        """Move tokens within the storages. Both are [N] int64 storage indices on the storages' device."""
+        """Move tokens within all storages. Both are storage indices, [N] int64 on the storages' device."""
         for storage in self.storages:
             flat = storage.flatten(0, 1)  # [tokens, H, D], a view
             flat.index_copy_(0, destinations, flat.index_select(0, sources))
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in this layer; 0 while the shapes are unknown."""
+        """Bytes that one token takes in this layer; 0 before the first forward."""
         return sum(storage[0, 0].numel() * storage.element_size() for storage in self.storages)
 
 
 class BlockCache(Cache):
-    """Holds all layers. Each must have the plan of a forward before it."""
+    """The layers of one model. Each needs the plan of a forward, by `begin`, before that forward runs."""
 
     layers: list[Any]
 
     def begin(self, plan: Any) -> None:
-        """Hand the plan of the next forward to all layers."""
+        """Set the plan of the next forward in all layers."""
         for layer in self.layers:
             layer.plan = plan
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        for layer in self.layers if copies else ():
+        """Copy blocks, (from, to) pairs, in all layers."""
+        if not copies:
+            return
+        for layer in self.layers:
             layer.copy_blocks(copies)
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
+        """Move tokens between storage indices in all layers. device: that of the storages."""
         read, written = to_device(np.array([sources, destinations], dtype=np.int64), device)  # [N] each
         for layer in self.layers:
             layer.move_tokens(read, written)

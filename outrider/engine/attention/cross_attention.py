@@ -1,7 +1,7 @@
-"""What the `dense` path adds for encoder-decoder models: their encoder, the KV of cross-attention, and positions.
+"""What the `dense` path adds for encoder-decoder models: the encoder, the KV of cross-attention, and positions.
 
-A source's KV lies in blocks like those of the decoder's tokens. Each layer makes and writes it when the encoder has
-run, and hands it back in forwards of the decoder, so that nothing else of the encoder is kept.
+The cross-attention KV of a source lies in blocks like those of the decoder's tokens. Each layer computes and writes it
+once, after the encoder has run, and reads it in later forwards, so that no output of the encoder is kept.
 """
 
 from __future__ import annotations
@@ -22,23 +22,27 @@ from transformers.modeling_outputs import MoEModelOutput
 from outrider.engine.attention.block_cache import BlockCache, BlockLayer
 from outrider.engine.host_copy import to_device
 from outrider.engine.kv_pool import TRASH_BLOCK
-from outrider.engine.step_plan import Row, Source, StepPlan, check_ids, consecutive_start, group_widths
+from outrider.engine.step_plan import Row, Source, StepPlan, check_ids, consecutive_start, group_widths, has_trees
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """The sources of the B rows of a forward, aligned to the left, S columns wide. Storage indices count tokens."""
+    """The sources of the B rows of a forward, aligned to the left, S columns wide.
+
+    Sources of 3 and 2 tokens: B 2, S 3, mask [[1, 1, 1], [1, 1, 0]], columns [0, 1, 2, 3, 4].
+    """
 
     mask: Tensor | None
-    """[B, S] int64, 0 on padding; None when no row is padded."""
+    """0 on padding and 1 elsewhere, [B, S] int64; None when no row is padded."""
     start: int | None
-    """First storage index of a single row that lies in consecutive blocks: it is read in place, without a copy."""
+    """First storage index of a single row that lies in consecutive blocks: it is read in place, without a copy. None
+    for other forwards."""
     gather: Tensor
-    """[B * S] int64, storage indices of all columns."""
+    """Storage indices of all columns, [B * S] int64, those of padding in the trash block."""
     input_ids: Tensor
-    """[B, S] int64, 0 on padding."""
+    """Token ids, [B, S] int64, 0 on padding."""
     columns: Tensor
-    """[N] int64, indices of the columns that are no padding."""
+    """Indices of the columns without padding among the B * S, [N] int64."""
     shape: tuple[int, int]
     """(B, S)."""
 
@@ -48,46 +52,49 @@ class SourcePlan:
 
         Raises InvalidRequest for a token id outside the vocabulary.
         """
-        width = max(len(source.ids) for source in sources)
-        sizes = np.array([len(source.ids) for source in sources])
-        within = np.arange(width)[None, :] < sizes[:, None]  # [B, S]
-        gather = np.full(within.shape, TRASH_BLOCK * sources[0].table.block_size, dtype=np.int64)
-        ids = np.zeros(within.shape, dtype=np.int64)
+        lengths = np.array([len(source.ids) for source in sources])  # [B]
+        width = int(lengths.max())
+        is_token = np.arange(width)[None, :] < lengths[:, None]  # [B, S] bool
+        gather = np.full(is_token.shape, TRASH_BLOCK * sources[0].table.block_size, dtype=np.int64)  # [B, S]
+        ids = np.zeros(is_token.shape, dtype=np.int64)  # [B, S]
         for row, source in enumerate(sources):
-            gather[row, : sizes[row]] = source.table.storage_indices(range(len(source.ids)))
-            ids[row, : sizes[row]] = source.ids
+            gather[row, : lengths[row]] = source.table.storage_indices(range(len(source.ids)))
+            ids[row, : lengths[row]] = source.ids
         check_ids(ids, vocab_size)
-
-        def put(array: np.ndarray) -> Tensor:
-            return to_device(array, device)
-
+        mask = None
+        if not is_token.all():
+            mask = to_device(is_token.astype(np.int64), device)
+        start = None
+        if len(sources) == 1:
+            start = consecutive_start(sources[0].table)
         return cls(
-            mask=None if within.all() else put(within.astype(np.int64)),
-            start=consecutive_start(sources[0].table) if len(sources) == 1 else None,
-            gather=put(gather.reshape(-1)),
-            input_ids=put(ids),
-            columns=put(np.flatnonzero(within)),
+            mask=mask,
+            start=start,
+            gather=to_device(gather.reshape(-1), device),
+            input_ids=to_device(ids, device),
+            columns=to_device(np.flatnonzero(is_token), device),
             shape=(len(sources), width),
         )
 
 
 class CrossLayer(CacheLayerMixin):
-    """Reads and writes one layer's source KV, in the storage of the layer's own tokens."""
+    """Reads and writes the source KV of one layer, in the storage of the layer's own tokens."""
 
     plan: SourcePlan | None = None
-    """The running forward's."""
+    """Plan of the running forward."""
 
     def __init__(self, own: BlockLayer) -> None:
-        self._own = own  # no super().__init__: it would set what are properties here
+        """own: the layer whose storage it uses."""
+        self._own = own  # no super().__init__: it would set keys and values, which are properties here
 
     @property
     def keys(self) -> Tensor:
-        """[B, H, S, D]."""
+        """Keys of the sources, [B, H, S, D]."""
         return self._read(self._own.keys)
 
     @property
     def values(self) -> Tensor:
-        """[B, H, S, D]."""
+        """Values of the sources, [B, H, S, D]."""
         return self._read(self._own.values)
 
     def _read(self, storage: Tensor | None) -> Tensor:
@@ -95,12 +102,12 @@ class CrossLayer(CacheLayerMixin):
         num_rows, width = self.plan.shape
         flat = storage.flatten(0, 1)  # [tokens, H, D], a view
         if self.plan.start is not None:
-            return flat[self.plan.start : self.plan.start + width].transpose(0, 1).unsqueeze(0)
+            return flat[self.plan.start : self.plan.start + width].transpose(0, 1).unsqueeze(0)  # [1, H, S, D]
         gathered = flat.index_select(0, self.plan.gather)  # [B * S, H, D]
         return gathered.view(num_rows, width, *gathered.shape[1:]).transpose(1, 2)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write what was made of the encoder's output, [B, H, S, D] each, and return it."""
+        """Write the keys and values of the sources, [B, H, S, D] each; return them."""
         assert self.plan is not None
         write_to = self.plan.gather.index_select(0, self.plan.columns)  # [N]
         for storage, states in ((self._own.keys, key_states), (self._own.values, value_states)):
@@ -109,39 +116,51 @@ class CrossLayer(CacheLayerMixin):
             storage.flatten(0, 1).index_copy_(0, write_to, columns.index_select(0, self.plan.columns))
         return key_states, value_states
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: the layer's own tokens have allocated the storage."""
 
     def get_seq_length(self) -> int:
+        """Return 0: no token of the decoder lies in this layer."""
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return 0 if self.plan is None else self.plan.shape[1], 0
+        """Return the columns of a mask and their offset, (S, 0)."""
+        if self.plan is None:
+            return 0, 0
+        return self.plan.shape[1], 0
 
     def get_max_length(self) -> int:
-        return -1  # transformers' own word for "no limit"
+        """Return -1, with which transformers means that there is no limit."""
+        return -1
 
 
 class CrossAttention:
-    """Encodes sources, and says what a forward of the whole model is given."""
+    """The encoder of a model, and the arguments with which its decoder reads encoded sources."""
 
-    def __init__(self, model: PreTrainedModel, *, tells_places: bool = True) -> None:
-        """tells_places: whether the decoder is told its tokens' positions and distances, where it can be."""
-        self._tells_places = tells_places
-        self._encoder, self._decoder = model.get_encoder(), model.get_decoder()
+    def __init__(self, model: PreTrainedModel, *, sets_positions: bool = True) -> None:
+        """sets_positions: whether the decoder takes positions and distances from the rows where its class allows it;
+        otherwise it counts columns.
+        """
+        self._sets_positions = sets_positions
+        self._encoder = model.get_encoder()
+        self._decoder = model.get_decoder()
         self._vocab_size = model.get_input_embeddings().num_embeddings
-        self._positions, self._distances = DecoderPositions(self._decoder), DecoderDistances(self._decoder)
+        self._positions = DecoderPositions(self._decoder)
+        self._distances = DecoderDistances(self._decoder)
 
     @property
-    def places_tokens(self) -> bool:
-        """Whether the decoder is told its tokens' positions, or how far they are apart."""
-        return self._tells_places and (self._positions.are_told or self._distances.are_told)
+    def takes_positions(self) -> bool:
+        """Whether the decoder takes its tokens' positions, or their distances, from the rows."""
+        return self._sets_positions and (self._positions.is_supported or self._distances.is_supported)
 
     def set_cache(self, own: BlockCache) -> None:
-        """Keep sources' KV in this cache's blocks from now on."""
-        self._own, self._cross = own, Cache(layers=[CrossLayer(layer) for layer in own.layers])
+        """Use this cache's blocks for the KV of sources from now on."""
+        self._own = own
+        self._cross = Cache(layers=[CrossLayer(layer) for layer in own.layers])
 
     def encode(self, sources: Sequence[Source], device: torch.device) -> None:
-        """Run the encoder over sources whose tables are reserved, those of about the same length together.
+        """Run the encoder over sources whose tables are reserved, and write their KV. Sources of about the same length
+        share a forward.
 
         Raises InvalidRequest for a token id outside the vocabulary.
         """
@@ -153,9 +172,7 @@ class CrossAttention:
             self._encode(SourcePlan.build(group, device, self._vocab_size))
 
     def _encode(self, plan: SourcePlan) -> None:
-        """Each layer of the decoder makes its KV of the encoder's output when it is run: here over a token of no use,
-        of which nothing is kept.
-        """
+        # A decoder layer computes the sources' KV when it runs. It runs here over one token, of which nothing is kept.
         hidden = self._encoder(input_ids=plan.input_ids, attention_mask=plan.mask)[0]  # [B, S, hidden]
         self._own.begin(None)
         self._decoder(
@@ -168,23 +185,27 @@ class CrossAttention:
 
     @contextmanager
     def forward(self, rows: Sequence[Row], plan: StepPlan, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Give the arguments of a forward of the model, of those that its decoder would be run with alone."""
+        """Yield the arguments of a forward of the whole model, made from those of its decoder alone; run it within.
+
+        Within, the decoder takes the positions of `rows`. The sources of all rows are encoded.
+        """
         sources = [row.source for row in rows if row.source is not None]
         device = plan.input_ids.device
-        across = SourcePlan.build(sources, device, self._vocab_size)
-        unread = torch.zeros(1, 1, 1, device=device).expand(*across.shape, 1)  # of the encoder's output: its KV is here
-        with ExitStack() as told:
-            if self._tells_places:
-                told.enter_context(self._positions.told(plan.position_ids))
-                told.enter_context(self._distances.told(rows, plan))
+        source_plan = SourcePlan.build(sources, device, self._vocab_size)
+        # Stands for the encoder's output, which no layer reads: its KV is in the blocks.
+        unread = torch.zeros(1, 1, 1, device=device).expand(*source_plan.shape, 1)  # [B, S, 1]
+        with ExitStack() as stack:
+            if self._sets_positions:
+                stack.enter_context(self._positions.using(plan.position_ids))
+                stack.enter_context(self._distances.using(rows, plan))
             yield {
                 **arguments,
                 "decoder_input_ids": arguments["input_ids"],
                 "decoder_attention_mask": arguments["attention_mask"],
                 "input_ids": None,
-                "attention_mask": across.mask,
+                "attention_mask": source_plan.mask,
                 "encoder_outputs": MoEModelOutput(last_hidden_state=unread),
-                "past_key_values": self._cache(across, is_encoded=True),
+                "past_key_values": self._cache(source_plan, is_encoded=True),
             }
 
     def _cache(self, plan: SourcePlan, *, is_encoded: bool) -> EncoderDecoderCache:
@@ -196,57 +217,65 @@ class CrossAttention:
 
 
 class DecoderPositions:
-    """Tells a decoder with embedded positions where each row's tokens are: it counts the columns of all rows alike.
+    """Sets the positions of a decoder that embeds them, in forwards of the `dense` path alone.
 
-    It does so in our own forwards alone, by hooks on the module that all classes like BART call by the same name.
+    Such a decoder counts columns, as if all rows began in the first one. Hooks on its module `embed_positions`, which
+    all classes like BART have by this name, replace the columns by positions.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
         module = getattr(decoder, "embed_positions", None)
-        self.are_told = isinstance(module, nn.Module)
+        self.is_supported = isinstance(module, nn.Module)
+        """Whether the decoder has such a module."""
         self._position_ids: Tensor | None = None
         if isinstance(module, nn.Module):
-            module.register_forward_pre_hook(self._ask, with_kwargs=True)
+            module.register_forward_pre_hook(self._add_positions, with_kwargs=True)
             module.register_forward_hook(self._shape)
 
     @contextmanager
-    def told(self, position_ids: Tensor) -> Iterator[None]:
-        """Use these positions [B, q] in the forward within."""
+    def using(self, position_ids: Tensor) -> Iterator[None]:
+        """Use these positions, [B, q] int64, in the forward within."""
         self._position_ids = position_ids
         try:
             yield
         finally:
             self._position_ids = None
 
-    def _ask(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        return None if self._position_ids is None else (args, {**kwargs, "position_ids": self._position_ids})
+    def _add_positions(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if self._position_ids is None:
+            return None
+        return args, {**kwargs, "position_ids": self._position_ids}
 
     def _shape(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        """Return what is embedded as [B, q, hidden]: a class may take what it is told for one row's, and add one."""
-        return None if self._position_ids is None else output.reshape(*self._position_ids.shape, -1)
+        # A class may take [B, q] for the positions of one row, and add a dimension in front.
+        if self._position_ids is None:
+            return None
+        return output.reshape(*self._position_ids.shape, -1)  # [B, q, hidden]
 
 
 class DecoderDistances:
-    """Tells a decoder whose attention has a bias for distances how far apart the nodes of a token tree are.
+    """Sets the distances between tokens of a decoder whose attention has a bias by distance (T5 and its like).
 
-    T5 and its like count columns, which does for chains wherever they lie, and not for trees.
+    Such a decoder counts columns. Their differences are right for chains in any columns, and wrong for token trees.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
-        found = [module for module in decoder.modules() if getattr(module, "has_relative_attention_bias", False)]
-        self.are_told = bool(found)
+        self.is_supported = False
+        """Whether the decoder has such a bias."""
         self._distances: Tensor | None = None
-        for module in found:
-            module.compute_bias = partial(self._bias, module.compute_bias)
+        for module in decoder.modules():
+            if getattr(module, "has_relative_attention_bias", False):
+                module.compute_bias = partial(self._bias, module.compute_bias)
+                self.is_supported = True
 
     @contextmanager
-    def told(self, rows: Sequence[Row], plan: StepPlan) -> Iterator[None]:
-        """Use the positions of these rows in the forward within, where there is a tree among them."""
-        if self.are_told and any(row.parents is not None for row in rows):
-            places = np.zeros((len(rows), plan.kv_len), dtype=np.int64)
-            for own, row in zip(places, rows, strict=True):
-                own[plan.kv_len - row.num_tokens :] = row.positions(0)
-            keys = to_device(places, plan.position_ids.device)
+    def using(self, rows: Sequence[Row], plan: StepPlan) -> Iterator[None]:
+        """Use the distances between positions of these rows in the forward within, if one of them is a token tree."""
+        if self.is_supported and has_trees(rows):
+            key_positions = np.zeros((len(rows), plan.kv_len), dtype=np.int64)  # [B, L]
+            for row_positions, row in zip(key_positions, rows, strict=True):
+                row_positions[plan.kv_len - row.num_tokens :] = row.positions(0)
+            keys = to_device(key_positions, plan.position_ids.device)
             self._distances = plan.position_ids[:, :, None] - keys[:, None, :]  # [B, q, L]
         try:
             yield
@@ -256,8 +285,10 @@ class DecoderDistances:
     def _bias(
         self, own: Callable[..., Tensor], query_length: int, key_length: int, *, past_seen_tokens: int, **rest: Any
     ) -> Tensor:
-        """Return the bias by columns, [1, heads, q, L], or where there is a tree by positions, [B, heads, q, L]."""
+        # Without a tree by columns, [1, heads, q, L]; with one by positions, [B, heads, q, L].
         if self._distances is None:
             return own(query_length, key_length, past_seen_tokens=past_seen_tokens, **rest)
-        line = own(1, key_length, past_seen_tokens=key_length - 1, **rest)[0, :, 0].flip(-1)  # [heads, L], by distance
-        return line[:, self._distances.clamp(0, key_length - 1)].transpose(0, 1)  # what is ahead is masked
+        # The bias of the last of L tokens has every distance from 0 to L - 1: flipped, its index is the distance.
+        by_distance = own(1, key_length, past_seen_tokens=key_length - 1, **rest)[0, :, 0].flip(-1)  # [heads, L]
+        # A negative distance is that to a later key, which is masked.
+        return by_distance[:, self._distances.clamp(0, key_length - 1)].transpose(0, 1)

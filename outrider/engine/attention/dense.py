@@ -1,11 +1,11 @@
-"""The `dense` path: transformers' own modules, masks and attention over rows aligned to the right. Runs everything,
-encoder-decoder models among it (`cross_attention`).
+"""The `dense` path: transformers' own modules, masks and attention over rows aligned to the right.
 
-The model sees an ordinary `Cache`. Each layer writes the new tokens' KV into the pool's blocks and hands back the whole
-rows. Sliding-window layers keep every token too, since a ring buffer cannot roll back; the masks do the rest.
+It runs every model that transformers runs with a cache, encoder-decoder models included (`cross_attention`). Each layer
+of the cache writes the new tokens' KV into the pool's blocks and returns the whole rows. Layers with a sliding window
+keep every token too, since a ring buffer cannot be rolled back; masks apply the window.
 
-transformers builds its masks from the columns alone, in which a node's siblings would be its past. Where a row is a
-token tree, this module builds the mask, and transformers takes a ready one as it is.
+transformers builds its masks from the columns alone, in which a node's siblings would be earlier tokens. Where a row is
+a token tree, `TreeMasks` builds the mask, and transformers uses it as it is.
 """
 
 from __future__ import annotations
@@ -31,86 +31,93 @@ from outrider.engine.attention.cross_attention import CrossAttention
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.attention.module_taps import ModuleTaps
 from outrider.engine.host_copy import to_device
-from outrider.engine.step_plan import Row, StepPlan, group_rows
+from outrider.engine.step_plan import Row, Source, StepPlan, group_rows, has_trees
 from outrider.engine.token_tree import seen
 
 OWN_WINDOWS = ("gpt_neo", "moshi")
-"""Model types whose modules cut windows out of the columns themselves, or see all, whatever a configuration says."""
+"""Model types whose modules apply their windows to columns themselves, or none, whatever a configuration states."""
 
 
 class Tree(Protocol):
     """A sequence that may end with a token tree, as `Row` has it."""
 
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """Number of tokens, those of the tree included."""
 
     @property
-    def parents(self) -> Sequence[int] | None: ...
+    def parents(self) -> Sequence[int] | None:
+        """Parents of the tree's nodes; None for a chain."""
 
 
 class TreeMasks:
-    """Builds a model's attention masks for token trees, one for each kind of layer."""
+    """Builds the attention masks of a model for token trees, one for each type of layer."""
 
     def __init__(self, config: PreTrainedConfig, *, takes_positions: bool) -> None:
-        """Read the limits of each kind of layer from the text model's own config.
+        """Read the limits of each type of layer from `config`, the text model's own.
 
         takes_positions: whether the model takes position ids; otherwise it counts columns (ALiBi).
         """
-        self._model_type, self._takes_positions = config.model_type, takes_positions
+        self._model_type = config.model_type
+        self._takes_positions = takes_positions
         kinds = declared(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
         self._limits = {kind: layer_limits(config, index) for index, kind in enumerate(kinds)}
 
     def of(
         self, trees: Sequence[Tree], num_queries: int, kv_len: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor | dict[str, Tensor]:
-        """Return the mask [B, 1, q, L] to be added to the scores, 0 or the least number, of the last q tokens of
-        sequences that end in column L; by kind where there are several.
+        """Return the masks of the last `num_queries` tokens of sequences that end in column `kv_len`.
 
-        Raises NotImplementedError, at the self-test, for a model that takes places in the cache for positions.
+        A mask is [B, 1, q, L] in `dtype`, to be added to the scores: 0 where a query attends to a key, else the lowest
+        number. Returns one mask, or one for each type of layer where there are several. Raises NotImplementedError, at
+        the self-test, for a model that takes columns for positions.
         """
         if not self._takes_positions:
             raise NotImplementedError(f"{self._model_type} takes no positions")
         if self._model_type in OWN_WINDOWS:
             raise NotImplementedError(f"the modules of {self._model_type} count their windows by columns")
-
-        def mask(window: int | None, chunk: int | None) -> Tensor:
-            sees = np.zeros((len(trees), 1, num_queries, kv_len), dtype=bool)
+        masks: dict[str, Tensor] = {}
+        for kind, (window, chunk) in self._limits.items():
+            sees = np.zeros((len(trees), 1, num_queries, kv_len), dtype=bool)  # [B, 1, q, L]
             for i, tree in enumerate(trees):
-                own = seen(tree.num_tokens, tree.parents, num_queries, window, chunk)
+                own = seen(tree.num_tokens, tree.parents, num_queries, window, chunk)  # [q, num_tokens]
                 sees[i, 0, :, kv_len - tree.num_tokens :] = own
-            return torch.where(to_device(sees, device), 0.0, torch.finfo(dtype).min).to(dtype)
-
-        masks = {kind: mask(*limits) for kind, limits in self._limits.items()}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+            masks[kind] = torch.where(to_device(sees, device), 0.0, torch.finfo(dtype).min).to(dtype)
+        if len(masks) == 1:
+            return next(iter(masks.values()))
+        return masks
 
 
 class DenseLayer(BlockLayer):
-    """Hands the model all columns of the rows, of whatever it keeps beside keys and values too."""
+    """Returns all columns of the rows to the model: keys, values, and whatever else the layer keeps."""
 
     record_past = True
-    """To transformers: short convolutions are fed their inputs, and keep no state of their own."""
+    """Read by transformers: short convolutions get their past inputs from the cache and keep no state of their own."""
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write the new columns [B, H, q, D] and return all of them [B, H, L, D]."""
+        """Write the new columns [B, H, q, D]; return all columns [B, H, L, D]."""
         self._write(storage, states)
         return self._read(storage, 0)
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """Write the new columns [B, q, D] of a sparse indexer's keys and return all of them [B, L, D]."""
+        """Write the new columns [B, q, D] of a sparse indexer's keys; return all columns [B, L, D]."""
         return self.update_index(indexer_key_states.unsqueeze(1)).squeeze(1)
 
     def update_index(self, idx_k: Tensor) -> Tensor:
-        """Write the new columns [B, 1, q, D] of a block indexer's keys and return all of them [B, 1, L, D]."""
-        return idx_k if self.plan is None else self.write_and_read(self._storage("indexer", idx_k), idx_k)
+        """Write the new columns [B, 1, q, D] of a block indexer's keys; return all columns [B, 1, L, D]."""
+        if self.plan is None:
+            return idx_k
+        return self.write_and_read(self._storage("indexer", idx_k), idx_k)
 
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: Any
     ) -> Tensor:
-        """Write the new inputs [B, D, q] of a short convolution; return them behind the kernel_size - 1 before them,
-        [B, D, kernel_size - 1 + q], zeros where a sequence begins.
+        """Write the new inputs [B, D, q] of a short convolution; return them after the kernel_size - 1 before them.
 
-        Raises NotImplementedError, at the self-test, for a class that gives what it has made of its inputs.
+        The result is [B, D, kernel_size - 1 + q], with zeros before the first token of a sequence. Raises
+        NotImplementedError, at the self-test, for a class that passes a state in place of its inputs.
         """
+        # kernel_size 4, q 2: of L 5 the columns 0 to 2 are read before the new ones; of L 3 column 0, after two zeros
         if self.plan is None:
             return conv_states
         if conv_kernel_size is None or conv_states.shape[-1] != self.plan.num_queries:
@@ -124,19 +131,19 @@ class DenseLayer(BlockLayer):
         return nn.functional.pad(torch.cat([past, conv_states], dim=-1), (conv_kernel_size - 1 - num_read, 0))
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        """Raise NotImplementedError: a state that cannot be rolled back is not served."""
         raise NotImplementedError(f"it keeps {RUNNING}")
 
     def _storage(self, name: str, states: Tensor) -> Tensor:
-        """Return the storage of that name, made for states [B, H, q, D] when it is first asked for."""
         if name not in self.more:
             self.more[name] = self._new_storage(states)
         return self.more[name]
 
     def _write(self, storage: Tensor, states: Tensor) -> None:
-        """Write the new columns [B, H, q, D]."""
-        plan, flat = self.plan, storage.flatten(0, 1)  # [tokens, H, D], a view
+        plan = self.plan
+        flat = storage.flatten(0, 1)  # [tokens, H, D], a view
         new = states.transpose(1, 2)  # [B, q, H, D]
-        if plan.start is not None:
+        if plan.start is not None:  # one row in consecutive blocks: its last q columns
             end = plan.start + plan.kv_len
             flat[end - plan.num_queries : end].copy_(new[0])
             return
@@ -146,52 +153,66 @@ class DenseLayer(BlockLayer):
         flat.index_copy_(0, plan.write_to, columns)
 
     def _read(self, storage: Tensor, first: int) -> Tensor:
-        """Return the columns from `first` on, [B, H, L - first, D]; those of padding are zeros."""
-        plan, flat = self.plan, storage.flatten(0, 1)  # [tokens, H, D], a view
+        # The columns from `first` on, [B, H, L - first, D]. Those of padding are zeros: the trash block's.
+        plan = self.plan
+        flat = storage.flatten(0, 1)  # [tokens, H, D], a view
         if plan.start is not None:
             return flat[plan.start + first : plan.start + plan.kv_len].transpose(0, 1).unsqueeze(0)
-        gather = plan.gather if first == 0 else plan.gather.view(plan.num_rows, -1)[:, first:].reshape(-1)
+        gather = plan.gather  # [B * L]
+        if first > 0:
+            gather = gather.view(plan.num_rows, -1)[:, first:].reshape(-1)  # [B * (L - first)]
         gathered = flat.index_select(0, gather)  # [B * (L - first), H, D]
         return gathered.unflatten(0, (plan.num_rows, -1)).transpose(1, 2)
 
     def get_seq_length(self) -> int:
         """Return the number of columns before the new ones."""
-        return 0 if self.plan is None else self.plan.kv_len - self.plan.num_queries
+        if self.plan is None:
+            return 0
+        num_past: int = self.plan.kv_len - self.plan.num_queries
+        return num_past
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the columns of a mask and their offset, (L, 0)."""
         return self.get_seq_length() + query_length, 0
 
 
 class DenseCache(BlockCache):
-    """Gives the layers that keep more than keys and values what transformers keeps in layers of its own classes."""
+    """The layers of a model, with the methods that transformers calls for short convolutions and running states."""
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return None  # the past comes with `update_conv_state`
+        """Return None: `update_conv_state` returns the past inputs."""
+        return None
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        """Return the inputs of a short convolution, as `DenseLayer.update_conv_state`."""
         inputs: Tensor = self.layers[layer_idx].update_conv_state(conv_states, state_idx, **kwargs)
         return inputs
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
+        """Raise NotImplementedError, as `DenseLayer.update_recurrent_state`."""
         state: Tensor = self.layers[layer_idx].update_recurrent_state(recurrent_states, state_idx, **kwargs)
         return state
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Return whether tokens lie before the new columns."""
         return self.get_seq_length() > 0
 
 
 class DensePath:
-    """Implements `ForwardPath`."""
+    """Runs transformers' own forward over padded rows. Implements `ForwardPath`, `RunsTrees` and `GivesFeatures`."""
 
     name = "dense"
     batch_invariant = False
     block_size = BLOCK_SIZE
 
     def __init__(self, model: PreTrainedModel, vocab_size: int, num_ids: int, *, counts_columns: bool = False) -> None:
-        """num_ids: that may be fed. counts_columns: give no positions, but rows of equal length, whose columns the
-        model counts: for classes that number their tokens in a way of their own.
+        """Prepare the model for padded rows.
+
+        vocab_size: width of the logits. num_ids: number of ids that may be fed. counts_columns: pass no positions, and
+        run rows of equal length alone, whose columns the model counts; for classes that number tokens by rules of their
+        own.
         """
         self._model = model
         self._vocab_size = vocab_size
@@ -205,9 +226,11 @@ class DensePath:
         has_temperature = bool(getattr(text_config, "attn_temperature_tuning", False))  # Llama 4's counts columns
         has_columns = any(kind.has_columns_as_positions for kind in kinds)
         self._has_equal_rows = has_temperature or has_columns or counts_columns
-        has_encoder = model.config.is_encoder_decoder
-        self._across = CrossAttention(model, tells_places=not counts_columns) if has_encoder else None
-        takes_positions = self._takes_positions or (self._across is not None and self._across.places_tokens)
+        takes_positions = self._takes_positions
+        self._across: CrossAttention | None = None
+        if model.config.is_encoder_decoder:
+            self._across = CrossAttention(model, sets_positions=not counts_columns)
+            takes_positions = takes_positions or self._across.takes_positions
         self._masks = TreeMasks(text_config, takes_positions=takes_positions and not has_temperature)
         self._cache: BlockCache | None = None
         self._taps = ModuleTaps(model)
@@ -215,7 +238,9 @@ class DensePath:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 0 if self._cache is None else self._cache.bytes_per_token
+        if self._cache is None:
+            return 0
+        return self._cache.bytes_per_token
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         self._cache = DenseCache(layers=[DenseLayer(num_blocks, block_size) for _ in range(self._num_layers)])
@@ -236,38 +261,40 @@ class DensePath:
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         device = self._model.device
-        fresh = [row.source for row in rows if not row.new_ids and row.source is not None]
-        if fresh and self._across is not None:
-            self._across.encode(fresh, device)
-            rows = [row for row in rows if row.new_ids]  # of the others nothing is asked
+        if self._across is not None:
+            rows = _encode_sources(rows, self._across, device)
+        if not rows:
+            self.features = torch.empty(0, device=device)
+            return torch.empty(0, self._vocab_size, device=device)
         groups = group_rows(rows, of_equal_length=self._has_equal_rows)
         parts: list[Tensor] = [torch.empty(0, self._vocab_size, device=device)] * len(rows)
         features: list[Tensor] = [torch.empty(0, device=device)] * len(rows)
-        whole = len(groups) == 1 and len({row.num_logits for row in rows}) == 1 and rows[0].num_logits
         for group in groups:
-            logits = self._forward_one([rows[i] for i in group])  # [B, M, V]
-            seen = self._taps.take()  # [B, q, taps, H]
-            for b, i in enumerate(group):
-                parts[i] = logits[b, logits.shape[1] - rows[i].num_logits :]
-                if seen is not None:
-                    features[i] = seen[b, seen.shape[1] - rows[i].num_new :]
-        self.features = torch.cat(features) if features else torch.empty(0, device=device)
-        if whole:  # as it is, without a copy
-            return logits.flatten(0, 1)
-        return torch.cat(parts) if parts else torch.empty(0, self._vocab_size, device=device)
+            logits = self._forward_one([rows[index] for index in group])  # [B, M, V]
+            tapped = self._taps.take()  # [B, q, taps, H]
+            for b, index in enumerate(group):
+                parts[index] = logits[b, logits.shape[1] - rows[index].num_logits :]  # [num_logits, V]
+                if tapped is not None:
+                    features[index] = tapped[b, tapped.shape[1] - rows[index].num_new :]  # [num_new, taps, H]
+        self.features = torch.cat(features)
+        has_equal_logits = len({row.num_logits for row in rows}) == 1
+        if len(groups) == 1 and has_equal_logits and rows[0].num_logits:
+            return logits.flatten(0, 1)  # as they are, without a copy
+        return torch.cat(parts)
 
     def _forward_one(self, rows: Sequence[Row]) -> Tensor:
-        """Return the logits [B, M, V] float32 of the last M columns; M is the most that a row asks for, at least 1."""
+        # Returns the logits [B, M, V] float32 of the last M columns: M is the most of a row, at least 1.
         assert self._cache is not None
         plan = StepPlan.build(rows, self._model.device, self._num_ids)
         self._cache.begin(plan)
-        # 0 would mean every column to transformers; one row of the head too many is the cheapest there is.
+        # transformers takes 0 for every column; one needless row of the head is the cheapest that it computes.
         num_kept = max(1, max(row.num_logits for row in rows))
         arguments: dict[str, Any] = {"input_ids": plan.input_ids, "attention_mask": plan.attention_mask}
         arguments |= {"past_key_values": self._cache, "use_cache": True}
-        if any(row.parents is not None for row in rows):
-            shape = (plan.num_queries, plan.kv_len)
-            arguments["attention_mask"] = self._masks.of(rows, *shape, self._model.dtype, self._model.device)
+        if has_trees(rows):
+            arguments["attention_mask"] = self._masks.of(
+                rows, plan.num_queries, plan.kv_len, self._model.dtype, self._model.device
+            )
         if self._takes_positions:
             arguments["position_ids"] = plan.position_ids
         if self._takes_logits_to_keep:
@@ -278,3 +305,17 @@ class DensePath:
             with self._across.forward(rows, plan, arguments) as all_arguments:
                 output = self._model(**all_arguments)
         return output.logits[:, -num_kept:].float()
+
+
+def _encode_sources(rows: Sequence[Row], across: CrossAttention, device: torch.device) -> Sequence[Row]:
+    # Returns the rows that have tokens to feed; the others are there for their sources alone.
+    sources: list[Source] = []
+    remaining: list[Row] = []
+    for row in rows:
+        if row.new_ids:
+            remaining.append(row)
+        elif row.source is not None:
+            sources.append(row.source)
+    if sources:
+        across.encode(sources, device)
+    return remaining

@@ -1,9 +1,10 @@
-"""The interface of a way to run the model. `ModelRunner` checks rows and reserves blocks; a path computes.
+"""The interface of an attention path. `ModelRunner` checks rows and reserves blocks; a path computes the forward.
 
-fused: a forward of our own in C++ for the families that drafts and targets mostly are (CPU).
-flash: the paged path on a GPU, over flash attention with CUDA graphs.
-paged: transformers' modules over packed tokens, with our attention and a block table.
-dense: transformers' modules and attention over gathered rows; runs whatever transformers can run with a cache.
+* `fused`: a forward of our own in C++, on a CPU, for the classes that most drafts and targets are of.
+* `flash`: the paged path on a GPU, over flash attention, with CUDA graphs.
+* `paged`: transformers' modules over packed tokens, with our attention and a block table.
+* `dense`: transformers' modules and attention over rows gathered from the blocks; runs every model that transformers
+  runs with a cache.
 """
 
 from __future__ import annotations
@@ -16,81 +17,84 @@ from torch import Tensor
 from outrider.engine.step_plan import Row
 
 BLOCK_SIZE = 16
-"""Tokens a block, where nothing asks for another size. The C++ kernels are compiled for it."""
+"""Tokens in a block, for paths that need no other size. The C++ kernels are compiled for it."""
 NORMED = -1
-"""The tap after the final norm: the hidden states that the model's head reads. Tap k of 0 to n is the input of layer k,
-and the last layer's output at n."""
+"""The tap after the final norm: the hidden states that the model's own head reads."""
 
 
 class ForwardPath(Protocol):
-    """Runs a model over rows whose KV lies in blocks of its own storage."""
+    """Runs a model over rows, with keys and values in blocks of its own storage."""
 
     name: str
-    """fused, flash, paged or dense, as the log, GetInfo and benchmarks show it."""
+    """fused, flash, paged or dense: the name in the log, in GetInfo and in benchmarks."""
     batch_invariant: bool
-    """Whether a token's logits are the same bits whatever else is in the forward and however its row was cut."""
+    """Whether a token's logits have the same bits whatever else is in the forward and however its row was divided."""
     block_size: int
-    """Tokens that a block of its storage holds."""
+    """Tokens in a block of its storage."""
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token takes in all layers: its KV, and whatever else a layer keeps of it. May be 0 before the
-        first forward."""
+        """Bytes that one token takes in all layers: its KV, and whatever else a layer keeps. It may be 0 before the
+        first forward.
+        """
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        """Replace the storage by an empty one of num_blocks and block 0, the trash. Raises what torch raises."""
+        """Replace the storage by an empty one of num_blocks blocks and the trash block. Raises what torch raises."""
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks, (from, to) pairs, in every layer: a table is about to write into a block that others read."""
+        """Copy blocks, (from, to) pairs, in every layer. Needed before a table writes into a block that others read."""
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Write the new tokens' KV and return their logits [sum(num_logits), V] float32, rows in order.
+        """Write the new tokens' KV; return their logits [sum(num_logits), V] float32, rows in order.
 
-        Rows are checked and their tables reserved. Raises InvalidRequest for a token id outside the vocabulary.
-        Called in inference mode, on the engine thread.
+        The caller has checked the rows and reserved their tables. Raises InvalidRequest for a token id outside the
+        vocabulary. Called in inference mode, on the engine thread.
         """
 
 
 @runtime_checkable
 class RunsTrees(Protocol):
-    """A path whose rows may be token trees (`Row.parents`), if the self-test of trees finds the model able."""
+    """A path whose rows may be token trees (`Row.parents`), if the model passes the self-test of trees."""
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Move what every layer keeps from `sources` to `destinations`, indices counted in tokens over all blocks.
+        """Move everything that a layer keeps of the tokens at `sources` to `destinations`, in every layer.
 
-        A destination may also be a source: all are read before any is written.
+        Both are storage indices: block * block_size + offset. A destination may also be a source: all sources are read
+        before any destination is written.
         """
 
 
 @runtime_checkable
 class GivesFeatures(Protocol):
-    """A path that gives the model's hidden states, if the self-test of features finds them right.
+    """A path that returns the model's hidden states, if the model passes the self-test of features.
 
-    Tap k of 0 to num_layers - 1 is the input of decoder layer k, num_layers the output of the last layer, NORMED that
-    output after the final norm.
+    Tap k of 0 to num_layers - 1 is the input of decoder layer k, tap num_layers the output of the last layer, and
+    NORMED that output after the final norm.
     """
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Tap these hidden states in the forwards that follow, and no others; of none a forward costs nothing more, but
-        where it was captured with some.
+        """Tap these hidden states in later forwards, and no others; empty to tap none.
+
+        Without taps a forward costs nothing more, except a CUDA graph that was captured with some.
         """
 
     @property
     def features(self) -> Tensor:
-        """[sum(num_new), taps, hidden] of the last forward, on the model's device; no rows where nothing is tapped.
+        """Tapped hidden states of the last forward, [sum(num_new), taps, hidden], on the model's device.
 
-        All new tokens of all rows, in order, whether their logits are wanted or not; taps in the order they were set.
-        float32 from fused, the model's dtype from others. A later forward leaves it as it is.
+        Those of all new tokens of all rows, in order, with or without logits; taps in the order in which they were set.
+        No rows where nothing is tapped. float32 on `fused`, the model's dtype on other paths. A later forward replaces
+        the tensor and does not change it.
         """
 
 
 @runtime_checkable
 class Repacks(Protocol):
-    """A path that keeps the weights in a form of its own, after which the model's modules may be dropped."""
+    """A path with its own copy of the weights. The model's modules may be dropped once it is made."""
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the weights as the path holds them; an embedding beside an equal head counts where both are kept."""
+        """Bytes of the path's weights. An embedding that equals the head counts again where both are kept."""
 
 
 @runtime_checkable
@@ -98,4 +102,7 @@ class Prepares(Protocol):
     """A path with work to do between load and the first request, once its storage is set."""
 
     def prepare(self, max_rows: int, context_limit: int) -> None:
-        """Do that work. max_rows: sequences that a forward may hold."""
+        """Do that work, such as capturing CUDA graphs.
+
+        max_rows: most rows of a forward. context_limit: most tokens of a row.
+        """

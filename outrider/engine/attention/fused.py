@@ -1,8 +1,9 @@
-"""The `fused` path: a forward of our own in C++ for decoders like Llama's and Gemma's on a CPU. Built by `choice`.
+"""The `fused` path: a forward of our own in C++, on a CPU, for decoders like Llama's and Gemma's.
 
-Weights are packed at load and read once a step; keys and values are read from their blocks. Every sum has one order, so
-a token's logits are the same bits in every batch, verify width and chunking, and with any number of threads.
-In bfloat16 only the weights, the cache and the inputs of products are rounded; all else, logits included, is float32.
+`attention_choice` makes it. Weights are packed at load and read once a step; keys and values are read from their
+blocks. Every sum has a fixed order, so that a token's logits have the same bits in every batch, with any number of
+draft tokens, however the prompt is divided, and with any number of threads. In bfloat16 only the weights, the cache and
+the inputs of products are rounded; everything else, logits included, is float32.
 """
 
 from __future__ import annotations
@@ -24,25 +25,27 @@ from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
 PADDED = 16
-"""Rows of values and of features are padded to a multiple of this many floats. Compiled into the kernels."""
+"""Numbers of which the width of values and of hidden states in memory is a multiple. Compiled into the kernels."""
 
 
 class FusedPath:
-    """Runs a model like Llama or Gemma in C++. Implements `ForwardPath`, `RunsTrees`, `GivesFeatures`, `Repacks`."""
+    """Runs one of `CLASSES` in C++. Implements `ForwardPath`, `RunsTrees`, `GivesFeatures` and `Repacks`."""
 
     name = "fused"
     batch_invariant = True
     block_size = BLOCK_SIZE
 
     def __init__(self, model: PreTrainedModel, facts: ModelFacts) -> None:
-        """Pack the model's weights. Raises PathUnavailable, naming what this path cannot run."""
+        """Pack the model's weights. Raises PathUnavailable with the part of the model that C++ does not compute."""
         if type(model).__name__ not in CLASSES:
             raise PathUnavailable(f"is made for {', '.join(CLASSES)}")
         shape = FusedShape.of(model, model.model, facts)
         self._hold(shape, *pack_weights(model.model, model.lm_head, shape))
 
     def _hold(self, shape: FusedShape, native: NativeModel, embedding: Tensor | None) -> None:
-        self._shape, self._native, self._embedding = shape, native, embedding
+        self._shape = shape
+        self._native = native
+        self._embedding = embedding
         self._keys = self._values = torch.empty(0)
         self._num_taps = 0
         self.features = torch.empty(0)
@@ -50,21 +53,25 @@ class FusedPath:
     @property
     def kv_bytes_per_token(self) -> int:
         shape = self._shape
-        padded = _padded(shape.head_size)
-        return shape.num_layers * shape.kv_heads * (shape.head_size + padded) * shape.dtype.itemsize
+        numbers_per_head = shape.head_size + _padded(shape.head_size)  # keys and values
+        return shape.num_layers * shape.kv_heads * numbers_per_head * shape.dtype.itemsize
 
     @property
     def weights_bytes(self) -> int:
-        return self._native.weight_bytes + (0 if self._embedding is None else self._embedding.nbytes)
+        num_bytes = self._native.weight_bytes
+        if self._embedding is not None:
+            num_bytes += self._embedding.nbytes
+        return num_bytes
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         assert block_size == BLOCK_SIZE, f"blocks of {block_size} tokens, the kernels are made for {BLOCK_SIZE}"
-        shape, dtype = self._shape, self._shape.dtype
+        shape = self._shape
         per_layer = (shape.num_layers, num_blocks + 1, shape.kv_heads)
         padded = _padded(shape.head_size)
-        self._keys = self._values = torch.empty(0)  # free the old storage first: there may be no room for both
-        self._keys = new_storage((*per_layer, shape.head_size, BLOCK_SIZE), dtype, torch.device("cpu"))
-        self._values = new_storage((*per_layer, BLOCK_SIZE, padded), dtype, torch.device("cpu"))
+        self._keys = self._values = torch.empty(0)  # free the old storage first: memory may not suffice for both
+        # [layers, blocks, Hkv, D, tokens] and [layers, blocks, Hkv, tokens, padded D]
+        self._keys = new_storage((*per_layer, shape.head_size, BLOCK_SIZE), shape.dtype, torch.device("cpu"))
+        self._values = new_storage((*per_layer, BLOCK_SIZE, padded), shape.dtype, torch.device("cpu"))
         self._native.storage(self._embedding, self._keys, self._values, num_blocks + 1)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -74,9 +81,10 @@ class FusedPath:
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         read, written = torch.tensor([sources, destinations])  # [N] each
-        (blocks, slots), (to_blocks, to_slots) = ((at // BLOCK_SIZE, at % BLOCK_SIZE) for at in (read, written))
-        self._keys[:, to_blocks, :, :, to_slots] = self._keys[:, blocks, :, :, slots]
-        self._values[:, to_blocks, :, to_slots] = self._values[:, blocks, :, slots]
+        blocks, offsets = read // BLOCK_SIZE, read % BLOCK_SIZE
+        to_blocks, to_offsets = written // BLOCK_SIZE, written % BLOCK_SIZE
+        self._keys[:, to_blocks, :, :, to_offsets] = self._keys[:, blocks, :, :, offsets]
+        self._values[:, to_blocks, :, to_offsets] = self._values[:, blocks, :, offsets]
 
     def set_taps(self, taps: Sequence[int]) -> None:
         self._native.taps(taps)
@@ -87,9 +95,12 @@ class FusedPath:
         return self._run(rows)
 
     def _run(self, rows: Sequence[Row], read: Tensor | None = None) -> Tensor:
-        """Return the logits [N, head_rows] float32. read: [T, H] float32 for a paired model."""
+        """Return the logits [N, head_rows] float32 of the rows' last positions.
+
+        read: states that layer 0 of a paired model reads with the T new tokens, [T, H] float32; else None.
+        """
         ids: list[int] = []
-        numbers: list[int] = []
+        numbers: list[int] = []  # five for each row
         blocks: list[int] = []
         parents: list[int] = []
         num_logits = 0
@@ -103,16 +114,24 @@ class FusedPath:
             num_logits += row.num_logits
         try:
             plan = array("i", ids + numbers + blocks + parents)
-        except OverflowError:
-            raise self._outside(next(i for i in ids if not 0 <= i < self._shape.vocab)) from None
+        except OverflowError:  # an id that is no int32
+            raise self._outside(self._first_outside(ids)) from None
         logits = torch.empty(num_logits, self._shape.head_rows)  # [N, V] float32
-        features = torch.empty(len(ids), self._num_taps, _padded(self._shape.hidden)) if self._num_taps else None
+        features = None
+        if self._num_taps:
+            features = torch.empty(len(ids), self._num_taps, _padded(self._shape.hidden))  # [T, taps, padded H] float32
         bad = self._native.forward(plan, len(ids), len(rows), logits, features, read)
         if bad is not None:
             raise self._outside(ids[bad])
         if features is not None:
             self.features = features[..., : self._shape.hidden]
         return logits
+
+    def _first_outside(self, ids: Sequence[int]) -> int:
+        for token_id in ids:
+            if not 0 <= token_id < self._shape.vocab:
+                return token_id
+        raise AssertionError("all ids are in the vocabulary")
 
     def _outside(self, token_id: int) -> InvalidRequest:
         return InvalidRequest(

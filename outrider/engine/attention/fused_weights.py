@@ -1,4 +1,6 @@
-"""Take a transformers model's sizes, weights and rotary tables for the fused path. Called by `fused`."""
+"""Read a transformers model's sizes, weights and rotary tables, and pack them for C++. Called by
+`fused` and `heads`.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,18 @@ CLASSES = (
     "GemmaForCausalLM",
     "Gemma3ForCausalLM",
 )
-"""Classes that the path runs, compared by name: a subclass may compute something else."""
+"""Names of the classes that the path runs. A subclass may compute something else, so names are compared."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary types whose tables do not depend on how long a sequence is."""
+"""Types of rotary embeddings whose tables do not depend on the length of a sequence."""
 ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU}
+"""The MLP's activation in C++ by its name in transformers."""
 KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
-MOST_HEAD_SIZE = 256
-"""Columns of a head."""
+"""The storage of numbers in C++ by dtype."""
+MAX_HEAD_SIZE = 256
+"""Columns of the widest head that the kernels are compiled for."""
 MIN_TABLE_BYTES = 64 << 20
-"""Bytes that rotary tables may take beside weights of fewer: those of 131,072 tokens and heads of 128 columns."""
+"""Bytes that rotary tables may always take, and more only where the weights do: those of 131,072 tokens and heads of
+128 columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,40 +46,57 @@ class FusedShape:
     """The sizes of a model that the fused path runs."""
 
     num_layers: int
+    """Number of decoder layers."""
     hidden: int
+    """Width of the hidden states."""
     heads: int
+    """Number of query heads."""
     kv_heads: int
+    """Number of key-value heads."""
     head_size: int
+    """Columns of a head."""
     intermediate: int
+    """Width of the MLP."""
     vocab: int
-    """Ids that may be fed."""
+    """Number of ids that may be fed."""
     context: int
-    """Tokens, as served; no more than the model was made for."""
+    """Tokens of the context limit, at most those that the model was trained for."""
     epsilon: float
+    """Constant of the RMS norms."""
     attention_scale: float
+    """Factor on the products of queries and keys."""
     dtype: torch.dtype
+    """Dtype of the weights and of the cache."""
     windows: tuple[int, ...]
-    """Keys that each layer's queries see, 0 for all."""
+    """Keys that the queries of each layer see; 0 for all."""
     is_int8: bool
     """Whether the linear layers, head included, are `Int8Linear`."""
     head_rows: int
-    """Logits of a token."""
+    """Number of logits of a token."""
     activation: Activation = Activation.SILU
+    """Activation of the MLP."""
     embedding_scale: float = 1.0
+    """Factor on the embedding."""
     rotary_kinds: tuple[str | None, ...] = ()
-    """Each layer's type, where the rotary tables go by it; empty where there is one for all."""
+    """Type of each layer, where types have rotary tables of their own; empty where all layers share one."""
     is_paired: bool = False
-    """Whether layer 0 reads a row of the caller's beside the token's embedding."""
+    """Whether layer 0 reads a state that the caller gives beside each token's embedding: a head of EAGLE-3."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, body: Any, facts: ModelFacts) -> FusedShape:
-        """Return the model's sizes. body: the module that has its layers.
+        """Read the sizes of a model. body: its module that has `layers` and `embed_tokens`.
 
         Raises PathUnavailable for a model that this path does not run.
         """
         config = model.config
-        attention, embedding = body.layers[0].self_attn, body.embed_tokens
+        attention = body.layers[0].self_attn
         _check(model, config, attention.head_dim)
+        embedding_scale = 1.0
+        if hasattr(body.embed_tokens, "embed_scale"):  # rounded as transformers does before it multiplies
+            embedding_scale = float(body.embed_tokens.embed_scale.to(model.dtype))
+        rotary_kinds: tuple[str | None, ...] = ()
+        if "rope_type" not in config.rope_parameters:
+            rotary_kinds = tuple(config.layer_types)
         return cls(
             num_layers=config.num_hidden_layers,
             hidden=config.hidden_size,
@@ -91,27 +113,26 @@ class FusedShape:
             is_int8=isinstance(model.lm_head, Int8Linear),
             head_rows=facts.vocab_size,
             activation=ACTIVATIONS[_activation(config)],
-            # rounded as transformers does before it multiplies
-            embedding_scale=float(embedding.embed_scale.to(model.dtype)) if hasattr(embedding, "embed_scale") else 1.0,
-            rotary_kinds=() if "rope_type" in config.rope_parameters else tuple(config.layer_types),
+            embedding_scale=embedding_scale,
+            rotary_kinds=rotary_kinds,
         )
 
 
 def _check(model: PreTrainedModel, config: PreTrainedConfig, head_size: int) -> None:
-    """Raise PathUnavailable for the first thing that this path does not compute."""
-    activation, limits = _activation(config), _limits(config)
-    ropes = [rope["rope_type"] for rope in _ropes(config)]
+    activation = _activation(config)
+    options = _unsupported_options(config)
+    rope_types = _rope_types(config)
     reasons = [
         (model.device.type != "cpu", f"is made for cpu, not {model.device.type}"),
         (model.dtype not in KINDS, f"is made for float32 and bfloat16, not {model.dtype}"),
-        (not _is_plain(model), "is made for whole weights of one dtype, or int8"),
+        (not _has_plain_weights(model), "is made for whole weights of one dtype, or int8"),
         (activation not in ACTIVATIONS, f"is made for {' and '.join(ACTIVATIONS)}, not {activation}"),
-        (bool(limits), f"is made for causal attention without soft caps, not {', '.join(limits)}"),
+        (bool(options), f"is made for causal attention without soft caps, not {', '.join(options)}"),
         (
-            not set(ropes) <= set(ROPE_TYPES),
-            f"is made for the rope types {', '.join(ROPE_TYPES)}, not {', '.join(ropes)}",
+            not set(rope_types) <= set(ROPE_TYPES),
+            f"is made for the rope types {', '.join(ROPE_TYPES)}, not {', '.join(rope_types)}",
         ),
-        (head_size % 8 != 0 or head_size > MOST_HEAD_SIZE, f"is made for heads of 8, 16, .. 256, not {head_size}"),
+        (head_size % 8 != 0 or head_size > MAX_HEAD_SIZE, f"is made for heads of 8, 16, .. 256, not {head_size}"),
     ]
     for holds, reason in reasons:
         if holds:
@@ -119,35 +140,51 @@ def _check(model: PreTrainedModel, config: PreTrainedConfig, head_size: int) -> 
 
 
 def _activation(config: PreTrainedConfig) -> str | None:
-    """Return the name of the MLP's activation. Gemma 3 has a word of its own for it."""
+    # Gemma 3 has a name of its own for the option.
     return declared(config, "hidden_activation") or getattr(config, "hidden_act", None)
 
 
-def _ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """Return the parameters of every rotary table that a layer takes."""
+def _rope_types(config: PreTrainedConfig) -> list[str]:
+    # One for all layers, or one for each type of layer.
     rope = config.rope_parameters
-    return [rope] if "rope_type" in rope else [rope[kind] for kind in sorted(set(config.layer_types))]
+    if "rope_type" in rope:
+        return [rope["rope_type"]]
+    return [rope[kind]["rope_type"] for kind in sorted(set(config.layer_types))]
 
 
-def _limits(config: PreTrainedConfig) -> list[str]:
-    """Return the options, set here, by which some classes compute other attention or other logits."""
-    return [name for name in ("use_bidirectional_attention", "final_logit_softcapping") if declared(config, name)]
+def _unsupported_options(config: PreTrainedConfig) -> list[str]:
+    # Options that are set, and make some classes compute other attention or other logits.
+    options: list[str] = []
+    for name in ("use_bidirectional_attention", "final_logit_softcapping"):
+        if declared(config, name):
+            options.append(name)
+    return options
 
 
-def _is_plain(model: PreTrainedModel) -> bool:
-    """Return whether every linear layer is of the head's kind, and everything else in the model's dtype."""
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear | Int8Linear)]
-    rounded = {id(module.weight) for module in linears if isinstance(module, Int8Linear)}
-    return len({type(module) for module in linears}) == 1 and all(
-        type(weight.data) is Tensor and (weight.dtype == model.dtype or id(weight) in rounded)
-        for weight in model.parameters()
-    )
+def _has_plain_weights(model: PreTrainedModel) -> bool:
+    # All linear layers are of one kind, and all weights but the integers of Int8Linear of the model's dtype.
+    linear_types = set[type[nn.Module]]()
+    int8_weights = set[int]()
+    for module in model.modules():
+        if isinstance(module, nn.Linear | Int8Linear):
+            linear_types.add(type(module))
+        if isinstance(module, Int8Linear):
+            int8_weights.add(id(module.weight))
+    if len(linear_types) != 1:
+        return False
+    for weight in model.parameters():
+        if type(weight.data) is not Tensor:
+            return False
+        if weight.dtype != model.dtype and id(weight) not in int8_weights:
+            return False
+    return True
 
 
 def pack_weights(body: Any, lm_head: nn.Module, shape: FusedShape) -> tuple[NativeModel, Tensor | None]:
-    """Return the packed model and the embedding [V, H] in the model's dtype, None where the packed head holds the same.
+    """Pack a model's weights. Return the packed model, and the embedding [V, H] in the model's dtype.
 
-    body: the module that has embed_tokens, layers, norm and rotary_emb. Raises PathUnavailable.
+    The embedding is None where it equals the head, of which the packed form serves for both. body: the module that has
+    embed_tokens, layers, norm and rotary_emb. Raises PathUnavailable.
     """
     _check_tables(body, shape)
     try:
@@ -155,13 +192,13 @@ def pack_weights(body: Any, lm_head: nn.Module, shape: FusedShape) -> tuple[Nati
     except (BuildError, MemoryError) as error:
         raise PathUnavailable(str(error)) from error
     embedding = body.embed_tokens.weight
-    return native, None if lm_head.weight is embedding else embedding.detach().contiguous()
+    if lm_head.weight is embedding:
+        return native, None
+    return native, embedding.detach().contiguous()
 
 
 def _check_tables(body: nn.Module, shape: FusedShape) -> None:
-    """Raise PathUnavailable where the rotary tables, which have a row for each position, outweigh the weights: how long
-    they are may be a number in config.json alone.
-    """
+    # A rotary table has a row for each position: by a number in config.json alone it could outweigh the weights.
     num_kinds = len(set(shape.rotary_kinds)) or 1
     num_table_bytes = num_kinds * shape.context * shape.head_size * torch.float32.itemsize
     num_weight_bytes = sum(weight.nbytes for weight in body.parameters())
@@ -173,23 +210,41 @@ def _check_tables(body: nn.Module, shape: FusedShape) -> None:
 
 
 def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:
-    """Return the packed model. Raises PathUnavailable, BuildError, MemoryError."""
+    weights = KINDS[shape.dtype]
+    if shape.is_int8:
+        weights = Kind.INT8
     spec = NativeSpec(
-        *(shape.num_layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.intermediate),
-        *(shape.vocab, shape.head_rows, shape.is_paired),
-        *(KINDS[shape.dtype], Kind.INT8 if shape.is_int8 else KINDS[shape.dtype]),
-        *(torch.get_num_threads(), shape.activation),
-        *(shape.epsilon, shape.attention_scale, shape.embedding_scale),
+        num_layers=shape.num_layers,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        intermediate=shape.intermediate,
+        vocab=shape.vocab,
+        head_rows=shape.head_rows,
+        paired=shape.is_paired,
+        dtype=KINDS[shape.dtype],
+        weights=weights,
+        num_threads=torch.get_num_threads(),
+        activation=shape.activation,
+        epsilon=shape.epsilon,
+        attention_scale=shape.attention_scale,
+        embedding_scale=shape.embedding_scale,
     )
     assert ctypes.sizeof(spec) == 16 * 4
+    # kinds ("full", "sliding", "full"): tables {"full": 0, "sliding": 1}, layer_tables [0, 1, 0]
     kinds = shape.rotary_kinds or (None,) * shape.num_layers
-    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-    native = NativeModel(spec, shape.windows, [numbers[kind] for kind in kinds])
+    tables: dict[str | None, int] = {}
+    layer_tables: list[int] = []
+    for kind in kinds:
+        tables.setdefault(kind, len(tables))
+        layer_tables.append(tables[kind])
+    native = NativeModel(spec, shape.windows, layer_tables)
     for index, layer in enumerate(body.layers):
         _pack_layer(native, index, layer, shape)
     _pack_linear(native, NO_LAYER, Which.HEAD, lm_head)
     native.vector(NO_LAYER, Vector.LAST_NORM, _factors(body.norm))
-    for kind in numbers:
+    for kind in tables:
         cosine, sine = _rotary_tables(body, shape, kind)
         native.vector(kinds.index(kind), Vector.COSINE, cosine)
         native.vector(kinds.index(kind), Vector.SINE, sine)
@@ -197,17 +252,19 @@ def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:
 
 
 def _pack_layer(native: NativeModel, index: int, layer: Any, shape: FusedShape) -> None:
-    attention, mlp = layer.self_attn, layer.mlp
-    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    attention = layer.self_attn
+    mlp = layer.mlp
+    query_width = shape.heads * shape.head_size
+    key_width = shape.kv_heads * shape.head_size
     _pack_linear(native, index, Which.QKV, attention.q_proj)
-    _pack_linear(native, index, Which.QKV, attention.k_proj, queries)
-    _pack_linear(native, index, Which.QKV, attention.v_proj, queries + keys)
+    _pack_linear(native, index, Which.QKV, attention.k_proj, query_width)
+    _pack_linear(native, index, Which.QKV, attention.v_proj, query_width + key_width)
     _pack_linear(native, index, Which.OUT, attention.o_proj)
     _pack_linear(native, index, Which.GATE_UP, mlp.gate_proj, part=RowPart.GATE)
     _pack_linear(native, index, Which.GATE_UP, mlp.up_proj, part=RowPart.UP)
     _pack_linear(native, index, Which.DOWN, mlp.down_proj)
     norms = {Vector.ATTENTION_NORM: layer.input_layernorm, Vector.MLP_NORM: layer.post_attention_layernorm}
-    if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma 3: what comes after the attention is of its output
+    if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma 3: post_attention_layernorm is of the attention's output
         norms[Vector.ATTENTION_OUT_NORM] = layer.post_attention_layernorm
         norms[Vector.MLP_NORM] = layer.pre_feedforward_layernorm
         norms[Vector.MLP_OUT_NORM] = layer.post_feedforward_layernorm
@@ -218,9 +275,11 @@ def _pack_layer(native: NativeModel, index: int, layer: Any, shape: FusedShape) 
 
 
 def _factors(norm: nn.Module) -> Tensor:
-    """Return what an RMS norm multiplies by, float32: Gemma's keep how much that is above 1."""
+    # What an RMS norm multiplies by, float32. Gemma's weights are the difference from 1.
     weight = norm.weight.detach().float()
-    return 1.0 + weight if type(norm).__name__.startswith("Gemma") else weight
+    if type(norm).__name__.startswith("Gemma"):
+        return 1.0 + weight
+    return weight
 
 
 def _pack_linear(
@@ -241,9 +300,15 @@ def _pack_linear(
 
 @torch.inference_mode()
 def _rotary_tables(body: Any, shape: FusedShape, kind: str | None) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine, each [context, head_size / 2] float32, from the model's own rotary module."""
-    positions, kinds = torch.arange(shape.context)[None], [] if kind is None else [kind]
-    cosine, sine = body.rotary_emb(torch.zeros(1, dtype=torch.float32), positions, *kinds)  # [1, context, head_size]
+    """Return cosine and sine, each [context, head_size / 2] float32, from the model's own rotary module.
+
+    kind: type of the layers that the tables are for; None where all layers share them.
+    """
+    positions = torch.arange(shape.context)[None]  # [1, context] int64
+    arguments: list[Any] = [torch.zeros(1, dtype=torch.float32), positions]  # the first for its dtype and device
+    if kind is not None:
+        arguments.append(kind)
+    cosine, sine = body.rotary_emb(*arguments)  # [1, context, head_size] each
     half = shape.head_size // 2
     if cosine.shape[-1] != shape.head_size or not torch.equal(cosine[..., :half], cosine[..., half:]):
         raise PathUnavailable(f"is made for rotation of the whole head by halves, not of {cosine.shape[-1]} columns")

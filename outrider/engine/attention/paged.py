@@ -1,6 +1,7 @@
 """The `paged` path: transformers' own modules over packed tokens, with our attention and a block table.
 
-Rows of any widths share one forward without padding. Runs every class whose attention can be replaced.
+Rows of different widths share one forward without padding. It runs every class whose attention can be replaced.
+`GraphedPath` runs it on a GPU, over flash attention.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from outrider.engine.step_plan import Row
 
 
 class PagedPath:
-    """Runs transformers' modules over packed rows. Implements `ForwardPath`."""
+    """Runs transformers' modules over packed rows. Implements `ForwardPath`, `RunsTrees` and `GivesFeatures`."""
 
     name = "paged"
     batch_invariant = False
@@ -39,10 +40,10 @@ class PagedPath:
         *,
         num_ids: int | None = None,
     ) -> None:
-        """Prepare the model for packed rows. Raises PathUnavailable.
+        """Prepare the model for packed rows. Raises PathUnavailable for a model that cannot run so.
 
-        attention: the attention over blocks; None takes torch's own, row by row. num_ids: that may be fed; None: those
-        of the vocabulary.
+        vocab_size: width of the logits. attention: the attention over blocks; None for `TorchAttention`. num_ids:
+        number of ids that may be fed; None for vocab_size.
         """
         reason = packing_refusal(layer_types(model.config))
         if reason is not None:
@@ -64,10 +65,12 @@ class PagedPath:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 0 if self._cache is None else self._cache.bytes_per_token
+        if self._cache is None:
+            return 0
+        return self._cache.bytes_per_token
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        self._cache = None  # the old storage goes before the new one comes
+        self._cache = None  # free the old storage first: memory may not suffice for both
         self._cache = PagedCache(self._text_config, self._attention, num_blocks, block_size)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -94,33 +97,37 @@ class PagedPath:
         return logits
 
     def run(self, plan: PagedPlan) -> tuple[Tensor, Tensor | None]:
-        """Return the logits [N, V] float32 of the N positions in plan.logits_at, and the features of all [T, taps, H].
-
-        features: None where nothing is tapped.
+        """Run a plan. Return the logits [N, V] float32 of the N positions in plan.logits_at, and the tapped hidden
+        states of all T tokens, [T, taps, H], None where nothing is tapped.
         """
-        logits: Tensor = self.outputs(plan).logits[0]
+        logits: Tensor = self.outputs(plan).logits[0]  # [N, V], or [T, V] of a class that computes all
         if not self._takes_logits_to_keep:
             logits = logits.index_select(0, plan.logits_at)
         features = self._taps.take()  # [1, T, taps, H]
-        return logits[: plan.logits_at.shape[0]].float(), None if features is None else features[0]
+        if features is not None:
+            features = features[0]
+        return logits[: plan.logits_at.shape[0]].float(), features
 
     def outputs(self, plan: PagedPlan, **more: Any) -> Any:
-        """Return what the model returns of a plan and of `more`, its further inputs."""
+        """Run the model over a plan and return its output object. more: further inputs of the model."""
         assert self._cache is not None
         arguments: dict[str, Any] = {"input_ids": plan.input_ids, "position_ids": plan.position_ids, **more}
         if self._takes_logits_to_keep:
-            # Keeping no position means keeping every one to some classes; one row of the head is the cheapest.
-            arguments["logits_to_keep"] = plan.logits_at if plan.logits_at.shape[0] else 1
+            arguments["logits_to_keep"] = plan.logits_at
+            if not plan.logits_at.shape[
+                0
+            ]:  # some classes keep every position then; one row of the head is the cheapest
+                arguments["logits_to_keep"] = 1
         with self._cache.running(plan), attention_of(self._model, ATTENTION_NAME):
             return self._model(**arguments, past_key_values=self._cache, use_cache=True)
 
 
 @contextmanager
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Switch the attention for one call: the same model also computes the self-test's truth in its own way."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = name  # as set_attn_implementation does in the end, without its walk
+    """Run the model's attention by the function of this name within; the self-test runs the same model by its own."""
+    previous = model.config._attn_implementation
+    model.config._attn_implementation = name  # what set_attn_implementation sets, without its walk over all modules
     try:
         yield
     finally:
-        model.config._attn_implementation = before
+        model.config._attn_implementation = previous

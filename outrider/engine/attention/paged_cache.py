@@ -1,7 +1,7 @@
-"""The `paged` path as transformers' modules see it: a cache that writes into blocks, and an attention function.
+"""The `paged` path inside transformers' modules: a cache that writes into blocks, and an attention function.
 
-The function is registered under a name that has no mask builder, so transformers makes no mask; causality, windows and
-chunks are the attention backend's work. It finds the blocks through the cache that is running on its thread.
+The function is registered under a name that has no mask builder, so transformers makes no mask; the attention backend
+applies causality, windows and chunks. The function finds the blocks through the cache that is running on its thread.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from outrider.engine.attention.block_cache import BlockCache, BlockLayer, layer_
 from outrider.engine.attention.paged_plan import AttentionOptions, PagedAttention, PagedPlan
 
 ATTENTION_NAME = "outrider_paged"
+"""Name of `paged_attention_forward` among transformers' attention functions."""
 
 
 class _Running(threading.local):
@@ -29,49 +30,65 @@ _running = _Running()
 
 
 class PagedLayer(BlockLayer):
-    """Hands the model its new states: the attention function reads the blocks."""
+    """Writes new states into the blocks and returns them to the model: the attention function reads
+    the blocks itself.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, gathers: bool) -> None:
-        """gathers: whether the model takes all rows' states [1, H, S, D] instead."""
+        """gathers: whether `update` returns the states of all rows' tokens in one line, [1, H, S, D], instead."""
         super().__init__(num_blocks, block_size)
-        self.read: Tensor | None = None
-        """Keys that `update` gave the model; any others in the attention call were made by the model."""
+        self.returned_keys: Tensor | None = None
+        """Keys that `update` returned. Other keys in the attention call were changed by the model."""
         self._gathers = gathers
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.read, values = super().update(key_states, value_states)
-        return self.read, values
+        """Write the new states, [1, H, T, D] each; return the keys and values that go to the attention function."""
+        self.returned_keys, values = super().update(key_states, value_states)
+        return self.returned_keys, values
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
+        """Write states [1, H, T, D]; return them, or all rows' [1, H, S, D] where the layer gathers."""
         flat = storage.flatten(0, 1)  # [tokens, H, D], a view
         flat.index_copy_(0, self.plan.write_to, states[0].transpose(0, 1))
-        return flat.index_select(0, self.plan.gather).transpose(0, 1).unsqueeze(0) if self._gathers else states
+        if not self._gathers:
+            return states
+        return flat.index_select(0, self.plan.gather).transpose(0, 1).unsqueeze(0)
 
     def get_seq_length(self) -> int:
         """Return 0: positions are always given, so nothing is counted from this."""
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the columns of a mask and their offset; no mask is made."""
         return query_length, 0
 
 
 class PagedCache(BlockCache):
-    """Holds all layers. A forward runs inside `running(plan)`."""
+    """The layers of a model. A forward runs inside `running(plan)`."""
 
     def __init__(self, config: PreTrainedConfig, attention: PagedAttention, num_blocks: int, block_size: int) -> None:
-        """Allocate nothing yet; read each layer's limits from the text model's own config."""
+        """Read each layer's limits. Storage is allocated at the first forward.
+
+        config: the text model's own. num_blocks: without the trash block. block_size: tokens in a block.
+        """
         self.gathers = getattr(config, "kv_lora_rank", None) is not None
-        """Whether the model needs all of the cache back: latent attention (MLA) makes keys of what it reads from it."""
+        """Whether layers return the states of all tokens: latent attention (MLA) computes keys from the cached
+        latents."""
         num_layers = config.num_hidden_layers
         super().__init__(layers=[PagedLayer(num_blocks, block_size, self.gathers) for _ in range(num_layers)])
         self._attention = attention
-        self._limits = [layer_limits(config, i) for i in range(num_layers)]
+        self._limits = [layer_limits(config, index) for index in range(num_layers)]
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
-        """Return 0: positions are always given. A layer that asks for itself (Llama 4's, whose attention has a
-        temperature by position) adds this to its columns, and gets what makes positions [T] of them.
+        """Return 0 for the model, whose positions are always given; for one layer a tensor [T] int64.
+
+        Llama 4's layers, whose attention has a temperature by position, add the result to their columns 0 to T - 1: the
+        tensor is each token's position less its column.
         """
-        plan = None if layer_idx is None else self.layers[layer_idx].plan
+        # two rows at positions 4, 5 and 9: columns 0, 1, 2, so [4, 4, 7]
+        if layer_idx is None:
+            return 0
+        plan = self.layers[layer_idx].plan
         if plan is None:
             return 0
         positions = plan.position_ids[0]  # [T]
@@ -79,7 +96,7 @@ class PagedCache(BlockCache):
 
     @contextmanager
     def running(self, plan: PagedPlan) -> Iterator[None]:
-        """Make the attention function of this thread use this cache and plan."""
+        """Let the attention function of this thread use this cache and plan within."""
         self.begin(plan)
         self._attention.begin(plan)
         _running.cache = self
@@ -88,36 +105,53 @@ class PagedCache(BlockCache):
         finally:
             _running.cache = None
 
-    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, wanted: dict[str, Any]) -> Tensor:
-        """Attend with query [1, Hq, T, D] in layer `index`; return [1, T, Hq, Dv]."""
-        layer, plan = self.layers[index], self.layers[index].plan
-        window, chunk = self._limits[index]
-        options = AttentionOptions(
-            scaling=query.shape[-1] ** -0.5 if wanted.get("scaling") is None else wanted["scaling"],
-            window=wanted.get("sliding_window", window) if chunk is None else None,
-            chunk=chunk,
-            softcap=wanted.get("softcap"),
-            sinks=wanted.get("s_aux"),
-            causal=wanted.get("is_causal") is not False,
-        )
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> Tensor:
+        """Attend in layer `index` with query [1, Hq, T, D]; return [1, T, Hq, Dv].
+
+        key, value: what the model passes to its attention, [1, Hkv, T or S, D]. arguments: the keyword arguments that
+        it passes. Raises NotImplementedError, at the self-test, for a model that changes keys after `update`.
+        """
+        layer = self.layers[index]
+        options = self._options(index, query, arguments)
         queries = query[0].transpose(0, 1)  # [T, Hq, D]
         if self.gathers:
-            keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)  # [S, H, D]
-            return self._attention.attend_gathered(queries, keys, values, plan, options).unsqueeze(0)
-        if key is not layer.read:
+            keys = key[0].transpose(0, 1)  # [S, Hkv, D]
+            values = value[0].transpose(0, 1)  # [S, Hkv, Dv]
+            return self._attention.attend_gathered(queries, keys, values, layer.plan, options).unsqueeze(0)
+        if key is not layer.returned_keys:
             raise NotImplementedError("the keys are changed after they were cached")
-        return self._attention.attend(queries, layer.keys, layer.values, plan, options).unsqueeze(0)
+        return self._attention.attend(queries, layer.keys, layer.values, layer.plan, options).unsqueeze(0)
+
+    def _options(self, index: int, query: Tensor, arguments: dict[str, Any]) -> AttentionOptions:
+        window, chunk = self._limits[index]
+        window = arguments.get("sliding_window", window)
+        if chunk is not None:
+            window = None
+        scaling = arguments.get("scaling")
+        if scaling is None:
+            scaling = query.shape[-1] ** -0.5
+        return AttentionOptions(
+            scaling=scaling,
+            window=window,
+            chunk=chunk,
+            softcap=arguments.get("softcap"),
+            sinks=arguments.get("s_aux"),
+            causal=arguments.get("is_causal") is not False,
+        )
 
 
 def paged_attention_forward(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **wanted: Any
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, None]:
-    """Attend with query [1, Hq, T, D]; return [1, T, Hq, Dv]. Called by transformers for `ATTENTION_NAME`."""
+    """Attend with query [1, Hq, T, D]; return [1, T, Hq, Dv] and None, for no weights. Called by transformers.
+
+    Raises NotImplementedError, at the self-test, for a model that passes a mask or a bias of its own.
+    """
     if _running.cache is None:
         raise RuntimeError(f"{ATTENTION_NAME} attention is called outside a forward of the paged path")
-    if attention_mask is not None or wanted.get("position_bias") is not None:
+    if attention_mask is not None or arguments.get("position_bias") is not None:
         raise NotImplementedError("a mask or a bias")
-    return _running.cache.attend(module.layer_idx, query, key, value, wanted), None
+    return _running.cache.attend(module.layer_idx, query, key, value, arguments), None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)

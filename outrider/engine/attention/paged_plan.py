@@ -1,7 +1,13 @@
 """The tensors of one forward over packed tokens: all new tokens of all rows in one line, and where each row's KV lies.
 
-`PagedPath` builds a plan for every forward from host integers alone, and attention backends (`PagedAttention`) read it.
-No token is padding, so rows of any widths share a forward at no cost.
+`PagedPath` builds a plan for each forward from integers on the host, and attention backends (`PagedAttention`) read it.
+No token is padding, so rows of different widths share a forward at no cost.
+
+    row a: 4 cached, 1 new, blocks [7, 2]    row b: 1 cached, 2 new, block [5]    block_size 4
+
+    packed tokens  a4 b1 b2      position_ids  4 1 2      cu_seq_q   0 1 3
+    block_table    [[7, 2],      kv_lens       5 3        cu_seq_kv  0 5 8
+                    [5, 0]]      write_to      8 21 22    (2 * 4 + 0, 5 * 4 + 1, 5 * 4 + 2)
 """
 
 from __future__ import annotations
@@ -15,104 +21,156 @@ import torch
 from torch import Tensor
 
 from outrider.engine.kv_pool import TRASH_BLOCK
-from outrider.engine.step_plan import Row, check_ids
+from outrider.engine.step_plan import Row, check_ids, has_trees
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """One sequence's place in the line, and its blocks."""
+    """One row among the packed tokens, and its blocks."""
 
     start: int
     """Index of its first new token among the T packed ones."""
     num_new: int
+    """Number of its new tokens."""
     kv_len: int
-    """Tokens in the sequence, the new ones included: the last query sees this many keys."""
+    """Number of its tokens, cached and new: the last query sees this many keys."""
     blocks: Sequence[int]
-    """Enough for kv_len tokens, in order. The table's own list: read it during this forward only."""
+    """Its blocks in order, enough for kv_len tokens. The table's own list: read it during this forward only."""
     parents: Sequence[int] | None = None
     """Parents of the nodes of a token tree, as in `Row`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """The tensors of one forward over B rows and T packed tokens, on the model's device, and their host twins."""
+    """The tensors of one forward over B rows and T packed tokens, on the model's device; `rows` is on the host."""
 
-    input_ids: Tensor  # [1, T] int64
-    position_ids: Tensor  # [1, T] int64
-    cu_seq_q: Tensor  # [B + 1] int32, where each row's new tokens begin among the T, and T
-    kv_lens: Tensor  # [B] int32
-    cu_seq_kv: Tensor  # [B + 1] int32, where each row's keys begin if those of all rows are laid in one line
-    block_table: Tensor  # [B, max_blocks] int32, filled up with the trash block
-    write_to: Tensor  # [T] int64, block * block_size + offset of every new token
-    logits_at: Tensor  # [N] int64, which of the T positions have their logits wanted, rows in order
+    input_ids: Tensor
+    """Token ids, [1, T] int64."""
+    position_ids: Tensor
+    """Positions, [1, T] int64."""
+    cu_seq_q: Tensor
+    """Index of each row's first new token among the T, and T itself, [B + 1] int32."""
+    kv_lens: Tensor
+    """Number of each row's tokens, cached and new, [B] int32."""
+    cu_seq_kv: Tensor
+    """Sums of kv_lens from 0, [B + 1] int32: where each row's keys begin if those of all rows lie in one line."""
+    block_table: Tensor
+    """Each row's blocks, [B, max_blocks] int32, filled up with the trash block."""
+    write_to: Tensor
+    """Storage index of each new token, block * block_size + offset, [T] int64."""
+    logits_at: Tensor
+    """Indices among the T of the tokens whose logits are returned, rows in order, [N] int64."""
     gather: Tensor | None
-    """[S] int64, the storage indices of all keys of all rows in one line; None unless asked for."""
+    """Storage indices of the S keys of all rows in one line, [S] int64; None unless `build` makes it."""
     max_q: int
+    """Most new tokens of a row."""
     max_kv: int
+    """Most tokens of a row, cached and new."""
     block_size: int
+    """Tokens in a block."""
     rows: tuple[PackedRow, ...]
+    """The rows, in order."""
 
     @property
     def num_tokens(self) -> int:
+        """T."""
         return self.input_ids.shape[1]
 
     @classmethod
     def build(cls, rows: Sequence[Row], device: torch.device, vocab_size: int, *, gathers: bool = False) -> PagedPlan:
-        """Build the plan of at least one row, whose tables are reserved. gathers: make `gather` too.
+        """Build the plan of at least one row; the rows' tables are reserved. gathers: make `gather`, too.
 
-        Raises InvalidRequest for a token id outside the vocabulary: on a GPU it would take the process down.
+        Raises InvalidRequest for a token id outside the vocabulary: on a GPU it would end the process.
         """
-        packed = _packed(rows)
+        packed = _pack(rows)
         ids = np.concatenate([np.asarray(row.new_ids, dtype=np.int64) for row in rows])  # [T]
         check_ids(ids, vocab_size)
-        places = np.concatenate([np.arange(row.num_cached, row.num_tokens) for row in rows])  # [T]
-        positions = places
-        if any(row.parents is not None for row in rows):
-            positions = np.concatenate([row.positions(row.num_cached) for row in rows])  # [T]
+        tokens, positions = _tokens_and_positions(rows)
         num_new = np.array([row.num_new for row in packed], dtype=np.int64)  # [B]
         kv_lens = np.array([row.kv_len for row in packed], dtype=np.int64)  # [B]
-        table, block_size = _block_table(packed), rows[0].table.block_size
-        ends = [row.start + row.num_new for row in packed]
-        wanted = [np.arange(end - row.num_logits, end) for end, row in zip(ends, rows, strict=True)]
-        arrays = [
-            *(ids, positions, _indices(table, num_new, places, block_size), np.concatenate(wanted)),
-            *([_indices(table, kv_lens, _ranges(kv_lens), block_size)] if gathers else []),
-            *(_cumulative(num_new), kv_lens.astype(np.int32), _cumulative(kv_lens), table),
-        ]
+        table = _block_table(packed)  # [B, max_blocks]
+        block_size = rows[0].table.block_size
+        arrays = [ids, positions, _storage_indices(table, num_new, tokens, block_size), _logit_indices(rows)]
+        if gathers:
+            keys = np.concatenate([np.arange(kv_len) for kv_len in kv_lens])  # [S], indices in the rows
+            arrays.append(_storage_indices(table, kv_lens, keys, block_size))
+        arrays += [_cumulative(num_new), kv_lens.astype(np.int32), _cumulative(kv_lens), table]
         tensors = _to_device(arrays, device)
+        ids_t, positions_t, write_to, logits_at = tensors[:4]
+        cu_seq_q, kv_lens_t, cu_seq_kv, block_table = tensors[-4:]
+        gather = None
+        if gathers:
+            gather = tensors[4]
         return cls(
-            *(tensors[0][None], tensors[1][None], *tensors[-4:], tensors[2], tensors[3]),
-            tensors[4] if gathers else None,
-            *(int(num_new.max()), int(kv_lens.max()), block_size, tuple(packed)),
+            input_ids=ids_t[None],
+            position_ids=positions_t[None],
+            cu_seq_q=cu_seq_q,
+            kv_lens=kv_lens_t,
+            cu_seq_kv=cu_seq_kv,
+            block_table=block_table,
+            write_to=write_to,
+            logits_at=logits_at,
+            gather=gather,
+            max_q=int(num_new.max()),
+            max_kv=int(kv_lens.max()),
+            block_size=block_size,
+            rows=tuple(packed),
         )
 
 
-def _packed(rows: Sequence[Row]) -> list[PackedRow]:
-    packed, start = [], 0
+def _pack(rows: Sequence[Row]) -> list[PackedRow]:
+    packed: list[PackedRow] = []
+    start = 0
     for row in rows:
         packed.append(PackedRow(start, row.num_new, row.num_tokens, row.table.blocks, row.parents))
         start += row.num_new
     return packed
 
 
-def _indices(table: np.ndarray, counts: np.ndarray, places: np.ndarray, block_size: int) -> np.ndarray:
-    """Return the storage indices [N] int64 of the tokens at `places` [N], of which each row has counts [B]."""
-    blocks = table[np.repeat(np.arange(len(counts)), counts), places // block_size].astype(np.int64)
-    return blocks * block_size + places % block_size
+def _tokens_and_positions(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+    # The new tokens' indices in their rows, which are their positions in a chain, and their positions. [T] int64 each
+    tokens: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    for row in rows:
+        indices = np.arange(row.num_cached, row.num_tokens)
+        tokens.append(indices)
+        if row.parents is None:
+            positions.append(indices)
+        else:
+            positions.append(row.positions(row.num_cached))
+    if not has_trees(rows):
+        line = np.concatenate(tokens)
+        return line, line
+    return np.concatenate(tokens), np.concatenate(positions)
 
 
-def _ranges(counts: np.ndarray) -> np.ndarray:
-    """Return 0 to n - 1 for every n of counts, one after the other."""
-    return np.concatenate([np.arange(count) for count in counts])
+def _logit_indices(rows: Sequence[Row]) -> np.ndarray:
+    # Rows of (num_new, num_logits) (3, 1) and (2, 2): [2, 3, 4]
+    indices: list[np.ndarray] = []
+    end = 0
+    for row in rows:
+        end += row.num_new
+        indices.append(np.arange(end - row.num_logits, end))
+    return np.concatenate(indices)  # [N] int64
+
+
+def _storage_indices(table: np.ndarray, counts: np.ndarray, tokens: np.ndarray, block_size: int) -> np.ndarray:
+    """Return the storage indices of tokens of several rows, [N] int64.
+
+    tokens: their indices in their rows, [N], those of each row together. counts: how many of them each row has, [B].
+    table [[7, 2], [5, 0]], counts [1, 2], tokens [4, 1, 2], block_size 4: [8, 21, 22]
+    """
+    blocks = table[np.repeat(np.arange(len(counts)), counts), tokens // block_size].astype(np.int64)
+    return blocks * block_size + tokens % block_size
 
 
 def _cumulative(counts: np.ndarray) -> np.ndarray:
-    """Return the sums [B + 1] int32 of counts [B], from 0."""
+    # [1, 2] -> [0, 1, 3], int32
     return np.concatenate(([0], counts.cumsum())).astype(np.int32)
 
 
 def _block_table(rows: Sequence[PackedRow]) -> np.ndarray:
-    """Return the rows' blocks [B, max_blocks] int32, filled up with the trash block."""
+    # [B, max_blocks] int32
     table = np.full((len(rows), max(len(row.blocks) for row in rows)), TRASH_BLOCK, dtype=np.int32)
     for i, row in enumerate(rows):
         table[i, : len(row.blocks)] = row.blocks
@@ -120,55 +178,58 @@ def _block_table(rows: Sequence[PackedRow]) -> np.ndarray:
 
 
 def _to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Copy all arrays to the device at once; the wide ones come first, so that every view is aligned."""
+    # On a GPU all arrays travel in one copy. Those of int64 come first, so that every view is aligned.
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     flat = torch.from_numpy(np.frombuffer(b"".join(array.tobytes() for array in arrays), dtype=np.uint8).copy())
-    flat = flat.pin_memory().to(device, non_blocking=True)
-    tensors, offset = [], 0
+    flat = flat.pin_memory().to(device, non_blocking=True)  # [bytes] uint8
+    tensors: list[Tensor] = []
+    offset = 0
     for array in arrays:
-        piece = flat[offset : offset + array.nbytes].view(torch.int64 if array.itemsize == 8 else torch.int32)
-        tensors.append(piece.view(array.shape))
+        dtype = torch.int64 if array.itemsize == 8 else torch.int32
+        tensors.append(flat[offset : offset + array.nbytes].view(dtype).view(array.shape))
         offset += array.nbytes
     return tensors
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """Options of a layer's attention beyond causality."""
+    """Options of one layer's attention."""
 
     scaling: float
     """Factor on the products of queries and keys."""
     window: int | None = None
     """Most keys that a query sees, its own included (sliding window)."""
     chunk: int | None = None
-    """Positions in a chunk; a query sees the keys of its own chunk only (Llama 4)."""
+    """Positions in a chunk: a query sees the keys of its own chunk only (Llama 4)."""
     softcap: float | None = None
-    """Scores x become softcap * tanh(x / softcap)."""
+    """Bound on the scores: x becomes softcap * tanh(x / softcap)."""
     sinks: Tensor | None = None
-    """[Hq], a score per head that takes part in the softmax and adds nothing to the output."""
+    """A score for each query head, [Hq], that takes part in the softmax and adds nothing to the output (gpt-oss)."""
     causal: bool = True
-    """Whether no query sees a later key; else all new tokens of a row see each other, a window reaches both ways, and
-    no row may be a tree."""
+    """Whether no query sees a later key. If false, all new tokens of a row see each other, a window reaches both ways,
+    and no row may be a tree."""
 
 
 class PagedAttention(Protocol):
-    """Attention over the blocks: one object per model, called for every layer of every forward."""
+    """Attention over the blocks: one object for a model, called for every layer of every forward."""
 
     def begin(self, plan: PagedPlan) -> None:
-        """Prepare what the layers of a forward share. Called before the first of them."""
+        """Prepare what the layers of a forward share. Called once before they run."""
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
-        """Attend with query [T, Hq, D] over keys [num_blocks + 1, block_size, Hkv, D] and values [..., Hkv, Dv].
+        """Attend with query [T, Hq, D] over storages of keys and values; return [T, Hq, Dv].
 
-        Returns [T, Hq, Dv]. The new tokens' KV is in the blocks already. Query head h reads KV head h // (Hq / Hkv).
-        Raises NotImplementedError, at the self-test, for an option that the backend does not know.
+        keys: [num_blocks + 1, block_size, Hkv, D]. values: [num_blocks + 1, block_size, Hkv, Dv]. Both have the new
+        tokens' already. Query head h reads KV head h // (Hq / Hkv). Raises NotImplementedError, at the self-test, for
+        an option that the backend does not have.
         """
 
     def attend_gathered(
         self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions
     ) -> Tensor:
-        """Attend over keys [S, Hkv, D] and values [S, Hkv, Dv] of all rows in one line, as `cu_seq_kv` says.
+        """Attend with query [T, Hq, D] over the keys of all rows in one line; return [T, Hq, Dv].
 
-        Serves latent attention (MLA): the blocks hold latents, of which the model makes keys after they are read.
+        keys: [S, Hkv, D], values: [S, Hkv, Dv]; `plan.cu_seq_kv` has where each row begins. For latent attention (MLA):
+        the blocks hold latents, from which the model computes keys and values after they are read.
         """

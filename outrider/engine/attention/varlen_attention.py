@@ -1,7 +1,8 @@
-"""The `paged` path's attention on a GPU: torch's flash attention over the blocks, by one call a layer for all rows.
+"""Flash attention over the blocks on a GPU: torch's own, one call in each layer for all rows. The backend of `flash`.
 
-It reads the plan's device tensors alone, never the host's row lengths, so it may be captured in a CUDA graph. `why_not`
-finds what it cannot do (soft caps, sinks, chunks, latent attention, float32) before the path is built.
+It reads the plan's tensors on the device alone, never row lengths on the host, so that it can be captured in a CUDA
+graph. `why_not` returns what it cannot compute of a model (soft caps, sinks, chunks, latent attention, float32) before
+the path is made.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from outrider.engine.architectures.layer_memory import layer_config
 from outrider.engine.attention.paged_plan import AttentionOptions, PagedPlan
 
 BLOCK_SIZE = 256
-"""Tokens a block. Flash attention 2, which torch carries, takes pages of a multiple of this."""
+"""Tokens in a block. Flash attention 2, which torch includes, takes pages of a multiple of this."""
 MAX_HEAD_DIM = 256
-"""Columns of a head."""
+"""Most columns of a head that flash attention 2 takes."""
 MIN_TORCH = "2.13"
-"""First version whose flash attention takes pages and num_splits without FA3 (pytorch pull request 179760)."""
+"""First version of torch whose flash attention takes pages and num_splits without FA3 (pytorch pull request 179760)."""
 
 
 class VarlenAttention:
-    """Attends with torch's variable-length kernel. Implements `PagedAttention` for blocks of BLOCK_SIZE tokens."""
+    """Attends with torch's kernel for rows of different lengths. Implements `PagedAttention` for
+    blocks of BLOCK_SIZE.
+    """
 
     def __init__(self, kernel: Callable[..., Any] | None = None) -> None:
-        """Take a kernel that is called as torch.nn.attention.varlen.varlen_attn; None takes that function itself."""
+        """kernel: a function with the parameters of torch.nn.attention.varlen.varlen_attn; None for that function."""
         if kernel is None:
             from torch.nn.attention.varlen import varlen_attn
 
@@ -46,14 +49,20 @@ class VarlenAttention:
         if not options.causal:
             raise NotImplementedError("not tried with tokens that see later ones")
         output: Tensor = self._kernel(
-            *(query, keys, values, plan.cu_seq_q, plan.cu_seq_kv, plan.max_q, plan.max_kv),
+            query,
+            keys,
+            values,
+            plan.cu_seq_q,
+            plan.cu_seq_kv,
+            plan.max_q,
+            plan.max_kv,
             scale=options.scaling,
             window_size=_window(plan, options.window),
             enable_gqa=query.shape[1] != keys.shape[2],
             seqused_k=plan.kv_lens,
             block_table=plan.block_table,
-            # With pages, torch 2.13 writes only the first row's output of a split one (pytorch issue 194167). One also
-            # makes a row's attention the same bits in every batch.
+            # With more splits torch 2.13 writes only the first row's output from pages (pytorch issue 194167). With one
+            # a row's attention also has the same bits in every batch.
             num_splits=1,
         )
         return output
@@ -61,28 +70,31 @@ class VarlenAttention:
     def attend_gathered(
         self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions
     ) -> Tensor:
+        """Raise NotImplementedError: the kernel takes keys and values of one width alone."""
         raise NotImplementedError("latent attention has keys and values of different widths")
 
 
 def _window(plan: PagedPlan, window: int | None) -> tuple[int, int]:
-    """Return the (left, right) keys that a query sees beside its own, -1 for all. The last query sees the last key."""
+    # The numbers of earlier and of later keys that a query sees, -1 for all. A row's last query sees its last key.
     if window is not None:
         return window - 1, 0
-    # A row's only query sees every key anyway, and without a bound the kernel packs the query heads of a KV head.
-    return (-1, -1) if plan.max_q == 1 else (-1, 0)
+    if plan.max_q == 1:
+        # A row's only query sees every key anyway, and without a bound the kernel packs the query heads of a KV head.
+        return -1, -1
+    return -1, 0
 
 
 def torch_refusal(version: str) -> str | None:
-    """Return why that version of torch cannot run VarlenAttention, or None."""
+    """Return why this version of torch cannot run VarlenAttention, or None."""
     if Version(version).release >= Version(MIN_TORCH).release:
         return None
     return f"torch {version} takes no num_splits with pages, which {MIN_TORCH} and later do"
 
 
 def why_not(model: PreTrainedModel) -> str | None:
-    """Return what keeps this model, on its device, from VarlenAttention, or None.
+    """Return why VarlenAttention cannot run this model on its device, or None.
 
-    Reports only what can be known without running it: the self-test judges the rest.
+    Checked is what is known without running it; the self-test finds the rest.
     """
     if model.device.type != "cuda":
         return f"flash attention needs a GPU, the model is on {model.device.type}"
@@ -97,7 +109,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 def why_not_shape(model: PreTrainedModel) -> str | None:
-    """Return what in the model alone, whatever its device, keeps it from VarlenAttention, or None."""
+    """Return why VarlenAttention cannot run this model on any device, or None."""
     config = model.config.get_text_config(decoder=True)
     if model.dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention needs bfloat16 or float16, the weights are {str(model.dtype).removeprefix('torch.')}"
@@ -105,18 +117,20 @@ def why_not_shape(model: PreTrainedModel) -> str | None:
         return "flash attention of torch has no attention sinks"
     for index in range(config.num_hidden_layers):
         layer = layer_config(config, index)
-        for name, what in _UNKNOWN.items():
+        for name, feature in _UNSUPPORTED.items():
             if getattr(layer, name, None):
-                return f"flash attention of torch has no {what} ({name} is {getattr(layer, name)})"
+                return f"flash attention of torch has no {feature} ({name} is {getattr(layer, name)})"
         head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
         if head_dim % 8 or head_dim > MAX_HEAD_DIM:
             return f"heads are {head_dim} wide, flash attention needs a multiple of 8 up to {MAX_HEAD_DIM}"
     return None
 
 
-_UNKNOWN = {
+_UNSUPPORTED = {
     "attn_logit_softcapping": "soft caps",
     "attention_chunk_size": "chunks",
     "kv_lora_rank": "latent attention",
 }
+"""Features that flash attention does not have, by the option that turns them on."""
 _WITH_SINKS = frozenset({"gpt_oss"})
+"""Model types with attention sinks, which no option states."""

@@ -1,1 +1,5 @@
-"""Graphs, and copies beside the running work, for a GPU. Everything here also runs, plainly, without one."""
+"""CUDA graphs of decode and verify steps. Everything here also runs without a GPU, eagerly or with a fake one in tests.
+
+Start at `graphed_path.py`, the path `flash`; `step_graphs.py` captures and replays. Imports `attention` and what is
+below it.
+"""

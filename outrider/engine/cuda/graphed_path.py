@@ -1,7 +1,7 @@
-"""The `flash` path, for a GPU: the paged one over flash attention, and CUDA graphs where a step has a captured shape.
+"""The `flash` path, for a GPU: the paged path over flash attention, with CUDA graphs for steps of captured shapes.
 
-Made by `attention_choice` for models that `varlen_attention` can run; the self-test runs it
-eagerly, `prepare` captures.
+`attention_choice` makes it for models that `varlen_attention` can run. The self-test runs it eagerly; `prepare`
+captures the graphs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 CAPTURE_BUDGET_S = 30.0
-"""Seconds that a start may take for capturing steps; wider ones then run eagerly. Doubling it doubles that wait."""
+"""Seconds that the start of a worker may take for capturing steps. Shapes that are not captured by then run eagerly."""
 
 
 class GraphedPath:
-    """Implements `ForwardPath`, `Prepares` and `GivesFeatures`."""
+    """Runs a paged path, as CUDA graphs where it can. Implements `ForwardPath`, `Prepares` and `GivesFeatures`."""
 
     name = "flash"
     batch_invariant = False
@@ -40,27 +40,33 @@ class GraphedPath:
         maker: GraphMaker,
         widths: Sequence[int] = WIDTHS,
     ) -> None:
-        """Take a paged path over an attention that reads nothing but a plan's tensors. widths: as `WIDTHS`."""
-        self._paged, self._maker = paged, maker
+        """paged: a path over an attention that reads nothing but a plan's tensors. vocab_size: width of the logits.
+        widths: as `WIDTHS`.
+        """
+        self._paged = paged
+        self._maker = maker
         self._widths = widths
-        self._device, self._dtype, self._vocab_size = model.device, model.dtype, vocab_size
+        self._device = model.device
+        self._dtype = model.dtype
+        self._vocab_size = vocab_size
         self.uses_graphs = True
-        """False: every forward runs eagerly, to be compared with."""
-        self._graphs: StepGraphs | None = None
-        """None until `prepare`."""
+        """Whether graphs are replayed. Set it to false to run every forward eagerly, for a comparison."""
+        self._graphs: StepGraphs | None = None  # until `prepare`
         self.features = torch.empty(0)
 
     @property
     def captured(self) -> set[StepShape]:
-        """Return the steps that run as graphs."""
-        return set() if self._graphs is None else self._graphs.shapes
+        """The shapes of steps that run as graphs."""
+        if self._graphs is None:
+            return set()
+        return self._graphs.shapes
 
     @property
     def kv_bytes_per_token(self) -> int:
         return self._paged.kv_bytes_per_token
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        self._graphs = None  # they name the old storage's addresses
+        self._graphs = None  # they have addresses of the old storage
         self._paged.set_storage(num_blocks, block_size)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -73,17 +79,21 @@ class GraphedPath:
             self._graphs.taps = tuple(taps)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        graphs = self._graphs if self.uses_graphs else None
-        given = None if graphs is None else graphs.forward(rows)
-        logits, features = (self._paged.forward(rows), self._paged.features) if given is None else given
-        if features is not None:
-            self.features = features
+        if self._graphs is not None and self.uses_graphs:
+            replayed = self._graphs.forward(rows)
+            if replayed is not None:
+                logits, features = replayed
+                if features is not None:
+                    self.features = features
+                return logits
+        logits = self._paged.forward(rows)
+        self.features = self._paged.features
         return logits
 
     @torch.inference_mode()
     def prepare(self, max_rows: int, context_limit: int) -> None:
-        """Capture graphs for steps of up to max_rows rows. The storage must have been allocated by a forward."""
-        table_width = -(-context_limit // self.block_size)
+        """Capture graphs for steps of up to max_rows rows. A forward must have allocated the storage before."""
+        table_width = -(-context_limit // self.block_size)  # blocks of the longest row
         self._graphs = StepGraphs(
             self._paged.run, self._maker, self._device, self._dtype, self._vocab_size, self.block_size
         )
@@ -91,7 +101,7 @@ class GraphedPath:
 
 
 def graphed_path(model: PreTrainedModel, vocab_size: int) -> GraphedPath:
-    """For a model on a GPU. Raises PathUnavailable."""
+    """Return the `flash` path of a model on a GPU. Raises PathUnavailable where flash attention cannot run it."""
     reason = why_not(model)
     if reason is not None:
         raise PathUnavailable(reason)

@@ -1,1 +1,5 @@
-"""The C++ forward and its binding, compiled on first use and kept in a cache folder. Used by `paths.fused`."""
+"""The C++ library: a forward of our own for a CPU, and random numbers for whole vocabularies.
+
+`build.py` compiles it on the machine that runs it, `library.py` binds it to Python. Start at `model.h`, which describes
+the model and the plan of a step; `step.h` has the forward. Imports nothing of the engine.
+"""

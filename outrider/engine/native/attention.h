@@ -1,9 +1,9 @@
 // Attention of some queries of one sequence to its keys and values, read from the blocks they lie in.
 //
-// Keys are taken in tiles of 64 positions and tiles in spans, both counted from the sequence's first token. Within a span
-// the maximum runs; spans are each computed from nothing, by any thread, and added in their order. A query's additions
-// come in an order that its own position decides: masked keys add exact zeros, so neither the queries beside it, nor the
-// threads, nor the way in which a prompt was cut changes a bit. Scores and sums are float32 whatever the cache holds.
+// Keys are read in tiles of 64 positions and tiles in spans, both counted from the sequence's first token. Within a span
+// the largest score is a running maximum. Any thread computes a span by itself, and spans are added in their order. So
+// the order of a query's additions depends on its position alone: masked keys add exact zeros, and neither other queries,
+// nor threads, nor the division of a prompt changes a bit. Scores and sums are float32 whatever the cache's dtype.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,13 @@ namespace outrider {
 constexpr int BLOCK = 16;            // tokens
 constexpr int TILE = 4 * BLOCK;      // keys
 constexpr int SPAN = 8 * TILE;       // keys
-constexpr int GROUP = 6;             // queries that share the reading of a tile
+constexpr int GROUP = 6;             // queries for which a tile is read once
 #if defined(__AVX512F__)
-constexpr int AT_ONCE = 4;           // vectors, for each of them a sum in a register
+constexpr int AT_ONCE = 4;           // vectors whose sums are in registers at a time
 #else
 constexpr int AT_ONCE = 2;
 #endif
-constexpr int MOST_QUERIES = 96;     // of one piece of work; one token's heads may be more
+constexpr int MOST_QUERIES = 96;     // queries of one piece of work; the heads of one token may be more
 
 struct Query {
     const float* head;  // [head size], scaled so that scores are exponents of 2
@@ -45,7 +45,7 @@ struct Cache {
     }
 };
 
-// One head's keys and values of a sequence, as its table finds them, up to the token `last`.
+// Keys and values of one head of a sequence, in the blocks of its table, up to the token `last`.
 template <class KV>
 struct Keys {
     Cache<KV> cache;
@@ -54,8 +54,8 @@ struct Keys {
     int32_t last;
 };
 
-// Where a tile lies, and the one after it, which is on its way to the second-level cache while this one is computed:
-// blocks are too short for the hardware to see a stream in them.
+// Addresses of a tile's blocks, and of the next tile's, which is fetched into the second-level cache while this one is
+// computed: blocks are too short for the hardware to recognise a stream.
 template <class KV>
 struct Tile {
     const KV* keys[TILE / BLOCK];
@@ -76,7 +76,8 @@ struct Tile {
     }
 };
 
-// What some queries have of some keys: by query the weighted values, the weights in lanes, and the largest score.
+// Partial result of attention over some keys: for each query the sums of weighted values, the sums of weights by lane,
+// and the largest score.
 struct Partial {
     float* data;  // [queries][padded head size + 2 * PADDED]
     int padded;
@@ -95,7 +96,7 @@ struct Partial {
         }
     }
 
-    // Of the keys that come after these.
+    // Add the partial result over later keys.
     void add(const Partial& later, int queries) const {
         for (int q = 0; q < queries; ++q) {
             const float now = std::max(top(q), later.top(q));
@@ -139,7 +140,7 @@ static void score(const Query* queries, int size, const Tile<KV>& tile, float (*
     }
 }
 
-// Scores to weights in place; keeps the running maximum and the weights' sums.
+// Turn scores into weights in place; update the running maximum and the sums of weights.
 static void weigh(const Query& query, int32_t tile, float* scores, float& top, float* weights, vf& shrink) {
     vi lanes{};
     for (int i = 0; i < LANES; ++i) lanes[i] = i;
@@ -199,7 +200,7 @@ static void mix(const float (*scores)[TILE], const vf* shrink, const Tile<KV>& t
         for (int v = 0; v < VECTORS; ++v) store(to.sums(r) + column + v * LANES, acc[r][v]);
 }
 
-// ROWS queries and one tile, of whose keys some see the first `keys`.
+// Attend with ROWS queries over the first `keys` keys of one tile; no query sees later ones.
 template <class KV, int ROWS>
 static void attend_tile(const Query* queries, const Tile<KV>& tile, int32_t first, int keys, int size,
                         const Partial& to) {
@@ -225,8 +226,8 @@ static void attend_rows(int rows, const Query* queries, const Tile<KV>& tile, in
     attend_tile<KV, ROWS>(queries, tile, first, keys, size, to);
 }
 
-// The tiles of the keys from `begin` to before `end`. `queries` come in the order of their positions, or every position
-// is past all these keys.
+// Attend over the tiles of the keys `begin` to `end - 1`. `queries` are in the order of their positions, or every position
+// is after all these keys.
 template <class KV>
 static void attend_tiles(const Keys<KV>& keys, int32_t begin, int32_t end, const Query* queries, int count,
                          const Partial& to) {

@@ -1,7 +1,8 @@
 // Attention of token trees: a node sees what comes before the tree, its ancestors and itself.
 //
-// Nodes lie in the cache in the order in which they were fed. Where the tree begins, each node's keys and values are laid
-// out anew as a chain that ends with it, so that its sums take the order of a chain's and have the same bits.
+// Nodes lie in the cache in the order in which they were fed. From the tile in which the tree begins, the keys and values
+// that a node sees are copied into a chain that ends with the node, so that its sums are added in the order of a chain's
+// and have the same bits.
 #pragma once
 
 #include "attention.h"
@@ -10,13 +11,13 @@ namespace outrider {
 
 struct Tree {
     int32_t start;           // tokens before it
-    const int32_t* parents;  // of each node, the index of the one it follows; -1 for the token before the tree
+    const int32_t* parents;  // index of each node's parent; -1 for the last token before the tree
 };
 
-// One node's chain from the tile on in which the tree begins, for one key and value head.
+// The chain that ends with one node, from the tile on in which the tree begins, for one key-value head.
 class Branch {
    public:
-    // Room for the chains of a tree; what no thread may wait for or fail at.
+    // Allocate for the chains of a tree, before threads run: none may wait for memory or fail at it.
     void fit(int32_t start, int32_t deepest, int size, int padded, int64_t element_bytes) {
         const int32_t num_blocks = (start % TILE + deepest) / BLOCK + 1;
         const int64_t key_bytes = num_blocks * size * BLOCK * element_bytes;
@@ -28,7 +29,7 @@ class Branch {
         held_.reserve(deepest + 1);
     }
 
-    // What every node sees of the tile in which the tree begins.
+    // Copy the tokens before the tree, of the tile in which it begins: every node sees them.
     template <class KV>
     void begin(const Cache<KV>& from, int head, const int32_t* table, const Tree& tree) {
         const int32_t base = tree.start / TILE * TILE;
@@ -41,7 +42,7 @@ class Branch {
         held_.clear();
     }
 
-    // The chain that ends with `node`; what it shares with the one before stays.
+    // Copy the chain that ends with `node`; the nodes that it shares with the previous chain are there already.
     template <class KV>
     void follow(const Cache<KV>& from, int head, const int32_t* table, const Tree& tree, int32_t node) {
         path_.clear();
@@ -80,8 +81,8 @@ class Branch {
     std::vector<int32_t> table_, path_, held_;
 };
 
-// The spans from the one in which the tree begins, one after another in `to`. `queries`: `group` for each of the nodes from
-// `node` on; their positions are changed.
+// Attend over the spans from the one in which the tree begins; their partial results lie one after another in `to`.
+// `queries`: `group` for each of the nodes from `node` on; their positions are changed.
 template <class KV>
 static void attend_tree(const Keys<KV>& keys, const Tree& tree, int32_t node, Query* queries, int count, int group,
                         Branch& branch, const Partial& to) {

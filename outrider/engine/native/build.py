@@ -1,8 +1,8 @@
-"""Compile the C++ forward for this very processor and keep the result. Called by `library`.
+"""Compile the C++ library for the processor of this machine and keep it in the cache folder. Called by `library`.
 
-The file's name carries a hash of the sources, the flags and the processor, and one of the compiler, so a folder shared
-by machines or versions holds a file for each. Two workers that start at once each compile and one rename wins. Where
-there is no compiler, a file that another one made for these sources and this processor will do.
+The file's name has a hash of the sources, flags and processor, and one of the compiler, so that a folder which machines
+or versions share holds a file for each. Two workers that start at once both compile, and the last rename wins. Without
+a compiler, a file that any compiler made from these sources for this processor is used.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
+"""Flags for the compiler. None of them lets it reorder sums, which must have the same bits everywhere."""
 FOLDER = Path(__file__).parent
+"""Folder of the sources."""
 COMPILE_TIMEOUT_S = 300
-"""Seconds for one compilation; an unfinished file twice as old was abandoned."""
+"""Seconds that one compilation may take. An unfinished file that is twice as old was abandoned, and is removed."""
 
 _REMEDY = "set OUTRIDER_CACHE_DIR to a folder that can be"
 
 
 class BuildError(Exception):
-    """Raised when there is no compiler here, or it does not take our sources; the message is one line."""
+    """Raised when there is no compiler, or it refuses the sources; the message is one line."""
 
 
 def built_library() -> Path:
-    """Return the shared library for this machine, compiled if it is not there yet. Raises BuildError."""
+    """Return the path of this machine's library, which is compiled first if it does not exist. Raises BuildError."""
     path, compiler = library_place()
     if not path.exists():
         log_phase("compiling the C++ forward, once on this machine")
@@ -53,25 +55,29 @@ def built_library() -> Path:
 
 
 def library_place() -> tuple[Path, str]:
-    """Return where this machine's library lies or will lie, and the compiler that makes it.
+    """Return the path of this machine's library, which may not exist yet, and the compiler for it.
 
-    Raises BuildError where there is neither a compiler nor a library that another one made.
+    Without a compiler it is the path of an existing library, with an empty string. Raises BuildError where there is
+    neither.
     """
-    folder, name = cache_folder(), f"fused-{_machine_key()}"
+    folder = cache_folder()
+    name = f"fused-{_machine_key()}"
     try:
         compiler = find_compiler()
     except BuildError:
-        made = sorted(folder.glob(f"{name}-*.so"))
-        if made:
-            return made[0], ""
+        existing = sorted(folder.glob(f"{name}-*.so"))
+        if existing:
+            return existing[0], ""
         raise
     return folder / f"{name}-{_hash(compiler, _version(compiler))}.so", compiler
 
 
 def find_compiler() -> str:
-    """Return $CXX when it is set, else the first of the usual names that is found. Raises BuildError."""
-    wanted = os.environ.get("CXX")
-    names = [wanted] if wanted else ["c++", "g++", "clang++"]
+    """Return the path of the compiler $CXX, or without that variable of c++, g++ or clang++. Raises BuildError."""
+    names = ["c++", "g++", "clang++"]
+    chosen = os.environ.get("CXX")
+    if chosen:
+        names = [chosen]
     for name in names:
         found = shutil.which(name)
         if found:
@@ -80,25 +86,28 @@ def find_compiler() -> str:
 
 
 def check_owner(path: Path) -> None:
-    """Raise BuildError for a library that another account wrote or may write: to load it is to run its code."""
-    found = path.stat()
-    if found.st_uid not in (os.getuid(), 0):
-        raise BuildError(f"{path} belongs to another account (uid {found.st_uid})")
-    if found.st_mode & 0o022:
+    """Raise BuildError for a library that another account wrote or may write: loading it runs that account's code."""
+    status = path.stat()
+    if status.st_uid not in (os.getuid(), 0):
+        raise BuildError(f"{path} belongs to another account (uid {status.st_uid})")
+    if status.st_mode & 0o022:
         raise BuildError(f"{path} may be written by other accounts")
 
 
 def check_writable(folder: Path) -> None:
-    """Raise BuildError where `compile_to` could not write."""
-    there = folder
-    while not there.exists():
-        there = there.parent
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise BuildError(f"cannot build in {folder}: {there} cannot be written; {_REMEDY}")
+    """Raise BuildError where `compile_to` could not create a file in the folder, or the folder itself."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise BuildError(f"cannot build in {folder}: {existing} cannot be written; {_REMEDY}")
 
 
 def compile_to(path: Path, compiler: str) -> None:
-    """Compile to `path`, under another name first so that nobody ever loads half a file. Raises BuildError."""
+    """Compile the library to `path`. Raises BuildError.
+
+    It is written under another name first, so that no process loads half a file.
+    """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +131,7 @@ def compile_to(path: Path, compiler: str) -> None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what builds that were killed left behind."""
+    # Files of builds that were killed.
     for part in folder.glob("*.so.part"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - part.stat().st_mtime > 2 * COMPILE_TIMEOUT_S:
@@ -131,18 +140,26 @@ def _remove_abandoned(folder: Path) -> None:
 
 def _first_error(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no message")
+    for line in lines:
+        if "error" in line.lower():
+            return line
+    if lines:
+        return lines[0]
+    return "no message"
 
 
 def _machine_flags() -> tuple[str, ...]:
-    return ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ("-march=native",)
+    if platform.machine() in ("aarch64", "arm64"):
+        return ("-mcpu=native",)
+    return ("-march=native",)
 
 
 @functools.lru_cache
 def _machine_key() -> str:
-    sources = sorted((*FOLDER.glob("*.h"), *FOLDER.glob("*.cpp")))
-    texts = (text for source in sources for text in (source.name, source.read_text()))
-    return _hash(*FLAGS, *_machine_flags(), platform.machine(), _processor(), *texts)
+    texts: list[str] = []
+    for source in sorted((*FOLDER.glob("*.h"), *FOLDER.glob("*.cpp"))):
+        texts += (source.name, source.read_text())
+    return _hash(*FLAGS, *_machine_flags(), platform.machine(), _instruction_sets(), *texts)
 
 
 def _hash(*parts: str) -> str:
@@ -160,10 +177,13 @@ def _version(compiler: str) -> str:
         raise BuildError(f"{compiler} does not run: {error}") from error
 
 
-def _processor() -> str:
-    """Return the processor's instruction sets, by which -march=native decides."""
+def _instruction_sets() -> str:
+    # Those of the processor, from which -march=native chooses.
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    for line in lines:
+        if line.startswith(("flags", "Features")):
+            return line
+    return platform.processor()

@@ -1,4 +1,4 @@
-// The C face of the forward, as library.py calls it. Sizes are the caller's to get right; it checks them first.
+// The C functions that library.py calls. The caller checks all sizes first.
 #include "model.h"
 #include "noise.h"
 
@@ -38,7 +38,7 @@ std::vector<float>& vector_of(Model& model, int32_t layer, int32_t which) {
     }
 }
 
-// 0 when f ran, -1 when memory ran out.
+// Run f; return 0, or -1 when memory ran out.
 template <class F>
 int64_t guarded(F f) {
     try {
@@ -62,7 +62,7 @@ void* outrider_new(const outrider::Spec* spec, const int32_t* windows, const int
 
 void outrider_free(void* model) { delete static_cast<Model*>(model); }
 
-// Source rows [rows, columns] of the matrix's kind, and for int8 a scale for each, to the outputs from `first` on.
+// Pack source rows [rows, columns] of the matrix's kind, for int8 with a scale for each, into the outputs from `first` on.
 int64_t outrider_pack(void* handle, int32_t layer, int32_t which, const void* source, const float* scales,
                       int64_t rows, int64_t columns, int64_t first, int32_t part_number) {
     return guarded([&] {
@@ -113,7 +113,7 @@ void outrider_storage(void* handle, const void* embedding, void* keys, void* val
     model.num_blocks = num_blocks;
 }
 
-// The hidden states that later forwards give, by the layer they go into; -1 for those after the last norm.
+// Set the hidden states that later forwards copy, by the layer that reads them; -1 for those after the last norm.
 int64_t outrider_taps(void* handle, const int32_t* taps, int64_t count) {
     return guarded([&] {
         static_cast<Model*>(handle)->taps.assign(taps, taps + count);
@@ -123,7 +123,7 @@ int64_t outrider_taps(void* handle, const int32_t* taps, int64_t count) {
 
 void outrider_residual(void* handle, int32_t normed) { static_cast<Model*>(handle)->residual_normed = normed; }
 
-// 0, 1 + the index of a token id outside the vocabulary, or -1 when memory ran out.
+// Returns 0, 1 + the index of a token id outside the vocabulary, or -1 when memory ran out.
 int64_t outrider_forward(void* handle, const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits,
                          float* features, const float* read) {
     return guarded([&] {

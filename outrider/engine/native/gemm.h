@@ -1,7 +1,7 @@
 // One piece of a product: [rows, K] activations times 64 packed outputs.
 //
-// Every output element is one chain of additions over K from first to last, whatever the number of rows and whichever
-// kernel does it. That is what makes a token's logits the same bits in every batch.
+// Every output is one chain of additions over K from first to last, for any number of rows and in any kernel. So a token's
+// logits have the same bits in every batch.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@ constexpr int TILE_ROWS = 12;                   // 24 sums of 32 registers
 #else
 constexpr int TILE_ROWS = 6;                    // 12 of 16
 #endif
-constexpr int MOST_ROWS = 120;                  // of a piece: its activations stay in the second-level cache
-constexpr int64_t MOST_INPUTS = 2048;           // between two stores of the sums: so do a panel's weights
+constexpr int MOST_ROWS = 120;                  // of a piece, so that its activations stay in the second-level cache
+constexpr int64_t MOST_INPUTS = 2048;           // between two stores of the sums, so that a panel's weights do, too
 // Weights are fetched ahead into the second-level cache, this many steps over K. Measured in whole models, without it:
 // on a Xeon 2 rows take 1.18 (float32) and 1.48 (bfloat16) times as long, 5 rows 1.34 and 1.60, and one row 1.00 and
 // 1.20; on an EPYC 4 rows up to a twelfth less, 6 the same, 8 rows 1.06 and 20 rows 1.3 times as long.
@@ -116,7 +116,7 @@ static void multiply(const Matrix& matrix, int piece, const void* x_any, int64_t
     }
 }
 
-// With the scale and the bias.
+// Apply the scale and the bias.
 static void product(const Matrix& matrix, int piece, const void* x, int64_t x_stride, int rows, float* sums) {
     if (matrix.kind == Kind::float32) multiply<float>(matrix, piece, x, x_stride, rows, sums);
     else if (matrix.kind == Kind::bfloat16) multiply<bf16>(matrix, piece, x, x_stride, rows, sums);

@@ -1,7 +1,7 @@
-"""Bind the C++ library to Python: the forward, which `paths.fused` gives weights, storage and steps, and the random
-numbers of a vocabulary, which `sampling.coupled` and `sampling.noise` draw with on the host.
+"""Bind the C++ library to Python: the forward, for `attention.fused`, and random numbers for a vocabulary, with which
+`sampling.coupled` and `sampling.noise` draw on the host.
 
-Every call that takes time releases the GIL (ctypes does). A `NativeModel` belongs to one thread at a time.
+ctypes releases the GIL in every call. A `NativeModel` belongs to one thread at a time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,29 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 NO_LAYER = 0
-"""Layer index for a matrix or a vector that belongs to no layer."""
+"""Layer index to pass for a matrix or a vector that belongs to no layer."""
 
 
 class NativeSpec(ctypes.Structure):
-    """Mirrors `NativeSpec` in model.h."""
+    """Sizes of a model. Mirrors `Spec` in model.h, field by field."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_size", "intermediate")),
-        *((name, c_int32) for name in ("vocab", "head_rows", "paired", "dtype", "weights")),
-        *((name, c_int32) for name in ("num_threads", "activation")),
-        *((name, c_float) for name in ("epsilon", "attention_scale", "embedding_scale")),
+        ("num_layers", c_int32),
+        ("hidden", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_size", c_int32),
+        ("intermediate", c_int32),
+        ("vocab", c_int32),
+        ("head_rows", c_int32),
+        ("paired", c_int32),
+        ("dtype", c_int32),
+        ("weights", c_int32),
+        ("num_threads", c_int32),
+        ("activation", c_int32),
+        ("epsilon", c_float),
+        ("attention_scale", c_float),
+        ("embedding_scale", c_float),
     )
 
 
@@ -46,7 +58,7 @@ class Kind(IntEnum):
 
 
 class Activation(IntEnum):
-    """What the gates go through. Mirrors the C++ enumeration."""
+    """Activation of an MLP's gate. Mirrors the C++ enumeration."""
 
     SILU = 0
     GELU = 1
@@ -54,7 +66,7 @@ class Activation(IntEnum):
 
 
 class Which(IntEnum):
-    """Names a packed matrix."""
+    """Name of a packed matrix: a layer's projections, or the head."""
 
     QKV = 0
     OUT = 1
@@ -64,7 +76,7 @@ class Which(IntEnum):
 
 
 class RowPart(IntEnum):
-    """Place of a weight's rows among a matrix's outputs: in order, or in the halves that gate and up share."""
+    """Which outputs of a packed matrix a weight's rows become: consecutive ones, or those of GATE_UP's gate or up."""
 
     STRAIGHT = 0
     GATE = 1
@@ -72,7 +84,7 @@ class RowPart(IntEnum):
 
 
 class Vector(IntEnum):
-    """Names a norm's weight or a rotary table, which all layers of its number share."""
+    """Name of a norm's weight or of a rotary table. Layers with the same table number share a rotary table."""
 
     ATTENTION_NORM = 0
     MLP_NORM = 1
@@ -102,9 +114,15 @@ SIGNATURES = {
 }
 
 
+"""(result, arguments) of each function of the library, as fused.cpp declares them."""
+
+
 @functools.lru_cache
 def library() -> ctypes.CDLL:
-    """Return the library, built when it is missing or does not load. Raises BuildError."""
+    """Return the library, loaded once. It is built when it is missing, and again when it does not load.
+
+    Raises BuildError.
+    """
     path = built_library()
     try:
         return _open(path)
@@ -117,8 +135,9 @@ def library() -> ctypes.CDLL:
 
 
 def load_at_start() -> None:
-    """Load the library when a worker starts, on any device: a GPU worker draws on the host, too. Warn where it cannot
-    be had: `loaded` is None then.
+    """Load the library when a worker starts, on any device: workers on a GPU draw on the host, too.
+
+    Where it cannot be loaded a warning is logged, and `loaded` returns None from then on.
     """
     try:
         library()
@@ -127,8 +146,10 @@ def load_at_start() -> None:
 
 
 def loaded() -> ctypes.CDLL | None:
-    """Return the library if it is loaded already, else None."""
-    return library() if library.cache_info().currsize else None
+    """Return the library if it was loaded before, else None."""
+    if not library.cache_info().currsize:
+        return None
+    return library()
 
 
 def _build_again(path: Path, error: Exception) -> None:
@@ -143,22 +164,26 @@ def _open(path: Path) -> ctypes.CDLL:
     opened = ctypes.CDLL(str(path))
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(opened, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        function.argtypes = arguments
     return opened
 
 
 class NativeModel:
-    """Holds a model's packed weights and the threads that run it. Ends the threads when it is dropped."""
+    """A model's packed weights, and the threads that run it. The threads end when the object is dropped."""
 
     def __init__(self, spec: NativeSpec, windows: Sequence[int], rotaries: Sequence[int]) -> None:
-        """Allocate an empty model. Raises BuildError, MemoryError.
+        """Allocate a model without weights. Raises BuildError, MemoryError.
 
-        windows: keys that each layer's queries see, 0 for all. rotaries: the number of each layer's rotary tables.
+        windows: keys that the queries of each layer see, 0 for all. rotaries: number of each layer's rotary table; the
+        numbers begin at 0.
         """
         self._library = library()
-        seen, turned = array("i", windows), array("i", rotaries)  # named, so that they outlive the call
-        addresses = (seen.buffer_info()[0], turned.buffer_info()[0])
-        self._handle = self._library.outrider_new(ctypes.byref(spec), *addresses)
+        window_array = array("i", windows)  # in variables, so that they exist until the call has returned
+        rotary_array = array("i", rotaries)
+        self._handle = self._library.outrider_new(
+            ctypes.byref(spec), window_array.buffer_info()[0], rotary_array.buffer_info()[0]
+        )
         if not self._handle:
             raise MemoryError(f"no memory or threads for the packed weights of {spec.num_layers} layers")
 
@@ -175,25 +200,27 @@ class NativeModel:
         part: RowPart = RowPart.STRAIGHT,
         scale: Tensor | None = None,
     ) -> None:
-        """Pack weight [rows, columns], of the matrix's kind, into the outputs from `first` on.
+        """Pack a weight [rows, columns] of the matrix's kind into its outputs from `first` on. Raises MemoryError.
 
-        scale: [rows], for int8.
+        scale: factor of each row, [rows], for int8.
         """
         weight = weight.detach().contiguous()
-        scale = torch.ones(len(weight)) if scale is None else scale.detach().float().contiguous()
+        if scale is None:
+            scale = torch.ones(len(weight))
+        scale = scale.detach().float().contiguous()
         rows, columns = weight.shape
         addresses = (weight.data_ptr(), scale.data_ptr())
-        self._ran(self._library.outrider_pack(self._handle, layer, which, *addresses, rows, columns, first, part))
+        self._check(self._library.outrider_pack(self._handle, layer, which, *addresses, rows, columns, first, part))
 
     def bias(self, layer: int, which: Which, bias: Tensor, first: int = 0, part: RowPart = RowPart.STRAIGHT) -> None:
-        """Set the bias [rows], of any dtype, of the outputs from `first` on."""
+        """Set the bias [rows], of any dtype, of a matrix's outputs from `first` on. Raises MemoryError."""
         bias = bias.detach().float().contiguous()
-        self._ran(self._library.outrider_bias(self._handle, layer, which, bias.data_ptr(), len(bias), first, part))
+        self._check(self._library.outrider_bias(self._handle, layer, which, bias.data_ptr(), len(bias), first, part))
 
     def vector(self, layer: int, which: Vector, values: Tensor) -> None:
-        """Set a norm's weight or a rotary table, of any shape and dtype."""
+        """Set a norm's weight or a rotary table, of any shape and dtype. Raises MemoryError."""
         values = values.detach().float().contiguous()
-        self._ran(self._library.outrider_vector(self._handle, layer, which, values.data_ptr(), values.numel()))
+        self._check(self._library.outrider_vector(self._handle, layer, which, values.data_ptr(), values.numel()))
 
     @property
     def weight_bytes(self) -> int:
@@ -201,20 +228,22 @@ class NativeModel:
         return int(self._library.outrider_weight_bytes(self._handle))
 
     def storage(self, embedding: Tensor | None, keys: Tensor, values: Tensor, num_blocks: int) -> None:
-        """Use these tensors, all contiguous and kept alive by the caller, for the embedding, keys and values.
+        """Use these contiguous tensors, which the caller keeps alive, as embedding and storage of keys and values.
 
-        embedding: None where it is the packed head.
+        embedding: [V, H] in the model's dtype; None where it equals the packed head. num_blocks: with the trash block.
         """
-        table = None if embedding is None else embedding.data_ptr()
-        self._library.outrider_storage(self._handle, table, keys.data_ptr(), values.data_ptr(), num_blocks)
+        embedding_address = None
+        if embedding is not None:
+            embedding_address = embedding.data_ptr()
+        self._library.outrider_storage(self._handle, embedding_address, keys.data_ptr(), values.data_ptr(), num_blocks)
 
     def taps(self, taps: Sequence[int]) -> None:
-        """Give these hidden states in the forwards that follow, as `GivesFeatures.set_taps` says."""
-        given = array("i", taps)
-        self._ran(self._library.outrider_taps(self._handle, given.buffer_info()[0], len(given)))
+        """Tap these hidden states in later forwards, as `GivesFeatures.set_taps`. Raises MemoryError."""
+        numbers = array("i", taps)
+        self._check(self._library.outrider_taps(self._handle, numbers.buffer_info()[0], len(numbers)))
 
     def residual(self, *, normed: bool) -> None:
-        """Let the rows that a paired model reads go on after their norm, or as they are."""
+        """Choose the residual of a paired model's layer 0: the states that it reads, after their norm or before it."""
         self._library.outrider_residual(self._handle, normed)
 
     def forward(
@@ -226,17 +255,25 @@ class NativeModel:
         features: Tensor | None = None,
         read: Tensor | None = None,
     ) -> int | None:
-        """Run the step that `plan` (int32, see model.h) describes; write logits [N, head_rows] and features, float32.
+        """Run the step that `plan` (int32, see model.h) describes, and write its results into logits and features.
 
-        features: [num_tokens, taps, hidden padded to a multiple of 16]; None where nothing is tapped.
-        read: [num_tokens, hidden] float32, contiguous, for a paired model.
-        Returns None, or the index of a token id outside the vocabulary: nothing was computed then.
+        logits: [N, head_rows] float32. features: [num_tokens, taps, hidden padded to a multiple of 16] float32; None
+        where nothing is tapped. read: the states that a paired model reads, [num_tokens, hidden] float32, contiguous.
+        Returns None, or the index of a token id outside the vocabulary; nothing is computed then. Raises MemoryError.
         """
-        addresses = (None if tensor is None else tensor.data_ptr() for tensor in (logits, features, read))
-        bad = self._library.outrider_forward(self._handle, plan.buffer_info()[0], num_tokens, num_rows, *addresses)
-        self._ran(bad)
-        return bad - 1 if bad else None
+        addresses = (_address(logits), _address(features), _address(read))
+        status = self._library.outrider_forward(self._handle, plan.buffer_info()[0], num_tokens, num_rows, *addresses)
+        self._check(status)
+        if status:
+            return int(status) - 1
+        return None
 
-    def _ran(self, status: int) -> None:
+    def _check(self, status: int) -> None:
         if status < 0:
             raise MemoryError("no memory for weights or a step's activations; lower max_prefill_tokens or max_slots")
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    return tensor.data_ptr()

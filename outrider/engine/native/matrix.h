@@ -23,12 +23,12 @@ enum class Kind : int32_t { float32 = 0, bfloat16 = 1, int8 = 2 };
 
 static inline int64_t element_bytes(Kind kind) { return kind == Kind::float32 ? 4 : kind == Kind::bfloat16 ? 2 : 1; }
 
-// What the activations that meet such weights are rounded to.
+// The kind to which activations are rounded before a product with such weights.
 static inline Kind input_kind(Kind weights) { return weights == Kind::bfloat16 ? Kind::bfloat16 : Kind::float32; }
 
 static inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// Zeroed pages, huge ones where the kernel gives them: a forward walks through all of it.
+// Pages of zeros, huge ones where the kernel has them: a forward reads all of them.
 class Memory {
    public:
     Memory() = default;
@@ -40,7 +40,7 @@ class Memory {
     void* data() const { return data_; }
     int64_t bytes() const { return bytes_; }
 
-    // What was there is lost. Throws bad_alloc.
+    // Replace the memory; its contents are lost. Throws bad_alloc.
     void resize(int64_t bytes) {
         release();
         const int64_t huge = 2 << 20;
@@ -56,7 +56,7 @@ class Memory {
         std::memset(data_, 0, bytes_);
     }
 
-    // At least so many, and what was there is lost where that takes new ones.
+    // Have at least so many bytes; contents are lost where that takes new memory.
     void fit(int64_t bytes) {
         if (bytes > bytes_) resize(bytes);
     }
@@ -72,8 +72,8 @@ class Memory {
     int64_t bytes_ = 0;
 };
 
-// Where a source row goes among the outputs: in order, or alternating by panels so that a piece has the gate and the
-// up projection of the same 32 neurons.
+// Which outputs source rows become: consecutive ones, or every other panel, so that a piece has the gate and the up
+// projection of the same 32 neurons.
 enum class Part : int32_t { straight = 0, gate = 1, up = 2 };
 
 static inline int64_t output_of(int64_t row, Part part) {
@@ -109,7 +109,7 @@ struct Matrix {
         else narrow(&reinterpret_cast<bf16*>(base)[(input / 2 * PANEL + lane) * 2 + input % 2], value);
     }
 
-    // What was set, before the scale.
+    // The weight as it was set, without its scale.
     float at(int64_t output, int64_t input) const {
         const char* base = panel(output / PANEL);
         const int64_t lane = output % PANEL;

@@ -11,11 +11,11 @@
 
 namespace outrider {
 
-// As the binding fills it; see library.py.
+// Sizes of a model; library.py fills it as NativeSpec.
 struct Spec {
     int32_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab;
     int32_t head_rows;     // logits of a token
-    int32_t paired;        // whether layer 0 reads a row of the caller's beside the token's embedding (EAGLE-3)
+    int32_t paired;        // whether layer 0 reads a state of the caller's with each token's embedding (EAGLE-3)
     int32_t dtype;         // Kind of the embedding and of the cache
     int32_t weights;       // Kind of the linears
     int32_t num_threads;
@@ -28,9 +28,9 @@ struct Spec {
 struct Layer {
     Matrix qkv, out, gate_up, down;
     std::vector<float> attention_norm, mlp_norm, query_norm, key_norm;
-    std::vector<float> attention_out_norm, mlp_out_norm;  // of what each half adds; empty, as query_norm, when there is none
+    std::vector<float> attention_out_norm, mlp_out_norm;  // of the outputs of both; empty, as query_norm, where there is none
     int32_t window = 0;  // keys a query sees, itself included; 0 for all
-    int32_t rotary = 0;  // number of its tables
+    int32_t rotary = 0;  // number of its rotary tables
 };
 
 struct Rotary {
@@ -47,28 +47,28 @@ struct RowPlan {
     Tree tree() const { return {num_cached + num_new - num_nodes, parents}; }
 };
 
-// Tokens `from` to `to` of a row, for one key and value head. Their keys come in pieces: spans, of which those that a tree
-// reaches into are one.
+// Attention of the tokens `from` to `to - 1` of a row in one key-value head. Their keys are divided into pieces: a span is
+// one, and all spans with nodes of a tree are one together.
 struct HeadWork {
     int32_t row, head, from, to;
-    int32_t first, last;  // of the tokens' positions
+    int32_t first, last;  // least and largest position of the tokens
     int32_t pieces;
-    bool is_split;        // whether each piece is taken by itself and their partials are added in a phase of its own
-    int64_t partials;     // number of the first, of a query each, when it is split: [spans][queries]
+    bool is_split;        // whether pieces are attended apart, and their partial results added in a later phase
+    int64_t partials;     // index of the first of [spans][queries] partial results, when it is split
 
     int spans() const { return last / SPAN + 1; }
 };
 
-// A piece of the keys of a work that is split, or a token of it, by the work's number.
+// A piece of the keys, or a token, of a work that is split; works are numbered.
 struct WorkPart {
     int32_t work, part;
 };
 
-constexpr int FEW = 8;        // rows that each thread normalises for itself rather than wait for another
+constexpr int FEW = 8;        // rows that each thread normalises for itself instead of waiting for another thread
 constexpr int ROWS_AT_ONCE = 8;
 constexpr int32_t NORMED = -1;  // the tap after the last norm
 
-// A matrix of activations; rows are apart by a stride that keeps them off each other's cache sets.
+// A matrix of activations, with a stride between rows by which they do not share cache sets.
 struct Rows {
     Memory memory;
     int64_t stride = 0;
@@ -89,7 +89,7 @@ struct Rows {
 struct Scratch {
     Rows normal;                            // [FEW, hidden]
     alignas(64) float sums[MOST_ROWS * PIECE];
-    Memory partials;                        // of the whole work, and of one piece
+    Memory partials;                        // partial results of a whole work, and of one piece
     std::vector<Query> queries;
     std::vector<float> embedded;            // [padded hidden], when paired
     Branch branch;
@@ -117,11 +117,11 @@ class Model {
         for (auto& scratch : scratch_) {
             scratch.normal.fit(FEW, spec.hidden, input);
             scratch.embedded.assign(round_up(spec.hidden, PADDED), 0.0f);
-            scratch.queries.resize(std::max(MOST_QUERIES, group()));  // no step allocates on a thread
+            scratch.queries.resize(std::max(MOST_QUERIES, group()));  // threads allocate nothing in a step
         }
     }
 
-    // Of the packed matrices; norms and rotary tables are small beside them.
+    // Bytes of the packed matrices, without the small norms and rotary tables.
     int64_t weight_bytes() const {
         int64_t sum = head.weights.bytes();
         for (const Layer& layer : layers)
@@ -144,14 +144,14 @@ class Model {
     Matrix head;
     std::vector<Rotary> rotary;
     std::vector<float> last_norm;                // [padded hidden], as the other norms of hidden states
-    std::vector<float> read_norm;                // of the rows that are read, when paired
-    bool residual_normed = false;                // whether they go on normed
-    const void* embedding = nullptr;             // [vocab, hidden], the binding keeps it alive; null: it is the head
+    std::vector<float> read_norm;                // of the states that are read, when paired
+    bool residual_normed = false;                // whether the residual has them after their norm
+    const void* embedding = nullptr;             // [vocab, hidden], kept alive by library.py; null where it equals the head
     void* keys = nullptr;                        // [layers, blocks, ...], see Cache
     void* values = nullptr;
     int64_t num_blocks = 0;
-    const Kind input;                            // of the products
-    std::vector<int32_t> taps;                   // hidden states that `features` gets, by the layer they go into
+    const Kind input;                            // kind of the products' inputs
+    std::vector<int32_t> taps;                   // hidden states to copy into `features`, by the layer that reads them
 
    private:
     template <class KV> void run(int thread);
@@ -196,15 +196,15 @@ class Model {
     Pool pool_;
     std::vector<Scratch> scratch_;
     Rows hidden_, normal_, paired_, qkv_, mixed_, gated_, added_;
-    // The step at hand.
+    // The running step.
     const int32_t* ids_ = nullptr;
     int32_t num_tokens_ = 0;
     std::vector<RowPlan> rows_;
     std::vector<int32_t> positions_, all_, wanted_;  // by token; token numbers
     std::vector<int32_t> depths_;                    // of a tree's nodes
     std::vector<HeadWork> works_;
-    bool prepares_apart_ = false;                    // whether all are prepared before any is attended
-    std::vector<int32_t> whole_;                     // works that one thread attends
+    bool prepares_apart_ = false;                    // whether all heads are prepared before one is attended
+    std::vector<int32_t> whole_;                     // works that one thread attends alone
     std::vector<WorkPart> pieces_, tokens_;          // of the works that are split
     Memory partials_;
     float *logits_ = nullptr, *features_ = nullptr;

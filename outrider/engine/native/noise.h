@@ -34,7 +34,7 @@ struct Philox {
     }
 };
 
-// The numbers of 2 WIDTH ids from `first` on, which is even; of ids [count] where they are given, count at most as many.
+// The numbers of 2 WIDTH ids: from `first` on, which is even, or of `ids` [count], of which there are at most as many.
 // Two ids share a counter (id / 2, position, purpose, 0).
 struct Uniforms {
     static constexpr int AT_ONCE = 2 * Philox::WIDTH;
@@ -71,7 +71,7 @@ struct Uniforms {
     }
 };
 
-// Calls work(start, count, u) for all of ids [n], or of 0 .. n - 1 where there are none, in order.
+// Call work(start, count, u) for all of `ids` [n] in order, or for 0 .. n - 1 where `ids` is null.
 template <class Work>
 void by_uniforms(uint64_t seed, uint32_t position, uint32_t purpose, const int64_t* ids, int64_t n, Work work) {
     Uniforms made;
@@ -92,12 +92,12 @@ inline void id_uniforms(uint64_t seed, uint32_t position, uint32_t purpose, cons
     });
 }
 
-// Places [at most n] of weights [n] of which one has the least -log(u) / weight, as coupled.py's _may_win; their number.
+// Write the indices of weights [n] among which the least -log(u) / weight is, as coupled.py's _may_win; return how many.
 // No weight is infinite: it would be compared with infinity times 0.
 inline int64_t may_win(uint64_t seed, uint32_t position, uint32_t purpose, const int64_t* ids, int64_t n,
                        const double* weights, int64_t* places) {
     constexpr double ROUNDING = 1.0 + 1e-9;
-    double most = std::numeric_limits<double>::infinity();  // of -log(u) / weight: above it nobody wins
+    double most = std::numeric_limits<double>::infinity();  // bound on -log(u) / weight: above it no id wins
     int64_t found = 0;
     by_uniforms(seed, position, purpose, ids, n, [&](int64_t start, int count, const double* u) {
         int any = 0;
@@ -110,7 +110,7 @@ inline int64_t may_win(uint64_t seed, uint32_t position, uint32_t purpose, const
             if (above < most) most = above;
         }
     });
-    int64_t kept = 0;  // those that were found before a better one go
+    int64_t kept = 0;  // indices found before a better one are dropped
     for (int64_t i = 0; i < found; i++) {
         Uniforms made;
         const int64_t place = places[i], id = ids ? ids[place] : place;

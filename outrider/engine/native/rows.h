@@ -1,4 +1,4 @@
-// What is done to one token's row at a time: normalise, rotate, gate.
+// Functions of one token's row: normalise, rotate, gate.
 #pragma once
 
 #include "matrix.h"
@@ -26,7 +26,7 @@ static void rms_norm(const float* x, const float* weight, int64_t columns, int64
     else rms_norm(x, weight, columns, padded, epsilon, static_cast<float*>(out));
 }
 
-// Add a row, normed, to another of as many columns; x is changed.
+// Add a row, after its norm, to another of as many columns; x is changed.
 static void add_normed(float* x, const float* weight, int64_t columns, int64_t padded, float epsilon, float* to) {
     rms_norm(x, weight, columns, padded, epsilon, x);
     for (int64_t i = 0; i < padded; i += LANES) store(to + i, load(to + i) + load(x + i));

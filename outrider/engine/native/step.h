@@ -1,4 +1,4 @@
-// One forward: the phases in order, each cut into pieces that any thread may take. Part of model.h.
+// One forward: its phases in order, each divided into pieces that any thread may take. Part of model.h.
 #pragma once
 
 namespace outrider {
@@ -30,7 +30,7 @@ inline void Model::read_plan(const int32_t* plan) {
     }
 }
 
-// A node's position is that of a chain that ends with it.
+// Set the positions of a row's nodes: start + depth, as in a chain that ends with the node.
 inline void Model::place_tree(const RowPlan& row) {
     const int32_t start = row.tree().start, num_before = row.num_nodes - row.num_new;
     int32_t deepest = 0;
@@ -53,7 +53,8 @@ inline HeadWork Model::head_work(int32_t row_number, int32_t head, int32_t from,
     return {row_number, head, from, to, *first, *last, pieces, false, 0};
 }
 
-// Short rows are prepared and attended in one piece per head; a long one is prepared everywhere before any is attended.
+// Short rows are prepared and attended together, head by head. Where a row is long, all heads of all rows are prepared
+// before one is attended.
 inline void Model::split_heads() {
     const int32_t most = std::max(1, MOST_QUERIES / group());
     works_.clear();
@@ -66,7 +67,7 @@ inline void Model::split_heads() {
     }
 }
 
-// Split a work that is more than half of a thread's share. What comes out has the same bits either way.
+// Split each work that is more than half of a thread's share. The results have the same bits either way.
 inline void Model::share_heads() {
     int64_t pieces = 0, partials = 0, most = 0;
     for (const HeadWork& work : works_) pieces += work.pieces;
@@ -136,7 +137,7 @@ void Model::embed(int from, int to) {
     }
 }
 
-// The rows that are read go on in place of embeddings, and layer 0 takes both, normed, side by side.
+// The residual is the states that are read, not the embeddings; layer 0 reads both, after their norms, side by side.
 template <class KV>
 void Model::pair(int from, int to, Scratch& scratch) {
     const int64_t padded = round_up(spec.hidden, LANES);
@@ -151,7 +152,7 @@ void Model::pair(int from, int to, Scratch& scratch) {
     }
 }
 
-// use(row, piece, sums [64]) gets each part of the product. Returns the next phase.
+// Compute a product; use(row, piece, sums [64]) is called for each part of it. Returns the next phase.
 template <class Use>
 int Model::linear(int phase, Scratch& scratch, const Matrix& matrix, const Rows& x, int64_t rows, Use use) {
     const int blocks = static_cast<int>((rows + MOST_ROWS - 1) / MOST_ROWS), pieces = matrix.num_pieces();
@@ -181,7 +182,7 @@ int Model::normed_linear(int phase, Scratch& scratch, const std::vector<float>& 
     return linear(phase + 1, scratch, matrix, normal_, rows, use);
 }
 
-// Add a product to the hidden states, normed first where there is a norm: then it must be whole.
+// Add a product to the hidden states, after its norm where there is one: then all of it has to be computed first.
 inline int Model::added_linear(int phase, Scratch& scratch, const Matrix& matrix, const Rows& x,
                                const std::vector<float>& norm) {
     if (norm.empty())
@@ -199,7 +200,7 @@ inline int Model::added_linear(int phase, Scratch& scratch, const Matrix& matrix
     return phase + 1;
 }
 
-// Rotate the heads of a piece of work and put its keys and values into the cache.
+// Rotate the heads of a piece of work, and write its keys and values into the cache.
 template <class KV>
 void Model::prepare(int layer_index, const HeadWork& work) {
     const Layer& layer = layers[layer_index];
@@ -229,7 +230,7 @@ void Model::prepare(int layer_index, const HeadWork& work) {
     }
 }
 
-// The queries of the tokens `from` to `to` of the work's row and head.
+// Collect the queries of the tokens `from` to `to - 1` of the work's row and head.
 inline void Model::gather(int layer_index, const HeadWork& work, int32_t from, int32_t to, Scratch& scratch) {
     const int32_t window = layers[layer_index].window;
     int count = 0;
@@ -249,7 +250,8 @@ inline int32_t Model::first_piece(int layer, const HeadWork& work) const {
     return window ? std::min(std::max(0, work.first - window + 1) / SPAN, work.pieces - 1) : 0;
 }
 
-// What all of the work's queries, gathered, have of a piece, by span. Returns the number of spans.
+// Attend with all of the work's queries, gathered before, over a piece; `to` gets a partial result for each span. Returns
+// the number of spans.
 template <class KV>
 int Model::attend_piece(int layer, const HeadWork& work, int32_t piece, Scratch& scratch, Partial to) {
     const RowPlan& row = rows_[work.row];
@@ -286,7 +288,7 @@ void Model::attend_part(int layer, const HeadWork& work, int32_t piece, Scratch&
     attend_piece<KV>(layer, work, piece, scratch, partial(work, piece));
 }
 
-// What a token's queries have of all pieces of a split work.
+// Add the partial results of a token's queries over all pieces of a split work, and write the output.
 inline void Model::add_pieces(int layer, const HeadWork& work, int32_t token, Scratch& scratch) {
     const int32_t first = first_piece(layer, work);
     const int64_t number = static_cast<int64_t>(token - work.from) * group();
@@ -296,13 +298,13 @@ inline void Model::add_pieces(int layer, const HeadWork& work, int32_t token, Sc
     finish(scratch.queries.data(), group(), spec.head_size, whole, input);
 }
 
-// Pieces of ROWS_AT_ONCE tokens.
+// Number of pieces, of ROWS_AT_ONCE tokens each, in which a tapped state is copied; 0 where it is not tapped.
 inline int Model::num_copies(int32_t tap) const {
     const bool tapped = std::find(taps.begin(), taps.end(), tap) != taps.end();
     return tapped ? (num_tokens_ + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE : 0;
 }
 
-// In a phase that leaves the hidden states as they are.
+// Copy hidden states into `features`, in a phase that does not change them.
 inline void Model::copy_tapped(int32_t tap, int32_t from) {
     const int64_t padded = round_up(spec.hidden, PADDED), count = static_cast<int64_t>(taps.size());
     for (int32_t token = from; token < std::min(num_tokens_, from + ROWS_AT_ONCE); ++token)

@@ -68,7 +68,7 @@ class Pool {
     explicit Pool(int num_threads) : num_threads_(num_threads < 1 ? 1 : num_threads) {
         try {
             for (int id = 1; id < num_threads_; ++id) threads_.emplace_back([this, id] { work(id); });
-        } catch (...) {  // no more threads are to be had
+        } catch (...) {  // the system has no more threads
             end();
             throw;
         }
@@ -78,7 +78,7 @@ class Pool {
 
     int num_threads() const { return num_threads_; }
 
-    // job(thread id) on every thread that comes in time, on this one surely. It walks `num_phases` phases in order.
+    // Run job(thread id) on this thread, and on each of the others that is awake in time. A job has `num_phases` phases.
     template <class Job>
     void run(int num_phases, Job& job) {
         if (num_threads_ == 1) {
@@ -98,7 +98,7 @@ class Pool {
         epoch_.fetch_add(1);  // odd: open
         if (asleep_.load()) wake_all(epoch_);
         job(0);
-        epoch_.fetch_add(1);  // even: closed to those who come now
+        epoch_.fetch_add(1);  // even: closed to threads that come later
         while (inside_.load()) relax();
     }
 

@@ -1,5 +1,5 @@
-// As many floats at a time as a register of this machine holds: GCC's vector extension, with intrinsics where they save
-// instructions. Wider ones would go through memory.
+// Vectors of as many floats as a register of this machine holds: GCC's vector extension, with intrinsics where they save
+// instructions. Wider vectors would be kept in memory.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
 #endif
-constexpr int PADDED = 16;  // columns that rows in memory are padded to, on any machine
+constexpr int PADDED = 16;  // numbers of which a row's width in memory is a multiple, on any machine
 
 struct bf16 {
     uint16_t bits;
@@ -68,7 +68,7 @@ static inline float widen(bf16 x) {
     return out;
 }
 
-// To nearest, ties to even; NaN stays NaN.
+// Round to nearest, ties to even; NaN stays NaN.
 static inline void narrow(bf16* p, float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
@@ -113,7 +113,7 @@ static inline vf larger(vf a, vf b) {
 // a where mask is all ones, b where it is zero.
 static inline vf pick(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
 
-// The lanes summed as a tree, always the same one.
+// The sum of the lanes, always added in the same tree.
 static inline float sum(vf x) {
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) x[i] += x[i + half];

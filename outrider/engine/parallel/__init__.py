@@ -1,6 +1,7 @@
 """Tensor parallelism: the target's weights split over processes of one machine.
 
-Rank 0 is the worker; followers hold the other shares and repeat its forwards. In `meeting` they find each other and
-notice each other's end, `messages` encodes the commands, `group` holds torch's own collectives, `team` is rank 0's
-part, `follower` the others'.
+Rank 0 is the worker. Its followers hold the other shares of the weights and repeat its forwards; they run
+`outrider.engine.loading.follower`. Start at `team.py`, rank 0's part: it starts the followers and sends each forward to
+them. `meeting` has the connections, `messages` encodes the commands, `group` has torch's own collectives, and `checks`
+refuses what cannot be split. Imports `attention`, `architectures` and what is below them.
 """

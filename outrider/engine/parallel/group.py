@@ -1,4 +1,4 @@
-"""torch's process group among the ranks, and the numbers they must agree on. Used by rank 0 and by the followers."""
+"""torch's process group of the ranks, and the numbers in which they must agree. Used by rank 0 and by followers."""
 
 from __future__ import annotations
 
@@ -17,37 +17,40 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.telemetry.log import get_logger
 
 JOIN_TIMEOUT = timedelta(seconds=60)
-"""Time for ranks to join the group, once all have said that they are about to."""
+"""Time in which ranks must join the group, once all have connected and are ready to."""
 LOAD_TIMEOUT = timedelta(minutes=30)
-"""Time for one collective while loading: ranks read their shares of the weights at different speeds."""
+"""Time for one collective during load: ranks read their shares of the weights at different speeds."""
 STEP_TIMEOUT = timedelta(seconds=60)
-"""A rank that is this late in a forward is taken for dead."""
+"""Time for one collective in a forward. A rank that is later is taken for dead."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """This process's place among the ranks. The collectives must be called by all of them in the same order."""
+    """This process in the group of ranks. All ranks must call the collectives, in the same order."""
 
     rank: int
+    """Number of this process, from 0."""
     num_ranks: int
+    """Number of all processes."""
 
     def smallest(self, number: int) -> int:
         """Return the smallest `number` of all ranks."""
         return self._reduced(number, dist.ReduceOp.MIN)
 
     def check_same(self, what: str, value: str) -> None:
-        """Raise ConfigError unless all ranks have the same value."""
+        """Raise ConfigError unless all ranks pass the same value. what: its name, for the message."""
         number = zlib.crc32(value.encode())
         if self._reduced(number, dist.ReduceOp.MIN) != self._reduced(number, dist.ReduceOp.MAX):
             raise ConfigError(f"the ranks differ in {what}: rank {self.rank} has {value!r}; use tensor_parallel 1")
 
     def begin_steps(self, timeout: timedelta = STEP_TIMEOUT) -> None:
-        """Shorten the timeout once all have loaded: from now on a late rank is a dead one."""
+        """Shorten the timeout of collectives, once all ranks have loaded: a rank that is later is taken for dead."""
         _set_timeout(timeout)
 
     def leave(self) -> None:
+        """Destroy this process's part of the group. Idempotent."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -59,18 +62,18 @@ class Group:
 
 
 def join_group(store_path: Path, rank: int, num_ranks: int, device_type: str) -> Group:
-    """Block until all ranks have joined. Raises RuntimeError when one does not.
+    """Join the process group; block until all ranks have joined. Raises RuntimeError when one does not.
 
-    device_type: cpu or cuda; a rank uses the first GPU that it sees.
-
-    The ranks meet through a file and speak over the loopback interface, so nothing of it listens to the network.
+    store_path: the file through which the ranks find each other. device_type: cpu or cuda; a rank uses the first GPU
+    that it sees. Data is sent over the loopback interface, so that nothing listens to the network.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     os.environ["LOCAL_RANK"] = "0"  # transformers takes it for the device's number
+    backend = "gloo"
     if device_type == "cuda":
         torch.cuda.set_device(0)
-    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl"
     store = dist.FileStore(str(store_path), num_ranks)
     dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=JOIN_TIMEOUT)
     _set_timeout(LOAD_TIMEOUT)
@@ -78,7 +81,7 @@ def join_group(store_path: Path, rank: int, num_ranks: int, device_type: str) ->
 
 
 def _set_timeout(timeout: timedelta) -> None:
-    """Set the timeout of all collectives to come; the model's mesh may have groups of its own."""
+    # For all later collectives of all groups: the model's mesh may have groups of its own.
     with contextlib.suppress(AttributeError):  # torch's own, but not public; without it the first timeout stays
         for group in list(distributed_c10d._world.pg_map):
             distributed_c10d._set_pg_timeout(timeout, group)

@@ -1,7 +1,7 @@
-"""Let ranks of one machine find each other in a private folder with a socket. Imported before torch.
+"""Connect the ranks of one machine through a socket in a private folder. Imported before torch.
 
-Every follower keeps two connections to rank 0: one for commands, and a life line that stays silent unless something is
-wrong. A process that ends in whatever way closes its lines, and that is how the others know at once.
+Every follower has two connections to rank 0: one for commands, and a life line that carries nothing but the reason for
+which a follower ends. However a process ends, its connections close, and that is noticed at once.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from outrider.wire.errors import ConfigError, Unavailable
 from outrider.wire.processes import places
 
 SOCKET = "control.sock"
 """Name of the socket in the ranks' folder."""
-_HEADER = struct.Struct("<I")  # length of the message that follows, in bytes
+_HEADER = struct.Struct("<I")  # bytes of the message that follows
 
 MEETING_TIMEOUT_S = 120.0
-"""Seconds for all followers to start and connect. Doubling it doubles the wait for one that never comes."""
+"""Seconds in which all followers must start and connect."""
 GRACE_S = 1.0
-"""Seconds in which the cause of a failure shows itself: a process that has ended, or was told to. Doubling it doubles
-what an answer waits for the reason why it failed."""
+"""Seconds that a failure waits for its cause to be noticed, such as a follower that has ended."""
 
 
 def make_meeting_place(folder: Path) -> Path:
-    """Create the ranks' folder for this user alone. Raises ConfigError when it is another's or its name is too long."""
+    """Create the ranks' folder, for this user alone; return it.
+
+    Raises ConfigError where the folder is another user's, or its name too long for a socket.
+    """
     if len(os.fsencode(folder / SOCKET)) > places.MAX_SOCKET_PATH_BYTES:
         raise ConfigError(f"the ranks' folder is {str(folder)!r}, too long for a socket; give a shorter one")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -45,35 +46,40 @@ class Line:
         self._connection = connection
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Set the timeout for every part of a message, sent or received."""
+        """Set the seconds that each part of a message may take, sent or received."""
         self._connection.settimeout(timeout_s)
 
     def send(self, message: bytes) -> None:
-        """Send a message. Raises OSError when nobody reads any more; a part may have left, so the line is useless."""
+        """Send a message. Raises OSError when it cannot be sent; a part of it may have been, so the line is useless."""
         self._connection.sendall(_HEADER.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
-        """Return the next message, or None when the other has closed the line. Raises TimeoutError."""
-        header = self._exactly(_HEADER.size)
-        return None if header is None else self._exactly(_HEADER.unpack(header)[0])
+        """Return the next message, or None when the other end has closed the line. Raises TimeoutError."""
+        header = self._receive_exactly(_HEADER.size)
+        if header is None:
+            return None
+        return self._receive_exactly(_HEADER.unpack(header)[0])
 
-    def _exactly(self, count: int) -> bytes | None:
-        data, view_at = bytearray(count), 0
+    def _receive_exactly(self, count: int) -> bytes | None:
+        data = bytearray(count)
         view = memoryview(data)
-        while view_at < count:
+        num_received = 0
+        while num_received < count:
             try:
-                got = self._connection.recv_into(view[view_at:])
+                num_bytes = self._connection.recv_into(view[num_received:])
             except ConnectionError:
                 return None
-            if not got:
+            if not num_bytes:
                 return None
-            view_at += got
+            num_received += num_bytes
         return bytes(data)
 
     def fileno(self) -> int:
+        """Return the file descriptor, by which a selector watches the line."""
         return self._connection.fileno()
 
     def close(self) -> None:
+        """Close this end of the line; a thread that waits in `receive` returns."""
         with contextlib.suppress(OSError):  # wakes a thread that reads
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -81,53 +87,65 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A follower as rank 0 sees it."""
+    """Rank 0's connections to one follower."""
 
     rank: int
+    """The follower's rank, from 1."""
     commands: Line
+    """Line for rank 0's commands."""
     life: Line
+    """Line that closes when the follower ends, after a message if it could give the reason."""
 
     def await_ready(self) -> bool:
-        """Wait until the follower is about to join; return False when it has ended instead. Raises TimeoutError."""
+        """Wait until the follower is about to join the process group; return False when it has ended instead.
+
+        Raises TimeoutError.
+        """
         return self.commands.receive() is not None
 
     def close(self) -> None:
+        """Close both lines."""
         self.commands.close()
         self.life.close()
 
 
 def receive_guests(folder: Path, num_ranks: int, timeout_s: float) -> list[Guest]:
-    """Listen, on rank 0, until every follower has come; return them by rank, with timeout_s set on their command lines.
+    """Listen, on rank 0, until every follower has connected; return them by rank.
 
-    Raises Unavailable naming the ranks that did not come within timeout_s.
+    timeout_s, in seconds, is for all of them together, and is set on their command lines. Raises Unavailable with the
+    ranks that did not connect.
     """
-    path, found = folder / SOCKET, dict[tuple[int, str], Line]()
+    path = folder / SOCKET
     path.unlink(missing_ok=True)
-    give_up = time.monotonic() + timeout_s
+    lines: dict[tuple[int, str], Line] = {}  # by rank, and "commands" or "life"
+    give_up_s = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen(2 * num_ranks)
-        while len(found) < 2 * (num_ranks - 1):
+        while len(lines) < 2 * (num_ranks - 1):
             try:
-                listener.settimeout(max(0.01, give_up - time.monotonic()))
+                listener.settimeout(max(0.01, give_up_s - time.monotonic()))
                 connection, _ = listener.accept()
-                connection.settimeout(max(0.01, give_up - time.monotonic()))
-                hello = Line(connection).receive()
+                connection.settimeout(max(0.01, give_up_s - time.monotonic()))
+                message = Line(connection).receive()
             except TimeoutError:
-                _close_all(found)
-                missing = sorted({*range(1, num_ranks)} - {rank for rank, _ in found})
+                _close_all(lines)
+                missing = sorted({*range(1, num_ranks)} - {rank for rank, _ in lines})
                 raise Unavailable(f"ranks {missing} of {num_ranks} did not come within {timeout_s:g} s") from None
-            if hello is None:  # the follower ended before it spoke; its successor connects again
+            if message is None:  # the follower ended before it sent anything; its successor connects again
                 connection.close()
                 continue
-            said = json.loads(hello)
-            key = (int(said["rank"]), str(said["line"]))
-            connection.settimeout(timeout_s if key[1] == "commands" else None)
-            if key in found:  # the follower that had this line ended and was started again
-                found[key].close()
-            found[key] = Line(connection)
+            hello = json.loads(message)
+            key = (int(hello["rank"]), str(hello["line"]))
+            line_timeout_s = None
+            if key[1] == "commands":
+                line_timeout_s = timeout_s
+            connection.settimeout(line_timeout_s)
+            if key in lines:  # the follower that had this line ended and was started again
+                lines[key].close()
+            lines[key] = Line(connection)
     path.unlink(missing_ok=True)
-    return [Guest(rank, found[rank, "commands"], found[rank, "life"]) for rank in range(1, num_ranks)]
+    return [Guest(rank, lines[rank, "commands"], lines[rank, "life"]) for rank in range(1, num_ranks)]
 
 
 def _close_all(lines: dict[tuple[int, str], Line]) -> None:
@@ -137,42 +155,43 @@ def _close_all(lines: dict[tuple[int, str], Line]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Rank 0 as a follower sees it."""
+    """A follower's connections to rank 0."""
 
     commands: Line
+    """Line for rank 0's commands."""
     life: Line
+    """Line that closes when either process ends."""
 
     def say_ready(self) -> None:
-        """Say that this follower is about to join rank 0's process group. Raises OSError."""
+        """Send that this follower is about to join rank 0's process group. Raises OSError."""
         self.commands.send(b"ready")
 
     def report(self, message: str) -> None:
-        """Say why this follower is about to end."""
+        """Send the reason for which this follower is about to end, if rank 0 still reads."""
         with contextlib.suppress(OSError):
             self.life.send(message.encode())
 
 
 def join_host(folder: Path, rank: int, timeout_s: float) -> Host:
-    """Wait, on a follower, for rank 0 and greet it. Raises Unavailable when it does not listen within timeout_s."""
+    """Connect a follower to rank 0, for which it waits up to timeout_s seconds.
+
+    Raises Unavailable when rank 0 does not listen in the folder by then.
+    """
     commands = _connect(folder, rank, "commands", timeout_s)
     return Host(commands, _connect(folder, rank, "life", timeout_s))
 
 
-def _connect(folder: Path, rank: int, line: str, timeout_s: float) -> Line:
-    give_up = time.monotonic() + timeout_s
+def _connect(folder: Path, rank: int, name: str, timeout_s: float) -> Line:
+    give_up_s = time.monotonic() + timeout_s
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(str(folder / SOCKET))
-            found = Line(connection)
-            found.send(_json({"rank": rank, "line": line}))
-            return found
+            line = Line(connection)
+            line.send(json.dumps({"rank": rank, "line": name}).encode())
+            return line
         except OSError as error:
             connection.close()
-            if time.monotonic() > give_up:
+            if time.monotonic() > give_up_s:
                 raise Unavailable(f"rank 0 does not listen in {str(folder)!r}: {error.strerror}") from None
             time.sleep(0.1)
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value).encode()

@@ -1,4 +1,7 @@
-"""The messages by which rank 0 commands its followers: which call of the path comes next. They carry integers alone."""
+"""The messages of rank 0 to its followers: the next call of the attention path and its arguments, integers alone.
+
+Used by `team` on rank 0 and by `loading.follower`.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,45 @@ import numpy as np
 
 from outrider.engine.step_plan import Row
 
-_KIND = struct.Struct("<16s")
-FORWARD, COPY, MOVE, STORAGE, END = "forward", "copy_blocks", "move_tokens", "set_storage", "end"
-"""Kinds of messages: methods of `ForwardPath`, and END when the worker stops in good order."""
+_KIND = struct.Struct("<16s")  # the kind's name; integers of 64 bits follow
+
+FORWARD = "forward"
+"""Kind of message, as the method of `ForwardPath`."""
+COPY = "copy_blocks"
+"""Kind of message, as the method of `ForwardPath`."""
+MOVE = "move_tokens"
+"""Kind of message, as the method of `RunsTrees`."""
+STORAGE = "set_storage"
+"""Kind of message, as the method of `ForwardPath`."""
+END = "end"
+"""Kind of message: the worker stops in good order."""
 
 
 @dataclass(frozen=True, slots=True)
 class LentTable:
-    """A block table on another rank, as far as a path reads it."""
+    """A follower's copy of a block table: what an attention path reads of it."""
 
     blocks: list[int]
+    """The blocks, in order."""
     block_size: int
+    """Tokens in a block."""
 
 
 def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
-    """Encode a forward.
+    """Encode a forward over these rows.
 
-    with_past: send cached tokens too, up to the widest row's new ones: the path may feed them again (`Row.last_ids`).
+    with_past: whether the last cached tokens are sent, too: a row gets as many tokens as the widest has new ones, since
+    `dense` feeds some cached tokens again (`Row.last_ids`).
     """
-    widest = max((row.num_new for row in rows), default=0)
-    numbers: list[int] = [len(rows), rows[0].table.block_size if rows else 1]
+    max_new = max((row.num_new for row in rows), default=0)
+    block_size = 1
+    if rows:
+        block_size = rows[0].table.block_size
+    numbers: list[int] = [len(rows), block_size]
     for row in rows:
-        past = row.last_ids(min(widest, row.num_tokens))[: -row.num_new] if with_past else []
+        past: list[int] = []
+        if with_past:
+            past = row.last_ids(min(max_new, row.num_tokens))[: -row.num_new]
         parents = row.parents or ()
         numbers += (row.num_new, row.num_cached, row.num_logits, len(row.table.blocks), len(past), len(parents))
         numbers += row.new_ids
@@ -43,19 +63,21 @@ def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
 
 
 def encode(kind: str, numbers: Sequence[int] = ()) -> bytes:
-    """Encode a message of one of the other kinds: (from, to) pairs one after the other for COPY, sources and then
-    destinations for MOVE, the arguments of STORAGE, nothing for END.
+    """Encode a message of another kind than FORWARD.
+
+    numbers: of COPY each block copied from and to, [from, to, from, to, ..]; of MOVE all sources and then all
+    destinations; of STORAGE its arguments; of END nothing.
     """
     return _KIND.pack(kind.encode()) + np.array(numbers, dtype="<i8").tobytes()
 
 
 def decode(message: bytes) -> tuple[str, tuple[Any, ...]]:
-    """Return the kind of a message, and the arguments of that method."""
+    """Return the kind of a message, and the arguments of its method."""
     kind = _KIND.unpack_from(message)[0].rstrip(b"\0").decode()
     numbers: list[int] = np.frombuffer(message, dtype="<i8", offset=_KIND.size).tolist()
     match kind:
         case "forward":
-            return kind, (_rows(numbers),)
+            return kind, (_decode_rows(numbers),)
         case "copy_blocks":
             return kind, (list(zip(numbers[::2], numbers[1::2], strict=True)),)
         case "move_tokens":
@@ -65,17 +87,22 @@ def decode(message: bytes) -> tuple[str, tuple[Any, ...]]:
     raise AssertionError(f"a message of kind {kind!r}")
 
 
-def _rows(numbers: list[int]) -> list[Row]:
-    num_rows, block_size, at = numbers[0], numbers[1], 2
-    rows = []
+def _decode_rows(numbers: list[int]) -> list[Row]:
+    num_rows, block_size = numbers[:2]
+    rows: list[Row] = []
+    at = 2
     for _ in range(num_rows):
         num_new, num_cached, num_logits, num_blocks, num_past, num_nodes = numbers[at : at + 6]
-        at += 6
-        new_ids, at = numbers[at : at + num_new], at + num_new
-        blocks, at = numbers[at : at + num_blocks], at + num_blocks
-        past, at = numbers[at : at + num_past], at + num_past
-        parents, at = numbers[at : at + num_nodes] or None, at + num_nodes
-        past_ids = [0] * (num_cached - num_past) + past if past else []  # earlier tokens are never read
-        table: Any = LentTable(blocks, block_size)
+        blocks_at = at + 6 + num_new
+        past_at = blocks_at + num_blocks
+        parents_at = past_at + num_past
+        end = parents_at + num_nodes
+        new_ids = numbers[at + 6 : blocks_at]
+        past_ids = numbers[past_at:parents_at]
+        if past_ids:
+            past_ids = [0] * (num_cached - num_past) + past_ids  # earlier tokens are never read
+        table: Any = LentTable(numbers[blocks_at:past_at], block_size)
+        parents = numbers[parents_at:end] or None
         rows.append(Row(table, new_ids, num_cached, num_logits, past_ids, parents))
+        at = end
     return rows

@@ -1,4 +1,7 @@
-"""Rank 0's part of tensor parallelism: start the followers, command them, notice their end."""
+"""Rank 0's part of tensor parallelism: start the followers, send them each call of the path, notice when one ends.
+
+`Team` is made by the loader of a target with `tensor_parallel` above 1; `ParallelPath` wraps the path of its model.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,7 @@ from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.host import split_evenly
 
 _STORE = "store"
+"""Name of the file in the ranks' folder through which they join the process group."""
 
 log = get_logger(__name__)
 
@@ -49,31 +53,34 @@ class Team:
     def __init__(
         self, num_ranks: int, on_lost: Callable[[OutriderError], None], step_timeout: timedelta = STEP_TIMEOUT
     ) -> None:
-        """Start nothing yet.
+        """Start nothing; `gather` does.
 
-        on_lost: called once, from whatever thread finds out, when a follower ends before `close` or the ranks may have
-        come apart: all must end then.
-        step_timeout: a rank that is this late in a forward is taken for dead.
+        on_lost: called once, from any thread, when a follower ends before `close`, or when the ranks may not be in the
+        same step any more. The worker must end then. step_timeout: a rank that is later in a forward is taken for dead.
         """
         self.num_ranks = num_ranks
+        """Number of ranks, rank 0 included."""
         self._on_lost = on_lost
         self._step_timeout = step_timeout
         self.processes: list[subprocess.Popen[bytes]] = []
         """Followers that this process started."""
         self._guests: list[Guest] = []
         self.group: Group | None = None
-        """Set once gathered."""
+        """The process group; None before `gather`."""
         self._folder: Path | None = None
-        self._is_ours = False
+        self._has_own_folder = False  # to be removed at the end
         self._closing = threading.Event()
-        self._noticed = threading.Event()
-        self._losing = threading.Lock()
+        self._is_lost = threading.Event()
+        self._lock = threading.Lock()  # of the first loss
         self._lost: OutriderError | None = None
         self.lost_in_silence = False
-        """Whether the team was lost to a follower that ended without a word: killed, most likely."""
+        """Whether the team was lost to a follower that ended without a message: most likely it was killed."""
 
     def gather(self, device: torch.device, config: TargetConfig, shared_folder: str | None) -> Group:
-        """Meet the followers and join a process group with them. Raises OutriderError when they do not all come."""
+        """Connect to the followers and join a process group with them, as `meet` does first.
+
+        Raises OutriderError where not all of them join.
+        """
         store = self.meet(device, config, shared_folder)
         with self.together():
             for guest in self._guests:  # each imports torch first, and a process group waits long for one that has died
@@ -83,15 +90,16 @@ class Team:
         return self.group
 
     def meet(self, device: torch.device, config: TargetConfig, shared_folder: str | None) -> Path:
-        """Start the followers, or await those that come to shared_folder by themselves, and say what to load.
+        """Start the followers, or wait for those that others start, and send them the settings to load by.
 
-        config: what `follower` loads by. Returns the store where they will join. Raises OutriderError.
+        shared_folder: the folder in which followers that others start connect; None to start them here. Returns the
+        file through which the ranks join the process group. Raises OutriderError.
         """
         if shared_folder is None:
             check_devices(device, self.num_ranks)
             parent = parent_for_sockets(f"/outrider-ranks-12345678/{SOCKET}")
             self._folder = Path(tempfile.mkdtemp(prefix="outrider-ranks-", dir=parent))
-            self._is_ours = True
+            self._has_own_folder = True
             self._spawn(device)
         else:
             self._folder = make_meeting_place(Path(shared_folder))
@@ -101,11 +109,11 @@ class Team:
         threading.Thread(target=self._watch, name="followers", daemon=True).start()
         with self.together():
             settings = {**config.model_dump(), "device": device.type}
-            self._tell(json.dumps({"config": settings, "store": str(store)}).encode())
+            self._send(json.dumps({"config": settings, "store": str(store)}).encode())
         return store
 
     def begin_steps(self) -> None:
-        """Shorten the timeouts once all have loaded: from now on a late rank is a dead one."""
+        """Shorten the timeouts, once all ranks have loaded: a rank that is later is taken for dead."""
         assert self.group is not None
         self.group.begin_steps(self._step_timeout)
         for guest in self._guests:
@@ -113,55 +121,55 @@ class Team:
 
     @contextlib.contextmanager
     def together(self, message: bytes | None = None) -> Iterator[None]:
-        """Send `message` to the others, then run what all ranks do together.
+        """Send `message` to the followers, then run within what all ranks do together.
 
-        When anything fails in it on this rank, the others may be in the midst of it: their next sums would be added to
-        other ones here. So any error ends the team. Raises Unavailable in its place, and ever after without sending
-        anything.
+        If it fails on this rank, followers may be in the midst of it, and would add their next sums to other ones of
+        this rank. So any error ends the team. Raises Unavailable in its place, and the same error at every later call,
+        without sending anything.
         """
         if self._lost is not None:
             raise self._lost
         try:
             if message is not None:
-                self._tell(message)
+                self._send(message)
             yield
         except Exception as error:
-            self._noticed.wait(GRACE_S)
-            first = str(error).partition("\n")[0]
-            apart = f"the {self.num_ranks} ranks no longer work together: {type(error).__name__}: {first}"
-            raise self._lose(Unavailable(apart)) from error
+            self._is_lost.wait(GRACE_S)
+            first_line = str(error).partition("\n")[0]
+            reason = f"the {self.num_ranks} ranks no longer work together: {type(error).__name__}: {first_line}"
+            raise self._lose(Unavailable(reason)) from error
 
     @property
     def lost(self) -> OutriderError | None:
-        """Why the team is lost, or None. Waits a moment, as an error may come before the end of its cause."""
+        """Why the team is lost, or None. Waits up to GRACE_S seconds: an error may come before its cause is noticed."""
         if self._guests:
-            self._noticed.wait(GRACE_S)
+            self._is_lost.wait(GRACE_S)
         return self._lost
 
-    def _tell(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         for guest in self._guests:
             guest.commands.send(message)
 
     def _lose(self, error: OutriderError) -> OutriderError:
-        """Record the loss and return the first reason, which alone is passed on."""
-        with self._losing:
+        # Returns the error of the first loss, which alone is passed on.
+        with self._lock:
             if self._lost is not None:
                 return self._lost
             self._lost = error
-        self._noticed.set()
+        self._is_lost.set()
         self._remove_folder()  # this process may end without `close`
         self._on_lost(error)
         return error
 
     def close(self) -> None:
-        """End the followers, and kill those that do not. Idempotent."""
+        """End the followers, and kill those that do not end in time. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
-        # An orderly End only when nothing was lost: Ray, too, must see the others fail.
-        for guest in self._guests if self._lost is None else ():
-            with contextlib.suppress(OSError):  # gone already
-                guest.commands.send(messages.encode(messages.END))
+        if self._lost is None:  # else they end with an error, so that Ray, too, takes them for failed
+            for guest in self._guests:
+                with contextlib.suppress(OSError):  # it has ended already
+                    guest.commands.send(messages.encode(messages.END))
         for guest in self._guests:
             guest.close()
         self._end_processes()
@@ -170,23 +178,23 @@ class Team:
         self._remove_folder()
 
     def _remove_folder(self) -> None:
-        if self._folder is not None and self._is_ours:
+        if self._folder is not None and self._has_own_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spawn(self, device: torch.device) -> None:
         cores = split_evenly(os.sched_getaffinity(0), self.num_ranks)
         for rank in range(1, self.num_ranks):
             command = [sys.executable, "-m", "outrider.engine.loading.follower", str(self._folder), str(rank)]
-            environment = os.environ | {"CUDA_VISIBLE_DEVICES": _visible(device, rank)}
+            command.append(",".join(map(str, sorted(cores[rank]))))
+            environment = os.environ | {"CUDA_VISIBLE_DEVICES": _visible_devices(device, rank)}
             environment.pop("OMP_NUM_THREADS", None)
-            self.processes.append(
-                subprocess.Popen(
-                    [*command, ",".join(map(str, sorted(cores[rank])))],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=sys.stderr.fileno(),  # stdout is for this process's own lines
-                )
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),  # stdout is for this process's own lines
             )
+            self.processes.append(process)
 
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -199,10 +207,12 @@ class Team:
         if self._closing.is_set():
             return
         guest = events[0][0].data
-        words = guest.life.receive()
-        said = f": {words.decode(errors='replace')}" if words else ", its process has ended"
-        self.lost_in_silence = not words
-        self._lose(Unavailable(f"rank {guest.rank} of {self.num_ranks} is lost{said}"))
+        message = guest.life.receive()
+        reason = ", its process has ended"
+        if message:
+            reason = f": {message.decode(errors='replace')}"
+        self.lost_in_silence = not message
+        self._lose(Unavailable(f"rank {guest.rank} of {self.num_ranks} is lost{reason}"))
 
     def _end_processes(self) -> None:
         for process in self.processes:
@@ -215,7 +225,10 @@ class Team:
 
 
 class ParallelPath:
-    """Implements `ForwardPath` on rank 0: announces each step to the followers, then does its own part of it."""
+    """Runs the path of a split model on rank 0: sends each call to the followers, then makes it here, too.
+
+    Implements `ForwardPath`, `RunsTrees` and `GivesFeatures`, as far as the path does.
+    """
 
     batch_invariant = False  # partial sums are added in an order that depends on where in a step a token lies
 
@@ -235,7 +248,10 @@ class ParallelPath:
             self._path.set_storage(num_blocks, block_size)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        with self._team.together(messages.encode(messages.COPY, [block for pair in copies for block in pair])):
+        blocks: list[int] = []
+        for pair in copies:
+            blocks += pair
+        with self._team.together(messages.encode(messages.COPY, blocks)):
             self._path.copy_blocks(copies)
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
@@ -244,7 +260,7 @@ class ParallelPath:
             self._path.move_tokens(sources, destinations)
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Tap this rank's hidden states: after each layer they are whole on every rank."""
+        """Tap the hidden states on this rank: after each layer they are whole on every rank."""
         assert isinstance(self._path, GivesFeatures)
         self._path.set_taps(taps)
 
@@ -254,16 +270,18 @@ class ParallelPath:
         return self._path.features
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Run a forward on all ranks. Raises Unavailable, and the team is lost, when any of them fails."""
-        if rows:  # a bad request must be found before the others hear of it
+        """Run a forward on all ranks. When one of them fails, raises Unavailable, and the team is lost."""
+        if rows:  # a bad request must be found before it is sent to the followers
             check_ids(np.concatenate([np.asarray(row.new_ids, dtype=np.int64) for row in rows]), self._vocab_size)
         with self._team.together(messages.encode_forward(rows, with_past=self.name == "dense")):
             return self._path.forward(rows)
 
 
-def _visible(device: torch.device, rank: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES of a follower: one GPU, its first; none on CPU."""
+def _visible_devices(device: torch.device, rank: int) -> str:
+    # CUDA_VISIBLE_DEVICES of a follower: one GPU, or none on a CPU. With "2,5,7" here, rank 1 sees "5".
     if device.type == "cpu":
         return ""
-    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(rank) if ours is None else ours.split(",")[rank].strip()
+    own = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if own is None:
+        return str(rank)
+    return own.split(",")[rank].strip()

@@ -1,7 +1,8 @@
-"""Turn the numbers of quantised checkpoints into weights: one function for each layout. Called by `unpack`.
+"""Compute weights from the tensors of quantised checkpoints: one function for each layout. Chosen by `packed_weights`.
 
-Each takes a weight's tensors by their roles and returns it as float32, [N, K]: N output and K input features. Experts
-that are stored together have a dimension more in front.
+Each takes a weight's tensors by their roles in the layout and returns the weight as float32, [N, K]: N output and K
+input features. Experts that are stored together have a dimension more in front. A tensor of another shape than the
+layout has raises ValueError or what torch raises.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import torch
 from torch import Tensor
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Numbers of 4 bits: sign, two of exponent, one of mantissa (E2M1 of the OCP microscaling formats)."""
+"""Values of the 16 numbers of 4 bits: sign, two bits of exponent, one of mantissa (E2M1, OCP microscaling formats)."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Place in a word of each of eight columns: AWQ's kernels take even ones first."""
+"""Index in a word of each of eight columns: AWQ's kernels take the even ones first."""
 Parts = Mapping[str, Tensor]
+"""A weight's tensors by their roles in the layout."""
 
 
 def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
-    """Return FP8 or INT8 numbers [..., N, K] times a scale: one for all, for each row, group of columns or block.
+    """Return the weight of FP8 or INT8 numbers [..., N, K]: numbers, less their zero points, times their scales.
 
-    block: rows and columns of one, of which the last may be cut; None = by the scale's shape. Zero points, where there
-    are some, are subtracted before.
+    A scale is for all numbers, a row, a group of columns or a block. block: (rows, columns) of a block, of which the
+    last may be smaller; None to infer it from the scale's shape.
     """
+    # numbers [4, 6], scale [2, 3]: blocks of 2 x 2
     numbers = parts["weight"].float()
     zero_point = parts.get("zero_point")
     if zero_point is not None:
@@ -33,14 +36,14 @@ def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
 
 
 def exponents(scale: Tensor) -> Tensor:
-    """Return scales as float32. Bytes are exponents of two (E8M0)."""
+    """Return scales as float32. Scales of uint8 are exponents of two (E8M0): 127 is 1, 128 is 2."""
     if scale.dtype is torch.uint8:
         return torch.exp2(scale.float() - 127)
     return scale.float()
 
 
 def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> Tensor:
-    """Return scales that broadcast over [..., N, K]."""
+    # Scales that broadcast over [..., N, K].
     rows, columns = shape[-2:]
     if scale.numel() == 1:
         return scale.reshape(())
@@ -62,14 +65,15 @@ def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> 
 def packed_integers(parts: Parts) -> Tensor:
     """Return the weight of compressed-tensors' `pack-quantized`: integers in words of 32 bits along the columns.
 
-    They are stored with half of their range added. A scale and a zero point hold for a group of columns; `g_idx` gives
-    each column's group where they are not in order.
+    The integers are stored with half of their range added. A scale and a zero point hold for a group of columns;
+    `g_idx` has the group of each column where groups are not consecutive columns.
     """
     rows, columns = (int(size) for size in parts["shape"])
     bits = parts["packed"].shape[1] * 32 // columns
     middle = 1 << (bits - 1)
     numbers = unpack_words(parts["packed"], bits, columns).float() - middle  # [N, K]
-    scale, zero_point = parts["scale"].float(), parts.get("zero_point")  # [N, groups]
+    scale = parts["scale"].float()  # [N, groups]
+    zero_point = parts.get("zero_point")  # [N, groups], or in words
     groups = _groups_of(parts.get("g_idx"), columns, scale.shape[1])
     if zero_point is not None:
         if zero_point.dtype is torch.int32:
@@ -79,33 +83,34 @@ def packed_integers(parts: Parts) -> Tensor:
 
 
 def gptq(parts: Parts, bits: int, first_zero: int) -> Tensor:
-    """Return the weight of GPTQ: integers in words along the rows of [K, N], a zero point and scale for each group.
+    """Return the weight of GPTQ: integers in words along the rows of [K, N], a zero point and a scale for each group.
 
-    first_zero: added to stored zero points: 1, or 0 in the second version of the format.
+    bits: of an integer. first_zero: added to stored zero points: 1, or 0 in the second version of the format.
     """
     scale = parts["scales"].float()  # [groups, N]
     num_columns = scale.shape[1]
     num_inputs = parts["qweight"].shape[0] * 32 // bits
     numbers = unpack_words(parts["qweight"].t(), bits, num_inputs).float()  # [N, K]
     zero_point = unpack_words(parts["qzeros"], bits, num_columns) + first_zero  # [groups, N]
-    zero_point = zero_point & ((1 << bits) - 1) if first_zero else zero_point
+    if first_zero:
+        zero_point = zero_point & ((1 << bits) - 1)  # 1 more than the largest is 0
     _check_groups(zero_point, scale)
     groups = _groups_of(parts.get("g_idx"), num_inputs, scale.shape[0])
     return (numbers - zero_point.float().t()[:, groups]) * scale.t()[:, groups]
 
 
 def awq(parts: Parts) -> Tensor:
-    """Return the weight of AWQ: integers of 4 bits in words along the columns of [K, N], in an order of their own."""
+    """Return the weight of AWQ: integers of 4 bits in words along the columns of [K, N], in the order AWQ_ORDER."""
     scale = parts["scales"].float()  # [groups, N]
-    numbers = _in_order(parts["qweight"], scale.shape[1])  # [K, N]
-    zero_point = _in_order(parts["qzeros"], scale.shape[1])  # [groups, N]
+    numbers = _unpack_awq(parts["qweight"], scale.shape[1])  # [K, N]
+    zero_point = _unpack_awq(parts["qzeros"], scale.shape[1])  # [groups, N]
     _check_groups(zero_point, scale)
     groups = _groups_of(None, numbers.shape[0], scale.shape[0])
     return ((numbers - zero_point[groups]) * scale[groups]).t().contiguous()
 
 
-def _in_order(words: Tensor, num_columns: int) -> Tensor:
-    unpacked = unpack_words(words, 4, num_columns)
+def _unpack_awq(words: Tensor, num_columns: int) -> Tensor:
+    unpacked = unpack_words(words, 4, num_columns)  # [R, num_columns]
     return unpacked.unflatten(1, (-1, 8))[:, :, list(AWQ_ORDER)].flatten(1).float()
 
 
@@ -115,16 +120,17 @@ def _check_groups(zero_point: Tensor, scale: Tensor) -> None:
 
 
 def _groups_of(stated: Tensor | None, num_columns: int, num_groups: int) -> Tensor:
-    """Return the group of each column."""
-    if stated is not None and bool((stated >= 0).all()):  # -1: not used
+    # The group of each column. 6 columns in 2 groups: [0, 0, 0, 1, 1, 1]. A stated -1 means that it is not used.
+    if stated is not None and bool((stated >= 0).all()):
         return stated.long()
     return torch.arange(num_columns) // -(-num_columns // num_groups)
 
 
 def fp4(parts: Parts, group: int) -> Tensor:
-    """Return numbers of FP4, two in a byte [N, K / 2], the lower half first, times a scale for each group of columns.
+    """Return the weight of FP4: two numbers in a byte [N, K / 2], the lower half first, with a scale for `group`
+    columns.
 
-    The global scale divides (`divisor`, compressed-tensors) or multiplies (`factor`, modelopt).
+    A global scale divides the scales (role `divisor`, compressed-tensors) or multiplies them (`factor`, modelopt).
     """
     numbers = fp4_numbers(parts["packed"])  # [..., N, K]
     scale = exponents(parts["scale"])  # [..., N, K / group]
@@ -138,30 +144,36 @@ def fp4(parts: Parts, group: int) -> Tensor:
 
 
 def fp4_numbers(packed: Tensor) -> Tensor:
+    """Return the numbers [..., K] float32 of bytes [..., K / 2], the lower half of each byte first."""
     values = torch.tensor(FP4)
     halves = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [..., K]
     return values[halves.long()]
 
 
 def fp4_blocks(parts: Parts) -> Tensor:
-    """Return experts of gpt-oss [E, K, N], stored as [E, N, blocks, 16] bytes with an exponent for each block of 32."""
+    """Return the weights of gpt-oss's experts, [E, K, N]: bytes [E, N, blocks, 16] with an exponent
+    for each block of 32.
+    """
     numbers = fp4_numbers(parts["packed"])  # [E, N, blocks, 32]
     scale = exponents(parts["scale"])  # [E, N, blocks]
     return (numbers * scale[..., None]).flatten(-2).transpose(-1, -2).contiguous()
 
 
 def bits_and_bytes4(parts: Parts) -> Tensor:
-    """Return the weight of bitsandbytes' 4 bits: places in a table of 16, the upper half first, a scale for each block
-    of them, which may be rounded to 8 bits itself.
+    """Return the weight of bitsandbytes' 4 bits: indices into a table of 16 values, two in a byte, the upper half
+    first.
+
+    A scale holds for a block of numbers. The scales may be quantised themselves, to 8 bits, with a scale for a block of
+    them and an offset.
     """
     stated = json.loads(bytes(parts["state"].tolist()))
-    scale = parts["absmax"]
+    scale = parts["absmax"]  # [scales]
     if "nested_absmax" in parts:
-        rough = parts["nested_map"][scale.long()]
-        blocks = torch.arange(len(rough)) // stated["nested_blocksize"]
-        scale = rough * parts["nested_absmax"][blocks] + stated["nested_offset"]
-    packed = parts["weight"].flatten()
-    halves = torch.stack((packed >> 4, packed & 15), -1).flatten()
+        rounded = parts["nested_map"][scale.long()]  # [scales]
+        blocks = torch.arange(len(rounded)) // stated["nested_blocksize"]
+        scale = rounded * parts["nested_absmax"][blocks] + stated["nested_offset"]
+    packed = parts["weight"].flatten()  # [N * K / 2] uint8
+    halves = torch.stack((packed >> 4, packed & 15), -1).flatten()  # [N * K]
     numbers = parts["map"][halves.long()]
     shape = stated["shape"]
     numbers = numbers[: int(torch.Size(shape).numel())]
@@ -170,12 +182,15 @@ def bits_and_bytes4(parts: Parts) -> Tensor:
 
 
 def bits_and_bytes8(parts: Parts) -> Tensor:
-    """Return the weight of bitsandbytes' 8 bits: integers times the largest number of their row, of 127."""
+    """Return the weight of bitsandbytes' 8 bits: integers, of which 127 stands for the largest number of their row."""
     return parts["weight"].float() * (parts["scale"].float() / 127)[:, None]
 
 
 def unpack_words(words: Tensor, bits: int, num_columns: int) -> Tensor:
-    """Return integers [R, num_columns] of words of 32 bits [R, W]: each row is a stream of bits, the lowest first."""
+    """Return the integers [R, num_columns] int64 in words of 32 bits [R, W]: a row is a stream of
+    bits, lowest first.
+    """
+    # 4 bits, the word 0x87654321: [1, 2, 3, 4, 5, 6, 7, 8]. Of 3 bits the 11th integer lies in two words.
     stream = torch.nn.functional.pad(words.long() & 0xFFFFFFFF, (0, 1))  # the last number may end with the last word
     starts = torch.arange(num_columns, device=words.device) * bits
     first, shift = starts // 32, starts % 32

@@ -1,8 +1,8 @@
 """Linear layers over weights that oneDNN has laid out beforehand. Called by `attention_choice` for models on a CPU.
 
-The operators are torch's own but private (the inductor uses them), so they live behind this module alone, with the one
-that `quantize` takes for int8: each shape is compared with the plain layer before it is relied on, and whatever is
-missing or differs leaves the plain one in place.
+The operators are torch's own but private (the inductor uses them), so this module alone calls them, the one that
+`quantize` uses for int8 included. Each shape is compared with the plain layer before it is relied on; where an operator
+is missing or differs, the plain layer stays.
 
 Measured as a share of the plain layer's time (AVX-512, one thread, 1024 x 1024): float32 0.9 for one row, 0.54 for two,
 0.37 for six; bfloat16 0.5, 0.7, 0.6. A float32 weight of 384 x 384 takes twice the plain time for one row.
@@ -26,16 +26,16 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 SMALLEST = {torch.float32: 1 << 18, torch.bfloat16: 1 << 16}
-"""Elements of the smallest weight that is packed; below, a call's fixed cost outweighs the gain."""
+"""Elements of the smallest weight that is packed, by dtype. In smaller ones a call's fixed cost outweighs the gain."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Largest difference from the plain layer, as a share of its largest output."""
+"""Largest difference accepted from the plain layer, as a share of its largest output, by dtype."""
 ROWS = (1, 2, 6, 17)
-"""Rows at which layers are compared: a token, two, a verify, a piece of a prompt."""
+"""Numbers of rows with which layers are compared: one token, two, a verify, part of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """torch's operators, if this build has them."""
+    """torch's operators for packed weights."""
 
     pack: Callable[..., Tensor]
     """(weight [N, K], number of rows or None) -> an opaque tensor"""
@@ -44,7 +44,7 @@ class Operators:
 
 
 def operators() -> Operators | None:
-    """Return the operators, or None when torch was built without them."""
+    """Return the operators, or None where torch was built without them."""
     if not torch.backends.mkldnn.is_available():
         return None
     try:
@@ -54,18 +54,18 @@ def operators() -> Operators | None:
 
 
 class PackedLinear(nn.Module):
-    """Replaces an nn.Linear or a Conv1D of transformers. Holds the packed weight alone."""
+    """A linear layer in place of an nn.Linear or a Conv1D of transformers. It holds the packed weight alone."""
 
-    def __init__(self, plain: nn.Module, found: Operators) -> None:
+    def __init__(self, plain: nn.Module, packed: Operators) -> None:
         """Pack the weight of `plain`, which the caller releases. Raises what torch raises."""
         super().__init__()
-        weight = _weight(plain)
+        weight = _weight(plain)  # [N, K]
         self.out_features, self.in_features = weight.shape
-        self.nf = self.out_features  # Conv1D's word
+        self.nf = self.out_features  # Conv1D's name for it
         self.bias = plain.bias
         self._is_conv1d = isinstance(plain, Conv1D)
-        self._packed = found.pack(weight, None)
-        self._apply_packed = found.apply
+        self._packed = packed.pack(weight, None)
+        self._apply_packed = packed.apply
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product [..., N] of x [..., K]."""
@@ -73,12 +73,14 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A copy of the weight as the plain layer has it."""
+        """A copy of the weight in the plain layer's layout: [N, K], or [K, N] of a Conv1D."""
         weight = self._packed.to_dense()
-        return weight.t() if self._is_conv1d else weight
+        if self._is_conv1d:
+            weight = weight.t()
+        return weight
 
     def unpacked(self) -> nn.Module:
-        """Return the layer that this one replaced."""
+        """Return a plain layer, equal to the one that this layer replaced."""
         plain: nn.Module
         if self._is_conv1d:
             plain = Conv1D(self.out_features, self.in_features)
@@ -90,9 +92,9 @@ class PackedLinear(nn.Module):
 
 
 def int8_operator() -> Callable[..., Tensor]:
-    """Return torch's function of (x [M, K] bfloat16, weight [N, K] int8, scale [N] bfloat16) to [M, N], for a CPU.
+    """Return torch's function (x [M, K] bfloat16, weight [N, K] int8, scale [N] bfloat16) -> [M, N], for a CPU.
 
-    Raises AttributeError when torch does not have it.
+    Raises AttributeError where torch does not have it.
     """
     operator: Callable[..., Tensor] = torch.ops.aten._weight_int8pack_mm
     return operator
@@ -100,7 +102,7 @@ def int8_operator() -> Callable[..., Tensor]:
 
 @functools.lru_cache
 def int8_product(num_outputs: int, num_inputs: int) -> Callable[..., Tensor] | None:
-    """Return `int8_operator` when it computes what the plain product does at this shape, else None. For a CPU."""
+    """Return `int8_operator` if it computes what the plain product of this shape does, else None. For a CPU."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, (num_outputs, num_inputs), dtype=torch.int8, generator=generator)  # [N, K]
     scale = torch.rand(num_outputs, generator=generator).bfloat16()  # [N]
@@ -108,8 +110,9 @@ def int8_product(num_outputs: int, num_inputs: int) -> Callable[..., Tensor] | N
         operator = int8_operator()
         for rows in ROWS[:2]:
             x = torch.randn(rows, num_inputs, generator=generator).bfloat16()  # [M, K]
-            truth, got = (x.float() @ weight.float().t()) * scale, operator(x, weight, scale).float()  # [M, N]
-            if not (truth - got).abs().max() <= TOLERANCE[torch.bfloat16] * truth.abs().max():  # NaN is a no
+            expected = (x.float() @ weight.float().t()) * scale  # [M, N]
+            found = operator(x, weight, scale).float()  # [M, N]
+            if not (expected - found).abs().max() <= TOLERANCE[torch.bfloat16] * expected.abs().max():  # NaN differs
                 log.warning("the int8 product of %d x %d differs, weights are unpacked", num_outputs, num_inputs)
                 return None
     except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
@@ -119,29 +122,31 @@ def int8_product(num_outputs: int, num_inputs: int) -> Callable[..., Tensor] | N
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace the layers that gain by it; return how many. Each plain weight is freed before the next one is packed.
+    """Replace the linear layers that run faster packed, in place; return how many. Weights are packed one by one, so
+    that the plain one of each is freed before the next.
 
     A weight that another module also holds (a tied head) stays plain: it would be in memory twice.
     """
-    found, num_packed = operators(), 0
-    if found is None:
+    packed_operators = operators()
+    if packed_operators is None:
         log.info("linear layers stay as they are: this build of torch has no operators for packed weights")
         return 0
-    trusted: dict[tuple[Any, ...], bool] = {}
+    num_packed = 0
+    is_equal: dict[tuple[Any, ...], bool] = {}  # by shape, class, dtype, and whether there is a bias
     shared = _shared_weights(model)
     for parent, name in list(_candidates(model, shared)):
         plain = getattr(parent, name)
         key = (*plain.weight.shape, type(plain), plain.weight.dtype, plain.bias is not None)
-        if key not in trusted:
-            trusted[key] = _agrees(plain, found)
-        if trusted[key]:
-            setattr(parent, name, PackedLinear(plain, found))
+        if key not in is_equal:
+            is_equal[key] = _computes_the_same(plain, packed_operators)
+        if is_equal[key]:
+            setattr(parent, name, PackedLinear(plain, packed_operators))
             num_packed += 1
     return num_packed
 
 
 def unpack_linears(model: nn.Module) -> None:
-    """Undo `pack_linears`."""
+    """Replace the packed layers of `pack_linears` by plain ones, in place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
@@ -149,39 +154,42 @@ def unpack_linears(model: nn.Module) -> None:
 
 
 def _shared_weights(model: nn.Module) -> set[int]:
-    """Return the addresses of the weights that more than one module holds."""
-    counts = Counter(p.data_ptr() for _, p in model.named_parameters(remove_duplicate=False))
+    # The addresses of the weights that more than one module holds.
+    counts = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
     return {address for address, count in counts.items() if count > 1}
 
 
 def _candidates(model: nn.Module, shared: set[int]) -> Iterator[tuple[nn.Module, str]]:
-    """Yield (parent, name) of the plain layers that are large enough. Quantised and split weights are not plain."""
+    # (parent, name) of the plain layers that are large enough. Quantised and split weights are not plain.
     for parent in model.modules():
         for name, child in parent.named_children():
             if type(child) not in (nn.Linear, Conv1D) or child._forward_hooks or child._forward_pre_hooks:
                 continue
             weight = child.weight
-            plain = type(weight.data) is Tensor and weight.device.type == "cpu" and weight.data_ptr() not in shared
-            if plain and weight.dtype in SMALLEST and weight.numel() >= SMALLEST[weight.dtype]:
+            is_plain = type(weight.data) is Tensor and weight.device.type == "cpu" and weight.data_ptr() not in shared
+            if is_plain and weight.dtype in SMALLEST and weight.numel() >= SMALLEST[weight.dtype]:
                 yield parent, name
 
 
 def _weight(plain: nn.Module) -> Tensor:
-    """Return the weight [N, K]."""
+    # [N, K]
     weight: Tensor = plain.weight.data
-    return weight.t().contiguous() if isinstance(plain, Conv1D) else weight.contiguous()
+    if isinstance(plain, Conv1D):
+        weight = weight.t()
+    return weight.contiguous()
 
 
-def _agrees(plain: nn.Module, found: Operators) -> bool:
-    """Return whether the packed layer computes what the plain one does. Any error is a no."""
-    weight, generator = _weight(plain), torch.Generator().manual_seed(0)
+def _computes_the_same(plain: nn.Module, packed_operators: Operators) -> bool:
+    weight = _weight(plain)  # [N, K]
+    generator = torch.Generator().manual_seed(0)
     try:
-        packed = PackedLinear(plain, found)
+        packed = PackedLinear(plain, packed_operators)
         for rows in ROWS:
             x = torch.randn(1, rows, weight.shape[1], generator=generator).to(weight.dtype)  # [1, T, K]
-            truth, got = linear(x, weight, plain.bias).float(), packed(x).float()  # [1, T, N]
-            error = float((truth - got).abs().max() / truth.abs().max().clamp_min(1e-30))
-            if not error <= TOLERANCE[weight.dtype]:  # NaN is a no
+            expected = linear(x, weight, plain.bias).float()  # [1, T, N]
+            found = packed(x).float()  # [1, T, N]
+            error = float((expected - found).abs().max() / expected.abs().max().clamp_min(1e-30))
+            if not error <= TOLERANCE[weight.dtype]:  # NaN differs, too
                 log.warning("a packed weight of %s differs by %.1e, it stays plain", tuple(weight.shape), error)
                 return False
     except (RuntimeError, TypeError, NotImplementedError) as error:

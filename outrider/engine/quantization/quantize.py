@@ -1,12 +1,12 @@
 """Round weights to 8 bits at load (`quantization=int8`), and check that quantised checkpoints can be read.
 
-Int8 is weight only: activations keep the model's dtype. It is symmetric, one scale per output channel, so that a
-product of the integers is scaled once at its end. Embeddings stay as they are. The head is rounded too: on the demo
-target that leaves the largest error of a logit where it is (4.3 % of the largest logit against 4.2 %) and the best
-token the same as without rounding in 98.8 % of positions against 98.8 %.
+Int8 is weight only: activations keep the model's dtype. It is symmetric, with one scale for each output channel, so
+that a product of the integers is scaled once, at its end. Embeddings are not rounded. The head is: on the demo target
+the largest error of a logit is 4.3 % of the largest logit (4.2 % without), and the most likely token is the same as
+without any rounding at 98.8 % of positions either way.
 
-transformers reads quantised checkpoints, through a quantizer for each method that states which package and which device
-it needs. Where that is missing, `unpack` reads the common ones. The loader calls all of it.
+transformers reads quantised checkpoints by a quantizer for each method, which states the package and the device that it
+needs. Where one is missing, `unpack` reads the common methods. Called by the loader.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from outrider.wire.settings.config import WorkerConfig
 from outrider.wire.telemetry.log import get_logger
 
 GPU_ALONE = ("compressed-tensors",)
-"""Methods whose library unpacks each weight at its first use on other devices, and keeps it."""
+"""Methods whose library, on devices other than a GPU, unpacks each weight at its first use and keeps it unpacked."""
+
+log = get_logger(__name__)
 
 
 def quantization_of(config: PreTrainedConfig) -> Any:
-    """Return what a configuration says of its quantisation, for the whole or for its text part; None where nothing."""
+    """Return the `quantization_config` of a model or of its text part, a dict or transformers' object; else None."""
     for part in (config, config.get_text_config(decoder=True)):
         found = getattr(part, "quantization_config", None)
         if found is not None:
@@ -44,26 +46,31 @@ def quantization_of(config: PreTrainedConfig) -> Any:
 
 
 def method_of(config: PreTrainedConfig) -> str | None:
-    """Return the checkpoint's quantisation (gptq, awq, torchao, ... as it says itself), or None for whole weights."""
+    """Return the checkpoint's method of quantisation as it states it (gptq, awq, torchao, ..); None
+    for whole weights.
+    """
     found = quantization_of(config)
     if found is None:
         return None
-    name = found.get("quant_method") if isinstance(found, dict) else found.quant_method
+    if isinstance(found, dict):
+        name = found.get("quant_method")
+    else:
+        name = found.quant_method
     return str(getattr(name, "value", name))
 
 
-def why_to_unpack(model: str, config: PreTrainedConfig, device: torch.device, wanted: str) -> str | None:
-    """Return why a checkpoint's weights are unpacked at load, for want of kernels or a package; None else.
+def why_to_unpack(model: str, config: PreTrainedConfig, device: torch.device, setting: str) -> str | None:
+    """Return why a checkpoint's weights have to be unpacked at load: kernels or a package are missing. None otherwise.
 
-    wanted: the setting `quantization`. Raises ConfigError, naming the method, what is missing and the remedy, unless
-    the checkpoint can be read here.
+    setting: the setting `quantization`. Raises ConfigError, with the method, what is missing and the remedy, where the
+    checkpoint cannot be read at all.
     """
     method = method_of(config)
     if method is None:
         return None
-    if wanted != "none":
+    if setting != "none":
         raise ConfigError(
-            f"quantization is {wanted!r} and the weights of {model} are quantised by {method} already; "
+            f"quantization is {setting!r} and the weights of {model} are quantised by {method} already; "
             "use quantization none",
             param="quantization",
         )
@@ -82,10 +89,10 @@ def why_to_unpack(model: str, config: PreTrainedConfig, device: torch.device, wa
 def check_unpacked(
     settings: WorkerConfig, why: str, network: PreTrainedModel, dtype: torch.dtype | str, device: torch.device
 ) -> None:
-    """Say in one line how much memory unpacked weights take. Raises ConfigError where there is less, and where the
-    settings refuse.
+    """Log how much memory the unpacked weights take. Raises ConfigError where less is free, or `unpack_weights` is
+    false.
 
-    why: they are unpacked, in words. network: on the meta device.
+    why: the reason for unpacking, from `why_to_unpack`. network: the model on the meta device.
     """
     model = settings.model
     if not settings.unpack_weights:
@@ -96,23 +103,26 @@ def check_unpacked(
         )
     assert isinstance(dtype, torch.dtype)
     num_bytes = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
-    free, name = memory.free_memory_bytes(device), str(dtype).removeprefix("torch.")
+    free = memory.free_memory_bytes(device)
+    name = str(dtype).removeprefix("torch.")
     if num_bytes > free:
-        smaller = "set dtype bfloat16, " if dtype is torch.float32 else ""
+        remedy = ""
+        if dtype is torch.float32:
+            remedy = "set dtype bfloat16, "
         raise ConfigError(
             f"the weights of {model} take {readable_bytes(num_bytes)} when unpacked to {name} ({why}), and "
-            f"{readable_bytes(free)} are free on {device}; {smaller}use a smaller model, another device, or free some",
+            f"{readable_bytes(free)} are free on {device}; {remedy}use a smaller model, another device, or free some",
             param="dtype",
         )
     log.info("the weights of %s are unpacked to %s, %s: %s", model, name, readable_bytes(num_bytes), why)
 
 
 def _missing_to_run(config: PreTrainedConfig, method: str, device: torch.device) -> str | None:
-    """Return what a method lacks to run packed on a device; None where it lacks nothing."""
+    # What is missing to run the packed weights on the device, in words.
     if method not in AUTO_QUANTIZER_MAPPING and method in METHODS:
         return f"transformers {transformers.__version__} has no reader for it"
     verbosity = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()  # it warns of what is refused or logged here in one line
+    transformers.utils.logging.set_verbosity_error()  # it would warn of what is refused or logged below in one line
     try:
         quantizer = AutoHfQuantizer.from_config(copy.deepcopy(quantization_of(config)), pre_quantized=True)
         quantizer.validate_environment(device_map={"": device})
@@ -127,21 +137,21 @@ def _missing_to_run(config: PreTrainedConfig, method: str, device: torch.device)
 
 
 def unpacked_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the same model with weights that are not quantised."""
+    """Return a copy of the configuration without quantisation: that of the same model with whole weights."""
     whole = copy.deepcopy(config)
-    for each in (whole, whole.get_text_config(decoder=True)):
-        if getattr(each, "quantization_config", None) is not None:
-            del each.quantization_config
+    for part in (whole, whole.get_text_config(decoder=True)):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
     return whole
 
 
-def check_int8(device: torch.device, wanted: str) -> None:
-    """Raise ConfigError for the setting `quantization` int8 on a GPU.
+def check_int8(device: torch.device, setting: str) -> None:
+    """Raise ConfigError where the setting `quantization` is int8 and the device a GPU.
 
     `Int8Linear` unpacks a whole weight for each product there: it reads 8 bits, writes 16 and reads 16, two and a half
     times the traffic of bfloat16.
     """
-    if wanted == "int8" and device.type == "cuda":
+    if setting == "int8" and device.type == "cuda":
         raise ConfigError(
             f"quantization is 'int8' and the device {device}: rounded at load, weights are faster on a CPU alone, and "
             "slower than bfloat16 on a GPU; leave quantization out, or name a checkpoint that is quantised for GPUs "
@@ -151,30 +161,33 @@ def check_int8(device: torch.device, wanted: str) -> None:
 
 
 NARROW = 4
-"""Tokens up to which torch's own bfloat16 x int8 kernel beats unpacking the weights. Measured on CPU at 1024 x 2816:
-1 token 0.15 against 0.62 ms, 6 tokens 0.50 against 0.92, 32 tokens 2.4 against 1.4."""
-
-log = get_logger(__name__)
+"""Tokens up to which torch's kernel for bfloat16 x int8 is faster than unpacking the weights. Measured on a CPU at
+1024 x 2816: 1 token 0.15 against 0.62 ms, 6 tokens 0.50 against 0.92, 32 tokens 2.4 against 1.4."""
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with int8 weights. Not a subclass of `nn.Linear`, so that nobody packs or reads its weights."""
+    """A linear layer with int8 weights. No subclass of `nn.Linear`, so that its weights are not
+    packed or read as whole.
+    """
 
     def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None) -> None:
-        """Hold weight_int8 [N, K] int8, and scale [N] and bias [N] in the dtype of the activations."""
+        """weight_int8: [N, K] int8. scale, bias: [N] each, in the dtype of the activations."""
         super().__init__()
         self.is_copy = False
-        """Whether the embedding still holds the weights that these were rounded from."""
+        """Whether the embedding still has the weights from which these were rounded."""
         self.out_features, self.in_features = weight_int8.shape
         self.weight = nn.Parameter(weight_int8.contiguous(), requires_grad=False)
         self.register_buffer("scale", scale)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.bias: nn.Parameter | None = None
+        if bias is not None:
+            self.bias = nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product [..., N] of x [..., K], in the dtype of x."""
         flat = x.reshape(-1, self.in_features)  # [M, K]
-        narrow = flat.shape[0] <= NARROW and x.dtype is torch.bfloat16
-        product = int8_product(*self.weight.shape) if narrow else None
+        product = None
+        if flat.shape[0] <= NARROW and x.dtype is torch.bfloat16:
+            product = int8_product(*self.weight.shape)
         if product is not None:
             out = product(flat.contiguous(), self.weight, self.scale)  # [M, N]
         else:
@@ -185,17 +198,16 @@ class Int8Linear(nn.Module):
 
 
 def quantize_int8(network: PreTrainedModel) -> None:
-    """Round the weights of every linear layer, in place, on the device that holds them.
+    """Replace every linear layer by an `Int8Linear`, in place, on the device of its weights.
 
-    Raises ConfigError when the model has no such layer.
+    Raises ConfigError for a model without linear layers.
     """
-    before = _num_bytes(network)
-    found = [
-        (parent, name, child)
-        for parent in network.modules()
-        for name, child in parent.named_children()
-        if type(child) in (nn.Linear, Conv1D)  # a subclass, such as Llama 4's router, computes something else
-    ]
+    num_bytes = _num_bytes(network)
+    found: list[tuple[nn.Module, str, nn.Module]] = []
+    for parent in network.modules():
+        for name, child in parent.named_children():
+            if type(child) in (nn.Linear, Conv1D):  # a subclass, such as Llama 4's router, computes something else
+                found.append((parent, name, child))
     if not found:
         raise ConfigError(
             f"{type(network).__name__} has no linear layers that int8 is made for; use quantization none",
@@ -203,27 +215,31 @@ def quantize_int8(network: PreTrainedModel) -> None:
         )
     embedding = network.get_input_embeddings()
     for parent, name, child in found:
-        weight = child.weight.t() if isinstance(child, Conv1D) else child.weight  # [N, K]
-        rounded = Int8Linear(*_rounded(weight.detach()), child.bias)
+        weight = child.weight  # [N, K]
+        if isinstance(child, Conv1D):
+            weight = weight.t()
+        rounded = Int8Linear(*_round(weight.detach()), child.bias)
         rounded.is_copy = child.weight is embedding.weight
         setattr(parent, name, rounded)
-    log.info("%d linear layers rounded to int8: %d bytes of weights, were %d", len(found), _num_bytes(network), before)
+    log.info(
+        "%d linear layers rounded to int8: %d bytes of weights, were %d", len(found), _num_bytes(network), num_bytes
+    )
 
 
 def num_parameters(network: PreTrainedModel) -> int:
-    """Return the number as published: a head rounded apart from the embedding whose weights it shared counts once."""
-    count, head = sum(parameter.numel() for parameter in network.parameters()), network.get_output_embeddings()
+    """Return the number of weights as published: a rounded head counts once with the embedding that it was tied to."""
+    count = sum(parameter.numel() for parameter in network.parameters())
+    head = network.get_output_embeddings()
     if isinstance(head, Int8Linear) and head.is_copy:
         count -= head.weight.numel()
     return count
 
 
-def is_int8(network: PreTrainedModel) -> bool:
-    return any(isinstance(module, Int8Linear) for module in network.modules())
+def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight [N, K] as ([N, K] int8 without -128, scale [N] of its dtype), bit for bit as torchao rounds.
 
-
-def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weight [N, K] as ([N, K] int8 without -128, scale [N] of its dtype), bit for bit as torchao rounds."""
+    A channel [0.5, -1.0] has the scale 1 / 127.5, and becomes [64, -127].
+    """
     smallest = torch.finfo(torch.float32).eps  # a channel of zeros has a scale, too
     scale = (weight.abs().amax(dim=1, keepdim=True) / 127.5).clamp(min=smallest)  # [N, 1]
     steps = (weight * (1 / scale.float())).round().clamp(-127, 127)  # [N, K], the same range on both sides of 0

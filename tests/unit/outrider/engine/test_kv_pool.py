@@ -132,7 +132,8 @@ def published(pool: KVPool, ids: list[int], salt: bytes = b"") -> BlockTable:
 
 def match(pool: KVPool, ids: list[int], salt: bytes = b"") -> list[int]:
     """The blocks that a prompt of `ids` would begin with, were it adopted: nothing is held by looking."""
-    return [block for _, block in pool.prefix._find(ids, salt)]
+    _, blocks = pool.prefix._find(ids, salt)
+    return blocks
 
 
 def test_an_ended_requests_full_blocks_are_found_again() -> None:
