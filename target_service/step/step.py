@@ -10,8 +10,8 @@
 Exactness: under `rejection` no sampled token may influence what is verified. That depends on the committed tokens,
 clocks, acceptance probabilities of ranks, and how many draft tokens might have arrived: `candidates`
 (`outrider.engine.speculation.candidates`) offers no sampled token for its value, the budget reads offers alone, and
-where several drafts deliver, one that is late is absent as a whole (`Drafting`). `tests/unit/outrider/papers/test_merging.py`
-enumerates the outcome.
+where several drafts deliver, one that is late is absent as a whole (`Drafting`). The outcome is enumerated by
+tests/unit/outrider/papers/test_merging.py.
 
 Runs on the engine thread.
 """
