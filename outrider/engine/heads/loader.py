@@ -24,8 +24,9 @@ from outrider.engine.heads.network import HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.attention_choice import check_cache, pack, tree_refusal
-from outrider.engine.loading.loader import check_class, resolve_device, size_cache
-from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
+from outrider.engine.loading.cache_size import size_cache
+from outrider.engine.loading.loader import check_class, resolve_device
+from outrider.engine.loading.self_test import NUM_BLOCKS, ReferenceLogits
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.quantization.packed_linear import pack_linears
@@ -164,12 +165,12 @@ def _choose_path(network: HeadNetwork, facts: ModelFacts, family: Family, wanted
     )
 
 
-def _tested(network: HeadNetwork, path: AnyHeadPath, facts: ModelFacts) -> tuple[ModelRunner, Remembered]:
+def _tested(network: HeadNetwork, path: AnyHeadPath, facts: ModelFacts) -> tuple[ModelRunner, ReferenceLogits]:
     """Return the runner that passed the self-test and the logits to compare with. Raises `PathUnavailable`."""
     if not network.lag and network.block is not None:
         facts = replace(facts, context_limit=max(facts.context_limit, TEST_CONTEXT + network.block.size))
     runner = _TestRunner(path, facts, KVPool(2 * NUM_BLOCKS, path.block_size), network.device)
-    truth = Remembered(_Uncached(network))
+    truth = ReferenceLogits(_Uncached(network))
     check_cache(runner, truth)
     if network.lag:
         refusal = tree_refusal(runner, truth)
