@@ -26,9 +26,10 @@ from benchmarks.common import DEMO_EAGLE3, DEMO_MEDUSA, DEMO_TARGET, HELD_OUT, R
 from benchmarks.common import read_prompts as prompts_of
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.draft_vocabulary import target_ids
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
 from outrider.engine.heads.families import EAGLE3, MEDUSA
-from outrider.engine.heads.head_files import HeadFiles, target_ids
+from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
