@@ -16,7 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 from gateway.telemetry.request_record import RequestRecords, RoundRecord, current_record
-from outrider.engine.worker.worker_service import Respond, SlotSpans
+from outrider.engine.worker.slot_spans import SlotSpans
+from outrider.engine.worker.worker_service import Respond
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.telemetry.trace import Spans, TraceParent

@@ -116,10 +116,11 @@ def _tokenizer_ends(found: FoundTokenizer | None) -> tuple[int, ...]:
 
 def _describe_tokens(found: FoundTokenizer | None, ids: tuple[int, ...]) -> dict[int, str]:
     # {2: "</s> (2)"}; "2" alone where the tokenizer has no such token
-    texts = {}
+    texts = {token_id: str(token_id) for token_id in ids}
+    if found is None:
+        return texts
     for token_id in ids:
-        texts[token_id] = str(token_id)
-        text = found and found.tokenizer.id_to_token(token_id)
+        text = found.tokenizer.id_to_token(token_id)
         if text is not None:
             texts[token_id] = f"{text} ({token_id})"
     return texts
