@@ -34,7 +34,10 @@ from benchmarks.passes import in_turn_at
 from outrider.client import Drafter, Speculation
 from outrider.drafting.translation import Intersection, Translation
 from outrider.lab.alpha import drafter_of, measured
-from outrider.lab.models.alpha import AT_ONCE, SEED, Estimate, LawModel, Task, load_draft
+from outrider.lab.models.alpha import SEED, load_draft
+from outrider.lab.models.alpha_task import Task
+from outrider.lab.models.law_model import AT_ONCE, LawModel
+from outrider.lab.models.tally import Estimate
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
 

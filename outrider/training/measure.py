@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from outrider.lab.models.alpha import Estimate
+from outrider.lab.models.tally import Estimate
 from outrider.training.losses import Law, acceptance
 from outrider.training.student import Guess, Student
 from outrider.training.teacher import Batch, Seen, Teacher

@@ -18,17 +18,10 @@ from outrider.cli.main import app
 from outrider.drafting.translation import between
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.lab.alpha import drafter_of, names_of, show
-from outrider.lab.models.alpha import (
-    MODEL,
-    DrafterSpec,
-    Estimate,
-    LawModel,
-    Tally,
-    TargetToken,
-    Task,
-    measure,
-    tokenizer_of,
-)
+from outrider.lab.models.alpha import measure, tokenizer_of
+from outrider.lab.models.alpha_task import MODEL, DrafterSpec, Task
+from outrider.lab.models.law_model import LawModel
+from outrider.lab.models.tally import Estimate, Tally, TargetToken
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
