@@ -188,10 +188,10 @@ class Eagle3:
         module.fc.load_state_dict({"weight": files.opening.fc})
         return cls(module, 1, device)
 
-    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
         """Yield the head's logits in each step of a training-time test, as `Student.guesses`."""
         with mixed_precision(self._device):
-            outputs = self.module(batch.ids, seen.taps(self.module.head.facts.taps), depth)
+            outputs = self.module(batch.ids, target_output.taps(self.module.head.facts.taps), depth)
         for step, output in enumerate(outputs):
             mask = batch.asked(step)  # [B, T] bool
             with mixed_precision(self._device):

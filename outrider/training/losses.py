@@ -45,20 +45,20 @@ class Law:
         return Law(self.probs[rows], self.entropy[rows])
 
 
-def acceptance(law: Law, log_draft: Tensor) -> Tensor:
+def acceptance(target: Law, log_draft: Tensor) -> Tensor:
     """Return [M] float32: the probability that a token drawn from the draft's distribution is accepted.
 
     It is the sum of min(target, draft) (Leviathan et al. 2023, Corollary 3.6). log_draft: log-probs [M, W] float32.
     """
-    return torch.minimum(law.probs, log_draft.exp()).sum(dim=-1)
+    return torch.minimum(target.probs, log_draft.exp()).sum(dim=-1)
 
 
-def divergence(law: Law, log_draft: Tensor) -> Tensor:
+def divergence(target: Law, log_draft: Tensor) -> Tensor:
     """Return [M] float32: KL(target || draft) over the draft's ids, in nats. log_draft: log-probs [M, W] float32."""
-    return -law.entropy - (law.probs * log_draft).sum(dim=-1)
+    return -target.entropy - (target.probs * log_draft).sum(dim=-1)
 
 
-def loss_of(name: LossName, law: Law, logits: Tensor) -> Tensor:
+def loss_of(name: LossName, target: Law, logits: Tensor) -> Tensor:
     """Return the mean loss [] float32 of a draft's logits [M, W] over M >= 1 positions.
 
     kl: the divergence. lk: weight * divergence + (1 - weight) * TV, where TV is 1 - acceptance and weight
@@ -66,9 +66,9 @@ def loss_of(name: LossName, law: Law, logits: Tensor) -> Tensor:
     later the acceptance itself is maximised (2602.23881).
     """
     log_draft = log_softmax(logits.float(), dim=-1)  # [M, W] float32
-    mean_divergence = divergence(law, log_draft).mean()  # []
+    mean_divergence = divergence(target, log_draft).mean()  # []
     if name == "kl":
         return mean_divergence
-    mean_acceptance = acceptance(law, log_draft).mean()  # []
+    mean_acceptance = acceptance(target, log_draft).mean()  # []
     weight = math.exp(-LK_DECAY * float(mean_acceptance.detach()))
     return weight * mean_divergence + (1.0 - weight) * (1.0 - mean_acceptance)

@@ -41,15 +41,15 @@ def measured(
     accepted: list[list[list[float]]] = [[] for _ in range(depth)]  # by depth, output and token
     for first in range(0, len(answers), AT_ONCE):
         batch = Batch.of(answers[first : first + AT_ONCE], teacher.device)
-        seen = teacher.see(batch)
+        target_output = teacher.see(batch)
         if temperature == 0.0:
-            accept = _match_best(seen, student.ids)
+            accept = _match_best(target_output, student.ids)
         else:
-            accept = _match_distributions(seen, student.ids, temperature)
-        for guess in student.guesses(batch, seen, depth):
-            probabilities = accept(guess)  # [M] float32
-            answer_of = guess.places // batch.ids.shape[1]  # [M] int64
-            accepted[guess.depth] += [probabilities[answer_of == index].tolist() for index in range(len(batch.ids))]
+            accept = _match_distributions(target_output, student.ids, temperature)
+        for draft in student.guesses(batch, target_output, depth):
+            probabilities = accept(draft)  # [M] float32
+            answer_of = draft.places // batch.ids.shape[1]  # [M] int64
+            accepted[draft.depth] += [probabilities[answer_of == index].tolist() for index in range(len(batch.ids))]
     student.module.train()
     rows = []
     for index, values in enumerate(accepted):
@@ -65,26 +65,26 @@ def measured(
 
 
 Accept = Callable[[Guess], Tensor]
-"""Computes the acceptance probability [M] float32 of the draft token at each position of a guess."""
+"""Computes the acceptance probability [M] float32 of the draft token at each position of one depth."""
 
 
-def _match_best(seen: Seen, ids: Tensor | None) -> Accept:
-    best = seen.logits.argmax(dim=-1)  # [M of all] int64
+def _match_best(target_output: Seen, ids: Tensor | None) -> Accept:
+    best = target_output.logits.argmax(dim=-1)  # [M of all] int64
 
-    def accept(guess: Guess) -> Tensor:
-        draft_best = guess.logits.argmax(dim=-1)  # [M] int64, an index in ids
+    def accept(draft: Guess) -> Tensor:
+        draft_best = draft.logits.argmax(dim=-1)  # [M] int64, an index in ids
         if ids is not None:
             draft_best = ids[draft_best]
-        return (draft_best == best[seen.rows(guess.places)]).float()
+        return (draft_best == best[target_output.rows(draft.places)]).float()
 
     return accept
 
 
-def _match_distributions(seen: Seen, ids: Tensor | None, temperature: float) -> Accept:
-    law = Law.of(seen.logits / temperature, ids)
+def _match_distributions(target_output: Seen, ids: Tensor | None, temperature: float) -> Accept:
+    target = Law.of(target_output.logits / temperature, ids)
 
-    def accept(guess: Guess) -> Tensor:
-        log_draft = log_softmax(guess.logits.float() / temperature, dim=-1)  # [M, W] float32
-        return acceptance(law.at(seen.rows(guess.places)), log_draft)
+    def accept(draft: Guess) -> Tensor:
+        log_draft = log_softmax(draft.logits.float() / temperature, dim=-1)  # [M, W] float32
+        return acceptance(target.at(target_output.rows(draft.places)), log_draft)
 
     return accept

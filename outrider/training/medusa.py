@@ -52,9 +52,9 @@ class Medusa:
         files = read_medusa(Checkpoint(folder), target)
         return cls(MedusaHeads.of(files.facts, files.tensors), device)
 
-    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
         """Yield the logits of each head below `depth`, as `Student.guesses`."""
-        hidden = seen.hidden[NORMED].float()  # [B, T, dt] float32
+        hidden = target_output.hidden[NORMED].float()  # [B, T, dt] float32
         for skipped, block in enumerate(list(self.module.blocks)[:depth]):
             mask = batch.asked(skipped)  # [B, T] bool
             rows = hidden[:, : -1 - skipped][mask[:, 1 + skipped :]]  # [M, dt] float32, 1 + skipped tokens back

@@ -65,7 +65,7 @@ class Pass:
         """Load the embeddings that `save` wrote. Raises ConfigError for those of another width."""
         return cls(teacher, read_embeddings(folder, teacher.network.get_input_embeddings().embedding_dim))
 
-    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
         """Yield the target's logits at the look-ahead ids, as `Student.guesses`.
 
         One forward reads the whole text and, behind up to GROUPS of its tokens, a chain of L ids each: a token tree.

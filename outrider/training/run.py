@@ -138,13 +138,13 @@ class Run:
         Raises OutriderError for a loss that is not finite; the weights are then left as they are.
         """
         plan, student = self._plan, self._student
-        seen = self._teacher.see(batch)
-        law = Law.of(seen.logits, student.ids)
+        target_output = self._teacher.see(batch)
+        target = Law.of(target_output.logits, student.ids)
         total = torch.zeros((), device=self._teacher.device)  # [] float32
-        for guess in student.guesses(batch, seen, student.depth_trained):
-            if len(guess.places):
-                target = law.at(seen.rows(guess.places))
-                total = total + DEPTH_DECAY**guess.depth * loss_of(plan.loss, target, guess.logits)
+        for draft in student.guesses(batch, target_output, student.depth_trained):
+            if len(draft.places):
+                rows = target_output.rows(draft.places)  # [M] int64
+                total = total + DEPTH_DECAY**draft.depth * loss_of(plan.loss, target.at(rows), draft.logits)
         loss = float(total.detach())
         if not math.isfinite(loss):
             raise OutriderError(

@@ -54,12 +54,12 @@ class Student(Protocol):
     def depth_limit(self) -> int | None:
         """Most draft tokens of a round that the student can propose; None = no limit."""
 
-    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
         """Yield the student's logits for the draft tokens of each depth below `depth`, at `batch.asked(depth)`.
 
         The text of the batch is the target's own, so the tokens before are those that a draft chain would have.
 
-        seen: the target's hidden states, which heads read.
+        target_output: the target's hidden states, which heads read.
         """
 
     def save(self, folder: Path) -> None:
@@ -94,7 +94,7 @@ class Draft:
             )
         self.module = network.to(device)
 
-    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
         """Yield the logits of one forward at the positions of each depth, as `Student.guesses`."""
         with mixed_precision(self._device):
             logits = self.module(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)  # [B * T, V]

@@ -12,81 +12,34 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.engine.files.model_files import check_folder
 from outrider.engine.heads.checkpoint import TargetFiles
-from outrider.engine.loading.loader import check_weights, read_config, resolve_device
-from outrider.lab.models.alpha import check_same_tokens
+from outrider.engine.loading.loader import resolve_device
 from outrider.training.chats import prompt_ids
 from outrider.training.eagle3 import Eagle3, Opened
-from outrider.training.estimate import Sizes, describe
-from outrider.training.losses import LossName
+from outrider.training.estimate import describe
 from outrider.training.measure import measured
 from outrider.training.medusa import Medusa
 from outrider.training.pass_embeddings import Pass
 from outrider.training.run import Plan, Progress, Run, peak_bytes
 from outrider.training.student import Draft, Student
+from outrider.training.task import REPORT, Task, check_folders, estimate_sizes
 from outrider.training.teacher import Teacher
 from outrider.training.written import Answer, Assignment, Ids, digest_of_model, write
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes.processes import StopFlag, StopRequested, tell
 
-REPORT = "training.json"
-"""Name of the file beside the weights with the settings of the training, and acceptance before and after it."""
 SHARED_CHARS = 50
 """Length in characters of a substring that a training prompt may not share with a prompt that is measured on. A line of
 code has about as many."""
-
-Kind = Literal["eagle3", "medusa", "pass", "draft"]
-
-
-@dataclass(frozen=True)
-class Task:
-    """The settings of a training, as they are read from stdin."""
-
-    kind: Kind
-    target: str
-    """Folder of the target."""
-    out: str
-    """Folder to write the result to."""
-    work: str
-    """Folder for the generated text and for checkpoints."""
-    prompts: list[str]
-    """Prompts to train on: the target generates an output for each of them."""
-    held_apart: list[str]
-    """Prompts to measure acceptance on, at each temperature."""
-    temperatures: list[float]
-    """Temperatures of the outputs, which the prompts take in turn."""
-    start: str | None
-    """Folder of a draft. `draft` begins with its weights; `eagle3` takes its shape, embedding and lm_head."""
-    loss: LossName
-    depth: int
-    """Number of steps of EAGLE-3's training-time test, of Medusa's heads, or of look-ahead embeddings."""
-    taps: list[int] | None
-    """Hidden states of the target that `eagle3` reads; None = an early, a middle and a late one."""
-    draft_vocab: int | None
-    """Number of ids that `eagle3` can propose, the most frequent of the text; None = all."""
-    updates: int
-    """Number of updates."""
-    batch_size: int
-    """Outputs of an update."""
-    max_tokens: int
-    """Most tokens of an output."""
-    seed: int
-    seconds: float | None
-    """Seconds after which the training ends, done or not; None = no limit."""
-    device: str = "auto"
-    raw: bool = False
-    """Whether the prompts are used as they are, although the target has a chat template."""
-
 
 Report = Callable[[str, str, int, int], None]
 """Called with a stage, a text for the user, and how much of how much of the stage is done. May raise StopRequested."""
@@ -97,7 +50,7 @@ def train(task: Task, stop: StopFlag, report: Report) -> dict[str, Any]:
 
     Raises OutriderError for anything that cannot be trained, and StopRequested after `stop`, with a checkpoint saved.
     """
-    num_parameters = _check_folders(task)
+    num_parameters = check_folders(task)
     target = TargetFiles(task.target)
     for tap in task.taps or ():
         if not 0 <= tap < target.num_layers:
@@ -113,7 +66,7 @@ def train(task: Task, stop: StopFlag, report: Report) -> dict[str, Any]:
     temperatures = sorted(set(task.temperatures))
     probe_prompts = _at_each(temperatures, prompt_ids(task.target, task.held_apart, task.raw))
     num_answers = len(train_prompts) + len(probe_prompts)
-    report("estimate", describe(_estimate_sizes(task, target, num_parameters, num_answers, prompts), device), 1, 1)
+    report("estimate", describe(estimate_sizes(task, target, num_parameters, num_answers, prompts), device), 1, 1)
     work = Path(task.work)
     assignment = Assignment(task.target, train_prompts, task.max_tokens, task.seed, task.device)
     answers = write(assignment, work, partial(report, "text", "tokens to train on"))
@@ -274,59 +227,6 @@ def _substrings(text: str) -> Iterator[str]:
 
 def _write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def _estimate_sizes(
-    task: Task, target: TargetFiles, num_parameters: dict[str, int], num_answers: int, prompts: Sequence[Ids]
-) -> Sizes:
-    # num_parameters: by folder, of the target and of `task.start`
-    num_target = num_parameters[task.target]
-    if task.start is not None:
-        num_trained = num_parameters[task.start]
-    elif task.kind == "eagle3":  # a layer of the target's shape, and the projection of three hidden states
-        num_trained = num_target // target.num_layers + 3 * target.width**2
-    elif task.kind == "medusa":
-        num_trained = task.depth * target.width**2
-    else:
-        num_trained = task.depth * target.width
-    return Sizes(
-        num_target_parameters=num_target,
-        num_trained_parameters=num_trained,
-        vocab_size=target.vocab_size,
-        num_answers=num_answers,
-        max_tokens=task.max_tokens,
-        prompt_tokens=sum(map(len, prompts)) // len(prompts),
-        updates=task.updates,
-        batch_size=task.batch_size,
-        depth=task.depth,
-    )
-
-
-def _check_folders(task: Task) -> dict[str, int]:
-    """Return the number of parameters of target and --start, by folder.
-
-    Raises ConfigError for a model that lacks a file, and for an --out that holds something else.
-    """
-    num_parameters: dict[str, int] = {}
-    for model in (task.target, task.start):
-        if model is not None:
-            check_folder(Path(model).expanduser())
-            network = check_weights(model, read_config(model))
-            num_parameters[model] = sum(parameter.numel() for parameter in network.parameters())
-    if task.start is not None:
-        check_same_tokens(task.target, task.start)
-    out = Path(task.out)
-    if out.exists() and not _may_replace(out):
-        raise ConfigError(
-            f"--out is {task.out!r}, which holds something else than an earlier training; name a new folder"
-        )
-    return num_parameters
-
-
-def _may_replace(out: Path) -> bool:
-    if not out.is_dir():
-        return False
-    return (out / REPORT).is_file() or not any(out.iterdir())
 
 
 def main() -> int:

@@ -17,7 +17,8 @@ from outrider.engine.heads.families import EAGLE3, family_of
 from outrider.lab.models.alpha import tokenizer_of
 from outrider.training.chats import prompt_ids
 from outrider.training.estimate import Sizes
-from outrider.training.train_head import Task, train
+from outrider.training.task import Task
+from outrider.training.train_head import train
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes.processes import StopFlag, StopRequested
 from tests.tiny_models import tiny_llama

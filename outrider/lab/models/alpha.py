@@ -116,15 +116,15 @@ def _compare(models: _Models, tallies: dict[str, Tally], ids: list[int], start: 
     # all drafters along one text, whose output is ids[start:]
     whole_params = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     tokens = []
-    for position, law in enumerate(models.target.laws(ids, start), start=start):
-        tokens.append(TargetToken(ids[position], position, law(params), law(whole_params)))
+    for position, distribution in enumerate(models.target.laws(ids, start), start=start):
+        tokens.append(TargetToken(ids[position], position, distribution(params), distribution(whole_params)))
     for name, tally in tallies.items():
         tally.begin()
         if name in models.drafts:
-            laws: Iterable[LawAt] = models.drafts[name].drafts(ids, start)
+            distributions: Iterable[LawAt] = models.drafts[name].drafts(ids, start)
         else:
-            laws = _table_laws(models.tables[name], ids, start, models.target.runner.facts.vocab_size)
-        for token, draft in zip(tokens, laws, strict=True):
+            distributions = _table_laws(models.tables[name], ids, start, models.target.runner.facts.vocab_size)
+        for token, draft in zip(tokens, distributions, strict=True):
             tally.add(token, draft, params)
 
 

@@ -126,11 +126,11 @@ class LawModel:
                 host = HostLogits(self.runner.forward([sequence.row(1) for sequence, _ in running]))
                 for row, (sequence, sampling) in enumerate(running):
                     sequence.num_cached = len(sequence.ids)
-                    law = _law_of_logits(host, row, sampling)
+                    distribution = _law_of_logits(host, row, sampling)
                     if sampling.greedy:
-                        token_id = best_id(law)
+                        token_id = best_id(distribution)
                     else:
-                        token_id = coupled_id(law, sampling, sequence.position)
+                        token_id = coupled_id(distribution, sampling, sequence.position)
                     sequence.ids.append(token_id)
                 running = [pair for pair in running if pair[0].ids[-1] not in self.runner.facts.eos_token_ids]
                 if not running:

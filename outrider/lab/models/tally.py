@@ -123,24 +123,24 @@ class Tally:
 
     def add(self, token: TargetToken, draft: LawAt, params: SamplingParams) -> None:
         """Compare the drafter's distribution with the target's at a token, which the noise of `params` has drawn."""
-        law = draft(params)
-        self.drafted[-1].append(float(law is not None))
-        if law is None:
+        distribution = draft(params)
+        self.drafted[-1].append(float(distribution is not None))
+        if distribution is None:
             return
-        alpha = overlap(token.law, law)
+        alpha = overlap(token.law, distribution)
         self.alpha[-1].append(alpha)
         self.bound[-1].append(alpha / (2.0 - alpha))  # (1 - TV) / (1 + TV), TV = 1 - alpha
-        self.coupled[-1].append(float(coupled_id(law, params, token.position) == token.id))
-        self.greedy[-1].append(float(best_id(token.law) == best_id(law)))
+        self.coupled[-1].append(float(coupled_id(distribution, params, token.position) == token.id))
+        self.greedy[-1].append(float(best_id(token.law) == best_id(distribution)))
         for values, temperature in zip(self.at_temperature, self.temperatures, strict=True):
             other = draft(replace(params, temperature=temperature))
             assert other is not None, "a temperature bans no token"
             values[-1].append(overlap(token.law, other))
         for values, lenience in zip(self.lenient, self.leniences, strict=True):
             if params.greedy:
-                accepted = float(token.keeps(best_id(law), lenience))
+                accepted = float(token.keeps(best_id(distribution), lenience))
             else:
-                accepted = overlap(token.law, law, lenience)
+                accepted = overlap(token.law, distribution, lenience)
             values[-1].append(accepted)
 
     def row(self, drafter: str, setting: dict[str, float]) -> dict[str, Any]:
@@ -196,6 +196,6 @@ def overlap(target: RowLaw, draft: RowLaw, lenience: float = 1.0) -> float:
     return float(np.minimum(target.probs() / lenience, draft.probs_at(target)).sum())
 
 
-def best_id(law: RowLaw) -> int:
+def best_id(distribution: RowLaw) -> int:
     """Return the likeliest id of a distribution."""
     return law.id_of(int(law.scores.argmax()))
