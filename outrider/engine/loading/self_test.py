@@ -69,15 +69,11 @@ def _encode_sources(runner: ModelRunner, lengths: Sequence[int], generator: rand
     """Return a source of each length, encoded; for a decoder-only model as many None."""
     if not runner.facts.decoder_start_ids:
         return [None] * len(lengths)
-    sources: list[Source | None] = []
-    rows = []
+    sources = []
     for length in lengths:
-        source = Source(runner.pool.new_table(), random_ids(generator, runner.facts.vocab_size, length))
-        sources.append(source)
-    for source in sources:
-        rows.append(Row(runner.pool.new_table(), (), 0, 0, (), source=source))
-    runner.forward(rows)
-    return sources
+        sources.append(Source(runner.pool.new_table(), random_ids(generator, runner.facts.vocab_size, length)))
+    runner.forward([Row(runner.pool.new_table(), (), 0, 0, (), source=source) for source in sources])
+    return list(sources)
 
 
 def _free(*parts: BlockTable | Source | None) -> None:

@@ -198,4 +198,4 @@ def overlap(target: RowLaw, draft: RowLaw, lenience: float = 1.0) -> float:
 
 def best_id(distribution: RowLaw) -> int:
     """Return the likeliest id of a distribution."""
-    return law.id_of(int(law.scores.argmax()))
+    return distribution.id_of(int(distribution.scores.argmax()))
