@@ -42,7 +42,7 @@ class ModelRunner:
         self.num_weight_bytes = 0
         """As the path holds the weights; `loader.load_runner` sets it."""
         self.spare = Spare()
-        """Memory for heads; none until `loader.size_cache` has counted it."""
+        """Memory for heads; none until `cache_size.size_cache` has counted it."""
         self.set_pool(pool)
 
     def set_pool(self, pool: KVPool) -> None:

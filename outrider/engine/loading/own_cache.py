@@ -1,4 +1,4 @@
-"""Tell a model whose cache fails in transformers too from one that fails on ours. Called when no path passed."""
+"""Check whether a model's KV cache fails in transformers too. Called by `attention_choice` when no path passed."""
 
 from __future__ import annotations
 

@@ -59,9 +59,10 @@ class StepTimes:
         now = self._clock()
         elapsed_s = now - self._since_s
         if elapsed_s >= MEMORY_S:
-            self._longest_before_s = self._longest_s
+            longest_before_s = self._longest_s
             if elapsed_s >= 2 * MEMORY_S:
-                self._longest_before_s = 0.0
+                longest_before_s = 0.0
+            self._longest_before_s = longest_before_s
             self._longest_s = 0.0
             self._since_s = now
         self.num_steps += 1
