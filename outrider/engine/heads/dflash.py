@@ -212,9 +212,6 @@ def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
     from_anchor = _flag(reader, {"sample_from_anchor": True, "dspark_bonus_anchor": False, "shift_label": True})
     if from_anchor is None:
         from_anchor = is_dspark
-    embedding_scale = 1.0
-    if "embed_tokens.weight" not in reader.tensors and not reader.files.is_wrapped:  # z-lab's use the target's module
-        embedding_scale = target.embedding_scale
     return DFlashConfig(
         **reader.llama_facts(layers, _taps(reader, num_layers, is_dspark=is_dspark)),
         windows=tuple(layer_limits(layers, index)[0] for index in range(num_layers)),
@@ -224,10 +221,16 @@ def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
             reader.number("mask_token_id", "dspark_noise_token_id", least=0, most=target.vocab_size - 1),
             from_anchor,
         ),
-        embedding_scale=embedding_scale,
+        embedding_scale=_embedding_scale(reader),
         markov_rank=markov_rank,
         markov_kind=markov_kind,
     )
+
+
+def _embedding_scale(reader: HeadReader) -> float:
+    if "embed_tokens.weight" in reader.tensors or reader.files.is_wrapped:
+        return 1.0
+    return reader.target.embedding_scale  # z-lab's heads embed with the target's module
 
 
 def _taps(reader: HeadReader, num_draft_layers: int, *, is_dspark: bool) -> tuple[int, ...]:
