@@ -176,6 +176,7 @@ class Eagle3:
 
     @property
     def ids(self) -> Tensor | None:
+        """The ids [Vd] int64 that the head can propose; None = all."""
         return self.module.head.draft_ids
 
     @classmethod

@@ -61,6 +61,7 @@ class TensorHeader:
 
     @property
     def num_elements(self) -> int:
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
 

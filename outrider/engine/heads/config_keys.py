@@ -46,6 +46,7 @@ class Keys:
         return value
 
     def flag(self, name: str) -> bool | None:
+        """Return the boolean of the key with this name; None without one."""
         value = self.get(name)
         if value is not None and type(value) is not bool:
             raise self.refusal(f"is {value!r}, must be true or false", of=name)

@@ -85,6 +85,7 @@ class OpeningMap(nn.Module):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
+        """Tensors of the projection by name, as in `OpeningSpec.shapes`; empty for the identity."""
         return dict(self.named_buffers())
 
     @property

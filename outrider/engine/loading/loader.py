@@ -19,14 +19,12 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.distributed import DistributedConfig
-from transformers.utils import is_accelerate_available
 
 from outrider.engine import memory
 from outrider.engine.architectures.context import context_limit_of, settle_rope
 from outrider.engine.architectures.layer_memory import layer_types, memory_refusal
-from outrider.engine.architectures.positions import number_every_token, within_tables
-from outrider.engine.architectures.text_part import attention_of_text, part_that_writes, plain_form, served_class
+from outrider.engine.architectures.positions import within_tables
+from outrider.engine.architectures.text_part import part_that_writes, served_class
 from outrider.engine.attention.block_cache import num_decoder_layers
 from outrider.engine.attention.forward_path import Repacks
 from outrider.engine.files.ends import decoder_start_of, read_ends, read_generation
@@ -42,17 +40,17 @@ from outrider.engine.files.model_files import (
     read_model_json,
     unusable,
 )
-from outrider.engine.files.tied_tables import check_tied_weights
 from outrider.engine.files.weight_headers import bounded_build, check_counts, read_headers
 from outrider.engine.loading.attention_choice import choose_path
 from outrider.engine.loading.cache_size import size_cache
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
+from outrider.engine.loading.network_weights import load_weights
 from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
-from outrider.engine.quantization.quantize import check_int8, method_of, num_parameters, quantize_int8
+from outrider.engine.quantization.quantize import check_int8, method_of, num_parameters
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import full_name, local_path
 from outrider.wire.peer_text import bound_text
@@ -107,7 +105,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         assert join is not None
         group = join(device)
     log_phase(_describe_reading(config.model))
-    network = _load_weights(source, device, config.dtype, quantization, num_ranks)
+    network = load_weights(source, device, config.dtype, quantization, num_ranks)
     facts = _create_facts(config.model, network, generation, ends.ids, limit, quantization, num_ranks)
     facts = replace(facts, is_text_part=served_class(model_config).is_text_part)
     settle_rope(network, limit)
@@ -274,56 +272,6 @@ def check_class(config: PreTrainedConfig) -> None:
 def network_class(config: PreTrainedConfig) -> Any:
     """Return transformers' class of the network. Raises ConfigError as `check_class` does."""
     return served_class(config).model_class
-
-
-def _load_weights(
-    source: WeightSource, device: torch.device, dtype: str, quantization: str, num_ranks: int
-) -> PreTrainedModel:
-    model = source.model
-    config = source.config
-    model_class = network_class(config)
-    attention = "eager"
-    if getattr(model_class, "_supports_sdpa", False):
-        attention = "sdpa"
-    options: dict[str, Any] = {"trust_remote_code": False}
-    options["attn_implementation"] = attention_of_text(config, attention)
-    if num_ranks > 1:
-        options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
-    is_quantised = method_of(config) is not None
-    if device.type == "cuda" and (is_quantised or (num_ranks == 1 and is_accelerate_available())):
-        options["device_map"] = {"": device}  # each tensor is read onto it: the host never holds them all
-    transformers.utils.logging.disable_progress_bar()  # a worker's stderr is a log
-    verbosity = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
-    try:
-        with source.reading():
-            place, own = source.arguments(source.dtype(device, dtype))
-            network, info = model_class.from_pretrained(place, output_loading_info=True, **own, **options)
-    except (torch.OutOfMemoryError, ConfigError):
-        raise
-    except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
-        raise ConfigError(f"cannot load {model}: {first_line(error)}", param="model") from error
-    finally:
-        transformers.utils.logging.set_verbosity(verbosity)
-    missing = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
-    if missing:
-        raise ConfigError(
-            f"the weights of {model} lack {len(missing)} tensors of {type(network).__name__}, first {missing[0]}",
-            param="model",
-        )
-    check_tied_weights(model, network)
-    network = network.eval().requires_grad_(False)
-    if served_class(config).is_text_part:
-        network = plain_form(network)
-    if not config.is_encoder_decoder:  # some encoders make padding of their own
-        # Some classes search every input for it, which waits for the device; some take no None for it.
-        vars(network.config)["pad_token_id"] = None
-    number_every_token(network)
-    if quantization == "int8":
-        quantize_int8(network)
-    if is_quantised:
-        return network
-    return network.to(device)  # copies nothing that is there already
 
 
 def _create_facts(

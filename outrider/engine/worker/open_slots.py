@@ -139,6 +139,7 @@ class OpenSlots(Generic[S]):
 
     @property
     def num_in_use(self) -> int:
+        """Number of open slots."""
         return len(self._slots)
 
     @property

@@ -85,6 +85,7 @@ class Slot(BareSlot):
 
     @property
     def num_source_tokens(self) -> int:
+        """Number of tokens of the encoder's source; 0 without an encoder."""
         return 0
 
     @property
@@ -151,6 +152,7 @@ class Slot(BareSlot):
         self._num_agreed = min(self._num_agreed, max(0, base_len - self.first))
 
     def settle(self) -> None:
+        """Truncate the cache to the committed tokens, and publish their full blocks to the prefix cache."""
         self.reconcile()
         self.publish()
 

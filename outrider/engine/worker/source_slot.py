@@ -66,6 +66,10 @@ class SourceSlot(Slot):
         return len(self._source.ids)
 
     def adopt(self) -> int:
+        """Adopt the cached source, where it is cached as a whole, and the cached prefix of the committed tokens.
+
+        Returns the number of tokens of both.
+        """
         is_first = self.num_adopted is None
         num_stored = self._pool.prefix.adopt(self._source.table, self._stored_ids, self._source_salt)
         num_source = 0

@@ -108,9 +108,11 @@ class WorkerFacts:
         self._service = service
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:  # noqa: N802
+        """Return the worker's description at this moment."""
         return self._service.info()
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:  # noqa: N802
+        """Return the files of the worker's tokenizer."""
         return self._service.tokenizer
 
 
