@@ -23,7 +23,7 @@ from rich.console import Console
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, Report, dev_prompts, parser
 from outrider.lab.alpha import drafter_of, measured
 from outrider.lab.alpha import shown as as_shown
-from outrider.lab.models.alpha import Estimate
+from outrider.lab.models.tally import Estimate
 
 MODEL, BIGRAM, UNIGRAM = "model", "bigram", "unigram"
 ORDER = (MODEL, BIGRAM, UNIGRAM)

@@ -36,8 +36,8 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     import torch
 
     from outrider.engine.drafters import SearchDrafts, merge, target_drafters
+    from outrider.engine.loading.cache_size import CPU_FRACTION
     from outrider.engine.loading.loaded import Loaded, load
-    from outrider.engine.loading.loader import CPU_FRACTION
     from outrider.engine.memory import free_memory_bytes
     from outrider.engine.worker.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc

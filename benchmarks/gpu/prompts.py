@@ -8,7 +8,7 @@ from benchmarks.gpu.bandwidth import seconds
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import LLAMA_8B, TINY
 from benchmarks.gpu.steps import runner_of
-from outrider.engine.loading.loader import PREFILL_TOKENS_CUDA
+from outrider.engine.loading.cache_size import PREFILL_TOKENS_CUDA
 from outrider.engine.step_plan import Row
 
 LENGTHS = (2048, 16_384)

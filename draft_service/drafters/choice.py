@@ -11,7 +11,7 @@ from draft_service.drafters.loading import HeadState
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.tables import TableDrafter, TableState
 from draft_service.slots.draft_slot import DraftSlot
-from outrider.engine.loading.loader import default_prefill_tokens
+from outrider.engine.loading.cache_size import default_prefill_tokens
 from outrider.engine.speculation.drafter import NodeDrafter
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper

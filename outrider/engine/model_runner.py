@@ -43,7 +43,7 @@ class ModelRunner:
         self.num_weight_bytes = 0
         """Bytes of the weights as the path holds them; `loader.load_runner` sets it."""
         self.spare = Spare()
-        """Memory that remains for heads; none until `loader.size_cache` has counted it."""
+        """Memory that remains for heads; none until `cache_size.size_cache` has counted it."""
         self.set_pool(pool)
 
     def set_pool(self, pool: KVPool) -> None:

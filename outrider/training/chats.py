@@ -1,4 +1,7 @@
-"""The prompts that a target is trained on, as it will be asked: a chat model's through its chat template."""
+"""Encode training prompts as the target will be prompted: for a chat model through its chat template.
+
+Called by `train_head`.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +18,41 @@ from outrider.wire.errors import ConfigError
 
 
 def prompt_ids(target: str, texts: Sequence[str], is_raw: bool) -> list[Ids]:
-    """Return the token ids of the texts, each as a user's message where the target has a chat template.
+    """Return the token ids of each prompt.
 
-    Of a text the last PROMPT_TOKENS tokens are kept, beside those of the template. is_raw: the texts are prompts as
-    they stand. Raises ConfigError for a template that fails.
+    Where the target has a chat template, a prompt becomes a user's message in it, unless `is_raw`. Only the last
+    PROMPT_TOKENS tokens of a text are kept; those of the template come on top. Raises ConfigError for a template that
+    cannot be rendered.
     """
     tokenizer = tokenizer_of(target)
-    template = None if is_raw else _template_of(target)
+    template = None
+    if not is_raw:
+        template = _load_template(target)
     if template is None:
         return [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in texts]
-    rendered = [_render(template, target, _end_of(tokenizer, text)) for text in texts]
-    return [tokenizer.encode(text, add_special_tokens=False).ids for text in rendered]
+    prompts = []
+    for text in texts:
+        rendered = _render(template, target, _truncate(tokenizer, text))
+        prompts.append(tokenizer.encode(rendered, add_special_tokens=False).ids)
+    return prompts
 
 
-def _template_of(target: str) -> Any:
-    """Return transformers' tokenizer of a target with a chat template; None without one."""
+def _load_template(target: str) -> Any:
+    # transformers' tokenizer, which renders its chat template; None where it has none
     try:
-        found = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
     except Exception as error:  # as in the loader: a damaged file raises what its reader does
         raise ConfigError(f"the tokenizer of {target} cannot be read: {first_line(error)}", param="target") from error
-    return found if found.chat_template else None
+    if not tokenizer.chat_template:
+        return None
+    return tokenizer
 
 
-def _end_of(tokenizer: Any, text: str) -> str:
+def _truncate(tokenizer: Any, text: str) -> str:
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    return text if len(ids) <= PROMPT_TOKENS else str(tokenizer.decode(ids[-PROMPT_TOKENS:]))
+    if len(ids) <= PROMPT_TOKENS:
+        return text
+    return str(tokenizer.decode(ids[-PROMPT_TOKENS:]))
 
 
 def _render(template: Any, target: str, text: str) -> str:

@@ -1,9 +1,13 @@
-"""EAGLE-3 in training, by its training-time test (2503.01840, section 3.2; SpecForge's core/eagle3.py).
+"""EAGLE-3's head in training, by its training-time test (2503.01840, section 3.2; SpecForge's core/eagle3.py).
 
-In serving, only tokens that the target has committed have features; a draft token's entry has the head's own carry in
-place of one. So the head is run over the text as often as it is to look ahead: step 0 over the features, step k over
-the carries of step k - 1, each moved on by one token. An entry of step k at place i then is what a draft chain whose
-last feature belongs to entry i - k has there, and sees what that chain sees.
+In serving, the head reads the target's hidden states of committed tokens; for a draft token it reads its own output
+(carry) of the token before. So in training the head runs over a text once for each draft token of a chain: step 0 reads
+the target's hidden states, step k the carries of step k - 1, shifted by one token. Entry i of step k is then draft
+token k of a chain that began at entry i - k, and attends to what that chain attends to.
+
+    # N = 4 entries, 2 steps; the head's entry 2 in step 1 continues the chain that began at entry 1:
+    # step 0:  e0 e1 e2 e3      reads the target's hidden states
+    # step 1:   - f1 f2 f3      f2 reads the carry of e1, and attends to e0, e1 and f2
 """
 
 from __future__ import annotations
@@ -28,10 +32,11 @@ from outrider.training.teacher import Batch, Seen, places_of
 from outrider.wire.errors import ConfigError
 
 ATTENTION = "outrider_unrolled"
+"""Name of the head's attention in transformers' registry."""
 
 
 class Steps(Cache):
-    """The keys and values of all steps of an unrolled head, one after the other: [B, KV, steps * N, hd] a layer."""
+    """Cache of a head's keys and values in all steps of a training-time test: [B, KV, steps * N, hd] for each layer."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -40,23 +45,30 @@ class Steps(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        key, value, layer = key_states, value_states, layer_idx
-        if layer in self._stored:
-            keys, values = self._stored[layer]
-            key, value = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
-        self._stored[layer] = key, value
-        return key, value
+        """Append the keys and values [B, KV, N, hd] of a step, and return those of all steps so far."""
+        keys = key_states
+        values = value_states
+        if layer_idx in self._stored:
+            previous_keys, previous_values = self._stored[layer_idx]
+            keys = torch.cat([previous_keys, key_states], dim=2)  # [B, KV, steps * N, hd]
+            values = torch.cat([previous_values, value_states], dim=2)
+        self._stored[layer_idx] = keys, values
+        return keys, values
 
 
 def visible(num_entries: int, step: int, device: torch.device) -> Tensor:
-    """Return [N, (step + 1) * N] bool: which keys of steps 0 to `step` an entry of that step sees.
+    """Return the attention mask of a step: [N, (step + 1) * N] bool over the keys of steps 0 to `step`.
 
-    Of step 0 those up to the last feature of its chain, at entry i - step; of each later step its own chain's one.
+    Entry i sees the entries of step 0 up to i - step, where its chain began, and one entry of each later step: the
+    draft token of its own chain.
     """
-    place = torch.arange(num_entries, device=device)
-    base = place[:, None] - step  # [N, 1]
-    own = [place == base + later for later in range(1, step + 1)]  # each [N, N]
-    return torch.cat([place <= base, *own], dim=1)
+    # N = 4, step = 1; row 2 is [1 1 0 0 | 0 0 1 0]: e0, e1 of step 0 and f2 of step 1
+    entries = torch.arange(num_entries, device=device)  # [N]
+    start = entries[:, None] - step  # [N, 1]
+    masks = [entries <= start]  # [N, N] bool, of step 0
+    for later in range(1, step + 1):
+        masks.append(entries == start + later)  # [N, N] bool
+    return torch.cat(masks, dim=1)
 
 
 def _attend(
@@ -71,10 +83,10 @@ def _attend(
 def attend_masked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, *, repeats_heads: bool
 ) -> Tensor:
-    """Return [B, H, N, hd] of query [B, H, N, hd] over key and value [B, KV, M, hd], by a mask [N, M] bool.
+    """Return the attention [B, H, N, hd] of query [B, H, N, hd] over key and value [B, KV, M, hd], by a mask [N, M].
 
-    repeats_heads: give each query head its keys and values, as torch's memory-efficient kernel needs them on a GPU.
-    With enable_gqa only the math backend takes a mask there, and holds all scores, [B, H, N, M] float32.
+    repeats_heads: copy keys and values for each query head. Torch's memory-efficient kernel needs that on a GPU: with
+    enable_gqa only its math backend takes a mask, which allocates all scores, [B, H, N, M] float32.
     """
     if repeats_heads:
         num_repeats = query.shape[1] // key.shape[1]
@@ -87,7 +99,7 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)
 
 
 class Opened(nn.Module):
-    """A head and its opening map, without a norm."""
+    """An EAGLE-3 head and its projection `fc` of the target's hidden states."""
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__()
@@ -97,20 +109,29 @@ class Opened(nn.Module):
 
     @classmethod
     def new(cls, target: TargetFiles, start: str | None, taps: Sequence[int], kept: Tensor | None, seed: int) -> Opened:
-        """Return an untrained head with the shape of a layer, the embedding and the lm_head of the draft `start`.
+        """Return an untrained head that has the shape of one layer of a model, and its embedding and lm_head.
 
-        Without one they are the target's, and the embedding stays as it is. kept: the ids [Vd] int64 that it is to say,
-        ascending; None for all. Raises ConfigError for a layer that is not shaped like Llama's.
+        start: folder of a draft, which is that model; None = the target, whose embedding is then not trained.
+        taps: hidden states of the target that the head reads.
+        kept: the ids [Vd] int64 that the head can propose, ascending; None = all.
+
+        Raises ConfigError for a model whose layer is not shaped like Llama's.
         """
-        source = target if start is None else TargetFiles(start)
+        source = target
+        if start is not None:
+            source = TargetFiles(start)
+        num_ids = target.vocab_size
+        if kept is not None:
+            num_ids = len(kept)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = cls(_facts(source, target, taps, target.vocab_size if kept is None else len(kept)))
-        head, projection = module.head, source.projection()
+            module = cls(_create_config(source, target, taps, num_ids))
+        head = module.head
+        projection = source.projection()  # [V, d]
         head.embed_tokens.weight.data = source.embedding().float().clone()
         if kept is not None:
             head.draft_ids = kept
-            projection = projection[kept]
+            projection = projection[kept]  # [Vd, d]
         head.lm_head.weight.data = projection.float().clone()
         if start is None:
             head.embed_tokens.requires_grad_(False)
@@ -119,42 +140,48 @@ class Opened(nn.Module):
         return module
 
     def forward(self, ids: Tensor, taps: Tensor, num_steps: int) -> list[Tensor]:
-        """Return for each step what the lm_head reads, [B, T - 1, d]: entry i is of the token i + 1.
+        """Return for each step the input of the lm_head [B, N, d], where N = T - 1 and entry i is of token i + 1.
 
-        ids [B, T] int64, taps [B, T, m, dt]. Entry i of step k says what follows that token in a chain whose last
-        feature belongs to entry i - k; where there is no such entry it says nothing.
+        Entry i of step k gives the distribution of the token behind token i + 1, as draft token k of a chain that began
+        at entry i - k. The entries before entry k of step k have no such chain and no meaning.
+
+        ids [B, T] int64, taps [B, T, m, dt].
         """
         head = self.head
         hidden = self.fc(taps[:, :-1].flatten(2))  # [B, N, d], of the token before
-        embedded = head.embed_tokens(ids[:, 1:])
+        embedded = head.embed_tokens(ids[:, 1:])  # [B, N, d]
         rotary = head.rotary_emb(embedded, torch.arange(embedded.shape[1], device=ids.device)[None])
-        steps, read = Steps(), []
+        cache = Steps()
+        outputs = []
         for _ in range(num_steps):
-            hidden = head.run_layers(hidden, embedded, rotary, steps)
+            hidden = head.run_layers(hidden, embedded, rotary, cache)
             normed = head.norm(hidden)
-            read.append(normed if head.facts.reads_normed else hidden)
+            outputs.append(normed if head.facts.reads_normed else hidden)
             carries = normed if head.facts.carries_normed else hidden
-            hidden = torch.cat([torch.zeros_like(carries[:, :1]), carries[:, :-1]], dim=1)
-        return read
+            hidden = torch.cat([torch.zeros_like(carries[:, :1]), carries[:, :-1]], dim=1)  # shifted by one token
+        return outputs
 
 
 class Eagle3:
-    """A head of one layer, or more."""
+    """Student: an EAGLE-3 head and its projection."""
 
     depth_limit = None
+    """None: the head can draft any number of tokens."""
 
     def __init__(self, module: Opened, num_steps: int, device: str) -> None:
+        """Move the head to the device. num_steps: draft tokens of a chain that are trained."""
         self.module = module.to(device)
         self.depth_trained = num_steps
         self._device = device
 
     @property
     def ids(self) -> Tensor | None:
+        """The ids [Vd] int64 that the head can propose; None = all."""
         return self.module.head.draft_ids
 
     @classmethod
     def load(cls, folder: str, target: TargetFiles, device: str) -> Eagle3:
-        """Return what `save` wrote. Raises ConfigError."""
+        """Load the head that `save` wrote. Raises ConfigError for files that do not fit the target."""
         files = read_eagle3(Checkpoint(folder), target)
         module = Opened(files.facts)
         module.head.load_state_dict(dict(files.tensors))
@@ -162,17 +189,21 @@ class Eagle3:
         module.fc.load_state_dict({"weight": files.opening.fc})
         return cls(module, 1, device)
 
-    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
+        """Yield the head's logits in each step of a training-time test, as `Student.guesses`."""
         with mixed_precision(self._device):
-            read = self.module(batch.ids, seen.taps(self.module.head.facts.taps), depth)
-        for step, output in enumerate(read):
-            asked = batch.asked(step)
+            outputs = self.module(batch.ids, target_output.taps(self.module.head.facts.taps), depth)
+        for step, output in enumerate(outputs):
+            mask = batch.asked(step)  # [B, T] bool
             with mixed_precision(self._device):
-                logits = self.module.head.lm_head(output[asked[:, 1:]])  # [M, Vd]
-            yield Guess(step, places_of(asked), logits)
+                logits = self.module.head.lm_head(output[mask[:, 1:]])  # [M, Vd]
+            yield Guess(step, places_of(mask), logits)
 
     def save(self, folder: Path) -> None:
-        """Write them in the original repository's layout; the embedding is left out where it is the target's."""
+        """Write head and projection in bfloat16, in the layout of EAGLE's repository.
+
+        The embedding is left out where it is the target's.
+        """
         head, facts = self.module.head, self.module.head.facts
         tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in head.state_dict().items()}
         tensors["fc.weight"] = self.module.fc.weight
@@ -211,16 +242,16 @@ class Eagle3:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _facts(source: TargetFiles, target: TargetFiles, taps: Sequence[int], num_rows: int) -> Eagle3Config:
+def _create_config(source: TargetFiles, target: TargetFiles, taps: Sequence[int], num_ids: int) -> Eagle3Config:
     text: Any = source.config.get_text_config(decoder=True)
     try:
         rope = text.rope_parameters
-        rope = rope.get("full_attention", rope)  # keyed by kind of layer where those differ; a head sees all
+        rope = rope.get("full_attention", rope)  # by type of layer where the types differ; a head has full attention
         return Eagle3Config(
             layers=llama_layers(text, text.hidden_size, target.vocab_size, 1, rope),
             width=text.hidden_size,
             vocab_size=target.vocab_size,
-            draft_vocab_size=num_rows,
+            draft_vocab_size=num_ids,
             taps=tuple(taps),
             target_width=target.width,
         )

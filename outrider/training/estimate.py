@@ -1,4 +1,7 @@
-"""Say before a training what it will take: time by this machine's own speed, memory and disk."""
+"""Estimate before a training what it takes: time, by the measured speed of this machine, memory and disk.
+
+Called by `train_head`.
+"""
 
 from __future__ import annotations
 
@@ -10,60 +13,65 @@ import torch
 from outrider.training.run import peak_bytes
 
 TRIAL_S = 0.2
-"""Seconds for which matrix products are timed, by rows of either kind."""
+"""Seconds for which a matrix product is timed. Two are: for generating and for training."""
 TRIAL_WIDTH = 1024
-"""Inputs and outputs of the product that is timed: 4 MB of weights in float32, more than a core's own cache."""
+"""Inputs and outputs of the product that is timed: 4 MiB of weights in float32, more than the cache of a core."""
 WRITTEN_AT_ONCE = 64
-"""Rows of a step of the writing."""
+"""Rows of a step while text is generated."""
 FLOAT_BYTES = 4
 ADAM_FLOATS = 4
-"""Numbers for each that is trained: itself, its gradient and two moments."""
+"""Numbers in memory for each trained parameter: itself, its gradient and two moments."""
 SAVED_FLOATS = 4
-"""Numbers for each that is trained on disk: a checkpoint of three, and the head."""
+"""Numbers on disk for each trained parameter: three in the checkpoint, and one in the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What decides what a training takes."""
+    """Sizes of a training, from which its cost is estimated."""
 
     num_target_parameters: int
     num_trained_parameters: int
     vocab_size: int
     num_answers: int
-    """That are written, those to measure on included."""
+    """Outputs that the target generates, to train and to measure on."""
     max_tokens: int
+    """Most tokens of an output."""
     prompt_tokens: int
+    """Mean number of tokens of a prompt."""
     updates: int
     batch_size: int
+    """Outputs of an update."""
     depth: int
+    """Draft tokens that are trained behind each token."""
 
     @property
     def written_flops(self) -> float:
-        """Two for each parameter and token."""
+        """Floating-point operations to generate the text: two for each parameter and token."""
         return 2.0 * self.num_target_parameters * self.num_answers * (self.max_tokens + self.prompt_tokens)
 
     @property
     def trained_flops(self) -> float:
-        """The target's forward, and forward and backward of what is trained for each draft token."""
+        """Floating-point operations to train: the target's forward, and the student's forward and backward."""
         num_tokens = self.updates * self.batch_size * (self.max_tokens + self.prompt_tokens)
         return num_tokens * (2.0 * self.num_target_parameters + 6.0 * self.num_trained_parameters * self.depth)
 
     @property
     def memory_bytes(self) -> int:
-        """The target, what is trained with its optimizer, and three tables of logits of a batch."""
-        logits = 3 * self.batch_size * self.max_tokens * self.vocab_size
-        return FLOAT_BYTES * (self.num_target_parameters + ADAM_FLOATS * self.num_trained_parameters + logits)
+        """Bytes of the target, of the student with its optimizer, and of the logits of a batch three times."""
+        num_logits = 3 * self.batch_size * self.max_tokens * self.vocab_size
+        return FLOAT_BYTES * (self.num_target_parameters + ADAM_FLOATS * self.num_trained_parameters + num_logits)
 
     @property
     def disk_bytes(self) -> int:
-        text = self.num_answers * (self.max_tokens + self.prompt_tokens)
-        return FLOAT_BYTES * (text + SAVED_FLOATS * self.num_trained_parameters)
+        """Bytes of the generated text, of the checkpoint and of the result."""
+        num_tokens = self.num_answers * (self.max_tokens + self.prompt_tokens)
+        return FLOAT_BYTES * (num_tokens + SAVED_FLOATS * self.num_trained_parameters)
 
 
 def describe(sizes: Sizes, device: str) -> str:
-    """Return the estimate in a line. Times matrix products on the device for half a second.
+    """Return a line with the estimated time, memory and disk space.
 
-    What this process holds already, torch above all, is a part of the memory.
+    Times matrix products on `device` for half a second. The memory includes what this process holds already.
     """
     memory_bytes = peak_bytes() + sizes.memory_bytes
     writing_s = sizes.written_flops / flops_per_s(WRITTEN_AT_ONCE, device)
@@ -75,24 +83,29 @@ def describe(sizes: Sizes, device: str) -> str:
 
 
 def flops_per_s(num_rows: int, device: str) -> float:
-    """Return the floating-point operations a second of a product of so many rows."""
+    """Measure the floating-point operations per second of a matrix product of `num_rows` rows in float32."""
     weights = torch.ones(TRIAL_WIDTH, TRIAL_WIDTH, device=device)
     rows = torch.ones(min(num_rows, 1024), TRIAL_WIDTH, device=device)
     rows @ weights  # the first is slower
-    num_done, began_s = 0, time.perf_counter()
-    while time.perf_counter() - began_s < TRIAL_S:
+    num_done = 0
+    start_s = time.perf_counter()
+    while time.perf_counter() - start_s < TRIAL_S:
         product = rows @ weights
         num_done += 1
-    float(product[0, 0])  # a GPU is waited for
-    elapsed_s = time.perf_counter() - began_s
+    float(product[0, 0])  # waits for a GPU
+    elapsed_s = time.perf_counter() - start_s
     return 2.0 * rows.shape[0] * TRIAL_WIDTH**2 * num_done / elapsed_s
 
 
 def _time(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{max(1, round(num_bytes / 1e6))} MB"
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.1f} GB"
+    return f"{max(1, round(num_bytes / 1e6))} MB"

@@ -1,4 +1,7 @@
-"""Losses between a drafter's logits and the target's law at the same places."""
+"""Losses between a drafter's logits and the target's distributions at the same positions.
+
+Used by `run` to train and by `measure`, which reports acceptance.
+"""
 
 from __future__ import annotations
 
@@ -13,60 +16,59 @@ from torch.nn.functional import log_softmax
 LossName = Literal["kl", "lk"]
 LOSSES: tuple[str, ...] = get_args(LossName)
 LK_DECAY = 3.0
-"""How fast `lk` leaves the divergence for the acceptance as the latter rises. Doubled, it does at half the acceptance;
-with the acceptance alone a drafter that begins far away does not move."""
+"""Rate at which the weight of the divergence in `lk` falls as acceptance rises (2602.23881). The loss needs both: by
+the acceptance alone, a drafter that begins far from the target does not move."""
 DEPTH_DECAY = 0.8
-"""Weight of a draft token's loss against that of the one before it (EAGLE-3, Medusa). Doubling it would weigh the last
-token most, which is needed least often."""
+"""Weight of a draft token's loss over that of the draft token before it (EAGLE-3, Medusa)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """The target's law at M places, at temperature 1."""
+    """The target's distributions at M positions, at temperature 1, over the ids that the drafter can propose."""
 
     probs: Tensor
-    """[M, W] float32, of the ids that the drafter can say: below 1 in sum where these are not all."""
+    """[M, W] float32. A row sums to less than 1 where the drafter cannot propose all ids."""
     entropy: Tensor
-    """[M] float32, the part of those ids: minus the sum of probs times their logarithms, nats."""
+    """[M] float32 in nats: minus the sum of probs * log(probs) over the drafter's ids."""
 
     @classmethod
     def of(cls, logits: Tensor, ids: Tensor | None) -> Law:
-        """Take the target's logits [M, V] and the drafter's ids [W] int64, None for all."""
-        log_probs = log_softmax(logits.float(), dim=-1)
+        """Compute the distributions from the target's logits [M, V]. ids: the drafter's ids [W] int64; None = all."""
+        log_probs = log_softmax(logits.float(), dim=-1)  # [M, V] float32
         if ids is not None:
-            log_probs = log_probs[:, ids]
+            log_probs = log_probs[:, ids]  # [M, W] float32
         probs = log_probs.exp()
         return cls(probs, -(probs * log_probs).sum(dim=-1))
 
     def at(self, rows: Tensor) -> Law:
-        """Return the laws of some rows [N] int64."""
+        """Return the distributions with the indices `rows` [N] int64."""
         return Law(self.probs[rows], self.entropy[rows])
 
 
-def acceptance(law: Law, log_draft: Tensor) -> Tensor:
-    """Return [M], the probability that a token drawn from the draft's law is kept: the sum of min(target, draft).
+def acceptance(target: Law, log_draft: Tensor) -> Tensor:
+    """Return [M] float32: the probability that a token drawn from the draft's distribution is accepted.
 
-    log_draft: the draft's log-probs [M, W]. Leviathan et al. 2023, Corollary 3.6.
+    It is the sum of min(target, draft) (Leviathan et al. 2023, Corollary 3.6). log_draft: log-probs [M, W] float32.
     """
-    return torch.minimum(law.probs, log_draft.exp()).sum(dim=-1)
+    return torch.minimum(target.probs, log_draft.exp()).sum(dim=-1)
 
 
-def divergence(law: Law, log_draft: Tensor) -> Tensor:
-    """Return [M], KL(target || draft) over the draft's ids, nats. log_draft: the draft's log-probs [M, W]."""
-    return -law.entropy - (law.probs * log_draft).sum(dim=-1)
+def divergence(target: Law, log_draft: Tensor) -> Tensor:
+    """Return [M] float32: KL(target || draft) over the draft's ids, in nats. log_draft: log-probs [M, W] float32."""
+    return -target.entropy - (target.probs * log_draft).sum(dim=-1)
 
 
-def loss_of(name: LossName, law: Law, logits: Tensor) -> Tensor:
-    """Return the mean loss over M >= 1 places of a draft's logits [M, W].
+def loss_of(name: LossName, target: Law, logits: Tensor) -> Tensor:
+    """Return the mean loss [] float32 of a draft's logits [M, W] over M >= 1 positions.
 
     kl: the divergence. lk: weight * divergence + (1 - weight) * TV, where TV is 1 - acceptance and weight
-    exp(-LK_DECAY * mean acceptance), taken as a constant: the divergence leads while little is accepted, and the
-    acceptance itself is maximised later on (2602.23881).
+    exp(-LK_DECAY * mean acceptance), through which no gradient flows. The divergence leads while little is accepted;
+    later the acceptance itself is maximised (2602.23881).
     """
-    log_draft = log_softmax(logits.float(), dim=-1)
-    divergences = divergence(law, log_draft).mean()
+    log_draft = log_softmax(logits.float(), dim=-1)  # [M, W] float32
+    mean_divergence = divergence(target, log_draft).mean()  # []
     if name == "kl":
-        return divergences
-    accepted = acceptance(law, log_draft).mean()
-    weight = math.exp(-LK_DECAY * float(accepted.detach()))
-    return weight * divergences + (1.0 - weight) * (1.0 - accepted)
+        return mean_divergence
+    mean_acceptance = acceptance(target, log_draft).mean()  # []
+    weight = math.exp(-LK_DECAY * float(mean_acceptance.detach()))
+    return weight * mean_divergence + (1.0 - weight) * (1.0 - mean_acceptance)

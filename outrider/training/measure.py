@@ -1,4 +1,7 @@
-"""Acceptance of a drafter by depth, along what the target wrote to prompts that were held apart."""
+"""Measure how often a student's draft tokens would be accepted, by depth, on text that is not trained on.
+
+Called by `train_head` before and after a training.
+"""
 
 from __future__ import annotations
 
@@ -10,68 +13,78 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from outrider.lab.models.alpha import Estimate
+from outrider.lab.models.tally import Estimate
 from outrider.training.losses import Law, acceptance
 from outrider.training.student import Guess, Student
 from outrider.training.teacher import Batch, Seen, Teacher
 from outrider.training.written import Answer
 
 AT_ONCE = 4
-"""Answers that are measured side by side. Doubling it doubles the laws in memory."""
+"""Outputs that are measured in one forward."""
 DEPTH = 3
-"""Draft tokens whose acceptance is told. Doubling it tells of tokens that few rounds reach."""
+"""Draft tokens of a round whose acceptance is reported."""
 
 
 @torch.no_grad()
 def measured(
     drafter: str, student: Student, teacher: Teacher, answers: Sequence[Answer], temperature: float
 ) -> list[dict[str, Any]]:
-    """Return for each depth the mean acceptance of the draft token there, with its interval.
+    """Return a row of the report for each depth: the mean acceptance probability of the draft token there.
 
-    answers: written at that temperature. The acceptance is that of rejection, given that the draft tokens before were
-    accepted: a head has its own carries for them. At temperature 0 it is whether both have the same best token.
+    Each row has the interval of the mean, as `Estimate`. The probability is that of the rejection rule, given that the
+    draft tokens before were accepted. At temperature 0 it is 1 where both models have the same best token, else 0.
+
+    drafter: the name in the rows. answers: generated at `temperature`.
     """
     student.module.eval()
     depth = min(DEPTH, student.depth_limit or DEPTH)
-    found: list[list[list[float]]] = [[] for _ in range(depth)]  # by depth and answer
+    accepted: list[list[list[float]]] = [[] for _ in range(depth)]  # by depth, output and token
     for first in range(0, len(answers), AT_ONCE):
         batch = Batch.of(answers[first : first + AT_ONCE], teacher.device)
-        seen = teacher.see(batch)
-        keeps = _best(seen, student.ids) if temperature == 0.0 else _kept(seen, student.ids, temperature)
-        for guess in student.guesses(batch, seen, depth):
-            kept = keeps(guess)  # [M]
-            rows = guess.places // batch.ids.shape[1]
-            found[guess.depth] += [kept[rows == row].tolist() for row in range(len(batch.ids))]
+        target_output = teacher.see(batch)
+        if temperature == 0.0:
+            accept = _match_best(target_output, student.ids)
+        else:
+            accept = _match_distributions(target_output, student.ids, temperature)
+        for draft in student.guesses(batch, target_output, depth):
+            probabilities = accept(draft)  # [M] float32
+            answer_of = draft.places // batch.ids.shape[1]  # [M] int64
+            accepted[draft.depth] += [probabilities[answer_of == index].tolist() for index in range(len(batch.ids))]
     student.module.train()
-    return [
-        {
+    rows = []
+    for index, values in enumerate(accepted):
+        row = {
             "drafter": drafter,
             "temperature": temperature,
             "depth": index + 1,
             **asdict(Estimate.of(values)),
             "num_tokens": sum(map(len, values)),
         }
-        for index, values in enumerate(found)
-    ]
+        rows.append(row)
+    return rows
 
 
-def _best(seen: Seen, ids: Tensor | None) -> Callable[[Guess], Tensor]:
-    """Return what gives [M], of a guess, whether both have the same best token. ids: of the guess's logits."""
-    best = seen.logits.argmax(dim=-1)
-
-    def keeps(guess: Guess) -> Tensor:
-        own = guess.logits.argmax(dim=-1)
-        return ((own if ids is None else ids[own]) == best[seen.rows(guess.places)]).float()
-
-    return keeps
+Accept = Callable[[Guess], Tensor]
+"""Computes the acceptance probability [M] float32 of the draft token at each position of one depth."""
 
 
-def _kept(seen: Seen, ids: Tensor | None, temperature: float) -> Callable[[Guess], Tensor]:
-    """Return what gives [M], of a guess, the probability that its token is kept. ids: of the guess's logits."""
-    law = Law.of(seen.logits / temperature, ids)
+def _match_best(target_output: Seen, ids: Tensor | None) -> Accept:
+    best = target_output.logits.argmax(dim=-1)  # [M of all] int64
 
-    def keeps(guess: Guess) -> Tensor:
-        log_draft = log_softmax(guess.logits.float() / temperature, dim=-1)
-        return acceptance(law.at(seen.rows(guess.places)), log_draft)
+    def accept(draft: Guess) -> Tensor:
+        draft_best = draft.logits.argmax(dim=-1)  # [M] int64, an index in ids
+        if ids is not None:
+            draft_best = ids[draft_best]
+        return (draft_best == best[target_output.rows(draft.places)]).float()
 
-    return keeps
+    return accept
+
+
+def _match_distributions(target_output: Seen, ids: Tensor | None, temperature: float) -> Accept:
+    target = Law.of(target_output.logits / temperature, ids)
+
+    def accept(draft: Guess) -> Tensor:
+        log_draft = log_softmax(draft.logits.float() / temperature, dim=-1)  # [M, W] float32
+        return acceptance(target.at(target_output.rows(draft.places)), log_draft)
+
+    return accept

@@ -1,4 +1,4 @@
-"""Medusa's heads in training, over the target's own projection, which stays as it is (1811.03115, 2401.10774)."""
+"""Medusa's heads in training (1811.03115, 2401.10774). They share the target's projection, which stays as it is."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from outrider.training.teacher import Batch, Seen, places_of
 
 
 class Medusa:
-    """Heads with one residual layer each."""
+    """Student: Medusa's heads, each a residual layer; head k drafts token k of a round."""
 
     ids = None
+    """None: the heads can propose all ids."""
 
     def __init__(self, heads: MedusaHeads, device: str) -> None:
         self._device = device
@@ -29,7 +30,7 @@ class Medusa:
 
     @classmethod
     def new(cls, target: TargetFiles, num_heads: int, device: str) -> Medusa:
-        """Return heads that all say what the target says of the token before: their residual layers add nothing."""
+        """Return untrained heads. Their residual layers add zero, so that they repeat the target's distribution."""
         facts = MedusaConfig(
             num_heads=num_heads,
             num_layers=1,
@@ -47,21 +48,22 @@ class Medusa:
 
     @classmethod
     def load(cls, folder: str, target: TargetFiles, device: str) -> Medusa:
-        """Return what `save` wrote. Raises ConfigError."""
+        """Load the heads that `save` wrote. Raises ConfigError for files that do not fit the target."""
         files = read_medusa(Checkpoint(folder), target)
         return cls(MedusaHeads.of(files.facts, files.tensors), device)
 
-    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
-        hidden = seen.hidden[NORMED].float()  # [B, T, dt]
+    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
+        """Yield the logits of each head below `depth`, as `Student.guesses`."""
+        hidden = target_output.hidden[NORMED].float()  # [B, T, dt] float32
         for skipped, block in enumerate(list(self.module.blocks)[:depth]):
-            asked = batch.asked(skipped)
-            rows = hidden[:, : -1 - skipped][asked[:, 1 + skipped :]]  # [M, dt], 1 + skipped tokens back
+            mask = batch.asked(skipped)  # [B, T] bool
+            rows = hidden[:, : -1 - skipped][mask[:, 1 + skipped :]]  # [M, dt] float32, 1 + skipped tokens back
             with mixed_precision(self._device):
-                logits = self.module.lm_heads[0](block(rows))
-            yield Guess(skipped, places_of(asked), logits)
+                logits = self.module.lm_heads[0](block(rows))  # [M, V]
+            yield Guess(skipped, places_of(mask), logits)
 
     def save(self, folder: Path) -> None:
-        """Write them under the names of Medusa's repository; the projection is left to the target's files."""
+        """Write the heads in bfloat16 under the names of Medusa's repository, without the target's projection."""
         facts = self.module.facts
         tensors = {}
         for name, tensor in self.module.blocks.state_dict().items():  # {head}.layers.{layer}.weight

@@ -1,5 +1,6 @@
-"""Look-ahead embeddings of PaSS in training (Monea et al., 2023, 2311.13581): they alone are trained, read by the
-frozen target behind tokens of its own text, as it reads them when it is served.
+"""Look-ahead embeddings of PaSS in training (Monea et al., 2023, 2311.13581).
+
+Only the embeddings are trained. The frozen target reads them behind tokens of its own text, as it does in serving.
 """
 
 from __future__ import annotations
@@ -21,24 +22,23 @@ from outrider.training.teacher import Batch, Seen, Teacher
 from outrider.wire.errors import ConfigError
 
 GROUPS = 64
-"""Tokens of an answer behind which the embeddings are read, evenly spaced. Doubling it makes an update twice as
-telling, and nearly twice as long."""
+"""Most tokens of an output behind which the embeddings are read in an update; they are evenly spaced."""
 
 
 class _Tree(NamedTuple):
-    """A text with the ids behind some of its tokens."""
-
+    # a text, and the look-ahead ids behind some of its tokens
     num_tokens: int
     parents: Sequence[int]
 
 
 class Pass:
-    """L embeddings, the j-th of which stands for the j-th token to come."""
+    """Student: L look-ahead embeddings. The j-th stands for the j-th token still to come."""
 
     ids = None
+    """None: the target, which computes the logits, can propose all ids."""
 
     def __init__(self, teacher: Teacher, embeddings: Tensor) -> None:
-        """embeddings: [L, width] to begin with. Raises ConfigError for a target that reads no token trees."""
+        """Take the embeddings [L, width] to begin with. Raises ConfigError for a target that runs no token trees."""
         self._teacher = teacher
         self.module = nn.Embedding.from_pretrained(embeddings.to(teacher.device, torch.float32), freeze=False)
         self.depth_trained = self.depth_limit = len(embeddings)
@@ -55,55 +55,59 @@ class Pass:
 
     @classmethod
     def new(cls, teacher: Teacher, num: int, seed: int) -> Pass:
-        """Return embeddings as far from the mean of the target's as those are from each other."""
-        table = teacher.network.get_input_embeddings().weight.detach().float()
-        spread = torch.randn(num, table.shape[1], generator=torch.Generator().manual_seed(seed))
+        """Return `num` random embeddings that are distributed as those of the target's vocabulary."""
+        table = teacher.network.get_input_embeddings().weight.detach().float()  # [V, width] float32
+        spread = torch.randn(num, table.shape[1], generator=torch.Generator().manual_seed(seed))  # [L, width]
         return cls(teacher, table.mean(dim=0).cpu() + spread * table.std(dim=0).cpu())
 
     @classmethod
     def load(cls, folder: str, teacher: Teacher) -> Pass:
-        """Return what `save` wrote. Raises ConfigError."""
+        """Load the embeddings that `save` wrote. Raises ConfigError for those of another width."""
         return cls(teacher, read_embeddings(folder, teacher.network.get_input_embeddings().embedding_dim))
 
-    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
+        """Yield the target's logits at the look-ahead ids, as `Student.guesses`.
+
+        One forward reads the whole text and, behind up to GROUPS of its tokens, a chain of L ids each: a token tree.
+        """
         num_ids, length = self.depth_trained, batch.ids.shape[1]
-        behind = _behind(batch)  # [B, G]
-        num_groups = behind.shape[1]
-        trees = [_Tree(length + num_groups * num_ids, _parents(length, row, num_ids)) for row in behind.tolist()]
-        places = torch.from_numpy(np.stack([positions(tree.num_tokens, tree.parents) for tree in trees]))  # [B, Q]
-        order = torch.arange(num_ids, device=batch.ids.device)
-        own = self.module(order.repeat(num_groups)) * getattr(self._table, "embed_scale", 1.0)  # [G * L, width]
-        embedded = torch.cat([self._table(batch.ids), own.expand(len(batch.ids), -1, -1)], dim=1)  # [B, Q, width]
-        ahead = behind[:, :, None] + 1 + order  # [B, G, L], the tokens that are stood for; what is said follows them
-        asks = (ahead < batch.lengths[:, None, None] - 1) & (order < depth)
-        asks[:, 1:] &= (behind[:, 1:] > behind[:, :-1])[:, :, None]  # each token once
-        wanted = torch.cat([torch.zeros_like(batch.ids, dtype=torch.bool), asks.flatten(1)], dim=1)  # [B, Q]
+        roots = _choose_roots(batch)  # [B, G] int64
+        num_groups = roots.shape[1]
+        trees = [_Tree(length + num_groups * num_ids, _tree_parents(length, row, num_ids)) for row in roots.tolist()]
+        tree_positions = np.stack([positions(tree.num_tokens, tree.parents) for tree in trees])  # [B, Q] int64
+        order = torch.arange(num_ids, device=batch.ids.device)  # [L]
+        lookahead = self.module(order.repeat(num_groups)) * getattr(self._table, "embed_scale", 1.0)  # [G * L, width]
+        embedded = torch.cat([self._table(batch.ids), lookahead.expand(len(batch.ids), -1, -1)], dim=1)  # [B, Q, width]
+        tokens = roots[:, :, None] + 1 + order  # [B, G, L] int64, the token that each id stands for
+        is_trained = (tokens < batch.lengths[:, None, None] - 1) & (order < depth)  # [B, G, L] bool
+        is_trained[:, 1:] &= (roots[:, 1:] > roots[:, :-1])[:, :, None]  # a root that stands twice counts once
+        mask = torch.cat([torch.zeros_like(batch.ids, dtype=torch.bool), is_trained.flatten(1)], dim=1)  # [B, Q] bool
         num_queries = embedded.shape[1]
-        mask = self._masks.of(trees, num_queries, num_queries, embedded.dtype, embedded.device)
-        logits = self._teacher.say(embedded, places.to(embedded.device), mask, wanted)  # [M, V]
-        said = ahead + length * torch.arange(len(behind), device=ahead.device)[:, None, None]  # through the rows
-        depths = order.expand_as(asks)[asks]  # [M]
+        attention_mask = self._masks.of(trees, num_queries, num_queries, embedded.dtype, embedded.device)
+        query_positions = torch.from_numpy(tree_positions).to(embedded.device)
+        logits = self._teacher.say(embedded, query_positions, attention_mask, mask)  # [M, V] float32
+        places = tokens + length * torch.arange(len(roots), device=tokens.device)[:, None, None]  # [B, G, L]
+        depths = order.expand_as(is_trained)[is_trained]  # [M] int64
         for skipped in range(depth):
-            yield Guess(skipped, said[asks][depths == skipped], logits[depths == skipped])
+            yield Guess(skipped, places[is_trained][depths == skipped], logits[depths == skipped])
 
     def save(self, folder: Path) -> None:
+        """Write the embeddings in bfloat16, as `read_embeddings` reads them."""
         write_tensors(folder, {NAME: self.module.weight.detach().to("cpu", torch.bfloat16)})
 
 
-def _behind(batch: Batch) -> Tensor:
-    """Return the tokens [B, G] int64 behind which the ids are read, from the prompt's last on. Short answers have some
-    more than once.
-    """
-    first = batch.starts - 1
-    num = (batch.lengths - 2 - first).clamp(min=1)  # that are followed by a token to stand for, and one to say
-    num_groups = min(GROUPS, int(num.max()))
-    steps = torch.arange(num_groups, device=batch.ids.device)
-    return first[:, None] + steps * num[:, None] // num_groups
+def _choose_roots(batch: Batch) -> Tensor:
+    # [B, G] int64: tokens behind which the ids are read, from the prompt's last on; short outputs have some twice
+    first = batch.starts - 1  # [B]
+    num_roots = (batch.lengths - 2 - first).clamp(min=1)  # [B]: behind a root there are two tokens or more
+    num_groups = min(GROUPS, int(num_roots.max()))
+    steps = torch.arange(num_groups, device=batch.ids.device)  # [G]
+    return first[:, None] + steps * num_roots[:, None] // num_groups
 
 
-def _parents(num_tokens: int, behind: Sequence[int], num_ids: int) -> list[int]:
-    """Return whom each token follows, of a text and then of the ids behind some of its tokens."""
+def _tree_parents(num_tokens: int, roots: Sequence[int], num_ids: int) -> list[int]:
+    # 3 tokens, roots [1, 2], 2 ids: [-1, 0, 1, 1, 3, 2, 5]: a chain of two ids behind token 1, and one behind token 2
     parents = list(range(-1, num_tokens - 1))
-    for token in behind:
-        parents += [token, *range(len(parents), len(parents) + num_ids - 1)]
+    for root in roots:
+        parents += [root, *range(len(parents), len(parents) + num_ids - 1)]
     return parents

@@ -1,9 +1,8 @@
-"""One training, which may be interrupted: continued, it comes to the same weights, bit for bit.
+"""Run a training: update the student's weights, and save checkpoints from which it can be continued.
 
-That holds on a CPU of the same kind with as many threads; a GPU sums in no fixed order.
-
-Nothing in it is left to chance but the order of the answers, which the seed decides. Time may end it early and never
-changes what an update does: the schedule counts updates.
+A continued training comes to the same weights as one that was not interrupted, bit for bit, on a CPU of the same kind
+with as many threads; a GPU sums in no fixed order. The seed decides the order of the outputs. Time may end a training
+and never changes an update: the schedule of learning rates counts updates.
 """
 
 from __future__ import annotations
@@ -29,37 +28,39 @@ from outrider.training.written import Answer
 from outrider.wire.errors import ConfigError, OutriderError
 
 SAVE_EVERY_S = 60.0
-"""Seconds between two checkpoints. Doubling it loses twice as much where a process is killed."""
+"""Seconds between two checkpoints."""
 TELL_EVERY_S = 1.0
-"""Seconds between two words on how it goes. Doubling it halves the lines."""
+"""Seconds between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What decides the weights, besides the text and the student's beginning."""
+    """Settings that decide the weights, besides the text and the untrained student."""
 
     loss: LossName
     updates: int
+    """Number of updates."""
     batch_size: int
-    """Answers an update."""
+    """Outputs of an update."""
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a training is."""
+    """State of a training for a report."""
 
     updates: int
+    """Number of updates so far."""
     loss: float
-    """Mean over the updates since the last word, weighted over depths."""
+    """Mean loss of the updates since the last report, summed over depths."""
     tokens_per_s: float
-    """Tokens of batches, prompts included."""
+    """Tokens of batches per second, prompts included, since this process began."""
     peak_bytes: int
     """Most memory that the process ever held."""
 
 
 class Run:
-    """A training in a folder of its own."""
+    """One training, with its checkpoint in a folder of its own."""
 
     def __init__(
         self,
@@ -70,67 +71,80 @@ class Run:
         folder: Path,
         facts: dict[str, Any],
     ) -> None:
-        """Go on from the folder's checkpoint where it has one.
+        """Restore the folder's checkpoint, or begin a training where it has none.
 
-        facts: whatever else decides the weights, as JSON has it. Raises ConfigError where the folder's training was
-        begun with other ones.
+        facts: everything else that decides the weights, as it can be written in JSON. Raises ConfigError where the
+        training in the folder was begun with another plan or other facts.
         """
-        self._student, self._teacher, self._answers, self._plan = student, teacher, answers, plan
+        self._student = student
+        self._teacher = teacher
+        self._answers = answers
+        self._plan = plan
         self._optimizers = Optimizers(student.module)
         self._path = folder / "checkpoint.pt"
         self.num_updates = 0
+        """Number of updates so far, in all processes."""
         self.trained_s = 0.0
-        """Seconds of all its updates, in whichever process they were made."""
+        """Seconds of those updates."""
         facts = {**facts, **asdict(plan)}
         if self._path.is_file():
             _check_same(folder, facts)
             state = torch.load(self._path, map_location=teacher.device, weights_only=True)
-            student.module.load_state_dict(state["weights"], strict=False)  # what is frozen is not saved
+            student.module.load_state_dict(state["weights"], strict=False)  # frozen parameters are not saved
             self._optimizers.set_state(state["optimizers"])
-            self.num_updates, self.trained_s = state["updates"], state["trained_s"]
+            self.num_updates = state["updates"]
+            self.trained_s = state["trained_s"]
         else:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "begun.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
     @property
     def is_done(self) -> bool:
+        """Whether all updates of the plan are made."""
         return self.num_updates >= self._plan.updates
 
-    def go_on(self, seconds: float | None, stop: Callable[[], bool], tell: Callable[[Progress], None]) -> None:
-        """Train until all updates are done, `seconds` are over or `stop` says so; save a checkpoint at the end."""
-        start_s = said_s = saved_s = time.monotonic()
-        before_s = self.trained_s
-        num_tokens, losses = 0, list[float]()
+    def go_on(self, seconds: float | None, stop: Callable[[], bool], report: Callable[[Progress], None]) -> None:
+        """Train until all updates are made, `seconds` are over or `stop` returns True, and save a checkpoint.
+
+        seconds: None = no limit. report: called about every TELL_EVERY_S, and after the last update of the plan.
+        """
+        start_s = reported_s = saved_s = time.monotonic()
+        previous_s = self.trained_s
+        num_tokens = 0
+        losses: list[float] = []
         order = shuffled(len(self._answers), self._plan.batch_size, self._plan.seed)
         for indices in islice(order, self.num_updates, self._plan.updates):
             now_s = time.monotonic()
             if stop() or (seconds is not None and now_s - start_s >= seconds):
                 break
-            batch = Batch.of([self._answers[i] for i in indices], self._teacher.device)
+            batch = Batch.of([self._answers[index] for index in indices], self._teacher.device)
             losses.append(self.update(batch))
             num_tokens += int(batch.lengths.sum())
             now_s = time.monotonic()
-            self.trained_s = before_s + now_s - start_s
-            if now_s - said_s >= TELL_EVERY_S or self.is_done:
-                mean = sum(losses) / len(losses)
-                tell(Progress(self.num_updates, mean, num_tokens / (now_s - start_s), peak_bytes()))
-                said_s, losses = now_s, []
+            self.trained_s = previous_s + now_s - start_s
+            if now_s - reported_s >= TELL_EVERY_S or self.is_done:
+                mean_loss = sum(losses) / len(losses)
+                report(Progress(self.num_updates, mean_loss, num_tokens / (now_s - start_s), peak_bytes()))
+                reported_s = now_s
+                losses = []
             if now_s - saved_s >= SAVE_EVERY_S:
                 self._save()
                 saved_s = now_s
         self._save()
 
     def update(self, batch: Batch) -> float:
-        """Make one update and return its loss. Raises OutriderError for one that is not finite, and changes nothing."""
+        """Make one update and return its loss, summed over depths.
+
+        Raises OutriderError for a loss that is not finite; the weights are then left as they are.
+        """
         plan, student = self._plan, self._student
-        seen = self._teacher.see(batch)
-        law = Law.of(seen.logits, student.ids)
-        total = torch.zeros((), device=self._teacher.device)
-        for guess in student.guesses(batch, seen, student.depth_trained):
-            if len(guess.places):
-                total = total + DEPTH_DECAY**guess.depth * loss_of(
-                    plan.loss, law.at(seen.rows(guess.places)), guess.logits
-                )
+        target_output = self._teacher.see(batch)
+        target = Law.of(target_output.logits, student.ids)
+        total = torch.zeros((), device=self._teacher.device)  # [] float32
+        for draft in student.guesses(batch, target_output, student.depth_trained):
+            if len(draft.places):
+                rows = target_output.rows(draft.places)  # [M] int64
+                total = total + DEPTH_DECAY**draft.depth * loss_of(plan.loss, target.at(rows), draft.logits)
         loss = float(total.detach())
         if not math.isfinite(loss):
             raise OutriderError(
@@ -142,20 +156,23 @@ class Run:
         return loss
 
     def _save(self) -> None:
-        """Replace the checkpoint, whole or not at all."""
-        new = self._path.with_suffix(".new")
+        weights = {}
+        for name, parameter in self._student.module.named_parameters():
+            if parameter.requires_grad:
+                weights[name] = parameter
         state = {
-            "weights": {name: p for name, p in self._student.module.named_parameters() if p.requires_grad},
+            "weights": weights,
             "optimizers": self._optimizers.state(),
             "updates": self.num_updates,
             "trained_s": self.trained_s,
         }
+        new = self._path.with_suffix(".new")
         torch.save(state, new)
-        os.replace(new, self._path)
+        os.replace(new, self._path)  # the old checkpoint stays until the new one is complete
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process ever held."""
+    """Return the largest number of bytes of memory that this process ever held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,4 +1,7 @@
-"""What is trained: the protocol, and a stand-alone draft."""
+"""Protocol of a drafter in training, and the draft model as the simplest one.
+
+The others are `Eagle3`, `Medusa` and `Pass`. `train_head` creates them, `run` trains and `measure` measures them.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,14 @@ from outrider.wire.models.tokenizer_json import TOKENIZER_CONFIG, TOKENIZER_JSON
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What a drafter says of its draft tokens of one depth, the first of a round at 0."""
+    """Logits of a student for the draft tokens of one depth, at M positions of a batch."""
 
     depth: int
+    """Index of the draft token in its round; the first has 0."""
     places: Tensor
-    """[M] int64, the tokens of the batch, counted through its rows, after which the guessed ones stand."""
+    """[M] int64: index in the flattened batch [B * T] of the token before each draft token, ascending."""
     logits: Tensor
-    """[M, W], of the student's `ids`."""
+    """[M, W] over the student's `ids`."""
 
 
 class Student(Protocol):
@@ -36,56 +40,70 @@ class Student(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """Whatever is needed to go on, frozen parts too."""
+        """Module with all parameters, frozen ones too."""
 
     @property
     def ids(self) -> Tensor | None:
-        """The token ids [W] int64 that it can say; None for all."""
+        """The token ids [W] int64 that the student can propose; None = all."""
 
     @property
     def depth_trained(self) -> int:
-        """Depths whose losses are summed."""
+        """Number of depths whose losses are summed."""
 
     @property
     def depth_limit(self) -> int | None:
-        """Most draft tokens that it has something to say of; None for no limit."""
+        """Most draft tokens of a round that the student can propose; None = no limit."""
 
-    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
-        """Yield what it says at each depth below `depth` where the batch asks, along the target's own text."""
+    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
+        """Yield the student's logits for the draft tokens of each depth below `depth`, at `batch.asked(depth)`.
+
+        The text of the batch is the target's own, so the tokens before are those that a draft chain would have.
+
+        target_output: the target's hidden states, which heads read.
+        """
 
     def save(self, folder: Path) -> None:
-        """Write what a draft worker loads, in bfloat16."""
+        """Write the files that a draft worker loads, with weights in bfloat16."""
 
 
 class Draft:
-    """A causal language model: it says the same whichever draft token it is."""
+    """Student: a causal language model, whose logits after a token are the same at every depth."""
 
     ids = None
+    """None: the model can propose all ids."""
     depth_trained = 1
+    """1: the loss is the same at every depth."""
     depth_limit = None
+    """None: the model can draft any number of tokens."""
 
     def __init__(self, folder: str, vocab_size: int, device: str) -> None:
-        """Load it. vocab_size: V, of the target. Raises ConfigError for a draft with another one."""
-        self._folder, self._device = folder, device
+        """Load the model of `folder` in float32.
+
+        vocab_size: number of the target's logits. Raises ConfigError for a draft that has another number.
+        """
+        self._folder = folder
+        self._device = device
         config = read_config(folder)
         options = {"config": config, "dtype": torch.float32, "use_safetensors": True}
         network: Any = network_class(config).from_pretrained(folder, **options)
-        own = network.config.get_text_config(decoder=True).vocab_size
-        if own != vocab_size:
+        draft_vocab_size = network.config.get_text_config(decoder=True).vocab_size
+        if draft_vocab_size != vocab_size:
             raise ConfigError(
-                f"{folder} has logits for {own} ids and the target for {vocab_size}; training needs a "
+                f"{folder} has logits for {draft_vocab_size} ids and the target for {vocab_size}; training needs a "
                 "draft with as many"
             )
         self.module = network.to(device)
 
-    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
+        """Yield the logits of one forward at the positions of each depth, as `Student.guesses`."""
         with mixed_precision(self._device):
             logits = self.module(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)  # [B * T, V]
         for skipped in range(depth):
-            places = places_of(batch.asked(skipped))
+            places = places_of(batch.asked(skipped))  # [M] int64
             yield Guess(skipped, places, logits[places])
 
     def save(self, folder: Path) -> None:
+        """Write a model folder: weights in bfloat16, and the files of the tokenizer."""
         copy.deepcopy(self.module).to(torch.bfloat16).save_pretrained(folder)
         files = tokenizer_files(self._folder)
         contents = {
@@ -99,6 +117,6 @@ class Draft:
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write model.safetensors, which everybody may read whom the folder lets: save_file makes it ours alone."""
+    """Write model.safetensors with the permissions of a new file; safetensors' `save_file` lets no other user read."""
     data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
     (folder / "model.safetensors").write_bytes(data)

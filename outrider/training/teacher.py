@@ -1,4 +1,7 @@
-"""The target as it is trained from: along whole sequences, its law after each token and its hidden states."""
+"""The target in a training: its logits and hidden states along whole texts, and the batches of these texts.
+
+Used by `run` and `measure`, and by the students.
+"""
 
 from __future__ import annotations
 
@@ -21,60 +24,65 @@ from outrider.wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B answers side by side, the shorter ones filled up at the end, where nothing is asked."""
+    """Outputs of the target, B of them with their prompts, padded at the end to T tokens."""
 
     ids: Tensor
     """[B, T] int64."""
     starts: Tensor
-    """[B] int64, tokens of the prompts."""
+    """[B] int64: number of prompt tokens."""
     lengths: Tensor
-    """[B] int64, tokens of prompt and answer."""
+    """[B] int64: number of tokens of prompt and output."""
 
     @classmethod
     def of(cls, answers: Sequence[Answer], device: str) -> Batch:
+        """Create the batch of these outputs on the device."""
         longest = max(len(answer.ids) for answer in answers)
-        ids = np.zeros((len(answers), longest), dtype=np.int64)
+        ids = np.zeros((len(answers), longest), dtype=np.int64)  # [B, T]
         for row, answer in zip(ids, answers, strict=True):
             row[: len(answer.ids)] = answer.ids
-        counts = torch.tensor([[answer.start, len(answer.ids)] for answer in answers], device=device)
+        counts = torch.tensor([[answer.start, len(answer.ids)] for answer in answers], device=device)  # [B, 2] int64
         return cls(torch.from_numpy(ids).to(device), counts[:, 0], counts[:, 1])
 
     def asked(self, depth: int) -> Tensor:
-        """Return [B, T] bool: whether the law after that token is one to guess for a draft token of that depth.
+        """Return [B, T] bool: the tokens behind which a draft token of that depth is trained.
 
-        The token before those that the guess skips is the last of the prompt or a later one, and the token that the law
-        is of is in the text.
+        A draft token of depth k belongs to a round that began k tokens earlier, at the last token of the prompt or
+        later; and the token that it predicts is part of the text.
         """
-        places = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return (places >= self.starts[:, None] - 1 + depth) & (places < self.lengths[:, None] - 1)
+        # 2 prompt tokens, 5 in all: depth 0 [0 1 1 1 0], depth 1 [0 0 1 1 0]
+        positions = torch.arange(self.ids.shape[1], device=self.ids.device)  # [T]
+        return (positions >= self.starts[:, None] - 1 + depth) & (positions < self.lengths[:, None] - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the target says of a batch."""
+    """The target's logits and hidden states along a batch."""
 
     logits: Tensor
-    """[M, V] float32, of what follows each token after which the batch asks a first draft token: `Batch.asked(0)`."""
+    """[M, V] float32: logits behind the M tokens of `Batch.asked(0)`."""
     places: Tensor
-    """[M] int64, those tokens, counted through the rows, ascending."""
+    """[M] int64: index of those tokens in the flattened batch [B * T], ascending."""
     hidden: Sequence[Tensor]
-    """Taps 0 to n - 1, each [B, T, dt], and at the end the one after the final norm. Empty where there are
-    none."""
+    """Hidden states: taps 0 to n - 1 of n layers, each [B, T, dt], and last the one after the final norm. Empty where
+    transformers gives none."""
 
     def rows(self, places: Tensor) -> Tensor:
-        """Return the indices [N] int64 in `logits` of some of its places [N]."""
+        """Return the rows [N] int64 of `logits` for N of the indices in `places`."""
         return torch.searchsorted(self.places, places)
 
     def taps(self, wanted: Sequence[int]) -> Tensor:
-        """Return [B, T, m, dt] float32."""
+        """Return the hidden states [B, T, m, dt] float32 of m taps."""
         return torch.stack([self.hidden[tap].float() for tap in wanted], dim=2)
 
 
 class Teacher:
-    """A frozen target."""
+    """The target, frozen."""
 
     def __init__(self, folder: str, device: str) -> None:
-        """Load it in float32 on a CPU, in the dtype of its files on a GPU, where forwards are in bfloat16 anyway."""
+        """Load the model of `folder`: in float32 on a CPU, in the dtype of its files on a GPU.
+
+        Forwards on a GPU run in bfloat16. Raises ConfigError for a configuration that cannot be read.
+        """
         self.device = device
         self.folder = folder
         dtype = torch.float32 if device == "cpu" else "auto"
@@ -90,35 +98,39 @@ class Teacher:
 
     @torch.no_grad()
     def see(self, batch: Batch) -> Seen:
-        """Return what it says of the batch. Its lm_head runs only where the batch asks."""
-        asked = batch.asked(0)  # [B, T]
-        with mixed_precision(self.device), self._only(asked):
+        """Run a forward over the batch. Logits are computed behind the tokens of `batch.asked(0)` alone."""
+        mask = batch.asked(0)  # [B, T] bool
+        with mixed_precision(self.device), self._logits_at(mask):
             output = self.network(input_ids=batch.ids, use_cache=False, output_hidden_states=True)
-        return Seen(output.logits[0].float(), places_of(asked), output.hidden_states or ())
+        return Seen(output.logits[0].float(), places_of(mask), output.hidden_states or ())
 
     def say(self, embedded: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor], wanted: Tensor) -> Tensor:
-        """Return the logits [M, V] float32 at the wanted places, [B, Q] bool, of embeddings [B, Q, dt] at those
-        positions [B, Q], of which each reads what the mask says. Gradients go back to the embeddings.
+        """Run a forward over embeddings, and return the logits [M, V] float32 where `wanted` holds.
+
+        Gradients flow back to the embeddings.
+
+        embedded [B, Q, dt], positions [B, Q] int64, wanted [B, Q] bool. mask: the attention mask as the model takes it;
+        a dict has one for each type of layer.
         """
-        with mixed_precision(self.device), self._only(wanted):
+        with mixed_precision(self.device), self._logits_at(wanted):
             output = self.network(inputs_embeds=embedded, position_ids=positions, attention_mask=mask, use_cache=False)
-        logits: Tensor = output.logits[0].float()
+        logits: Tensor = output.logits[0].float()  # [M, V]
         return logits
 
     @contextmanager
-    def _only(self, asked: Tensor) -> Iterator[None]:
-        """Give the lm_head [1, M, dt] of what it would read, [B, T, dt]."""
-        hook = self._lm_head.register_forward_pre_hook(lambda module, args: (args[0][asked][None],))
+    def _logits_at(self, mask: Tensor) -> Iterator[None]:
+        # the lm_head gets the inputs [1, M, dt] where the mask [B, T] holds, of all [B, T, dt]
+        hook = self._lm_head.register_forward_pre_hook(lambda module, args: (args[0][mask][None],))
         try:
             yield
         finally:
             hook.remove()
 
     def check_hidden(self) -> None:
-        """Raise ConfigError where transformers gives not all hidden states."""
+        """Raise ConfigError where transformers does not give the hidden states of all layers."""
         probe = Batch.of([Answer(np.zeros(2, dtype=np.int32), 1, 0.0)], self.device)
-        shape, hidden = (1, 2, self.width), self.see(probe).hidden
-        if [tuple(state.shape) for state in hidden] != [shape] * (self.num_layers + 1):
+        shapes = [tuple(state.shape) for state in self.see(probe).hidden]
+        if shapes != [(1, 2, self.width)] * (self.num_layers + 1):
             raise ConfigError(
                 f"{type(self.network).__name__} in {self.folder} gives no hidden state of width {self.width} before "
                 f"each of its {self.num_layers} layers and after its last norm, which heads read; train a draft instead"
@@ -126,20 +138,20 @@ class Teacher:
 
 
 def places_of(asked: Tensor) -> Tensor:
-    """Return the places [M] int64 where `asked` [B, T] holds, counted through the rows."""
+    """Return the indices [M] int64 in the flattened batch where the mask `asked` [B, T] holds, ascending."""
     return asked.flatten().nonzero()[:, 0]
 
 
 def shuffled(count: int, size: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Yield, without end, the indices [size] of each batch of `count` answers: epoch by epoch in another order.
+    """Yield the indices [size] int64 of batches of `count` outputs, without end, in another order in each epoch.
 
-    An epoch's last indices, too few for a batch, begin the next one.
+    An epoch's last indices, too few for a batch, begin the next epoch's first batch.
     """
-    left = np.empty(0, dtype=np.int64)
+    remaining = np.empty(0, dtype=np.int64)
     epoch = 0
     while True:
-        while len(left) < size:
-            left = np.concatenate([left, np.random.default_rng((seed, epoch)).permutation(count)])
+        while len(remaining) < size:
+            remaining = np.concatenate([remaining, np.random.default_rng((seed, epoch)).permutation(count)])
             epoch += 1
-        yield left[:size]
-        left = left[size:]
+        yield remaining[:size]
+        remaining = remaining[size:]

@@ -1,7 +1,7 @@
-"""Text that a target writes, kept in a folder so that an interrupted run goes on and several trainings share it.
+"""Have a target generate the text to train on, and keep it in a folder. Called by `train_head`.
 
-A drafter is asked what the target would say after what the target has said: text of its own, at the temperatures that
-are served, holds what it will be asked (DistillSpec, 2310.08461).
+Drafters predict the target along the target's own outputs, so they are trained on such outputs, at the temperatures of
+later requests (DistillSpec, 2310.08461). An interrupted run is continued from the folder, and trainings share it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.attention.varlen_attention import BLOCK_SIZE
+from outrider.engine.kv_pool import BlockTable
 from outrider.engine.loading.loaded import load
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.row_law import COLDEST
@@ -28,50 +29,48 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 
 AT_ONCE = 64
-"""Answers that are written side by side and saved together. Doubling it doubles the cache and what an interruption
-loses."""
+"""Outputs that are generated in one batch and saved in one file."""
 PROMPT_TOKENS = 128
-"""Most tokens of a prompt: of longer ones the end is kept. Doubling it trains for later positions on fewer tokens of
-the target's own."""
+"""Most tokens of a prompt; of longer ones the end is kept."""
 MIN_PROMPT_TOKENS = 2
-"""Least tokens of a prompt: with fewer a head has no hidden state of the token before the last."""
+"""Least tokens of a prompt: a head reads the hidden state of the token before the last."""
 
 Ids = list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A prompt and what the target wrote after it."""
+    """A prompt and the target's output."""
 
     ids: NDArray[np.int32]
-    """Of both."""
+    """Token ids of prompt and output."""
     start: int
-    """Tokens of the prompt."""
+    """Number of prompt tokens."""
     temperature: float
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What is to be written: the same assignment has the same text, whenever and in how many runs it is written."""
+    """The settings of a text to generate. The same settings give the same text, in one run or in several."""
 
     target: str
-    """Folder."""
+    """Folder of the target."""
     prompts: Sequence[tuple[Ids, float]]
-    """Token ids and temperature of each."""
+    """Token ids and temperature of each prompt."""
     max_tokens: int
-    """Of an answer; one that reaches an end of sequence is shorter."""
+    """Most tokens of an output. One that reaches an end id is shorter."""
     seed: int
     device: str = "auto"
 
     @cached_property
     def digest(self) -> str:
-        """Names the text: of the target's files, the prompts and the rest."""
-        rest = [digest_of_model(self.target), list(self.prompts), self.max_tokens, self.seed, AT_ONCE]
-        return hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:16]
+        """Digest of the target's files, the prompts and the settings, in 16 hexadecimal digits."""
+        parts = [digest_of_model(self.target), list(self.prompts), self.max_tokens, self.seed, AT_ONCE]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def digest_of_model(folder: str) -> str:
-    """Return what tells a model's configuration and weights from others."""
+    """Return the digest of a model's configuration and weights, in 16 hexadecimal digits."""
     sha = hashlib.sha256()
     for path in sorted(Path(folder).expanduser().glob("*")):
         if path.name == "config.json" or path.suffix == ".safetensors":
@@ -80,35 +79,54 @@ def digest_of_model(folder: str) -> str:
     return sha.hexdigest()[:16]
 
 
-def write(task: Assignment, work: Path, tell: Callable[[int, int], None]) -> list[Answer]:
-    """Return the text; what `work` does not have of it is written.
+def write(task: Assignment, work: Path, report: Callable[[int, int], None]) -> list[Answer]:
+    """Return the outputs for `task`; those that the folder `work` does not have yet are generated and saved.
 
-    tell: called before every step with (tokens that are there, all), where an answer that ended counts as one that did
-    not. Raises ConfigError for a target that cannot be loaded, and for prompts that do not fit it.
+    report: called before every step with the tokens done and the tokens in all, where an output that ended early
+    counts as one of `max_tokens`.
+
+    Raises ConfigError for a target that cannot be loaded, and for prompts that do not fit it.
     """
     folder = work / f"text-{task.digest}"
     folder.mkdir(parents=True, exist_ok=True)
-    parts = [task.prompts[first : first + AT_ONCE] for first in range(0, len(task.prompts), AT_ONCE)]
+    num_done = 0
+    num_total = len(task.prompts) * task.max_tokens
     writer: _Writer | None = None
-    before, total = 0, len(task.prompts) * task.max_tokens
 
-    def told(num_tokens: int, before: int) -> None:
-        tell(before + num_tokens, total)
+    def report_part(num_tokens: int) -> None:
+        report(num_done + num_tokens, num_total)
 
-    for number, part in enumerate(parts):
-        tell(before, total)
+    for number, first in enumerate(range(0, len(task.prompts), AT_ONCE)):
+        part = task.prompts[first : first + AT_ONCE]
+        report_part(0)
         path = folder / f"{number:05}.npz"
         if not path.is_file():
             writer = writer or _Writer(task)
-            _save(path, writer.write(part, number, partial(told, before=before)))
-        before += len(part) * task.max_tokens
-    tell(total, total)
+            _save(path, writer.write(part, number, report_part))
+        num_done += len(part) * task.max_tokens
+    report_part(0)
     return read(folder)
 
 
 def read(folder: Path) -> list[Answer]:
-    """Return what was written into a folder."""
-    return [answer for path in sorted(folder.glob("*.npz")) for answer in _load(path)]
+    """Return the outputs that `write` saved in a folder."""
+    answers: list[Answer] = []
+    for path in sorted(folder.glob("*.npz")):
+        answers += _load(path)
+    return answers
+
+
+@dataclass
+class _Output:
+    """An output while it is generated."""
+
+    ids: Ids
+    """Token ids of prompt and output so far."""
+    start: int
+    """Number of prompt tokens."""
+    temperature: float
+    table: BlockTable
+    num_cached: int = 0
 
 
 class _Writer:
@@ -118,7 +136,7 @@ class _Writer:
         config = TargetConfig(
             model=task.target,
             device=task.device,
-            kv_cache_tokens=count * (longest + BLOCK_SIZE),  # each may leave its last block nearly empty
+            kv_cache_tokens=count * (longest + BLOCK_SIZE),  # the last block of an output may be nearly empty
             max_slots=count,
         )
         self._task = task
@@ -136,64 +154,77 @@ class _Writer:
                     f"{facts.vocab_size}"
                 )
 
-    def write(self, prompts: Sequence[tuple[Ids, float]], number: int, tell: Callable[[int], None]) -> list[Answer]:
-        """Write a part. Its draws depend on the seed and its number alone.
+    def write(self, prompts: Sequence[tuple[Ids, float]], number: int, report: Callable[[int], None]) -> list[Answer]:
+        """Generate the outputs of one batch. The draws depend on the seed and on `number`, that of the batch, alone.
 
-        tell: called before every step with the tokens that are there.
+        report: called before every step with the tokens done.
         """
         rng = np.random.default_rng((self._task.seed, number))
-        sequences = [list(ids) for ids, _ in prompts]
-        tables, cached = [self._runner.pool.new_table() for _ in sequences], [0] * len(sequences)
-        unended = list(range(len(sequences)))
+        outputs = []
+        for ids, temperature in prompts:
+            outputs.append(_Output(list(ids), len(ids), temperature, self._runner.pool.new_table()))
+        running = outputs
         try:
             for step in range(self._task.max_tokens):
-                tell(step * len(prompts))
-                logits = self._runner.forward([Row.of(tables[i], sequences[i], cached[i], 1) for i in unended])
-                drawn = draw(logits.cpu(), [prompts[i][1] for i in unended], rng.random(len(unended)))
-                for i, token_id in zip(unended, drawn, strict=True):
-                    cached[i] = len(sequences[i])
-                    sequences[i].append(token_id)
-                unended = [i for i in unended if sequences[i][-1] not in self._runner.facts.eos_token_ids]
-                if not unended:
+                report(step * len(prompts))
+                rows = [Row.of(output.table, output.ids, output.num_cached, 1) for output in running]
+                logits = self._runner.forward(rows)  # [n, V] float32
+                temperatures = [output.temperature for output in running]
+                drawn = draw(logits.cpu(), temperatures, rng.random(len(running)))
+                for output, token_id in zip(running, drawn, strict=True):
+                    output.num_cached = len(output.ids)
+                    output.ids.append(token_id)
+                running = [output for output in running if output.ids[-1] not in self._runner.facts.eos_token_ids]
+                if not running:
                     break
         finally:
-            for table in tables:
-                table.free()
-        return [
-            Answer(np.array(ids, dtype=np.int32), len(prompt), temperature)
-            for ids, (prompt, temperature) in zip(sequences, prompts, strict=True)
-        ]
+            for output in outputs:
+                output.table.free()
+        answers = []
+        for output in outputs:
+            answers.append(Answer(np.array(output.ids, dtype=np.int32), output.start, output.temperature))
+        return answers
 
 
 def draw(logits: Tensor, temperatures: Sequence[float], uniforms: NDArray[np.float64]) -> Ids:
-    """Draw an id from each row of logits [n, V] at its temperature, 0 the best, by the inverse CDF at uniforms [n].
+    """Draw an id from each row of logits [n, V] at its temperature; at temperature 0 take the best.
 
-    Probabilities are float32 and their sums float64: in float32 ids below 6e-8 would have none, or their neighbours'.
+    uniforms [n]: numbers in [0, 1) at which the inverse CDF is taken. Probabilities are float32 and their sums float64:
+    in float32 an id below 6e-8 would have no probability, or that of its neighbours.
     """
-    return [_draw(*each) for each in zip(logits, temperatures, uniforms.tolist(), strict=True)]
+    ids = []
+    for row, temperature, uniform in zip(logits, temperatures, uniforms.tolist(), strict=True):
+        ids.append(_draw(row, temperature, uniform))
+    return ids
 
 
 def _draw(logits: Tensor, temperature: float, uniform: float) -> int:
     if temperature == 0.0:
         return int(logits.argmax())
-    probs = (logits / max(temperature, COLDEST)).softmax(dim=-1)  # a row at a time stays in the core's cache
+    probs = (logits / max(temperature, COLDEST)).softmax(dim=-1)  # [V] float32; one row stays in the core's cache
     cdf = probs.cumsum(dim=-1, dtype=torch.float64)  # [V]
     return min(int(torch.searchsorted(cdf, uniform * cdf[-1:], right=True)), len(cdf) - 1)
 
 
 def _save(path: Path, answers: Sequence[Answer]) -> None:
-    """Write the file whole or not at all."""
-    lengths = np.array([len(answer.ids) for answer in answers])
+    ids = np.concatenate([answer.ids for answer in answers])  # [sum of lengths] int32
+    lengths: list[int] = []
+    starts: list[int] = []
+    temperatures: list[float] = []
+    for answer in answers:
+        lengths.append(len(answer.ids))
+        starts.append(answer.start)
+        temperatures.append(answer.temperature)
     new = path.with_suffix(".new")
     with new.open("wb") as file:
         np.savez(
             file,
-            ids=np.concatenate([answer.ids for answer in answers]),
-            lengths=lengths,
-            starts=np.array([answer.start for answer in answers]),
-            temperatures=np.array([answer.temperature for answer in answers]),
+            ids=ids,
+            lengths=np.array(lengths),
+            starts=np.array(starts),
+            temperatures=np.array(temperatures),
         )
-    os.replace(new, path)
+    os.replace(new, path)  # so that an interruption leaves no half of a file
 
 
 def _load(path: Path) -> Iterator[Answer]:

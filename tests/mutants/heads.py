@@ -91,7 +91,7 @@ HEADS = (
     ),
     Mutant(
         f"{HEADS_ROOM}:read_mtp",
-        display("startswith", "carries_normed", to="(False, ())"),
+        call("startswith", "model_type", to="False"),
         "MTP heads that carry the normed output draft worse from the second token on",
         JOINED_TESTS,
     ),

@@ -38,7 +38,7 @@ LAYER_MEMORY = (
         ENGINE,
     ),
     Mutant(
-        "outrider.engine.loading:_run_course",
+        "outrider.engine.loading:_run_sequences",
         drop("begin_with"),
         "a class whose memory is lost where a prefix is shared is served",
         ENGINE,

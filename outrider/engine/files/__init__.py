@@ -1,4 +1,4 @@
-"""Files of a model: its config, weights, tokenizer and stop tokens, as transformers or GGUF stores them.
+"""Read the files of a model: configuration, weight headers, tokenizer and end tokens, from a folder, GGUF or the hub.
 
-Imports nothing else of the engine.
+Imports nothing else of the engine. Start at `model_files.py`, which finds the files and bounds their size.
 """

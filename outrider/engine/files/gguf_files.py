@@ -1,7 +1,7 @@
-"""Read a model from one GGUF file, through transformers: configuration, tokenizer and weights. Used by the loader.
+"""Read the configuration and the weights of a model from one GGUF file, through transformers. Used by the loader.
 
-The weights are unpacked as they are read: in memory they take the dtype of the setting, and run as any others do. What
-a file states and transformers leaves out would change the text, so it is carried over here or the file is refused.
+The weights are unpacked to the dtype of the setting while they are read, and then run as any others do. Where a file
+states what transformers leaves out, the text would be another one: `gguf_stated` adds it, or the file is refused.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from outrider.wire.models.gguf_header import GgufHeader, read_header
 from outrider.wire.peer_text import bound_text
 
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""Of text, of a turn and of a message: each ends an answer."""
-_replaced = threading.RLock()
-"""Held while parts of the package gguf, or stderr, are replaced: of two loads in a process one waits."""
+"""Keys of the tokens that end a text, a turn and a message. All of them end an output."""
+_patch_lock = threading.RLock()
+"""Held while functions of the package gguf, or stderr, are replaced: of two loads in a process one waits."""
 PLAIN_TYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-"""Types of tensors that are not quantised, as `gguf.GGMLQuantizationType` counts."""
+"""Dtypes of tensors that are not quantised, by the number of `gguf.GGMLQuantizationType`."""
 
 
 def check_installed(path: Path) -> None:
-    """Raise ConfigError where a package that reads GGUF is missing."""
+    """Raise ConfigError where a package is missing that reads GGUF. path: the file, for the message."""
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"{path} is read with the package gguf, which is missing: pip install 'outrider[engine]'")
     if importlib.util.find_spec("transformers.integrations.gguf") is None:
@@ -48,27 +48,34 @@ def check_installed(path: Path) -> None:
 
 
 def read_gguf_config(path: Path) -> PreTrainedConfig:
-    """Return transformers' configuration of a file, with what it leaves out. Raises ConfigError."""
+    """Return transformers' configuration of a GGUF file, completed by `gguf_stated.complete`, with all end ids.
+
+    Raises ConfigError for a file that is damaged, or that transformers or this machine cannot read.
+    """
     header = read_header(path)
     check_installed(path)
     check_types(header)
     check_counts(header.values, str(path))
-    config = copy.deepcopy(_config_of(path, path.stat().st_mtime_ns))
+    config = copy.deepcopy(_read_config(path, path.stat().st_mtime_ns))
     try:
         complete(config, header)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:  # values of other types
         raise ConfigError(
             f"what {path} states is not of use: {first_line(error)}; get it again", param="model"
         ) from None
-    ends = [header.values.get(f"tokenizer.ggml.{name}") for name in ENDS]
-    stated = getattr(config, "eos_token_id", None)
-    own = stated if isinstance(stated, list) else [stated]
-    config.eos_token_id = sorted({token_id for token_id in (*own, *ends) if token_id is not None}) or None
+    ends = {header.values.get(f"tokenizer.ggml.{name}") for name in ENDS}
+    config_ends = getattr(config, "eos_token_id", None)
+    if isinstance(config_ends, list):
+        ends.update(config_ends)
+    else:
+        ends.add(config_ends)
+    ends.discard(None)
+    config.eos_token_id = sorted(ends) or None
     return config
 
 
 @lru_cache(maxsize=4)
-def _config_of(path: Path, _changed_ns: int) -> PreTrainedConfig:
+def _read_config(path: Path, _changed_ns: int) -> PreTrainedConfig:
     try:
         with read_once():
             return AutoConfig.from_pretrained(path.absolute().parent, gguf_file=path.name)
@@ -82,7 +89,7 @@ def _config_of(path: Path, _changed_ns: int) -> PreTrainedConfig:
 
 
 def check_types(header: GgufHeader) -> None:
-    """Raise ConfigError for tensors of a type that is not read, and for a file that ends before its last tensor."""
+    """Raise ConfigError for a tensor that the package gguf cannot unpack, and for a file that ends too early."""
     from gguf import GGML_QUANT_SIZES
 
     types = {tensor.type_id: name for name, tensor in header.tensors.items()}
@@ -103,11 +110,12 @@ def check_types(header: GgufHeader) -> None:
 
 
 def type_name(type_id: int) -> str:
-    """Return what llama.cpp calls a type of tensors, such as Q4_K."""
+    """Return llama.cpp's name of a type of tensors, such as "Q4_K"; "number 99" for one that the package lacks."""
     from gguf import GGMLQuantizationType
 
-    known = type_id in list(GGMLQuantizationType)
-    return GGMLQuantizationType(type_id).name if known else f"number {type_id}"
+    if type_id not in list(GGMLQuantizationType):
+        return f"number {type_id}"
+    return GGMLQuantizationType(type_id).name
 
 
 def _is_readable(type_id: int) -> bool:
@@ -125,61 +133,69 @@ def _is_readable(type_id: int) -> bool:
 
 
 def stored_types(path: Path) -> str:
-    """Return in words how a file holds its weights."""
-    types = {tensor.type_id for tensor in read_header(path).tensors.values()}
-    return f"they are held as {', '.join(sorted(type_name(each) for each in types))}"
+    """Return a clause with the types of a file's tensors: "they are held as F32, Q4_K"."""
+    names = sorted(map(type_name, _type_ids(path)))
+    return f"they are held as {', '.join(names)}"
+
+
+def _type_ids(path: Path) -> set[int]:
+    return {tensor.type_id for tensor in read_header(path).tensors.values()}
 
 
 @contextlib.contextmanager
 def read_once() -> Iterator[None]:
-    """Have transformers reuse what the gguf package makes of a file: it asks for the names of tensors anew for every
-    module, and for the whole header twice. Of 14 s for 272 tensors that takes 9.
+    """Read a file's header and its table of tensor names once while this context lasts.
+
+    transformers reads the table for every module, and the header twice: 9 of the 14 s that 272 tensors took.
     """
     import gguf
 
-    with _replaced:
-        reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
-        gguf.GGUFReader, gguf.get_tensor_name_map = _header_of, _names_of
+    with _patch_lock:
+        read_gguf = gguf.GGUFReader
+        get_names = gguf.get_tensor_name_map
+        gguf.GGUFReader = _reader_of
+        gguf.get_tensor_name_map = _tensor_names
         try:
             yield
         finally:
-            gguf.GGUFReader, gguf.get_tensor_name_map = reader, names
+            gguf.GGUFReader = read_gguf
+            gguf.get_tensor_name_map = get_names
 
 
-def _header_of(path: str) -> Any:
-    return _reader(path, Path(path).stat().st_mtime_ns)
+def _reader_of(path: str) -> Any:
+    return _open_reader(path, Path(path).stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _reader(path: str, _changed_ns: int) -> Any:
+def _open_reader(path: str, _changed_ns: int) -> Any:
     return importlib.import_module("gguf.gguf_reader").GGUFReader(path)
 
 
 @lru_cache(maxsize=1)
-def _names_of(architecture: int, num_layers: int) -> Any:
+def _tensor_names(architecture: int, num_layers: int) -> Any:
     return importlib.import_module("gguf.tensor_mapping").get_tensor_name_map(architecture, num_layers)
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Read weights in this context: transformers draws its progress on stderr, which is a log."""
+    """Read weights within this context: `read_once`, and no progress bar of transformers on stderr, which is a log."""
     try:
         with read_once(), contextlib.redirect_stderr(io.StringIO()):  # in this order: the first holds the lock
             yield
     finally:
-        _reader.cache_clear()  # which holds the file open
+        _open_reader.cache_clear()  # the reader holds the file open
 
 
 def weight_options(path: Path) -> dict[str, Any]:
-    """Return the arguments with which `from_pretrained` reads a file's weights and unpacks them."""
+    """Return the arguments of `from_pretrained` for a GGUF file whose weights are unpacked."""
     from transformers import GgufConfig
 
     return {"gguf_file": str(path.absolute()), "quantization_config": GgufConfig(dequantize=True)}
 
 
 def own_dtype(path: Path) -> torch.dtype:
-    """Return the dtype of weights that are not quantised; bfloat16 for quantised ones."""
-    types = {tensor.type_id for tensor in read_header(path).tensors.values()}
+    """Return the dtype that a file's weights are stored in; bfloat16 where any of them is quantised."""
+    types = _type_ids(path)
     if not types <= PLAIN_TYPES.keys():
         return torch.bfloat16
     halves = types - {0}  # norms are float32 everywhere

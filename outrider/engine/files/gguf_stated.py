@@ -1,7 +1,7 @@
-"""Complete the configuration that transformers makes of a GGUF file, by what else the file states. Used by gguf_files.
+"""Complete the configuration that transformers reads from a GGUF file. Used by `gguf_files` and the loader.
 
-transformers reads a list of values for each architecture and passes over the others, and over tensors that it has no
-place for. Some of them change every answer: those are carried over here, and the rest is refused by name.
+transformers reads a list of values for each architecture and ignores the others, and tensors that it has no parameter
+for. Some of them change every output. Those are added here; a file with any other is refused, and the error names it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ ATTRIBUTES = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "vocab_size": "vocab_size",
 }
-"""Values and the names that transformers has for them, where an architecture's list lacks them."""
+"""Fields of a configuration by the GGUF key, for keys that the lists of some architectures lack."""
 WITHOUT_EFFECT = ("attention.causal", "tensor_data_layout", "use_parallel_residual", "rope.scaling.finetuned")
+"""GGUF keys that change no output."""
 YARN = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
@@ -36,50 +37,61 @@ YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
+"""Fields of a YaRN scaling by the GGUF key."""
 LINEAR = {"rope.scaling.factor": "factor"}
+"""Field of a linear scaling by the GGUF key."""
 FREQUENCIES = "rope_freqs.weight"
-"""Tensor of the divisors of the rotary frequencies, float32: so a file states the scaling of Llama 3."""
+"""Name of the tensor [head_dim / 2] float32 by which a file divides the rotary frequencies: the scaling of Llama 3."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of all of Llama 3.1 to 3.3, which differ in the factor alone."""
+"""Fields of the scaling that Llama 3.1 to 3.3 have in common; they differ in `factor`."""
 SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
-"""Architecture and layers of the models of 27B, whose attention is scaled by hidden size over heads; the files do not
-say it."""
+"""Architecture and number of layers of the Gemmas of 27B. They scale attention by hidden size over heads, which their
+files do not state."""
 
 
 def complete(config: PreTrainedConfig, header: GgufHeader) -> None:
-    """Carry over, in place, what the file states. Raises ConfigError for what has no place in the configuration."""
+    """Set the fields of `config` that the file states and transformers does not read, in place.
+
+    Raises ConfigError for a value that no field can hold.
+    """
     from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     from transformers.modeling_gguf_pytorch_utils import GGUF_CONFIG_MAPPING
 
-    if header.architecture in GGUF_CONFIG_ARCHS:  # read by a function of its own
+    if header.architecture in GGUF_CONFIG_ARCHS:  # transformers has a function that reads all of it
         return
-    known = {name for name, place in GGUF_CONFIG_MAPPING.get(config_key(config), {}).items() if place is not None}
-    prefix = f"{header.architecture}."
-    names = [name.removeprefix(prefix) for name in header.values if name.startswith(prefix)]
-    remaining = [name for name in names if name not in known and name not in WITHOUT_EFFECT]
-    for name in remaining:
+    fields = GGUF_CONFIG_MAPPING.get(config_key(config), {})
+    for name in _architecture_keys(header):
+        if name in WITHOUT_EFFECT or fields.get(name) is not None:
+            continue
         value = header.stated(name)
         if name in ATTRIBUTES and hasattr(config, ATTRIBUTES[name]):
             setattr(config, ATTRIBUTES[name], value)
-        elif not (name.startswith("rope.") or _is_as_stated(config, name, value)):
+        elif not (name.startswith("rope.") or _is_default(config, name, value)):
             raise _unread(header, name)
     _scale_rope(config, header)
     if (header.architecture, config.num_hidden_layers) in SCALED_BY_WIDTH:
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
 
 
+def _architecture_keys(header: GgufHeader) -> list[str]:
+    # llama.attention.key_length -> attention.key_length; keys of the tokenizer and of the file are left out
+    prefix = f"{header.architecture}."
+    return [name.removeprefix(prefix) for name in header.values if name.startswith(prefix)]
+
+
 def config_key(config: PreTrainedConfig) -> str:
-    """Return transformers' name of the architecture, by which it lists what it reads."""
+    """Return the architecture's name in transformers' table of GGUF keys."""
     return config.model_type.removesuffix("_text")
 
 
-def _is_as_stated(config: PreTrainedConfig, name: str, value: Any) -> bool:
+def _is_default(config: PreTrainedConfig, name: str, value: Any) -> bool:
     if name == "attention.value_length":
         return bool(value == head_dim(config))
     return name == "expert_count" and value == 0
 
 
 def head_dim(config: PreTrainedConfig) -> int:
+    """Return the width of an attention head."""
     own: int | None = getattr(config, "head_dim", None)
     return own or config.hidden_size // config.num_attention_heads
 
@@ -88,42 +100,53 @@ def _scale_rope(config: PreTrainedConfig, header: GgufHeader) -> None:
     rope = getattr(config, "rope_parameters", None)
     if rope is None:
         return
-    whole = rope.get("full_attention", rope)  # layers with a window keep their own
+    full_rope = rope.get("full_attention", rope)  # layers with a window keep their own
     dimensions = header.stated("rope.dimension_count")
-    if dimensions is not None and dimensions != int(head_dim(config) * whole.get("partial_rotary_factor", 1.0)):
+    if dimensions is not None and dimensions != int(head_dim(config) * full_rope.get("partial_rotary_factor", 1.0)):
         raise _unread(header, "rope.dimension_count")
     kind = header.stated("rope.scaling.type")
-    if kind in ("linear", "yarn"):
-        places = LINEAR if kind == "linear" else YARN
-        _check_all_read(header, {"rope.scaling.type", *places})
-        scaling = {place: header.stated(name) for name, place in places.items() if header.stated(name) is not None}
-        whole.update(scaling, rope_type=kind)
+    if kind == "linear":
+        full_rope.update(_read_scaling(header, LINEAR), rope_type=kind)
+    elif kind == "yarn":
+        full_rope.update(_read_scaling(header, YARN), rope_type=kind)
+    elif kind is None or kind == "none":
+        _check_all_read(header, {"rope.scaling.type"})
     else:
-        _check_all_read(header, {"rope.scaling.type"} if kind in (None, "none") else set())
+        _check_all_read(header, set())
     if FREQUENCIES in header.tensors:
-        whole.update(_llama3(header, whole["rope_theta"]), rope_type="llama3")
+        full_rope.update(_read_llama3_scaling(header, full_rope["rope_theta"]), rope_type="llama3")
+
+
+def _read_scaling(header: GgufHeader, fields: dict[str, str]) -> dict[str, Any]:
+    _check_all_read(header, {"rope.scaling.type", *fields})
+    scaling = {}
+    for name, field in fields.items():
+        value = header.stated(name)
+        if value is not None:
+            scaling[field] = value
+    return scaling
 
 
 def _check_all_read(header: GgufHeader, names: set[str]) -> None:
-    prefix = f"{header.architecture}."
-    others = {"rope.freq_base", "rope.dimension_count", *WITHOUT_EFFECT}
-    for name in header.values:
-        own = name.removeprefix(prefix)
-        if name.startswith(f"{prefix}rope.") and own not in names | others:
-            raise _unread(header, own)
+    allowed = {"rope.freq_base", "rope.dimension_count", *WITHOUT_EFFECT, *names}
+    for name in _architecture_keys(header):
+        if name.startswith("rope.") and name not in allowed:
+            raise _unread(header, name)
 
 
-def _llama3(header: GgufHeader, theta: float) -> dict[str, Any]:
-    """Return the scaling that gives the file's divisors. Raises ConfigError where none of Llama 3's does."""
+def _read_llama3_scaling(header: GgufHeader, theta: float) -> dict[str, Any]:
     tensor = header.tensors[FREQUENCIES]
     start = header.path.stat().st_size - header.num_data_bytes + tensor.offset
-    divisors = numpy.fromfile(header.path, numpy.float32, tensor.num_elements, offset=start)  # [head_dim / 2]
-    exponents = numpy.arange(len(divisors)) / len(divisors)
-    turns = LLAMA3["original_max_position_embeddings"] / (2 * math.pi) * theta**-exponents  # within that context
-    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
-    kept = ((turns - low) / (high - low)).clip(0, 1)  # share of a frequency that is not scaled
-    factor = round(float((1 - kept[-1]) / (1 / divisors[-1] - kept[-1])), 4) if kept[-1] < 1 else 1.0
-    if tensor.type_id != 0 or not numpy.allclose(divisors, 1 / ((1 - kept) / factor + kept), rtol=1e-3):
+    divisors = numpy.fromfile(header.path, numpy.float32, tensor.num_elements, offset=start)  # [head_dim / 2] float32
+    exponents = numpy.arange(len(divisors)) / len(divisors)  # [head_dim / 2] float64
+    turns = LLAMA3["original_max_position_embeddings"] / (2 * math.pi) * theta**-exponents  # [head_dim / 2], in 8192
+    low = LLAMA3["low_freq_factor"]
+    high = LLAMA3["high_freq_factor"]
+    unscaled = ((turns - low) / (high - low)).clip(0, 1)  # [head_dim / 2]: 1 where a frequency is left as it is
+    factor = 1.0
+    if unscaled[-1] < 1:
+        factor = round(float((1 - unscaled[-1]) / (1 / divisors[-1] - unscaled[-1])), 4)
+    if tensor.type_id != 0 or not numpy.allclose(divisors, 1 / ((1 - unscaled) / factor + unscaled), rtol=1e-3):
         raise ConfigError(
             f"{header.path} scales rotary frequencies ({FREQUENCIES}) in another way than Llama 3, which is not "
             "known here; use the model's folder of safetensors",
@@ -133,7 +156,10 @@ def _llama3(header: GgufHeader, theta: float) -> dict[str, Any]:
 
 
 def check_tensors(network: nn.Module, header: GgufHeader) -> None:
-    """Raise ConfigError for the first tensor of a file without a place in the network, which is on the meta device."""
+    """Raise ConfigError for the first tensor of a file for which the network has no parameter.
+
+    network: on the meta device.
+    """
     from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     from transformers.modeling_gguf_pytorch_utils import (
         TENSOR_PROCESSORS,

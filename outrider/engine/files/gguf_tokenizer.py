@@ -1,6 +1,6 @@
-"""Make a model folder's tokenizer files of what a GGUF file holds of them, through transformers. Used by the workers.
+"""Convert the tokenizer in a GGUF file to the files of a model folder, through transformers.
 
-The gateway reads a tokenizer.json, without transformers.
+Used by the workers: the gateway reads a tokenizer.json, without transformers.
 """
 
 from __future__ import annotations
@@ -26,38 +26,43 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 BYTE_LEVEL = "gpt2"
-"""`tokenizer.ggml.model` of a tokenizer that joins bytes: `tokenizer.ggml.pre` names how it cuts a text before."""
+"""`tokenizer.ggml.model` of a byte-level BPE. `tokenizer.ggml.pre` then names its pre-tokenizer."""
 AS_GPT2 = frozenset(
     ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "a.x-4.0", "mellum", "exaone4", "granite-docling")
 )
-"""Cuts that are GPT-2's."""
+"""Names of pre-tokenizers that are GPT-2's."""
 EACH_DIGIT = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"))
-"""Cuts that are GPT-2's with each digit apart."""
+"""Names of pre-tokenizers that are GPT-2's after splitting numbers into digits."""
 WHOLE_WORDS = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 )
-"""Tokenizers that take a word that is a token as it is, without joining, and begin a text unless the file says not."""
+"""Names of pre-tokenizers whose BPE takes a word that is a token without merging (`ignore_merges`), and whose texts
+begin with `bos_token` unless the file states otherwise."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+"""Fields of tokenizer_config.json that are written."""
 
 
 def gguf_tokenizer_files(path: Path) -> pb.TokenizerFiles:
-    """Return the tokenizer and chat template of a file. Raises ConfigError."""
+    """Return the tokenizer and chat template of a GGUF file, as the files of a model folder.
+
+    Raises ConfigError for a file that is damaged, or that transformers cannot convert.
+    """
     read_header(path)
     check_installed(path)
-    return _files_of(path, path.stat().st_mtime_ns)
+    return _convert(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
-def _files_of(path: Path, _changed_ns: int) -> pb.TokenizerFiles:
+def _convert(path: Path, _changed_ns: int) -> pb.TokenizerFiles:
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
     try:
         architecture, vocabulary, stated = get_gguf_tokenizer(str(path))
         backend, others = convert_gguf_tokenizer(architecture, vocabulary)
         if vocabulary.get("tokenizer_type") == BYTE_LEVEL:
-            _cut_as_learned(path, backend, vocabulary.get("pre_tokenizer_type"), stated)
-        whole = PreTrainedTokenizerFast(tokenizer_object=backend, **stated, **others)
-        tokenizer_json = _without_others(whole.backend_tokenizer, len(vocabulary["tokens"]))
+            _set_pre_tokenizer(path, backend, vocabulary.get("pre_tokenizer_type"), stated)
+        complete = PreTrainedTokenizerFast(tokenizer_object=backend, **stated, **others)
+        tokenizer_json = _serialize(complete.backend_tokenizer, len(vocabulary["tokens"]))
     except ConfigError:
         raise
     except Exception as error:  # transformers computes with what the file states, and raises whatever comes of that
@@ -81,32 +86,32 @@ def _files_of(path: Path, _changed_ns: int) -> pb.TokenizerFiles:
     )
 
 
-def _without_others(tokenizer: Tokenizer, num_tokens: int) -> bytes:
-    """Return tokenizer.json without special tokens that transformers' classes add and the file has not."""
+def _serialize(tokenizer: Tokenizer, num_tokens: int) -> bytes:
+    # special tokens that transformers' classes add and the file has not are left out
     data = json.loads(tokenizer.to_str())
     data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < num_tokens]
     return json.dumps(data, ensure_ascii=False).encode()
 
 
-def _cut_as_learned(path: Path, backend: Tokenizer, cut: str | None, stated: dict[str, Any]) -> None:
-    """Complete what transformers makes of a byte-level tokenizer. Raises ConfigError for a cut that nobody knows.
+def _set_pre_tokenizer(path: Path, backend: Tokenizer, name: str | None, stated: dict[str, Any]) -> None:
+    """Complete a byte-level tokenizer of transformers and its tokenizer_config.json (`stated`), in place.
 
-    cut: its name in the file. stated: what tokenizer_config.json has, changed here.
+    Raises ConfigError for a pre-tokenizer whose `name` is not known.
     """
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    if cut is None or cut == "default":
+    if name is None or name == "default":
         log.warning("%s does not say how its tokenizer cuts a text; it is cut as GPT-2 does", path)
         return
-    if cut in EACH_DIGIT:
-        parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    elif cut not in AS_GPT2 and cut not in GGUF_PRE_TOKENIZER_SPLITS:
+    if name in EACH_DIGIT:
+        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    elif name not in AS_GPT2 and name not in GGUF_PRE_TOKENIZER_SPLITS:
         raise ConfigError(
-            f"the tokenizer of {path} cuts a text by {bound_text(cut)!r}, which is not known here, and another cut "
+            f"the tokenizer of {path} cuts a text by {bound_text(name)!r}, which is not known here, and another cut "
             "would give the model other tokens than it learned; use the model's folder of safetensors",
             param="model",
         )
-    if cut in WHOLE_WORDS:
+    if name in WHOLE_WORDS:
         backend.model.ignore_merges = True
         stated.setdefault("add_bos_token", True)

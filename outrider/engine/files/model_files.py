@@ -1,10 +1,11 @@
 """Find the files of a model and check them before torch reads anything. Used by the workers.
 
-A folder may come from anybody: a file of it lies in it, also where it is a link, and is of a bounded size.
+A folder may come from anybody: its files must lie inside it, also where they are links, and their size is bounded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +20,39 @@ GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
 TEKKEN = "tekken.json"
 TOKENIZER_SOURCES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", TEKKEN, "vocab.json")
-"""Other forms of a tokenizer, of which transformers makes a tokenizer.json."""
+"""Names of the tokenizer files that transformers converts to a tokenizer.json."""
 MAX_BYTES = {CONFIG: 1 << 20, GENERATION: 1 << 20, INDEX: 24 << 20, TOKENIZER_JSON: 40 << 20, TEKKEN: 40 << 20}
-"""Bytes of files that are read whole. Gemma 3's tokenizer.json has 32 MiB, Mistral Small 3's tekken.json 19, DeepSeek
-V3's index 9. Of a configuration transformers makes several copies, which takes seconds at 1 MiB.
+"""Largest size in bytes of files that are read whole, by name. Gemma 3's tokenizer.json has 32 MiB, Mistral Small 3's
+tekken.json 19, DeepSeek V3's index 9. transformers copies a configuration several times, which takes seconds at 1 MiB.
 """
 MAX_OTHER_BYTES = 8 << 20
-"""Bytes of other such files. Orpheus 3B's tokenizer_config.json has 5 MiB."""
+"""Largest size in bytes of other files that are read whole. Orpheus 3B's tokenizer_config.json has 5 MiB."""
 
 MAX_QUOTED = 400
-"""Bytes of another library's error in one of ours: it may quote as much of a file as it likes."""
+"""Longest quotation of another library's error in one of ours, in bytes: it may contain much of a file."""
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigError naming the first file that a model folder lacks, or an index of anything but safetensors."""
+    """Raise ConfigError unless a model folder has its files: configuration, tokenizer and weights as safetensors.
+
+    The message names the first file that is missing. A folder with an adapter is refused, as by `check_no_adapter`.
+    """
     check_no_adapter(str(folder))
     if _file_in(folder, CONFIG) is None:
-        _refuse_gguf_folder(str(folder), sorted(path.name for path in folder.glob(f"*{GGUF_SUFFIX}")), "/")
+        _refuse_gguf_folder(folder)
     _require(folder, CONFIG, "the model's configuration")
-    if all(_file_in(folder, name) is None for name in TOKENIZER_SOURCES):
+    if not _has_any(folder, TOKENIZER_SOURCES):
         _require(folder, TOKENIZER_JSON, "the tokenizer as the tokenizers library writes it")
     if weight_map(str(folder)) is None:
         _require(folder, SAFE[0], "the weights; other formats are not loaded")
 
 
+def _has_any(folder: Path, names: Iterable[str]) -> bool:
+    return any(_file_in(folder, name) is not None for name in names)
+
+
 def check_no_adapter(model: str) -> None:
-    """Raise ConfigError for a folder or hub id with an adapter, alone or beside weights: it would not be applied."""
+    """Raise ConfigError for a folder or hub id with an adapter, alone or beside weights: adapters are not applied."""
     adapter = read_model_json(model, ADAPTER)
     if adapter is None:
         return
@@ -62,19 +70,22 @@ def _require(folder: Path, name: str, what: str) -> None:
         raise ConfigError(f"{folder} has no {name} ({what})", param="model")
 
 
-def _refuse_gguf_folder(model: str, files: list[str], joint: str) -> None:
-    """Raise ConfigError, naming a file, where what should be a model's folder holds GGUF files. joint: before it."""
-    if files:
-        others = f"; of {len(files)} such files name one" if len(files) > 1 else ""
-        raise ConfigError(
-            f"{model} has no {CONFIG} and holds GGUF: name the file, {model}{joint}{files[0]}{others}", param="model"
-        )
+def _refuse_gguf_folder(folder: Path) -> None:
+    files = sorted(path.name for path in folder.glob(f"*{GGUF_SUFFIX}"))
+    if not files:
+        return
+    name_one = ""
+    if len(files) > 1:
+        name_one = f"; of {len(files)} such files name one"
+    raise ConfigError(
+        f"{folder} has no {CONFIG} and holds GGUF: name the file, {folder}/{files[0]}{name_one}", param="model"
+    )
 
 
 def weight_map(model: str) -> dict[str, Path] | None:
-    """Return the safetensors file of each tensor that the index of a folder or hub id names; None without an index.
+    """Return the safetensors file of each tensor by the index of a folder or hub id; None where it has no index.
 
-    Raises ConfigError for an index that names anything else, before any of it is opened.
+    Raises ConfigError for an index that names other formats or missing files. No file of weights is opened.
     """
     index = model_file(model, INDEX)
     if index is None:
@@ -84,9 +95,11 @@ def weight_map(model: str) -> dict[str, Path] | None:
     for shard in sorted(set(shards.values())):
         path = model_file(model, shard)
         if path is None:
-            whole = "" if model_file(model, SAFE[0]) is None else f"; where {SAFE[0]} has all weights, delete {INDEX}"
+            remedy = ""
+            if model_file(model, SAFE[0]) is not None:
+                remedy = f"; where {SAFE[0]} has all weights, delete {INDEX}"
             raise ConfigError(
-                f"{model} has no {shard} (a part of the weights that the index names){whole}", param="model"
+                f"{model} has no {shard} (a part of the weights that the index names){remedy}", param="model"
             )
         paths[shard] = path
     if SAFE[0] not in paths and model_file(model, SAFE[0]) is not None:  # transformers would read that one instead
@@ -98,28 +111,43 @@ def weight_map(model: str) -> dict[str, Path] | None:
 
 
 def config_name(model: str) -> str:
-    """Return what an error calls the file that describes the network."""
-    return f"the header of {model}" if is_gguf(model) else f"the {CONFIG} of {model}"
+    """Return the name that errors give the file with the configuration: "the config.json of MODEL"."""
+    if is_gguf(model):
+        return f"the header of {model}"
+    return f"the {CONFIG} of {model}"
 
 
 def read_model_json(model: str, name: str) -> dict[str, Any] | None:
-    """Return the object in a file of a folder or hub id; None where there is no such file. Raises ConfigError."""
+    """Return the JSON object in the file `name` of a folder or hub id; None where it has no such file.
+
+    Raises ConfigError for a file that is too large or is no JSON object, and as `model_file` does.
+    """
     path = model_file(model, name)
-    return None if path is None else parse_object(read_file(path), str(path))
+    if path is None:
+        return None
+    return parse_object(read_file(path), str(path))
 
 
 def model_file(model: str, name: str) -> Path | None:
-    """Return a file of a folder or, as a local copy, of a hub id; None where there is none, and for GGUF, which holds
-    all in one. Raises ConfigError, also for a link that leads out of the folder.
+    """Return the path of the file `name` of a folder or of a hub id, whose file is fetched.
+
+    Returns None where there is no such file, and for GGUF, which holds everything in one file.
+
+    Raises ConfigError for a link that leads out of the folder, and for a hub id of which nothing can be fetched.
     """
     if is_gguf(model):
         return None
     folder = local_path(model)
-    return _hub_file(model, name) if folder is None else _file_in(folder, name)
+    if folder is None:
+        return _hub_file(model, name)
+    return _file_in(folder, name)
 
 
 def gguf_path(model: str) -> Path | None:
-    """Return the GGUF file that the setting names, of a hub its local copy; None for others. Raises ConfigError."""
+    """Return the path of the GGUF file that the setting `model` names, fetched from the hub where it is not local.
+
+    Returns None for a folder or a hub id of a repository. Raises ConfigError where there is no such file.
+    """
     if not is_gguf(model):
         return None
     path = local_path(model)
@@ -145,12 +173,9 @@ def _file_in(folder: Path, name: str) -> Path | None:
 
 
 def _check_inside(path: Path, folder: Path) -> None:
-    """Raise ConfigError for a link that leads out of the model's folder; a snapshot in a hub's cache has its contents
-    in the same repository's blobs.
-    """
     folder = folder.resolve()
     if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
-        folder = folder.parents[1]
+        folder = folder.parents[1]  # a snapshot in the hub's cache links to the same repository's blobs
     if not path.resolve().is_relative_to(folder):
         raise ConfigError(
             f"{path} is a link that leads out of its folder, to {path.resolve()}; copy the file there if it is meant",
@@ -159,7 +184,7 @@ def _check_inside(path: Path, folder: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file that is read whole. Raises ConfigError for one that is too large."""
+    """Return the content of a file. Raises ConfigError for one that cannot be read or is larger than MAX_BYTES."""
     limit = MAX_BYTES.get(path.name, MAX_OTHER_BYTES)
     try:
         with path.open("rb") as file:
@@ -171,9 +196,20 @@ def read_file(path: Path) -> bytes:
     return data
 
 
+def read_optional(model: str, name: str) -> bytes:
+    """Return the content of the file `name` of a folder or hub id; empty where it has no such file.
+
+    Raises ConfigError as `model_file` and `read_file` do.
+    """
+    path = model_file(model, name)
+    if path is None:
+        return b""
+    return read_file(path)
+
+
 def _hub_file(model: str, name: str) -> Path | None:
-    """Return the file's local copy, or None when the repository has no such file, nor the hub's cache while the hub is
-    out of reach. Raises ConfigError when nothing of the repository was fetched before, which its config.json shows.
+    """Return the local copy; None where the repository has no such file, and where the hub is out of reach and its
+    cache has none. Without a cached config.json, nothing was fetched before: then ConfigError is raised.
     """
     from huggingface_hub import hf_hub_download  # here, since a local folder needs no network library
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -195,13 +231,15 @@ def _hub_file(model: str, name: str) -> Path | None:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, cut where it quotes too much of a file."""
+    """Return the first line of an error's text, at most MAX_QUOTED bytes."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return bound_text(line, MAX_QUOTED)
 
 
 def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
-    """Return what to say of a configuration that transformers raised an error for. name: of its file."""
-    shown = config_name(model) if name == CONFIG else f"the {name} of {model}"
+    """Return the ConfigError for a configuration that transformers raised `error` for. name: of its file."""
+    shown = f"the {name} of {model}"
+    if name == CONFIG:
+        shown = config_name(model)
     why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
     return ConfigError(f"transformers cannot use {shown} ({why}); correct it", param="model")

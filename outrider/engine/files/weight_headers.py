@@ -1,7 +1,8 @@
-"""Compare what config.json says with the headers of the safetensors files, before a network of that size is built.
+"""Compare the sizes in a configuration with the headers of the weight files, before a network of that size is built.
 
-Both come from whoever made the folder. Weights take room on a disk, and numbers in a configuration take none: so what a
-build takes may not be much more than what the files hold. Called by the loader, by `outrider doctor` and by the heads'.
+A folder may come from anybody. Large weights need a large file, but a large number in config.json needs none: so a
+network is built only where its size is in proportion to its files. Called by the loaders of models and heads and by
+`outrider doctor`.
 """
 
 from __future__ import annotations
@@ -28,50 +29,55 @@ from outrider.wire.peer_text import bound_text
 T = TypeVar("T")
 
 AGAIN = "get the file again (where it is a pointer of Git LFS: git lfs pull)"
+"""Remedy in errors for a damaged file."""
 COUNTS = ("layer", "layers", "expert", "experts", "head", "heads", "labels", "blocks", "stages", "attention_types")
+"""Ends of names in config.json whose value is a number of modules to build."""
 GGUF_COUNTS = ("block_count", "expert_count", "head_count")
-"""Ends of names in config.json, and in GGUF files, whose numbers say how often something is built."""
+"""Ends of keys in GGUF files whose value is a number of modules to build."""
 MAX_COUNT = 1 << 16
-"""Of one of these: an order of magnitude above the labels of ImageNet-21k, the largest that is published."""
+"""Largest value of a count. The largest published is the 21,841 labels of ImageNet-21k."""
 MODULES_PER_TENSOR = 32
-"""Modules of a network to a tensor of its files. Llamas have 1.6; those whose experts are modules of their own and one
-tensor in the file, the most."""
+"""Most modules of a network for each tensor of its files. Llamas have 1.6; the most have networks whose experts are
+modules and lie in one tensor."""
 MIN_MODULES = 4096
-"""Modules that may always be built, in a second at most."""
+"""Number of modules that is always allowed; they are built within a second."""
 PARAMETERS_PER_ELEMENT = 2
-"""Numbers of a network to a number in its files: 2 where embedding and head are one tensor there."""
+"""Most parameters of a network for each number in its files: 2 where embedding and projection are one tensor there."""
 MIN_PARAMETERS = 1 << 26
-"""Numbers that may always be built: 256 MiB in float32."""
+"""Number of parameters that is always allowed: 256 MiB in float32."""
 COMPLEX = ("C64", "C128")
+"""Dtypes of safetensors that are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """A tensor of a safetensors file as its header has it."""
+    """Header of one tensor in a file of weights."""
 
     shape: tuple[int, ...]
     dtype: str
+    """As safetensors names it; for GGUF the number of its type."""
     path: Path
+    """The file that holds the tensor."""
 
     @property
     def num_elements(self) -> int:
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
 
 def read_headers(model: str) -> dict[str, TensorHeader]:
-    """Return the headers of all weights of a folder, GGUF file or hub id; empty where there are none.
+    """Return the headers of all weights of a folder, GGUF file or hub id by name; empty where there are none.
 
-    Raises ConfigError for a damaged file, a wrong index, and for complex numbers, of which torch would take the real
-    part.
+    Raises ConfigError for a damaged file, a wrong index, and complex weights, of which torch would keep the real part.
     """
     headers = {}
     gguf = gguf_path(model)
     if gguf is not None:
-        return {
-            name: TensorHeader(each.shape, str(each.type_id), gguf) for name, each in read_header(gguf).tensors.items()
-        }
+        for name, tensor in read_header(gguf).tensors.items():
+            headers[name] = TensorHeader(tensor.shape, str(tensor.type_id), gguf)
+        return headers
     for path in weight_paths(model):
-        headers.update(read_safe(path, partial(_headers_of, path)))
+        headers.update(read_safe(path, partial(_parse_headers, path)))
     for name, header in headers.items():
         if header.dtype in COMPLEX:
             raise ConfigError(
@@ -83,7 +89,10 @@ def read_headers(model: str) -> dict[str, TensorHeader]:
 
 
 def weight_paths(model: str) -> list[Path]:
-    """Return the safetensors files with the weights, in order. Raises ConfigError for a wrong index."""
+    """Return the safetensors files with the weights, sorted by name; empty where there are none.
+
+    Raises ConfigError for a wrong index.
+    """
     mapped = weight_map(model)
     if mapped is not None:
         return sorted(set(mapped.values()))
@@ -94,7 +103,7 @@ def weight_paths(model: str) -> list[Path]:
     return []
 
 
-def _headers_of(path: Path, file: Any) -> dict[str, TensorHeader]:
+def _parse_headers(path: Path, file: Any) -> dict[str, TensorHeader]:
     headers = {}
     for name in file.keys():  # noqa: SIM118 (the file is no mapping)
         view = file.get_slice(name)
@@ -103,7 +112,7 @@ def _headers_of(path: Path, file: Any) -> dict[str, TensorHeader]:
 
 
 def read_safe(path: Path, read: Callable[[Any], T]) -> T:
-    """Return what `read` takes from an open safetensors file. Raises ConfigError for a damaged one."""
+    """Open a safetensors file, call `read` with it and return the result. Raises ConfigError for a damaged file."""
     try:
         with safe_open(path, framework="pt") as file:
             return read(file)
@@ -112,9 +121,11 @@ def read_safe(path: Path, read: Callable[[Any], T]) -> T:
 
 
 def check_counts(config: Mapping[str, Any], shown: str) -> None:
-    """Raise ConfigError for a count that nothing has, in config.json or in a GGUF file. shown: the file.
+    """Raise ConfigError for a count above MAX_COUNT anywhere in a configuration.
 
-    Called before transformers reads the file, which makes as many labels and types of layers as it says.
+    Call it before transformers reads the file: its classes build as many labels and layer types as the file states.
+
+    config: content of config.json, or the values of a GGUF file. shown: the file's name in the message.
     """
     pending: list[tuple[str, Any]] = [("", config)]
     while pending:
@@ -122,7 +133,7 @@ def check_counts(config: Mapping[str, Any], shown: str) -> None:
         if isinstance(value, dict):
             pending += value.items()
         elif isinstance(value, list):
-            pending += [(name, each) for each in value]
+            pending += [(name, element) for element in value]
         elif isinstance(value, int) and value > MAX_COUNT and name.endswith((*COUNTS, *GGUF_COUNTS)):
             raise ConfigError(
                 f"{bound_text(name)} in {shown} is {value}, and more than {MAX_COUNT} are never built; correct it",
@@ -132,9 +143,11 @@ def check_counts(config: Mapping[str, Any], shown: str) -> None:
 
 @contextmanager
 def bounded_build(shown: str, num_tensors: int) -> Iterator[None]:
-    """Build networks on the meta device, and raise ConfigError for one of far more modules than files have tensors.
+    """Build networks on the meta device within this context, with a limit on the number of their modules.
 
-    shown: whose configuration it is. num_tensors: in its files.
+    shown: the configuration's name in the message. num_tensors: number of tensors in the files.
+
+    Raises ConfigError when more are built than MIN_MODULES and MODULES_PER_TENSOR for each tensor.
     """
     limit = max(MIN_MODULES, MODULES_PER_TENSOR * num_tensors)
     num_built = 0
@@ -158,12 +171,28 @@ def bounded_build(shown: str, num_tensors: int) -> Iterator[None]:
 
 
 def check_sizes(model: str, network: nn.Module, headers: Mapping[str, TensorHeader], *, is_quantised: bool) -> None:
-    """Raise ConfigError unless the files hold a network of these sizes, by its names and by its numbers.
+    """Raise ConfigError unless the shapes of the network's tensors are those in the files, and its size in proportion.
 
-    network: on the meta device. is_quantised: whether the files hold other tensors than the network, of at least a bit
-    for a number.
+    network: on the meta device. headers: of the tensors in the files, by name.
+    is_quantised: whether the files hold quantised tensors, whose shapes are others than the network's.
     """
-    for name, tensor in () if is_quantised else network.state_dict(keep_vars=True).items():
+    parameters_per_element = PARAMETERS_PER_ELEMENT
+    if is_quantised:
+        parameters_per_element = 64  # an element of dtype I64 may hold 64 weights of one bit
+    else:
+        _check_shapes(model, network, headers)
+    num_built = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
+    num_stored = sum(header.num_elements for header in headers.values())
+    if num_built > max(MIN_PARAMETERS, parameters_per_element * num_stored):
+        raise ConfigError(
+            f"{config_name(model)} describes a network of {num_built} numbers, and its weights are {num_stored}; "
+            "correct it or get the files again",
+            param="model",
+        )
+
+
+def _check_shapes(model: str, network: nn.Module, headers: Mapping[str, TensorHeader]) -> None:
+    for name, tensor in network.state_dict(keep_vars=True).items():
         header = headers.get(name)
         if header is not None and header.shape != tuple(tensor.shape):
             raise ConfigError(
@@ -171,12 +200,3 @@ def check_sizes(model: str, network: nn.Module, headers: Mapping[str, TensorHead
                 f"{list(tensor.shape)}; correct it or get the file again",
                 param="model",
             )
-    num_built = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
-    per_element = 64 if is_quantised else PARAMETERS_PER_ELEMENT  # an I64 holds 64 of a bit
-    num_stored = sum(header.num_elements for header in headers.values())
-    if num_built > max(MIN_PARAMETERS, per_element * num_stored):
-        raise ConfigError(
-            f"{config_name(model)} describes a network of {num_built} numbers, and its weights are {num_stored}; "
-            "correct it or get the files again",
-            param="model",
-        )

@@ -19,9 +19,11 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import INDEX, SAFE, is_gguf
 
 EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight", ".word_embeddings.weight")
+"""Endings of the name of a target's embedding, matched against the name with a leading dot."""
 PROJECTIONS = (".lm_head.weight", ".embed_out.weight")
-"""Endings of names of a target's tensors, each matched against the name with a leading dot."""
+"""Endings of the name of a target's lm_head, matched likewise."""
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
+"""Names of files that may hold a head's weights as a pickle."""
 
 
 class Checkpoint:
@@ -43,9 +45,10 @@ class Checkpoint:
             check_counts(config, f"the {CONFIG} of {model}")
             self.config = config
         self._shards = {name: header.path for name, header in read_headers(model).items()}
-        pickles = () if self._shards else PICKLES
-        self.pickle = next((path for name in pickles if (path := model_file(model, name)) is not None), None)
+        self.pickle: Path | None = None
         """Path of the pickle that holds the weights, where no other file does; else None."""
+        if not self._shards:
+            self.pickle = _find_pickle(model)
 
     @property
     def is_wrapped(self) -> bool:
@@ -61,8 +64,10 @@ class Checkpoint:
 
     def part(self, name: str) -> dict[str, Any]:
         """Return the object under a name in the configuration; an empty dict where there is none."""
-        found = self.config.get(name)
-        return found if isinstance(found, dict) else {}
+        part = self.config.get(name)
+        if not isinstance(part, dict):
+            return {}
+        return part
 
     @property
     def names(self) -> frozenset[str]:
@@ -89,10 +94,10 @@ class Checkpoint:
             )
         try:
             _check_stored(self.pickle)
-            found = torch.load(self.pickle, map_location="cpu", weights_only=True)
-            if not isinstance(found, dict):
+            tensors = torch.load(self.pickle, map_location="cpu", weights_only=True)
+            if not isinstance(tensors, dict):
                 raise pickle.UnpicklingError
-            for name, tensor in found.items():
+            for name, tensor in tensors.items():
                 _check_tensor(name, tensor)
         except pickle.UnpicklingError as error:  # torch's own message advises to run the code
             raise ConfigError(
@@ -102,7 +107,15 @@ class Checkpoint:
             ) from error
         except Exception as error:  # a pickle's content decides which exception is raised
             raise ConfigError(f"cannot read {self.pickle}: {first_line(error)}; {AGAIN}", param="model") from error
-        return found
+        return tensors
+
+
+def _find_pickle(model: str) -> Path | None:
+    for name in PICKLES:
+        path = model_file(model, name)
+        if path is not None:
+            return path
+    return None
 
 
 def _check_stored(path: Path) -> None:

@@ -75,7 +75,9 @@ class DFlashHead(LlamaHead, BlockHead):
             layer = Qwen3DecoderLayer(self.config, index)
             layer.self_attn.sliding_window = window
             self.layers.append(layer)
-        self.markov_head = MarkovHead(facts) if facts.markov_rank else None
+        self.markov_head: MarkovHead | None = None
+        if facts.markov_rank:
+            self.markov_head = MarkovHead(facts)
 
     @property
     def block(self) -> BlockShape:
@@ -83,12 +85,16 @@ class DFlashHead(LlamaHead, BlockHead):
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         facts, block = self.facts, self.block
-        place, by = ("later", 1) if block.from_anchor else ("earlier", -1)
-        off_by_one = BlockShape(block.size + by, block.mask_id, not block.from_anchor)  # proposes as many tokens
-        found = [(f"reading one place {place}", replace(facts, block=off_by_one))]
+        place = "earlier"
+        size = block.size - 1
+        if block.from_anchor:
+            place = "later"
+            size = block.size + 1
+        off_by_one = BlockShape(size, block.mask_id, not block.from_anchor)  # proposes as many tokens
+        ways = [(f"reading one place {place}", replace(facts, block=off_by_one))]
         if facts.embedding_scale != 1:
-            found.append(("with unscaled embeddings", replace(facts, embedding_scale=1.0)))
-        return found
+            ways.append(("with unscaled embeddings", replace(facts, embedding_scale=1.0)))
+        return ways
 
     def fill(self, input_ids: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
         hidden = self.embed_tokens(input_ids) * self.facts.embedding_scale  # [1, T, d]
@@ -206,7 +212,6 @@ def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
     from_anchor = _flag(reader, {"sample_from_anchor": True, "dspark_bonus_anchor": False, "shift_label": True})
     if from_anchor is None:
         from_anchor = is_dspark
-    goes_through_module = "embed_tokens.weight" not in reader.tensors and not reader.files.is_wrapped  # as z-lab's do
     return DFlashConfig(
         **reader.llama_facts(layers, _taps(reader, num_layers, is_dspark=is_dspark)),
         windows=tuple(layer_limits(layers, index)[0] for index in range(num_layers)),
@@ -216,10 +221,16 @@ def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
             reader.number("mask_token_id", "dspark_noise_token_id", least=0, most=target.vocab_size - 1),
             from_anchor,
         ),
-        embedding_scale=target.embedding_scale if goes_through_module else 1.0,
+        embedding_scale=_embedding_scale(reader),
         markov_rank=markov_rank,
         markov_kind=markov_kind,
     )
+
+
+def _embedding_scale(reader: HeadReader) -> float:
+    if "embed_tokens.weight" in reader.tensors or reader.files.is_wrapped:
+        return 1.0
+    return reader.target.embedding_scale  # z-lab's heads embed with the target's module
 
 
 def _taps(reader: HeadReader, num_draft_layers: int, *, is_dspark: bool) -> tuple[int, ...]:

@@ -54,7 +54,9 @@ class Eagle3Head(LlamaHead, CarryHead):
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__(facts)
         self.config.attention_bias = facts.qkv_bias
-        layer_class: Any = Qwen3DecoderLayer if facts.qk_norms else LlamaDecoderLayer
+        layer_class: Any = LlamaDecoderLayer
+        if facts.qk_norms:
+            layer_class = Qwen3DecoderLayer
         self.layers = nn.ModuleList()
         for index in range(self.config.num_hidden_layers):
             layer = layer_class(self.config, index)
@@ -104,8 +106,9 @@ class Eagle3Head(LlamaHead, CarryHead):
     def joining_norms(self) -> tuple[nn.Module, nn.Module]:
         """Return the first layer's norms of embeddings and of features."""
         first: Any = self.layers[0]
-        norms = (first.input_layernorm, first.hidden_norm)
-        return norms[::-1] if self.facts.swaps_norms else norms
+        if self.facts.swaps_norms:
+            return first.hidden_norm, first.input_layernorm
+        return first.input_layernorm, first.hidden_norm
 
 
 def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:

@@ -6,16 +6,17 @@ A new head is a row here and a file with its network and its reader: docs/add-a-
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from outrider.engine.files.model_files import MAX_QUOTED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.config_keys import Keys
 from outrider.engine.heads.dflash import DFlashHead, read_dflash
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3, read_peagle
-from outrider.engine.heads.head_files import HeadFiles, Keys
+from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.joined import JoinedHead, has_mtp, num_mtp_layers, read_eagle1, read_mtp
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, HeadNetwork
@@ -71,7 +72,11 @@ class Family:
         """Return whether these are the names of the family's tensors."""
         if not self.tensors or self.lacks in names:
             return False
-        return all(any(re.fullmatch(pattern, name) for name in names) for pattern in self.tensors)
+        return all(_matches_any(pattern, names) for pattern in self.tensors)
+
+
+def _matches_any(pattern: str, names: Iterable[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for name in names)
 
 
 MODEL = Family(name="model", label="causal language models")
@@ -207,7 +212,9 @@ def _recognised(files: Checkpoint) -> Family:
         for row in FAMILIES:
             if row.holds(files.names):
                 return row
-    return PARD if PARD.matches(files) else MODEL
+    if PARD.matches(files):
+        return PARD
+    return MODEL
 
 
 def pard_block(files: Checkpoint) -> BlockShape:

@@ -17,6 +17,7 @@ class FeatureBuffer:
 
     @property
     def num_bytes(self) -> int:
+        """Size of all features in bytes."""
         return len(self._data)
 
     @property

@@ -16,6 +16,8 @@ from outrider.engine.attention.block_cache import layer_limits
 from outrider.engine.files.model_files import MAX_QUOTED, first_line
 from outrider.engine.files.weight_headers import bounded_build
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.config_keys import Keys
+from outrider.engine.heads.draft_vocabulary import target_ids
 from outrider.engine.heads.llama_head import llama_layers
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 from outrider.engine.heads.opening import DTYPES, OpeningMap
@@ -40,8 +42,6 @@ PADDED = {
     "markov_head.markov_w2.weight": "draft_vocab_size",
 }
 """Names of tensors that may have padding rows, with the field of `HeadFacts` that counts the rows without padding."""
-MAX_NUMBER = 1 << 31
-"""Largest whole number allowed in config.json for a key without its own bound: 2^31."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,48 +56,6 @@ class HeadFiles:
     """Projection of the target's hidden states, in the files' dtype."""
     undecided: tuple[str, ...] = ()
     """Names of boolean fields of `facts` that the files leave open. They have the likelier value."""
-
-
-class Keys:
-    """Reader of the keys of a config.json. Methods raise `ConfigError` for a value of another type, naming the key."""
-
-    def __init__(self, files: Checkpoint, *parts: str) -> None:
-        """Read the config of `files`. `parts`: names of objects in config.json that may hold the keys as well."""
-        self.files = files
-        self.config = files.config
-        self.refusal = files.refusal
-        self._places = [files.config, *(files.part(part) for part in parts)]
-
-    def get(self, *names: str) -> Any:
-        """Return the value of the key with one of these names; None without one. Raises `ConfigError` for two that
-        differ.
-        """
-        found = None
-        for name in names:
-            for place in self._places:
-                value = place.get(name)
-                if value is None:
-                    continue
-                if found is not None and value != found:
-                    both = f"is both {found} and {value}; leave one of them in config.json"
-                    raise self.refusal(both, of=" or ".join(names))
-                found = value
-        return found
-
-    def number(self, *names: str, least: int, most: int = MAX_NUMBER) -> int:
-        """Return the whole number, from `least` to `most`, of the key with one of these names."""
-        value = self.get(*names)
-        if type(value) is not int or not least <= value <= most:
-            what = f"is {value!r}, must be a whole number from {least} to {most}; correct its config.json"
-            found = [name for name in names if self.get(name) is not None]
-            raise self.refusal(what, of=" or ".join(found or names))
-        return value
-
-    def flag(self, name: str) -> bool | None:
-        value = self.get(name)
-        if value is not None and type(value) is not bool:
-            raise self.refusal(f"is {value!r}, must be true or false", of=name)
-        return value
 
 
 class HeadReader(Keys):
@@ -127,8 +85,8 @@ class HeadReader(Keys):
             if IGNORED.fullmatch(name):
                 unused.append(name)
                 continue
-            own = _own_name(name.removeprefix(prefix), names)
-            self.tensors[own] = self._read(name, is_map=own in MAPS)
+            network_name = _rename(name.removeprefix(prefix), names)
+            self.tensors[network_name] = self._read(name, is_map=network_name in MAPS)
         if unused:
             log.info("%s has %d tensors that are not used, such as %s", files.model, len(unused), unused[0])
 
@@ -152,7 +110,9 @@ class HeadReader(Keys):
         `has_windows`: whether layers may have a sliding window.
         """
         if raw is None:
-            raw = self.files.part("transformer_layer_config") if self.files.is_wrapped else self.config
+            raw = self.config
+            if self.files.is_wrapped:
+                raw = self.files.part("transformer_layer_config")
         if not raw:
             raise self.refusal("has no transformer_layer_config", of="config.json")
         fields = {"model_type": "llama", **raw, "architectures": None}
@@ -299,7 +259,10 @@ class HeadReader(Keys):
                     f"has no {name}, and the target's does not fit: it is {target.width} wide and the head "
                     f"{facts.width}"
                 )
-            tensors[name] = _rows(lend(), ids if name == "lm_head.weight" else None).to(dtype)
+            table = lend()
+            if name == "lm_head.weight":
+                table = _rows(table, ids)
+            tensors[name] = table.to(dtype)
         for name, count in PADDED.items():
             num_rows = getattr(facts, count)
             if name in tensors and len(tensors[name]) > num_rows:
@@ -325,66 +288,16 @@ class HeadReader(Keys):
             raise self.refusal(f"has {what}: {found}; correct its config.json or get the file again", of=of)
 
 
-def _own_name(name: str, names: Sequence[tuple[str, str]]) -> str:
-    for pattern, own in names:
-        renamed, num_found = re.subn(f"^{pattern}", own, name)
+def _rename(name: str, names: Sequence[tuple[str, str]]) -> str:
+    # midlayer.mlp.up_proj.weight by (r"midlayer\.", "layers.0."): layers.0.mlp.up_proj.weight
+    for pattern, replacement in names:
+        renamed, num_found = re.subn(f"^{pattern}", replacement, name)
         if num_found:
             return renamed
     return name
 
 
-def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
-    """Return the target ids [Vd] int64 of a head's lm_head rows, from its d2t and t2d.
-
-    d2t holds offsets: row i is the id i + d2t[i]. t2d is a mask over the target's ids. A head with a row for each id
-    needs neither.
-
-    Raises `ConfigError` where there is neither, or they disagree or do not fit.
-
-    Example: d2t [0, 0, 3] is the ids [0, 1, 5], and t2d is true at 0, 1 and 5.
-    """
-    maps = dict[str, Tensor]()
-    if num_rows == vocab_size:
-        maps["its lm_head"] = torch.arange(vocab_size)
-    if d2t is not None:
-        maps["d2t"] = torch.arange(len(d2t)) + d2t.to(torch.int64)
-    if t2d is not None:
-        maps["t2d"] = t2d.to(torch.bool).nonzero().flatten()
-    if not maps:
-        raise files.refusal(
-            f"has {num_rows} rows for a vocabulary of {vocab_size}, and neither d2t nor t2d says which; correct "
-            "draft_vocab_size of its config.json, or get the file again"
-        )
-    first, ids = next(iter(maps.items()))
-    for name, found in maps.items():
-        if num_rows == vocab_size:
-            found = found[:num_rows]  # without padding ids
-        if len(found) != num_rows:
-            raise files.refusal(
-                f"keeps {len(found)} ids, and there are {num_rows} rows of its lm_head; correct draft_vocab_size of "
-                "its config.json, or get the file again",
-                of=name,
-            )
-        check_ids(files, name, found, vocab_size)
-        if not torch.equal(found, ids):
-            raise files.refusal(
-                f"has a {name} that disagrees with {first}: d2t must hold offsets, so that row i is the id i + d2t[i], "
-                "in the order of t2d's ids"
-            )
-    return ids
-
-
-def check_ids(files: Checkpoint, name: str, ids: Tensor, vocab_size: int) -> None:
-    """Raise `ConfigError` for ids [Vd] that repeat or are outside the vocabulary."""
-    numbers, counts = ids.unique(return_counts=True)
-    wrong = numbers[(numbers < 0) | (numbers >= vocab_size) | (counts > 1)].tolist()
-    if wrong:
-        raise files.refusal(
-            f"leads to the id {wrong[0]}, an id twice or not of the target's, which end at {vocab_size - 1}; give the "
-            "target that it was made for, or get the file again",
-            of=name,
-        )
-
-
 def _rows(table: Tensor, ids: Tensor | None) -> Tensor:
-    return table if ids is None else table.index_select(0, ids)
+    if ids is None:
+        return table
+    return table.index_select(0, ids)

@@ -62,9 +62,9 @@ class HeadPath(PagedPath):
             return torch.empty(0, head.facts.vocab_size, device=head.device)
         plan = self._plan(rows)
         output = self.outputs(plan, features=features[None])
-        num_wanted = plan.logits_at.shape[0]
-        self.hidden = output.hidden[0, :num_wanted]
-        logits: Tensor = output.logits[0, :num_wanted]
+        num_logits = plan.logits_at.shape[0]
+        self.hidden = output.hidden[0, :num_logits]  # [N, d]
+        logits: Tensor = output.logits[0, :num_logits]  # [N, V] float32
         return logits
 
     def _read(self, head: BlockHead, rows: Sequence[Row], features: Tensor) -> None:
@@ -104,11 +104,12 @@ class FusedHeadPath(FusedPath):
         none = torch.empty(0, head.facts.width)
         read = torch.cat([none, *(features_of(row, head).float() for row in rows)])  # [T, d]
         logits = self._run(rows, read)  # [N, Vd]
-        end, wanted = 0, [none]
+        end = 0
+        hidden = [none]
         for row in rows:
             end += row.num_new
-            wanted.append(self.features[end - row.num_logits : end, 0])
-        self.hidden = torch.cat(wanted).to(head.dtype)
+            hidden.append(self.features[end - row.num_logits : end, 0])  # [num_logits, d]
+        self.hidden = torch.cat(hidden).to(head.dtype)  # [N, d]
         return head.spread(logits)
 
     def _follow(self) -> None:

@@ -51,9 +51,11 @@ SPECULATORS_NAMES = (
 )
 """Names of speculators' layout."""
 MTP = "the MTP head"
+"""Subject of errors about its tensors."""
 AROUND = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "lm_head.weight")
 """Names of an MTP head's tensors that are not of its layers' class."""
 JOINING = (*AROUND, "norm.weight", "embed_tokens.weight")
+"""Names of an MTP head's tensors outside of its layers."""
 _FIRST = re.compile(r"(.*\.)?layers\.(\d+)\.eh_proj\.weight")
 _EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
 
@@ -92,7 +94,9 @@ class JoinedHead(CarryHead):
         self.eh_proj = nn.Linear(2 * facts.width, facts.width, bias=facts.join_bias)
         self.lm_head = nn.Linear(facts.width, facts.vocab_size, bias=False)
         if facts.joins_normed:
-            self.enorm, self.hnorm, self.norm = (norm_class(facts.width, eps=config.rms_norm_eps) for _ in range(3))
+            self.enorm = norm_class(facts.width, eps=config.rms_norm_eps)
+            self.hnorm = norm_class(facts.width, eps=config.rms_norm_eps)
+            self.norm = norm_class(facts.width, eps=config.rms_norm_eps)
         else:
             self.enorm = self.hnorm = self.norm = self.model.layers[0].input_layernorm = nn.Identity()
 
@@ -104,7 +108,9 @@ class JoinedHead(CarryHead):
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         embedded = self.embed_tokens(input_ids)  # [1, T, d]
-        enorm, hnorm = (self.hnorm, self.enorm) if self.facts.swaps_norms else (self.enorm, self.hnorm)
+        enorm, hnorm = self.enorm, self.hnorm
+        if self.facts.swaps_norms:
+            enorm, hnorm = hnorm, enorm
         parts = [enorm(embedded), hnorm(features.to(embedded.dtype))]
         if self.facts.is_exchanged:
             parts.reverse()
@@ -157,7 +163,9 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises `ConfigError` as `read_eagle1` does.
     """
-    layers, carries_normed, undecided = deepcopy(target.config.get_text_config(decoder=True)), True, ()
+    layers = deepcopy(target.config.get_text_config(decoder=True))
+    carries_normed = True
+    undecided: tuple[str, ...] = ()
     if files.is_wrapped:
         reader = HeadReader(files, target, SPECULATORS_NAMES)
         layers = reader.layers()
@@ -165,8 +173,10 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         reader = HeadReader(files, target, QWEN_NAMES, prefix="mtp.")
     else:
         reader = HeadReader(files, target, DEEPSEEK_NAMES, prefix=_prefix(files, target.num_layers))
-        carries_normed, undecided = layers.model_type.startswith("glm"), ("carries_normed",)
-    _one_layer(layers, is_sparse=any(name.startswith("layers.0.mlp.experts.") for name in reader.tensors))
+        carries_normed = layers.model_type.startswith("glm")
+        undecided = ("carries_normed",)
+    has_experts = any(name.startswith("layers.0.mlp.experts.") for name in reader.tensors)
+    _one_layer(layers, is_sparse=has_experts)
     facts = _facts(reader, layers, joins_normed=True, carries_normed=carries_normed)
     reader.fill_from_target(facts)
     _convert_layer(reader, layers)
@@ -195,14 +205,17 @@ def _prefix(files: Checkpoint, num_layers: int) -> str:
 
 
 def _one_layer(layers: PreTrainedConfig, *, is_sparse: bool) -> None:
+    # change the target's configuration to that of one layer, the head's
     layers.num_hidden_layers = 1
     types = getattr(layers, "layer_types", None)
     if types is not None:
-        layers.layer_types = ["indexed_attention" if "indexed_attention" in types else "full_attention"]
+        layers.layer_types = ["full_attention"]
+        if "indexed_attention" in types:
+            layers.layer_types = ["indexed_attention"]
     if getattr(layers, "mlp_layer_types", None) is not None:
         layers.mlp_layer_types = ["sparse" if is_sparse else "dense"]
     if hasattr(layers, "first_k_dense_replace"):
-        layers.first_k_dense_replace = 0 if is_sparse else 1
+        layers.first_k_dense_replace = int(not is_sparse)
 
 
 def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
@@ -211,15 +224,17 @@ def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
     The layer's tensors become those of transformers' class, which concatenates the experts of a checkpoint.
     """
     model_class: Any = MODEL_MAPPING[type(layers)]
-    given = {name: tensor for name, tensor in reader.tensors.items() if name not in AROUND}
-    reader.refuse("not all tensors", _missing_experts(given), of=MTP)
+    layer_tensors = dict(reader.tensors)
+    for name in AROUND:
+        layer_tensors.pop(name, None)
+    reader.refuse("not all tensors", _missing_experts(layer_tensors), of=MTP)
     transformers.utils.logging.disable_progress_bar()
     try:
         model, info = model_class.from_pretrained(
             None,
             config=deepcopy(layers),
-            state_dict=given,
-            dtype=next(iter(given.values())).dtype,
+            state_dict=layer_tensors,
+            dtype=next(iter(layer_tensors.values())).dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
@@ -230,17 +245,23 @@ def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
     reader.refuse("not all tensors", info["missing_keys"], of=MTP)
     mismatched = [name for name, *_ in info["mismatched_keys"]]
     reader.refuse("tensors of another shape than by its config.json", mismatched, of=MTP)
-    reader.tensors = {name: tensor for name, tensor in reader.tensors.items() if name in JOINING}
+    for name in reader.tensors.keys() - set(JOINING):
+        del reader.tensors[name]
     for name, tensor in model.layers.state_dict().items():
         reader.tensors[f"model.layers.{name}"] = tensor
 
 
 def _missing_experts(names: Iterable[str]) -> list[str]:
     """Return the names of tensors that some experts lack and others have: transformers does not report these."""
-    found = dict[str, set[str]]()
+    # experts.0.up, experts.0.down, experts.1.up: [experts.1.down]
+    parts_of = dict[str, set[str]]()
     for name in names:
         match = _EXPERT.fullmatch(name)
         if match is not None:
-            found.setdefault(match[1], set()).add(match[2])
-    parts = set[str]().union(*found.values())
-    return [f"experts.{expert}.{part}" for expert, own in found.items() for part in parts - own]
+            parts_of.setdefault(match[1], set()).add(match[2])
+    all_parts = set[str]().union(*parts_of.values())
+    missing = list[str]()
+    for expert, parts in parts_of.items():
+        for part in all_parts - parts:
+            missing.append(f"experts.{expert}.{part}")
+    return missing

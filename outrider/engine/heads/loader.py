@@ -1,4 +1,4 @@
-"""Load a head from its files, taking what they leave out from its target's. Called by the workers.
+"""Load a head from its files, and from its target's what they leave out. Called by the draft worker.
 
 Like a model, a head is self-tested at load: on the KV cache, with chains and trees, against itself without a cache.
 """
@@ -24,8 +24,9 @@ from outrider.engine.heads.network import HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.attention_choice import check_cache, pack, tree_refusal
-from outrider.engine.loading.loader import check_class, resolve_device, size_cache
-from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
+from outrider.engine.loading.cache_size import size_cache
+from outrider.engine.loading.loader import check_class, resolve_device
+from outrider.engine.loading.self_test import NUM_BLOCKS, ReferenceLogits
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.quantization.packed_linear import pack_linears
@@ -42,10 +43,17 @@ EXACT = re.compile(r"\.e_score_correction_bias$")
 TEST_CONTEXT = 64
 """Maximum length of a sequence of the self-test, in tokens, without a block after it."""
 AnyHeadPath = HeadPath | FusedHeadPath
+
+
+def _create_paged(network: HeadNetwork, _facts: ModelFacts) -> HeadPath:
+    return HeadPath(network)
+
+
 PATHS: Mapping[str, Callable[[HeadNetwork, ModelFacts], AnyHeadPath]] = {
     "fused": FusedHeadPath,
-    "paged": lambda network, facts: HeadPath(network),
+    "paged": _create_paged,
 }
+"""Constructors of heads' attention paths by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,7 @@ def load_head(config: WorkerConfig, target: str, family: Family, allow_pickle: b
     check_class(files.config)
     read = family.read(Checkpoint(config.model, allow_pickle), files)
     with memory.fits(config.model, device):
-        network = family.network.of(read.facts, _placed(read.tensors, device, config.dtype))
+        network = family.network.of(read.facts, _move(read.tensors, device, config.dtype))
         facts = ModelFacts(
             model_id=full_name(config.model),
             vocab_size=files.vocab_size,
@@ -118,14 +126,14 @@ def dtype_of(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) ->
     return found
 
 
-def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> dict[str, Tensor]:
-    placed_dtype = dtype_of(tensors, device, dtype)
-    placed = dict[str, Tensor]()
+def _move(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> dict[str, Tensor]:
+    head_dtype = dtype_of(tensors, device, dtype)
+    moved = dict[str, Tensor]()
     for name, tensor in tensors.items():
-        placed[name] = tensor.to(device)
+        moved[name] = tensor.to(device)
         if tensor.is_floating_point() and not EXACT.search(name):
-            placed[name] = tensor.to(device, placed_dtype)
-    return placed
+            moved[name] = tensor.to(device, head_dtype)
+    return moved
 
 
 def _load_runner(network: HeadNetwork, facts: ModelFacts, family: Family, config: WorkerConfig) -> ModelRunner:
@@ -143,20 +151,25 @@ def _load_runner(network: HeadNetwork, facts: ModelFacts, family: Family, config
     return runner
 
 
-def _choose_path(network: HeadNetwork, facts: ModelFacts, family: Family, wanted: str) -> AnyHeadPath:
+def _choose_path(network: HeadNetwork, facts: ModelFacts, family: Family, setting: str) -> AnyHeadPath:
+    names = family.paths
+    if setting in PATHS:
+        names = (setting,)
     refusals = list[str]()
-    for name in (wanted,) if wanted in PATHS else family.paths:
+    for name in names:
         try:
             if name not in family.paths:
                 raise PathUnavailable(f"is not made for {family.label}; leave attention_path at auto")
             path = PATHS[name](network, facts)
-            runner, truth = _tested(network, path, facts)
+            runner, reference = _create_tested_runner(network, path, facts)
         except PathUnavailable as reason:
             refusals.append(f"{name}: {reason}")
             continue
         if name == "paged" and network.device.type == "cpu":
-            pack(network, runner, truth)
-        others = f"; not {refusals[0]}" if refusals else ""
+            pack(network, runner, reference)
+        others = ""
+        if refusals:
+            others = f"; not {refusals[0]}"
         log.info("%s takes the path %s%s", facts.model_id, name, others)
         return path
     raise ConfigError(
@@ -164,18 +177,19 @@ def _choose_path(network: HeadNetwork, facts: ModelFacts, family: Family, wanted
     )
 
 
-def _tested(network: HeadNetwork, path: AnyHeadPath, facts: ModelFacts) -> tuple[ModelRunner, Remembered]:
-    """Return the runner that passed the self-test and the logits to compare with. Raises `PathUnavailable`."""
+def _create_tested_runner(
+    network: HeadNetwork, path: AnyHeadPath, facts: ModelFacts
+) -> tuple[ModelRunner, ReferenceLogits]:
     if not network.lag and network.block is not None:
         facts = replace(facts, context_limit=max(facts.context_limit, TEST_CONTEXT + network.block.size))
     runner = _TestRunner(path, facts, KVPool(2 * NUM_BLOCKS, path.block_size), network.device)
-    truth = Remembered(_Uncached(network))
-    check_cache(runner, truth)
+    reference = ReferenceLogits(_Uncached(network))
+    check_cache(runner, reference)
     if network.lag:
-        refusal = tree_refusal(runner, truth)
+        refusal = tree_refusal(runner, reference)
         if refusal is not None:
             raise PathUnavailable(f"token trees: {refusal}")
-    return runner, truth
+    return runner, reference
 
 
 def _test_features(network: HeadNetwork, token_ids: Sequence[int]) -> Tensor:
@@ -190,7 +204,7 @@ def _test_block(network: HeadNetwork, num_tokens: int) -> list[int]:
 
 
 class _TestRunner(ModelRunner):
-    """Adds features to the rows of the self-test, which have ids alone.
+    """Runner that adds features to the rows of the self-test, which have ids alone.
 
     In a block head, a text's tokens have no logits. In their place are the concatenated logits of a block after the
     text, the same for each token.
@@ -219,8 +233,12 @@ class _Uncached(UncachedModel):
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
-        network, num_tokens = self._model, len(token_ids)
-        ids = list(token_ids) if network.lag else _test_block(network, num_tokens)
+        network = self._model
+        ids = list(token_ids)
+        if not network.lag:
+            ids = _test_block(network, len(token_ids))
         output = network(torch.tensor([ids], device=network.device), _test_features(network, token_ids)[None])
-        logits = network.mapped(output.logits[0]).float()
-        return logits if network.lag else logits.view(1, -1).expand(num_tokens, -1)
+        logits = network.mapped(output.logits[0]).float()  # [T, Vd], or [B, Vd] of a block
+        if network.lag:
+            return logits
+        return logits.view(1, -1).expand(len(token_ids), -1)  # [T, B * Vd]

@@ -16,7 +16,8 @@ from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.head_files import HeadFiles, HeadReader, check_ids
+from outrider.engine.heads.draft_vocabulary import check_ids
+from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.host_copy import to_device
@@ -56,11 +57,13 @@ class MedusaHeads(HeadNetwork):
 
     def __init__(self, facts: MedusaConfig) -> None:
         super().__init__(PreTrainedConfig(), facts)
-        self.blocks = nn.ModuleList(_Block(facts) for _ in range(facts.num_heads))
+        self.blocks = nn.ModuleList()
+        for _ in range(facts.num_heads):
+            self.blocks.append(_Block(facts))
         num_projections = 1 if facts.shares_projection else facts.num_heads
-        self.lm_heads = nn.ModuleList(
-            nn.Linear(facts.width, facts.draft_vocab_size, bias=False) for _ in range(num_projections)
-        )
+        self.lm_heads = nn.ModuleList()
+        for _ in range(num_projections):
+            self.lm_heads.append(nn.Linear(facts.width, facts.draft_vocab_size, bias=False))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., num_heads, V] float32 for hidden states [..., dt], of any device and dtype."""
@@ -84,9 +87,9 @@ class _Block(nn.Module):
 
     def __init__(self, facts: MedusaConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Linear(facts.width, facts.width, bias=facts.has_bias) for _ in range(facts.num_layers)
-        )
+        self.layers = nn.ModuleList()
+        for _ in range(facts.num_layers):
+            self.layers.append(nn.Linear(facts.width, facts.width, bias=facts.has_bias))
 
     def forward(self, hidden: Tensor) -> Tensor:
         for layer in self.layers:
@@ -99,8 +102,7 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises `ConfigError` for what is missing, unknown or does not fit, naming it.
     """
-    prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in files.names)), "")
-    reader = HeadReader(files, target, NAMES, prefix=prefix)
+    reader = HeadReader(files, target, NAMES, prefix=_find_prefix(files.names))
     tensors, vocab_size = reader.tensors, target.vocab_size
     num_heads = _count(tensors, r"(?:blocks|lm_heads)\.(\d+)\.")
     num_layers = _count(tensors, r"blocks\.\d+\.layers\.(\d+)\.")
@@ -112,10 +114,14 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         check_ids(files, "token_map", token_map, vocab_size)
     is_shared = bool(files.config.get("original_lm_head"))
     if "lm_head.weight" in tensors:
-        tensors["lm_heads.0.weight"], is_shared = tensors.pop("lm_head.weight"), True
+        tensors["lm_heads.0.weight"] = tensors.pop("lm_head.weight")
+        is_shared = True
     if not any(name.startswith("lm_heads.") for name in tensors):
-        tensors["lm_heads.0.weight"], is_shared = target.projection().to(next(iter(tensors.values())).dtype), True
-    draft_vocab_size = vocab_size if token_map is None else len(token_map)
+        tensors["lm_heads.0.weight"] = target.projection().to(next(iter(tensors.values())).dtype)
+        is_shared = True
+    draft_vocab_size = vocab_size
+    if token_map is not None:
+        draft_vocab_size = len(token_map)
     for name, tensor in tensors.items():
         if not name.startswith("lm_heads."):
             continue
@@ -135,6 +141,13 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     )
     reader.check_tensors(facts, MedusaHeads)
     return HeadFiles(facts, tensors, OpeningMap.identity(target.width))
+
+
+def _find_prefix(names: Iterable[str]) -> str:
+    for prefix in PREFIXES:
+        if any(name.startswith(prefix) for name in names):
+            return prefix
+    return ""
 
 
 def _count(names: Iterable[str], pattern: str) -> int:

@@ -77,7 +77,9 @@ class BlockShape:
     @property
     def num_drafts(self) -> int:
         """Number of tokens that a block proposes after the anchor."""
-        return self.size if self.from_anchor else self.size - 1
+        if self.from_anchor:
+            return self.size
+        return self.size - 1
 
     def token_ids(self, anchor: int, max_tokens: int) -> list[int]:
         """Return the token ids of a block, cut to `max_tokens`, which must be at least 1.
@@ -105,8 +107,10 @@ class HeadNetwork(PreTrainedModel):
     def __init__(self, config: PreTrainedConfig, facts: Any) -> None:
         super().__init__(config)
         self.facts = facts
-        is_reduced = facts.draft_vocab_size != facts.vocab_size
-        self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
+        draft_ids = None
+        if facts.draft_vocab_size != facts.vocab_size:
+            draft_ids = torch.arange(facts.draft_vocab_size)
+        self.register_buffer("draft_ids", draft_ids)
 
     @classmethod
     def of(cls: type[H], facts: Any, tensors: Mapping[str, Tensor]) -> H:
@@ -148,11 +152,15 @@ class HeadNetwork(PreTrainedModel):
         the last; 0 for all.
         """
         if position_ids is None:
-            num_before = 0 if self.lag else features.shape[1]
-            position_ids = torch.arange(num_before + input_ids.shape[1], device=input_ids.device)[None]
-        hidden = self.run(input_ids, features, position_ids, past_key_values)
-        wanted = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden = hidden[:, wanted]  # [1, N, d]
+            num_positions = input_ids.shape[1]
+            if not self.lag:
+                num_positions += features.shape[1]
+            position_ids = torch.arange(num_positions, device=input_ids.device)[None]
+        hidden = self.run(input_ids, features, position_ids, past_key_values)  # [1, T, d]
+        if isinstance(logits_to_keep, int):
+            hidden = hidden[:, -logits_to_keep:]  # [1, N, d]
+        else:
+            hidden = hidden[:, logits_to_keep]
         normed = self.norm(hidden)
         logits = self.lm_head(normed if self.facts.reads_normed else hidden)  # [1, N, Vd]
         return HeadOutput(self.spread(logits), normed if self.facts.carries_normed else hidden)
@@ -190,8 +198,10 @@ class HeadNetwork(PreTrainedModel):
         return whole.index_copy_(-1, self.draft_ids, logits)
 
     def mapped(self, logits: Tensor) -> Tensor:
-        """Return the columns [..., Vd] that the head has rows for: beside `UNMAPPED` a difference would be lost."""
-        return logits if self.draft_ids is None else logits.index_select(-1, self.draft_ids)
+        """Return the columns [..., Vd] of logits [..., V] for which the head has rows: without `UNMAPPED` ones."""
+        if self.draft_ids is None:
+            return logits
+        return logits.index_select(-1, self.draft_ids)
 
 
 class CarryHead(HeadNetwork):
@@ -201,16 +211,20 @@ class CarryHead(HeadNetwork):
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
         assert runner is not None, "it has a cache"
-        ids, num = list(token_ids[1:]), len(token_ids) - 1
+        ids = list(token_ids[1:])
+        num = len(ids)
         table = runner.pool.new_table()
         try:
-            logits = runner.forward([Row(table, ids, 0, num, (), features=features[:-1])])
+            logits = runner.forward([Row(table, ids, 0, num, (), features=features[:-1])])  # [num, V] float32
             if ahead == 2:
-                block, path = self.block, runner.path
-                next_ids, next_features = ids[1:], path.hidden[:-1]  # type: ignore[attr-defined]  # a head's path
+                block = self.block
+                next_ids = ids[1:]
+                next_features = runner.path.hidden[:-1]  # type: ignore[attr-defined]  # a head's path; [num - 1, d]
                 if block is not None:
                     assert block.feature is not None, "its masks have features"
-                    next_ids, next_features = [block.mask_id] * (num - 1), block.feature.expand(num - 1, -1)
+                    next_ids = [block.mask_id] * (num - 1)
+                    next_features = block.feature.expand(num - 1, -1)
+                # num = 3: [-1, 0, 1, 0, 1]: a chain of three, and a child of each token but the last
                 parents = [*range(-1, num - 1), *range(num - 1)]
                 logits = runner.forward([Row(table, next_ids, num, num - 1, ids, parents, next_features)])
             return logits
@@ -258,16 +272,17 @@ class BlockHead(HeadNetwork):
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
         """Return the logits [P, V] as every head does. Each block's anchor is the last token of the previous one."""
-        block, found = self.block, list[Tensor]()
-        features = to_device(features, self.device)[None]
+        block = self.block
+        features = to_device(features, self.device)[None]  # [1, T, d]
         first = 0 if block.from_anchor else 1
+        logits = list[Tensor]()
         for anchor in range(1, len(token_ids) - 1, block.num_drafts):
-            ids = torch.tensor([block.token_ids(token_ids[anchor], block.size)], device=self.device)
+            ids = torch.tensor([block.token_ids(token_ids[anchor], block.size)], device=self.device)  # [1, B] int64
             output = self(ids, features[:, :anchor])
-            before = token_ids[anchor:-1][: block.num_drafts]
-            scored = slice(first, first + len(before))
-            found.append(self.biased(output.logits[0, scored], output.hidden[0, scored], before))
-        return torch.cat(found)
+            previous_ids = token_ids[anchor:-1][: block.num_drafts]
+            scored = slice(first, first + len(previous_ids))
+            logits.append(self.biased(output.logits[0, scored], output.hidden[0, scored], previous_ids))
+        return torch.cat(logits)
 
     def biased(self, logits: Tensor, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:
         """Return a block's logits [N, V] with the biases of a sequential head, if any, added.

@@ -29,6 +29,7 @@ Norm = Literal["none", "each", "all"]
 MAX_OPENING_BYTES = 1 << 30
 """Maximum bytes of a serialised projection: three taps of 8192 to a width of 8192 take 400 MB in bfloat16."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes that a projection may have. Its tensors all have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,10 @@ class OpeningSpec:
         """Return the shapes of the projection's tensors by name, where it is not the identity."""
         num_taps = len(self.taps)
         shapes: dict[str, tuple[int, ...]] = {"fc": (self.width, num_taps * target_width)}
-        if self.norm != "none":
-            shapes["norm"] = (num_taps, target_width) if self.norm == "each" else (num_taps * target_width,)
+        if self.norm == "each":
+            shapes["norm"] = (num_taps, target_width)
+        elif self.norm == "all":
+            shapes["norm"] = (num_taps * target_width,)
         if self.norms_output:
             shapes["output_norm"] = (self.width,)
         return shapes
@@ -82,6 +85,7 @@ class OpeningMap(nn.Module):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
+        """Tensors of the projection by name, as in `OpeningSpec.shapes`; empty for the identity."""
         return dict(self.named_buffers())
 
     @property

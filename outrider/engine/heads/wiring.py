@@ -91,7 +91,10 @@ class Outcome:
     def winner(self) -> Way | None:
         """Best of the other wirings that predict anything and beat the files' own by more than chance; else None."""
         ours = self.configured.scores
-        better = [way for way in self.others if way.foretells and _lead(way.scores, ours) > LOSES_AT]
+        better = list[Way]()
+        for way in self.others:
+            if way.foretells and _lead(way.scores, ours) > LOSES_AT:
+                better.append(way)
         return max(better, key=lambda way: float(way.scores.mean()), default=None)
 
     @property

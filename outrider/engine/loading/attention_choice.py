@@ -1,4 +1,7 @@
-"""Choose a model's path: the first that can be built for it and passes the self-test. Called by the loader."""
+"""Choose a model's attention path: the fastest that can be built for it and passes the self-test.
+
+Called by the loader, and by the heads' loader for its checks.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ from outrider.engine.cuda.graphed_path import graphed_path
 from outrider.engine.errors import PathUnavailable
 from outrider.engine.files.model_files import first_line
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading.own_cache import own_cache_refusal
 from outrider.engine.loading.self_test import (
     NUM_BLOCKS,
     TOLERANCE,
-    Remembered,
+    ReferenceLogits,
     largest_error,
     largest_feature_error,
     largest_tree_error,
     layer_that_differs,
     layer_that_raised,
-    own_cache_refusal,
 )
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner, UncachedModel
@@ -71,66 +74,92 @@ FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {
     "paged": _paged,
     "dense": _dense,
 }
-"""Paths by name, the fastest first. Each raises PathUnavailable for a model, device or machine that it cannot run."""
+"""Constructors of attention paths by name, the fastest first. They raise PathUnavailable for a model, device or machine
+that the path cannot run."""
 MODULE_PATHS = ("paged", "dense")
-"""Paths that run the model's own modules on a CPU, and so the linear layers that replace some of them."""
+"""Names of the paths that call the model's own modules. On a CPU these call packed linear layers too (`pack`)."""
 
 
 def choose_path(
-    model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_invariant: bool, gives_features: bool = False
+    model: PreTrainedModel, facts: ModelFacts, setting: str, batch_invariant: bool, gives_features: bool = False
 ) -> ModelRunner:
-    """Return a runner on the path `wanted`, a name of FACTORIES or auto. Its pool is the self-test's, of NUM_BLOCKS.
+    """Return a runner of the model whose attention path passed the self-test.
 
-    gives_features: whether its hidden states may be tapped, which is tested now: later the model may be gone.
-    Raises ConfigError, which says why each path that was tried was refused.
+    The caller replaces its KV pool, which has the NUM_BLOCKS blocks of the self-test.
+
+    setting: `attention_path`: a name of FACTORIES, or "auto" for the first of them that works.
+    batch_invariant: the setting; paths that are not batch-invariant are passed over.
+    gives_features: whether heads may read the model's hidden states. That is tested here, while the model exists.
+
+    Raises ConfigError with the reason for which each path that was tried was refused.
     """
     try:
         with selecting_few_keys(model, facts.layer_types):
-            return _choose(model, facts, wanted, batch_invariant, gives_features)
-    except PathUnavailable as reason:  # of no path
+            return _choose(model, facts, setting, batch_invariant, gives_features)
+    except PathUnavailable as reason:  # transformers itself does not run the model, so that no path can
         raise ConfigError(
             f"{type(model).__name__} cannot be served: {reason}; use another model", param="model"
         ) from None
 
 
 def _choose(
-    model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_invariant: bool, gives_features: bool
+    model: PreTrainedModel, facts: ModelFacts, setting: str, batch_invariant: bool, gives_features: bool
 ) -> ModelRunner:
-    class_name, refusals, truth = type(model).__name__, list[str](), Remembered(UncachedModel(model))
-    for name in FACTORIES if wanted == "auto" else [wanted]:
+    class_name = type(model).__name__
+    is_auto = setting == "auto"
+    names = [setting]
+    if is_auto:
+        names = list(FACTORIES)
+    refusals: list[str] = []
+    reference = ReferenceLogits(UncachedModel(model))
+    for name in names:
         try:
-            runner = _try(name, model, facts, truth, batch_invariant)
+            runner = _try_path(name, model, facts, reference, batch_invariant)
         except PathUnavailable as reason:
             refusals.append(f"{name}: {reason}")
             continue
-        others = f"; not {', nor '.join(refusals)}" if refusals else ""
-        as_set = "" if wanted == "auto" else ", as set"
-        log.info("%s takes the path %s%s%s; self-test: %s", class_name, name, as_set, others, margin(runner))
+        _log_choice(class_name, name, runner, is_auto, refusals)
         if gives_features:
             runner.features_refusal = features_refusal(runner, UncachedModel(model))
             if runner.features_refusal is not None:
                 log.info("%s gives no features on the path %s: %s", class_name, name, runner.features_refusal)
         if name in MODULE_PATHS and model.device.type == "cpu" and facts.num_ranks == 1:
-            pack(model, runner, truth)
+            pack(model, runner, reference)
         return runner
     own = own_cache_refusal(model, facts)
     if own is not None:
         raise ConfigError(f"{class_name} cannot be served: {own}; use another model", param="model")
     raise ConfigError(
         f"{class_name} on {facts.device} in {facts.dtype} cannot be served: {'; '.join(refusals)}; "
-        f"use another model, dtype or attention_path{_or_without(facts, batch_invariant)}",
-        param="attention_path" if wanted != "auto" else "model",
+        f"use another model, dtype or attention_path{_settings_to_leave_out(facts, batch_invariant)}",
+        param="model" if is_auto else "attention_path",
     )
 
 
-def _or_without(facts: ModelFacts, batch_invariant: bool) -> str:
-    """Name the settings that keep paths from serving."""
-    given = ["tensor_parallel"] * (facts.num_ranks > 1) + ["batch_invariant"] * batch_invariant
-    return f", or leave out {' and '.join(given)}" if given else ""
+def _log_choice(class_name: str, name: str, runner: ModelRunner, is_auto: bool, refusals: list[str]) -> None:
+    as_set = ""
+    if not is_auto:
+        as_set = ", as set"
+    others = ""
+    if refusals:
+        others = f"; not {', nor '.join(refusals)}"
+    log.info("%s takes the path %s%s%s; self-test: %s", class_name, name, as_set, others, margin(runner))
 
 
-def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered, batch_invariant: bool) -> ModelRunner:
-    """Return a tested runner on the path, or raise PathUnavailable."""
+def _settings_to_leave_out(facts: ModelFacts, batch_invariant: bool) -> str:
+    names = []
+    if facts.num_ranks > 1:
+        names.append("tensor_parallel")
+    if batch_invariant:
+        names.append("batch_invariant")
+    if not names:
+        return ""
+    return f", or leave out {' and '.join(names)}"
+
+
+def _try_path(
+    name: str, model: PreTrainedModel, facts: ModelFacts, reference: ReferenceLogits, batch_invariant: bool
+) -> ModelRunner:
     if model.config.is_encoder_decoder and name != "dense":
         raise PathUnavailable("runs decoder-only models alone")
     log_phase(f"packing weights for the path {name}")
@@ -138,35 +167,37 @@ def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered
     if batch_invariant and not path.batch_invariant:
         raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
     try:
-        runner = _tested(path, model, facts, truth)
+        runner = _create_tested_runner(path, model, facts, reference)
     except PathUnavailable:
         if name != "dense":
             raise
-        runner = _tested(_dense_by_columns(model, facts), model, facts, truth)
+        runner = _create_tested_runner(_dense_by_columns(model, facts), model, facts, reference)
         log.info("%s numbers its tokens itself: rows of one length run together", type(model).__name__)
-    runner.tree_refusal = tree_refusal(runner, truth)
+    runner.tree_refusal = tree_refusal(runner, reference)
     if runner.tree_refusal is not None:
         log.info("%s runs no token trees on the path %s: %s", type(model).__name__, name, runner.tree_refusal)
     return runner
 
 
-def _tested(path: ForwardPath, model: PreTrainedModel, facts: ModelFacts, truth: Remembered) -> ModelRunner:
-    """Return a runner whose cache passed the self-test. Raises PathUnavailable."""
+def _create_tested_runner(
+    path: ForwardPath, model: PreTrainedModel, facts: ModelFacts, reference: ReferenceLogits
+) -> ModelRunner:
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
     log_phase(f"self-test of the path {path.name}")
-    runner.self_test_error = check_cache(runner, truth)
+    runner.self_test_error = check_cache(runner, reference)
     return runner
 
 
-def pack(model: PreTrainedModel, runner: ModelRunner, truth: Remembered) -> None:
-    """Lay the weights out for the CPU, if the runner then still passes the self-test against the plain ones, which
-    `truth` remembers.
+def pack(model: PreTrainedModel, runner: ModelRunner, reference: ReferenceLogits) -> None:
+    """Replace the model's linear layers by packed ones for the CPU, and put them back where the self-test then fails.
+
+    reference: holds the logits that the plain weights gave in the self-test before.
     """
     num_packed = pack_linears(model)
     if not num_packed:
         return
     try:
-        runner.self_test_error = check_cache(runner, truth)
+        runner.self_test_error = check_cache(runner, reference)
     except PathUnavailable as reason:
         unpack_linears(model)
         log.warning("%s keeps its plain linear layers: packed, it %s", type(model).__name__, reason)
@@ -174,8 +205,11 @@ def pack(model: PreTrainedModel, runner: ModelRunner, truth: Remembered) -> None
     log.info("%d linear layers of %s have packed weights", num_packed, type(model).__name__)
 
 
-def tree_refusal(runner: ModelRunner, truth: UncachedModel | Remembered) -> str | None:
-    """Return why rows may not be token trees, or None when they may."""
+def tree_refusal(runner: ModelRunner, reference: UncachedModel | ReferenceLogits) -> str | None:
+    """Return why the runner cannot verify draft trees, for the log; None where it can.
+
+    Runs the self-test of trees and leaves `runner.tree_refusal` None: the caller sets it.
+    """
     if not isinstance(runner.path, RunsTrees):
         return "it has no attention of trees"
     reason = layer_memory.tree_refusal(runner.facts.layer_types)
@@ -183,7 +217,7 @@ def tree_refusal(runner: ModelRunner, truth: UncachedModel | Remembered) -> str 
         return reason
     runner.tree_refusal = None  # or it would not be tried
     try:
-        error = largest_tree_error(runner, truth)
+        error = largest_tree_error(runner, reference)
     except torch.OutOfMemoryError:
         raise
     except Exception as reason:  # whatever a class does with positions or a mask that it does not know
@@ -193,15 +227,18 @@ def tree_refusal(runner: ModelRunner, truth: UncachedModel | Remembered) -> str 
     return None
 
 
-def features_refusal(runner: ModelRunner, truth: UncachedModel) -> str | None:
-    """Return why hidden states may not be tapped, or None when they may."""
+def features_refusal(runner: ModelRunner, reference: UncachedModel) -> str | None:
+    """Return why heads cannot read the model's hidden states from the runner, for the log; None where they can.
+
+    Runs the self-test of hidden states and leaves `runner.features_refusal` None: the caller sets it.
+    """
     if not isinstance(runner.path, GivesFeatures):
         return "it has no taps"
     if runner.facts.decoder_start_ids:
         return "heads are of decoder-only models"
     runner.features_refusal = None  # or it would not be tried
     try:
-        error = largest_feature_error(runner, truth)
+        error = largest_feature_error(runner, reference)
     except torch.OutOfMemoryError:
         raise
     except Exception as reason:  # whatever a class does that keeps its layers in its own way
@@ -212,25 +249,29 @@ def features_refusal(runner: ModelRunner, truth: UncachedModel) -> str | None:
 
 
 def margin(runner: ModelRunner) -> str:
-    """Say how far from the truth the self-test's logits were, and how far they may be."""
+    """Return a phrase for the log: the largest error of the self-test's logits, and the largest allowed."""
     allowed = TOLERANCE[runner.facts.dtype]
     return f"largest difference {runner.self_test_error:.1e} of the largest logit, {allowed:g} allowed"
 
 
-def check_cache(runner: ModelRunner, truth: Remembered) -> float:
-    """Return the self-test's error, whose pool the runner must have. Raises PathUnavailable where it is too large."""
+def check_cache(runner: ModelRunner, reference: ReferenceLogits) -> float:
+    """Run the self-test of the KV cache and return the largest difference of a logit over the largest logit.
+
+    The runner's pool must be that of the self-test, with NUM_BLOCKS blocks free. Raises PathUnavailable where the model
+    does not run on the cache or the difference is above TOLERANCE; the message names the first layer that is wrong.
+    """
     try:
-        error = largest_error(runner, truth)
-    except (PathUnavailable, torch.OutOfMemoryError):  # of no cache; the model runs: there is too little memory
+        error = largest_error(runner, reference)
+    except (PathUnavailable, torch.OutOfMemoryError):  # neither is a fault of the cache
         raise
     except Exception as reason:  # whatever a class does with a cache it does not know
-        where = _named(runner.facts, layer_that_raised(reason))
+        where = _describe_layers(runner.facts, layer_that_raised(reason))
         raise PathUnavailable(
             f"does not run on this cache, {where}: {type(reason).__name__}: {first_line(reason)}"
         ) from reason
     tolerance = TOLERANCE[runner.facts.dtype]
     if not error <= tolerance:  # NaN fails
-        where = _named(runner.facts, layer_that_differs(runner, truth))
+        where = _describe_layers(runner.facts, layer_that_differs(runner, reference))
         raise PathUnavailable(
             f"computes other logits with this cache than without one, {where}: largest difference {error:.2e} of "
             f"the largest logit, at most {tolerance:.0e} is allowed"
@@ -238,8 +279,8 @@ def check_cache(runner: ModelRunner, truth: Remembered) -> float:
     return error
 
 
-def _named(facts: ModelFacts, layer: int | None) -> str:
-    """Return the words for a decoder layer and its type, or for the types of all where it is not known."""
+def _describe_layers(facts: ModelFacts, layer: int | None) -> str:
+    # layer 3: "first in layer 3 (full_attention)"; None: "in one of its layers (full_attention, sliding_attention)"
     types = facts.layer_types
     if layer is not None and layer < len(types):
         return f"first in layer {layer} ({types[layer]})"

@@ -1,9 +1,10 @@
-"""`python -m outrider.engine.loading.follower FOLDER RANK CORES`: hold one share of the target's weights.
+"""Run a follower of a tensor-parallel target: a process that holds one rank's part of the weights.
 
-Started by rank 0 (`team`), or inside a Ray actor by `deploy`. It meets rank 0 first, loads what rank 0 loads in the
-same order, self-test included, and then repeats rank 0's forwards until rank 0 ends them. When rank 0 ends in any other
-way the process ends at once, in the middle of a forward if need be. Torch is imported after the process has been
-pinned.
+    python -m outrider.engine.loading.follower FOLDER RANK CORES
+
+Started by rank 0 (`parallel.team`), or inside a Ray actor by `deploy`. It connects to rank 0, loads what rank 0 loads
+in the same order, self-test included, and repeats rank 0's forwards until rank 0 sends END. When rank 0 ends without
+it, this process ends at once, in the middle of a forward if need be. Torch is imported after the process is pinned.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ log = get_logger(__name__)
 
 
 def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callable[[], None]) -> int:
-    """Run one follower for the life of the team and return the process's exit code.
+    """Run one follower until rank 0 ends, and return the exit code of the process: 0 after END, 1 without it.
 
-    Raises OutriderError, after reporting it to rank 0.
-    on_abandoned: called from a thread when rank 0 has ended without a word, just before the process does.
+    folder: where rank 0 listens. cpu_cores: the cores to pin the process to, as the setting writes them.
+    on_abandoned: called, perhaps from another thread, just before this process ends because rank 0 ended without END.
+
+    Raises OutriderError for what cannot be loaded, after reporting it to rank 0.
     """
     cores = prepare_process(cpu_cores)
     host = join_host(folder, rank, MEETING_TIMEOUT_S)
     ended = threading.Event()
-    threading.Thread(target=_end_with, args=(host, ended, on_abandoned), name="rank-0", daemon=True).start()
+    threading.Thread(target=_end_with_rank_0, args=(host, ended, on_abandoned), name="rank-0", daemon=True).start()
     message = host.commands.receive()
     if message is None:
         on_abandoned()
@@ -44,19 +47,22 @@ def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callabl
     config = TargetConfig(**start["config"])
     configure_logging(config.log_level, f"target rank {rank}", config.log_format)
     try:
-        orderly = _serve(host, rank, config, Path(start["store"]), len(cores))
-    except Exception as error:
-        host.report(error.message if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}")
+        is_orderly = _serve(host, rank, config, Path(start["store"]), len(cores))
+    except OutriderError as error:
+        host.report(error.message)
         raise
-    if orderly:
-        ended.set()
-    else:
+    except Exception as error:
+        host.report(f"{type(error).__name__}: {error}")
+        raise
+    if not is_orderly:
         on_abandoned()
-    return 0 if orderly else 1
+        return 1
+    ended.set()
+    return 0
 
 
 def _serve(host: Host, rank: int, config: TargetConfig, store: Path, num_threads: int) -> bool:
-    """Load and repeat forwards; return whether rank 0 ended the team in good order."""
+    """Load, then repeat rank 0's forwards; return whether rank 0 ended them by END."""
     import torch
 
     from outrider.engine.loading.loader import load_runner
@@ -74,27 +80,27 @@ def _serve(host: Host, rank: int, config: TargetConfig, store: Path, num_threads
     path = load_runner(config, join).path
     adopt_loggers()
     groups[0].begin_steps()
-    orderly = False
+    is_orderly = False
     with torch.inference_mode():
-        while not orderly and (message := host.commands.receive()) is not None:
+        while not is_orderly and (message := host.commands.receive()) is not None:
             kind, arguments = decode(message)
             if kind == END:
-                orderly = True
+                is_orderly = True
             else:
                 getattr(path, kind)(*arguments)
     groups[0].leave()
-    return orderly
+    return is_orderly
 
 
-def _end_with(host: Host, ended: threading.Event, on_abandoned: Callable[[], None]) -> None:
-    """End this process when rank 0 closes the line, by ending or after its End: it sends nothing on it."""
-    host.life.receive()
+def _end_with_rank_0(host: Host, ended: threading.Event, on_abandoned: Callable[[], None]) -> None:
+    host.life.receive()  # returns when rank 0 closes this connection, on which nothing is sent
     if not ended.wait(GRACE_S):  # a collective that waits for rank 0 would wait for minutes
         on_abandoned()
         os._exit(1)
 
 
 def main(argv: list[str]) -> int:
+    """Run one follower from the command line's arguments, and return the exit code of the process."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # terminals and `systemctl kill` send them to all; rank 0 handles them
     configure_logging("info", f"target rank {argv[1]}")

@@ -1,4 +1,7 @@
-"""Load what the engine thread of a worker with a model owns, the same for both workers; split over ranks or whole."""
+"""Load the state that the engine thread of a worker owns: runner, slots and tokenizer, whole or split over ranks.
+
+Called by the target worker, by draft workers with a model, by training and by `outrider alpha`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from datetime import timedelta
 from outrider.engine.attention.forward_path import Prepares
 from outrider.engine.files.model_files import GENERATION, read_model_json
 from outrider.engine.files.tokenizer_files import read_tokenizer, tokens_beyond
-from outrider.engine.loading.loader import default_prefill_tokens, load_runner
+from outrider.engine.loading.cache_size import default_prefill_tokens
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.group import STEP_TIMEOUT
@@ -28,17 +32,20 @@ log = get_logger(__name__)
 
 @dataclass
 class Loaded(WorkerState):
-    """The state of a worker with a model."""
+    """State of a worker with a model: what every worker has, and the runner of the model."""
 
     runner: ModelRunner = field(kw_only=True)
+    """Runs the model on its KV cache."""
     sampling_defaults: dict[str, float] = field(default_factory=dict)
-    """What the checkpoint states for requests that name no sampling parameters."""
+    """Values of sampling parameters by name, from the checkpoint, for requests that leave them out."""
 
     @property
     def max_prefill_tokens(self) -> int:
+        """Most prompt tokens of a step: the setting, else the default of the device."""
         return self.config.max_prefill_tokens or default_prefill_tokens(self.runner.device)
 
     def info(self) -> pb.WorkerInfo:
+        """Return the worker's description for GetInfo."""
         info = super().info()
         info.MergeFrom(info_of(self.runner.facts, self.runner))
         info.trees = info.beams = self.runner.supports_trees
@@ -49,7 +56,7 @@ class Loaded(WorkerState):
 
 
 def info_of(facts: ModelFacts, runner: ModelRunner | None) -> pb.WorkerInfo:
-    """Return what is said of a model or a head. runner: None for a head without a cache."""
+    """Return the description of a model or a head for GetInfo. runner: None for a head without a KV cache."""
     info = pb.WorkerInfo(
         model_id=facts.model_id,
         vocab_size=facts.vocab_size,
@@ -82,16 +89,19 @@ def load(
     on_lost: Callable[[OutriderError], None] = lambda error: None,
     ranks_folder: str | None = None,
 ) -> Loaded:
-    """Load on the engine thread. Raises ConfigError naming what is missing or does not fit.
+    """Load the model of `config` and the tokenizer, and allocate the slots. Call it on the engine thread.
 
-    on_lost: called from another thread when a process that holds a share of the weights ends by itself.
-    ranks_folder: where ranks that somebody else starts meet this one; None = it starts them itself.
+    epoch: number of the worker's life.
+    on_lost: called from another thread when a follower of a tensor-parallel target ends by itself.
+    ranks_folder: where followers that another process starts connect; None = this process starts them.
+
+    Raises ConfigError for anything that cannot be served, naming it, and Unavailable for a lost follower.
     """
     if not isinstance(config, TargetConfig) or config.tensor_parallel == 1:
-        return _loaded(load_runner(config), config, epoch)
+        return _create_state(load_runner(config), config, epoch)
     runner, team = load_split(config, on_lost, ranks_folder)
     try:
-        loaded = _loaded(runner, config, epoch)
+        loaded = _create_state(runner, config, epoch)
     except BaseException:
         team.close()
         raise
@@ -105,13 +115,15 @@ def load_split(
     ranks_folder: str | None = None,
     step_timeout: timedelta = STEP_TIMEOUT,
 ) -> tuple[ModelRunner, Team]:
-    """Load as `load_runner` on rank 0, split over the followers; the caller closes the team.
+    """Load a model as `load_runner` does, split over this process (rank 0) and its followers.
 
-    on_lost, step_timeout: of `Team`. ranks_folder: as in `load`.
+    Returns the runner, and the team of followers, which the caller closes.
 
-    Raises ConfigError as `load_runner` does, and Unavailable when a follower does not come or is lost on the way;
-    nothing is left running then. When a follower ended without a word, its loss may be the reason why every path
-    failed, and is what is raised; a follower that said why it ended adds nothing to this rank's own ConfigError.
+    on_lost, step_timeout: as for `Team`. ranks_folder: as for `load`.
+
+    Raises ConfigError as `load_runner` does, and Unavailable when a follower does not connect or is lost meanwhile; no
+    follower is left running then. A follower that ended without a report may be the reason why every path failed here,
+    so its loss is raised; where it reported its error, this rank's own ConfigError is.
     """
     if ":" in config.device:
         raise ConfigError(
@@ -133,29 +145,27 @@ def load_split(
     return runner, team
 
 
-def _loaded(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Loaded:
+def _create_state(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Loaded:
     runner.pool.prefix.enabled = config.prefix_caching
     if isinstance(runner.path, Prepares):
         runner.path.prepare(config.max_slots, runner.facts.context_limit)
     elif runner.facts.num_ranks > 1 and runner.device.type == "cuda":
         log.warning("tensor_parallel is %d: a split model runs without CUDA graphs, eagerly", runner.facts.num_ranks)
     has_encoder = bool(runner.facts.decoder_start_ids)
-    make_slot = SourceSlot if has_encoder else Slot
-    sizes = (config.max_slots, runner.facts.context_limit)
-    slots = SlotTable(runner.pool, *sizes, make_slot, takes_sources=has_encoder)
+    slot_class = SourceSlot if has_encoder else Slot
+    slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit, slot_class, takes_sources=has_encoder)
     tokenizer = read_tokenizer(config.model)
     beyond = tokens_beyond(tokenizer.tokenizer, runner.facts.vocab_size)
     if beyond is not None:
         log.warning("%s: %s", config.model, beyond)
-    defaults = _sampling_defaults(config)
+    defaults = _read_sampling_defaults(config)
     return Loaded(config, epoch, slots, tokenizer.files, runner=runner, sampling_defaults=defaults)
 
 
-def _sampling_defaults(config: WorkerConfig) -> dict[str, float]:
-    """Return those of a target's generation_config.json; a draft's says nothing of answers."""
-    if not isinstance(config, TargetConfig):
+def _read_sampling_defaults(config: WorkerConfig) -> dict[str, float]:
+    if not isinstance(config, TargetConfig):  # requests are sampled as their target's checkpoint states
         return {}
-    found, wrong = stated_defaults(read_model_json(config.model, GENERATION) or {})
-    for why in wrong:
-        log.warning("%s of %s: %s; it is left out", GENERATION, config.model, why)
-    return found
+    defaults, refusals = stated_defaults(read_model_json(config.model, GENERATION) or {})
+    for refusal in refusals:
+        log.warning("%s of %s: %s; it is left out", GENERATION, config.model, refusal)
+    return defaults

@@ -1,5 +1,7 @@
-"""Look-ahead embeddings (PaSS: Monea et al., 2023, 2311.13581): rows behind a target's embedding table, each of an id
-that stands for a token still to come. `outrider train-head pass` makes them.
+"""Read look-ahead embeddings and append them to a target's embedding table. Called by the loader.
+
+They are the method of PaSS (Monea et al., 2023, 2311.13581): the model is fed ids behind its vocabulary, each of which
+stands for a token still to come. `outrider train-head pass` trains them.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 NAME = "embeddings"
-"""Of the one tensor in the file."""
+"""Name of the one tensor in the file."""
 FILE = "model.safetensors"
-"""In a folder."""
+"""Name of the file where the setting names a folder."""
 
 
 def read_embeddings(source: str, width: int) -> Tensor:
-    """Return the embeddings [L, width] of a file, or of the one in a folder. Raises ConfigError."""
+    """Return the look-ahead embeddings [L, width] of a file, in the dtype that it has.
+
+    source: the setting: the file, or a folder with a FILE. width: hidden size of the target.
+
+    Raises ConfigError for a file that cannot be read or holds anything else, and for numbers that are not finite.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
         path = model_file(str(path), FILE) or path / FILE
@@ -36,27 +43,30 @@ def read_embeddings(source: str, width: int) -> Tensor:
                     "as outrider train-head pass writes it",
                     param="lookahead_embeddings",
                 )
-            found: Tensor = file.get_tensor(NAME)
+            embeddings: Tensor = file.get_tensor(NAME)  # [L, width]
     except (SafetensorError, OSError) as error:
         raise ConfigError(
             f"{shown}, and {path} cannot be read: {first_line(error)}; name a file that outrider train-head pass "
             "wrote, or its folder",
             param="lookahead_embeddings",
         ) from error
-    if found.dim() != 2 or found.shape[1] != width or not 1 <= len(found) <= MAX_DRAFT_TOKENS:
+    if embeddings.dim() != 2 or embeddings.shape[1] != width or not 1 <= len(embeddings) <= MAX_DRAFT_TOKENS:
         raise ConfigError(
-            f"{shown}, whose {NAME} are {list(found.shape)}, must be [1 to {MAX_DRAFT_TOKENS}, {width}] for this "
+            f"{shown}, whose {NAME} are {list(embeddings.shape)}, must be [1 to {MAX_DRAFT_TOKENS}, {width}] for this "
             "target; train them for it",
             param="lookahead_embeddings",
         )
-    if not found.isfinite().all():
+    if not embeddings.isfinite().all():
         raise ConfigError(f"{shown}, which holds numbers that are not finite", param="lookahead_embeddings")
-    return found
+    return embeddings
 
 
 def append_embeddings(network: PreTrainedModel, source: str) -> int:
-    """Make a file's embeddings the last rows of the model's; return how many there are. Its output projection stays as
-    it is, also where both were one: such a model then holds its table twice. Raises ConfigError.
+    """Append look-ahead embeddings to the model's embedding table, in place, and return how many there are.
+
+    The output projection is left alone. A model whose embedding and projection were one tensor then holds it twice.
+
+    Raises ConfigError as `read_embeddings` does, and for a model without one embedding table.
     """
     embedding = network.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding) or network.config.is_encoder_decoder:  # whose tables may be several
@@ -66,7 +76,7 @@ def append_embeddings(network: PreTrainedModel, source: str) -> int:
             param="lookahead_embeddings",
         )
     embeddings = read_embeddings(source, embedding.embedding_dim)
-    weight = embedding.weight.detach()
-    embedding.weight = nn.Parameter(torch.cat([weight, embeddings.to(weight)]), requires_grad=False)
+    weight = embedding.weight.detach()  # [V, width]
+    embedding.weight = nn.Parameter(torch.cat([weight, embeddings.to(weight)]), requires_grad=False)  # [V + L, width]
     embedding.num_embeddings = len(embedding.weight)
     return len(embeddings)

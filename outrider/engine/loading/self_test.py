@@ -1,7 +1,7 @@
-"""Test at load, with the real weights, that our cache computes what the model computes without one.
+"""Test at load, with the real weights, that an attention path computes what the model computes without a KV cache.
 
 Without this test a class that keeps state elsewhere, takes positions in its own way or ignores the mask would give
-wrong text without any error. `attention_choice` runs it on every path it tries.
+wrong text without any error. `attention_choice` runs it on every path that it tries.
 """
 
 from __future__ import annotations
@@ -14,77 +14,85 @@ from dataclasses import dataclass
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from outrider.engine.attention.forward_path import NORMED, GivesFeatures
 from outrider.engine.errors import PathUnavailable
 from outrider.engine.files.model_files import first_line
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row, Source
 
 NUM_BLOCKS = 16
-"""Blocks of 16 tokens: enough for the three sequences of the test, and their sources."""
+"""Blocks of 16 tokens that the tests need: three sequences, and the sources of an encoder-decoder model."""
 TOLERANCE = {"float32": 2e-3, "float16": 3e-2, "bfloat16": 1.5e-1}
-"""Largest logit difference allowed, as a share of the largest logit. A wrong position or mask gives about 1."""
+"""Largest difference of a logit allowed, over the largest logit, by dtype. A wrong position or mask gives about 1."""
 
 
-class Remembered:
-    """A model's logits without a cache, each sequence computed once.
+class ReferenceLogits:
+    """Logits of a model without a KV cache, computed once for each sequence.
 
-    The self-test always uses the same sequences, so a second test, of a model whose weights were packed meanwhile,
-    compares with the plain ones.
+    The self-test uses the same sequences each time. After the weights are packed, a second self-test still compares
+    with the logits of the plain weights.
     """
 
     def __init__(self, model: UncachedModel) -> None:
         self._model = model
-        self._known: dict[tuple[tuple[int, ...], ...], Tensor] = {}
+        self._logits: dict[tuple[tuple[int, ...], ...], Tensor] = {}
 
     def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
-        """Return the logits [T, V] float32. Raises PathUnavailable where transformers itself does not run the model."""
+        """Return the logits [T, V] float32 of a sequence, and of a source where there is an encoder.
+
+        Raises PathUnavailable where transformers itself does not run the model.
+        """
         key = (tuple(token_ids), tuple(source_ids))
-        if key not in self._known:
+        if key not in self._logits:
             try:
-                self._known[key] = self._model.forward(token_ids, source_ids)
+                self._logits[key] = self._model.forward(token_ids, source_ids)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # whatever a class does with a dtype or a device that it does not know
                 why = f"{type(error).__name__}: {first_line(error)}"
                 raise PathUnavailable(f"transformers {transformers.__version__} does not run it: {why}") from error
-        return self._known[key]
+        return self._logits[key]
 
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
-        """As `UncachedModel.hidden_states`."""
+        """Return the hidden states [T, taps, H] float32 of a sequence, as `UncachedModel.hidden_states`."""
         return self._model.hidden_states(token_ids)
 
 
-def _sources(runner: ModelRunner, lengths: Sequence[int], generator: random.Random) -> list[Source | None]:
-    """Return encoded sources, for rows of an encoder-decoder model; for those of any other, none."""
+def random_ids(generator: random.Random, vocab_size: int, num_ids: int) -> list[int]:
+    """Return token ids drawn uniformly from a vocabulary."""
+    return [generator.randrange(vocab_size) for _ in range(num_ids)]
+
+
+def _encode_sources(runner: ModelRunner, lengths: Sequence[int], generator: random.Random) -> list[Source | None]:
+    """Return a source of each length, encoded; for a decoder-only model as many None."""
     if not runner.facts.decoder_start_ids:
         return [None] * len(lengths)
-    vocab_size = runner.facts.vocab_size
-    sources = [
-        Source(runner.pool.new_table(), [generator.randrange(vocab_size) for _ in range(num)]) for num in lengths
-    ]
+    sources = []
+    for length in lengths:
+        sources.append(Source(runner.pool.new_table(), random_ids(generator, runner.facts.vocab_size, length)))
     runner.forward([Row(runner.pool.new_table(), (), 0, 0, (), source=source) for source in sources])
     return list(sources)
 
 
 def _free(*parts: BlockTable | Source | None) -> None:
     for part in parts:
-        if part is not None:
-            (part.table if isinstance(part, Source) else part).free()
+        if isinstance(part, Source):
+            part.table.free()
+        elif part is not None:
+            part.free()
 
 
-def _truth(model: UncachedModel | Remembered, ids: Sequence[int], source: Source | None) -> Tensor:
-    """Return the logits [T, V] float32."""
-    return model.forward(ids, () if source is None else source.ids)
+def _reference_logits(model: UncachedModel | ReferenceLogits, ids: Sequence[int], source: Source | None) -> Tensor:
+    if source is None:
+        return model.forward(ids, ())  # [T, V] float32
+    return model.forward(ids, source.ids)
 
 
 @dataclass
 class _Sequence:
-    """Tokens fed so far, in one table."""
+    """Tokens of one sequence, and how many of them the KV cache holds."""
 
     runner: ModelRunner
     ids: list[int]
@@ -96,8 +104,7 @@ class _Sequence:
         return Row.of(self.table, self.ids[:end], self.num_cached, num_logits, self.source)
 
     def begin_with(self, other: _Sequence, num_tokens: int) -> None:
-        """Begin with `other`'s first tokens, in its blocks where they are full: as a hit of the prefix cache and a
-        rollback into the last of those blocks, which the next write then copies."""
+        # A hit of the prefix cache, and a rollback into the last of its blocks, which the next write then copies.
         prefix = self.runner.pool.prefix
         prefix.publish(other.table, other.ids)
         self.ids[:num_tokens] = other.ids[:num_tokens]
@@ -105,67 +112,70 @@ class _Sequence:
         self.table.truncate(num_tokens)
         self.num_cached = self.table.num_tokens
 
-    def rewrite(self, keep: int, generator: random.Random) -> None:
-        """Forget all but `keep` tokens and go on with others, as after a rejection."""
-        self.table.truncate(keep)
-        self.num_cached = min(self.num_cached, keep)
-        self.ids[keep:] = [generator.randrange(self.runner.facts.vocab_size) for _ in self.ids[keep:]]
+    def rewrite(self, num_kept: int, generator: random.Random) -> None:
+        # As after a rejection: the tokens behind `num_kept` leave the cache, and others take their places.
+        self.table.truncate(num_kept)
+        self.num_cached = min(self.num_cached, num_kept)
+        num_new = len(self.ids[num_kept:])
+        self.ids[num_kept:] = random_ids(generator, self.runner.facts.vocab_size, num_new)
 
 
-Look = Callable[[Row, Tensor, Tensor], None]
-"""Takes a row of a step, its logits [num_logits, V] and its hidden states [num_new, taps, H]."""
+Observer = Callable[[Row, Tensor, Tensor], None]
+"""Called with a row of a step, its logits [num_logits, V] float32 and its hidden states [num_new, taps, H]."""
 
 
-def largest_error(runner: ModelRunner, model: UncachedModel | Remembered) -> float:
-    """Prefill, decode, verify, share and roll back ragged rows; return the largest difference over the largest logit.
+def largest_error(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> float:
+    """Prefill, decode, verify, share prefixes and roll back in batches of uneven rows, and compare the logits.
 
-    Lets through whatever the model raises. The runner's pool must have NUM_BLOCKS free.
+    Returns the largest difference of a logit over the largest logit; NaN where any is NaN. The runner's pool must have
+    NUM_BLOCKS blocks free. Errors that the model raises pass through.
     """
     errors: list[float] = []
 
-    def look(row: Row, logits: Tensor, features: Tensor) -> None:
+    def compare(row: Row, logits: Tensor, _features: Tensor) -> None:
         if row.num_logits:
-            truth = _truth(model, row.last_ids(row.num_tokens), row.source)[-row.num_logits :]
-            errors.append(_error(logits, truth))
+            ids = row.last_ids(row.num_tokens)
+            reference = _reference_logits(model, ids, row.source)[-row.num_logits :]  # [num_logits, V] float32
+            errors.append(relative_error(logits, reference))
 
-    _run_course(runner, look)
+    _run_sequences(runner, compare)
     return _largest(errors)
 
 
-def _run_course(runner: ModelRunner, look: Look) -> None:
+def _run_sequences(runner: ModelRunner, observe: Observer) -> None:
     generator = random.Random(0)
     longest = min(48, runner.facts.context_limit)
     lengths = [longest, max(longest // 3, 8), max(longest // 2, 8)]
-    vocab_size = runner.facts.vocab_size
-    sources = _sources(runner, lengths[::-1], generator)
-    a, b, c = (
-        _Sequence(runner, [generator.randrange(vocab_size) for _ in range(n)], runner.pool.new_table(), source)
-        for n, source in zip(lengths, sources, strict=True)
-    )
+    sequences = []
+    for length, source in zip(lengths, _encode_sources(runner, lengths[::-1], generator), strict=True):
+        ids = random_ids(generator, runner.facts.vocab_size, length)
+        sequences.append(_Sequence(runner, ids, runner.pool.new_table(), source))
+    a, b, c = sequences
 
     def step(*feeds: tuple[_Sequence, int, int]) -> None:
+        # feeds: sequence, how many of its tokens are fed by then, and how many of their last logits are computed
         rows = [sequence.row(end, num_logits) for sequence, end, num_logits in feeds]
-        parts = runner.forward(rows).split([row.num_logits for row in rows])
-        hidden = [torch.empty(0)] * len(rows)
+        logits_of_rows = runner.forward(rows).split([row.num_logits for row in rows])
+        features_of_rows = [torch.empty(0)] * len(rows)
         if isinstance(runner.path, GivesFeatures) and len(runner.features):
-            hidden = list(runner.features.split([row.num_new for row in rows]))
-        for (sequence, _, _), row, logits, features in zip(feeds, rows, parts, hidden, strict=True):
+            features_of_rows = list(runner.features.split([row.num_new for row in rows]))
+        for (sequence, _, _), row, logits, features in zip(feeds, rows, logits_of_rows, features_of_rows, strict=True):
             sequence.num_cached = row.num_tokens
-            look(row, logits, features)
+            observe(row, logits, features)
 
     with torch.inference_mode():
         step((a, len(a.ids) - 7, 0), (b, len(b.ids) - 6, 1))  # two prompts of different length
-        if a.source is None:  # or it would be another source's prefix
+        if a.source is None:  # prefixes of different sources are not shared
             c.begin_with(a, min(13, len(c.ids) - 8))
         end = len(c.ids) - 6
-        joins = (c, end, end - c.num_cached)
-        step((a, len(a.ids) - 1, 6), (b, len(b.ids) - 5, 1), joins)  # verify, decode, join
-        a.rewrite(len(a.ids) - 5, generator)  # one of five drafts kept
+        third = (c, end, end - c.num_cached)
+        step((a, len(a.ids) - 1, 6), (b, len(b.ids) - 5, 1), third)  # verify, decode, prefill behind a shared prefix
+        a.rewrite(len(a.ids) - 5, generator)  # one of five draft tokens is accepted
         step((a, len(a.ids) - 4, 1), (b, len(b.ids), 5), (c, len(c.ids) - 4, 2))
         b.rewrite(len(b.ids) - 4, generator)
         step((b, len(b.ids), 4))  # alone
         a.rewrite(len(a.ids) - 6, generator)
-        step((a, len(a.ids) - 5, 1))  # steps without drafts, by themselves, before a long one
+        step((a, len(a.ids) - 5, 1))  # steps without draft tokens, by themselves, before a long one
         step((a, len(a.ids) - 4, 1))
         step((a, len(a.ids), 4))
     for sequence in (a, b, c):
@@ -173,165 +183,141 @@ def _run_course(runner: ModelRunner, look: Look) -> None:
 
 
 def layer_that_raised(error: BaseException) -> int | None:
-    """Return the index of the decoder layer that the error was raised in; None where it was in none."""
-    index = None
+    """Return the index of the decoder layer in whose forward the error was raised; None where it was in none."""
+    layer = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = frame.f_locals.get("self")
-        found = getattr(module, "layer_idx", None)
-        if isinstance(module, nn.Module) and isinstance(found, int):
-            index = found
-    return index
+        index = getattr(module, "layer_idx", None)
+        if isinstance(module, nn.Module) and isinstance(index, int):
+            layer = index
+    return layer
 
 
-def layer_that_differs(runner: ModelRunner, model: UncachedModel | Remembered) -> int | None:
-    """Return the index of the first decoder layer whose output is not transformers' in the course of `largest_error`;
-    None where its hidden states cannot be had, or none differs. Replaces the pool.
+def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> int | None:
+    """Run the sequences of `largest_error`, and return the first decoder layer whose output is not transformers'.
+
+    Returns None where the path gives no hidden states, and where no layer differs. Replaces the runner's pool.
     """
     if not isinstance(runner.path, GivesFeatures) or runner.facts.decoder_start_ids:
         return None
     distances: list[Tensor] = []  # [num_layers + 1] each
 
-    def look(row: Row, logits: Tensor, features: Tensor) -> None:
-        truth = model.hidden_states(row.last_ids(row.num_tokens))[-row.num_new :, :-1]  # [num_new, taps, H]
-        distances.append(_distances(features.float(), truth).amax(dim=0))
+    def compare(row: Row, _logits: Tensor, features: Tensor) -> None:
+        reference = model.hidden_states(row.last_ids(row.num_tokens))[-row.num_new :, :-1]  # [num_new, taps, H]
+        distances.append(_distances(features.float(), reference).amax(dim=0))
 
     try:
         runner.set_pool(KVPool(NUM_BLOCKS, runner.path.block_size))
         runner.path.set_taps(range(runner.facts.num_layers + 1))
-        _run_course(runner, look)
+        _run_sequences(runner, compare)
     except Exception:  # whatever the class does with its layers: the caller has an error to report already
         return None
     finally:
         runner.path.set_taps([])
         runner.set_pool(KVPool(NUM_BLOCKS, runner.path.block_size))
-    is_right = torch.stack(distances).amax(dim=0) <= TOLERANCE[runner.facts.dtype]
-    wrong = (~is_right).nonzero().flatten().tolist()
-    return wrong[0] - 1 if wrong and wrong[0] else None
-
-
-@torch.inference_mode()
-def own_cache_refusal(model: PreTrainedModel, facts: ModelFacts) -> str | None:
-    """Return what is wrong with the cache that transformers itself gives a class that failed the self-test, when
-    several tokens are fed behind others, as drafts are; None where nothing is.
-
-    Tokens recur, and the truth is of a longer text: some classes choose among keys whose scores are then equal.
-    """
-    generator = random.Random(3)
-    few = [generator.randrange(facts.vocab_size) for _ in range(8)]
-    longest = min(48, facts.context_limit)
-    ids = torch.tensor([generator.choices(few, k=longest)], device=model.device)  # [1, T]
-    begin, end = longest // 2, longest // 2 + 6
-    tolerance = TOLERANCE[facts.dtype]
-    name = "input_ids"
-    inputs: dict[str, Tensor] = {}
-    if facts.decoder_start_ids:
-        name = "decoder_input_ids"
-        inputs = {"input_ids": ids}
-    try:
-        truth = model(**inputs, **{name: ids}, use_cache=False).logits[0]  # [T, V]
-        begun = model(**inputs, **{name: ids[:, :begin]}, use_cache=True)
-        is_causal = _error(begun.logits[0], truth[:begin]) <= tolerance
-        if not is_causal and getattr(model.config, "is_decoder", None) is False:
-            return "it reads its text in both directions (is_decoder is false in config.json)"
-        more = {name: ids[:, begin:end], "past_key_values": begun.past_key_values}
-        logits = model(**inputs, **more, use_cache=True).logits[0]
-        is_right = _error(logits, truth[begin:end]) <= tolerance
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # whatever the class does with it
-        return "in transformers, too, its cache takes no several tokens at once behind others"
-    if is_right:
+    is_right = torch.stack(distances).amax(dim=0) <= TOLERANCE[runner.facts.dtype]  # [num_layers + 1] bool
+    wrong_taps = (~is_right).nonzero().flatten().tolist()
+    if not wrong_taps or wrong_taps[0] == 0:  # tap 0 is the embedding
         return None
-    return "in transformers, too, several tokens fed behind its cache get other logits than without a cache"
+    return int(wrong_taps[0]) - 1  # tap k is the output of layer k - 1
 
 
 PARENTS = (-1, 0, 0, 2, 1, 3, 2)
-"""Parents of the tree that is tried: siblings, so that places in the cache are no positions; fed by 4 and 3 nodes."""
+"""Parent of each node of the tree that is tested. It has siblings, so that a node's index in the cache is not its
+position. It is fed in two forwards, of 4 and of 3 nodes."""
 PATHS = ((0, 2, 3, 5), (0, 1, 4))
-"""Paths whose logits are compared; when the first is kept, two of its nodes move."""
+"""Paths from the root whose logits are compared. When the first is accepted, two of its nodes move in the cache."""
 
 
-def largest_tree_error(runner: ModelRunner, model: UncachedModel | Remembered) -> float:
-    """Feed a token tree in two parts beside a chain, keep a path and go on; return the error as `largest_error`.
+def largest_tree_error(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> float:
+    """Feed a draft tree in two forwards, beside a chain, accept a path and decode behind it, and compare the logits.
 
-    Lets through whatever the model raises. The runner's pool must have NUM_BLOCKS free.
+    Returns the largest difference of a logit over the largest logit; NaN where any is NaN. The runner's pool must have
+    NUM_BLOCKS blocks free. Errors that the model raises pass through.
     """
     generator = random.Random(1)
-    ids = [generator.randrange(runner.facts.vocab_size) for _ in range(9 + len(PARENTS) + 1)]
+    ids = random_ids(generator, runner.facts.vocab_size, 9 + len(PARENTS) + 1)
     prompt, nodes, last = ids[:9], ids[9:-1], ids[-1]
     num_first = 4
-    table, beside = runner.pool.new_table(), runner.pool.new_table()
-    across, other = _sources(runner, (11, 5), generator)
+    table, other_table = runner.pool.new_table(), runner.pool.new_table()
+    source, other_source = _encode_sources(runner, (11, 5), generator)
     try:
-        runner.forward([Row.of(table, prompt, 0, 0, across), Row.of(beside, ids[:6], 0, 0, other)])
-        first = Row(table, nodes[:num_first], 9, num_first, prompt, PARENTS[:num_first], source=across)
+        runner.forward([Row.of(table, prompt, 0, 0, source), Row.of(other_table, ids[:6], 0, 0, other_source)])
+        first = Row(table, nodes[:num_first], 9, num_first, prompt, PARENTS[:num_first], source=source)
         fed = [*prompt, *nodes[:num_first]]
-        second = Row(table, nodes[num_first:], len(fed), 3, fed, PARENTS, source=across)
-        logits = runner.forward([first, Row.of(beside, ids[:8], 6, 0, other)])  # [4, V]
-        logits = torch.cat([logits, runner.forward([second])])  # [7, V]
+        second = Row(table, nodes[num_first:], len(fed), 3, fed, PARENTS, source=source)
+        logits = runner.forward([first, Row.of(other_table, ids[:8], 6, 0, other_source)])  # [4, V] float32
+        logits = torch.cat([logits, runner.forward([second])])  # [7, V] float32
         runner.compact(second, PATHS[0])
-        chain = [*prompt, *(nodes[node] for node in PATHS[0]), last]
-        after = runner.forward([Row.of(table, chain, len(chain) - 1, 1, across)])  # [1, V]
+        chain = [*prompt, *_tokens_on(PATHS[0], nodes), last]
+        next_logits = runner.forward([Row.of(table, chain, len(chain) - 1, 1, source)])  # [1, V] float32
     finally:
-        _free(table, beside, across, other)
-    truth = _truth(model, chain, across)[9:]
-    errors = [_error(torch.cat([logits[list(PATHS[0])], after]), truth)]
-    truth = _truth(model, [*prompt, *(nodes[node] for node in PATHS[1])], across)[9:]
-    errors.append(_error(logits[list(PATHS[1])], truth))
+        _free(table, other_table, source, other_source)
+    reference = _reference_logits(model, chain, source)[9:]
+    errors = [relative_error(torch.cat([logits[list(PATHS[0])], next_logits]), reference)]
+    reference = _reference_logits(model, [*prompt, *_tokens_on(PATHS[1], nodes)], source)[9:]
+    errors.append(relative_error(logits[list(PATHS[1])], reference))
     return _largest(errors)
 
 
-def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
-    """Tap everything in pieces of prompts, verified rows and a token tree; return the largest difference of a hidden
-    state from transformers' own, as a share of its length.
+def _tokens_on(path: Sequence[int], nodes: Sequence[int]) -> list[int]:
+    return [nodes[node] for node in path]
 
-    All taps at once: in the middle of a deep model a layer changes little, and one too many or too few shows at the
-    ends. Lets through whatever the model raises. The runner's pool must have NUM_BLOCKS free.
+
+def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
+    """Read all hidden states of pieces of prompts, verified rows and a draft tree, and compare them.
+
+    Returns the largest distance of a hidden state from transformers' own, over its length; NaN where any is NaN. All
+    layers are compared: in the middle of a deep model one layer changes little, and a tap that is one layer off shows
+    at the ends. The runner's pool must have NUM_BLOCKS blocks free. Errors that the model raises pass through.
     """
     generator = random.Random(2)
     vocab_size = runner.facts.vocab_size
-    a, b, nodes = ([generator.randrange(vocab_size) for _ in range(n)] for n in (9, 5, len(PARENTS)))
+    a = random_ids(generator, vocab_size, 9)
+    b = random_ids(generator, vocab_size, 5)
+    nodes = random_ids(generator, vocab_size, len(PARENTS))
     first, second = runner.pool.new_table(), runner.pool.new_table()
+    paths: Sequence[Sequence[int]] = [()]
     steps = [
         [Row.of(first, a[:5], 0, 0), Row.of(second, b[:3], 0, 1)],  # a piece of a prompt and a whole one
         [Row.of(second, b[:4], 3, 1), Row.of(first, a, 5, 4)],  # a decode and a verify
     ]
     if runner.supports_trees:
         steps.append([Row(first, nodes, len(a), 1, a, PARENTS), Row.of(second, b, 4, 1)])
-    given: dict[int, list[Tensor]] = {id(first): [], id(second): []}
+        paths = PATHS
+    features_of: dict[int, list[Tensor]] = {id(first): [], id(second): []}
     runner.set_taps([*range(runner.facts.num_layers + 1), NORMED])
     try:
         for rows in steps:
             runner.forward(rows)
-            for row, part in zip(rows, runner.features.split([row.num_new for row in rows]), strict=True):
-                given[id(row.table)].append(part.float())
+            for row, features in zip(rows, runner.features.split([row.num_new for row in rows]), strict=True):
+                features_of[id(row.table)].append(features.float())
     finally:
         runner.set_taps([])
         first.free()
         second.free()
-    of_a, of_b = (torch.cat(parts) for parts in given.values())  # [T, taps, H]
-    errors = [_distance(of_b, model.hidden_states(b)[: len(of_b)])]
-    for path in PATHS if runner.supports_trees else [()]:
-        truth = model.hidden_states([*a, *(nodes[node] for node in path)])
-        errors.append(_distance(of_a[[*range(len(a)), *(len(a) + node for node in path)]], truth))
+    features_a = torch.cat(features_of[id(first)])  # [T, taps, H] float32
+    features_b = torch.cat(features_of[id(second)])  # [T, taps, H] float32
+    errors = [_distances(features_b, model.hidden_states(b)[: len(features_b)]).max()]
+    for path in paths:
+        reference = model.hidden_states([*a, *_tokens_on(path, nodes)])  # [T, taps, H] float32
+        positions = [*range(len(a)), *(len(a) + node for node in path)]
+        errors.append(_distances(features_a[positions], reference).max())
     return float(torch.stack(errors).max())  # NaN where any is
 
 
-def _distance(features: Tensor, truth: Tensor) -> Tensor:
-    """Return the largest difference of two vectors as a share of the second's length; both [T, taps, H]."""
-    return _distances(features, truth).max()
-
-
-def _distances(features: Tensor, truth: Tensor) -> Tensor:
-    """Return the differences [T, taps], as `_distance`."""
-    lengths = torch.linalg.vector_norm(truth, dim=-1).clamp_min(torch.finfo(truth.dtype).tiny)  # embeddings may be 0
-    return torch.linalg.vector_norm(features - truth, dim=-1) / lengths
+def _distances(features: Tensor, reference: Tensor) -> Tensor:
+    # both [T, taps, H]; returns [T, taps], the length of each difference over that of the reference
+    tiny = torch.finfo(reference.dtype).tiny  # embeddings may be 0
+    lengths = torch.linalg.vector_norm(reference, dim=-1).clamp_min(tiny)  # [T, taps]
+    return torch.linalg.vector_norm(features - reference, dim=-1) / lengths
 
 
 def _largest(errors: Sequence[float]) -> float:
-    """Return the largest; NaN where one of them is, which `max` would pass over."""
+    """Return the largest error; NaN where one of them is, which `max` would pass over."""
     return float(torch.tensor(errors, dtype=torch.float64).max())
 
 
-def _error(logits: Tensor, truth: Tensor) -> float:
-    return float((logits - truth).abs().max() / truth.abs().max())
+def relative_error(logits: Tensor, reference: Tensor) -> float:
+    """Return the largest difference of two tensors [T, V], over the largest number of the second; NaN where any is."""
+    return float((logits - reference).abs().max() / reference.abs().max())

@@ -1,4 +1,7 @@
-"""Read what a draft without a model must know of the model that it drafts for, without its weights."""
+"""Read a model's vocabulary size, context limit and end ids without its weights.
+
+Called by draft workers that have no model of their own, such as tables, for the target that they draft for.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,31 @@ from outrider.engine.loading.loader import read_config
 from outrider.wire.models.model_id import local_path
 
 UNLIMITED_CONTEXT = 1 << 20
-"""Tokens, used where no model says a limit: tables have none."""
+"""Tokens that a request may have where neither a setting nor a configuration limits them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The facts of a model that a draft without weights needs."""
+    """Facts of a target that a drafter without weights needs."""
 
     size: int
-    """Entries of the model's logits, which may be more than the tokenizer's."""
+    """Number of the model's logits, which may be more than the tokens of its tokenizer."""
     context_limit: int
+    """Most tokens of prompt and output together."""
     eos_token_ids: tuple[int, ...]
+    """Ids that end an output."""
     decoder_start_ids: tuple[int, ...] = ()
-    """As `ModelFacts.decoder_start_ids`."""
+    """Ids that every output of an encoder-decoder model begins with; empty for other models."""
 
 
 def read_vocabulary(model: str, tokenizer_json: bytes, context_limit: int | None) -> Vocabulary:
-    """Read the configuration of a folder, GGUF file or hub id; a folder without one is described by its tokenizer.
+    """Return the vocabulary of a folder, GGUF file or hub id.
 
-    context_limit: the setting. Raises ConfigError.
+    A folder may hold a tokenizer alone: then its largest id gives the size, and no id ends an output.
+
+    tokenizer_json: content of the tokenizer's file. context_limit: the setting, in tokens; None = the model's own.
+
+    Raises ConfigError for a configuration that cannot be read, and for a limit above the model's.
     """
     path = local_path(model)
     if path is not None and path.is_dir() and model_file(model, CONFIG) is None:

@@ -1,9 +1,12 @@
-"""Where weights come from and in which form: as they are stored, unpacked, or of a GGUF file. Used by the loader."""
+"""Find a model's weights and choose the form in which they are loaded: as stored, unpacked, or read from GGUF.
+
+Used by the loader and by `outrider doctor`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,27 +33,29 @@ from outrider.wire.settings.config import WorkerConfig
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """The weights of one model before they are read."""
+    """The weights of one model before they are read: where they are and how they are converted."""
 
     model: str
     """Folder, GGUF file or hub id."""
     config: PreTrainedConfig
-    """Of the network that is built: without a quantisation where the weights are unpacked."""
+    """Configuration of the network to build: without a quantisation where the weights are unpacked."""
     gguf: Path | None = None
+    """The GGUF file; None where the weights are safetensors."""
     packed: PackedCheckpoint | None = None
+    """The quantised checkpoint to unpack at load; None where it is loaded as stored."""
     why_unpacked: str | None = None
-    """Why they are unpacked at load, in words; None where they are not."""
+    """Reason for unpacking, a clause for the log and for errors; None where nothing is unpacked."""
 
     @classmethod
     def as_stored(cls, model: str, config: PreTrainedConfig) -> WeightSource:
-        """Return the weights as they are, on any device."""
+        """Return the weights of a folder, GGUF file or hub id in the form that they are stored in."""
         return cls(model, config, gguf_path(model))
 
     @classmethod
     def find(cls, model: str, config: PreTrainedConfig, device: torch.device, quantization: str) -> WeightSource:
-        """Return the weights as the device takes them. Raises ConfigError where it takes them in no form.
+        """Return the weights in the form that the device can run: unpacked where it has no kernels for them as stored.
 
-        quantization: the setting.
+        quantization: the setting. Raises ConfigError where the device runs them in no form.
         """
         gguf = gguf_path(model)
         if gguf is not None:
@@ -62,23 +67,29 @@ class WeightSource:
         return cls(model, unpacked_config(config), packed=packed, why_unpacked=why)
 
     def check(self, network: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> None:
-        """Raise ConfigError unless the files hold the network's weights. network: on the meta device. headers: of the
-        files.
+        """Raise ConfigError unless the files hold the weights of the network.
+
+        network: built on the meta device. headers: of the tensors in the files, by name.
         """
         is_as_stored = self.gguf is None and self.packed is None and method_of(self.config) is None
+        stored_names: Iterable[str] = headers
         if self.gguf is not None:
             with read_once():
                 check_tensors(network, read_header(self.gguf))
         if self.packed is not None:
             self.packed.check_shapes(network)
+            stored_names = self.packed.names
         check_sizes(self.model, network, headers, is_quantised=not is_as_stored)
         if self.gguf is None:
-            check_tied_names(self.model, network, headers if self.packed is None else self.packed.names)
+            check_tied_names(self.model, network, stored_names)
 
-    def dtype(self, device: torch.device, wanted: str) -> torch.dtype | str:
-        """Return the dtype that weights are loaded in; "auto" where transformers takes the one they are stored in."""
-        if wanted != "auto":
-            dtype: torch.dtype = getattr(torch, wanted)
+    def dtype(self, device: torch.device, setting: str) -> torch.dtype | str:
+        """Return the dtype to load the weights in; "auto" for the one that they are stored in.
+
+        setting: a name of a dtype of torch, or "auto", which is float32 on a CPU.
+        """
+        if setting != "auto":
+            dtype: torch.dtype = getattr(torch, setting)
             return dtype
         if device.type == "cpu":
             return torch.float32
@@ -89,12 +100,15 @@ class WeightSource:
         return "auto"
 
     def check_memory(self, settings: WorkerConfig, network: PreTrainedModel, device: torch.device) -> None:
-        """Say what unpacked weights take. Raises ConfigError where there is less memory, or the settings refuse it."""
+        """Log the memory that unpacked weights take.
+
+        Raises ConfigError where the device has less, or where the settings refuse to unpack.
+        """
         if self.why_unpacked is not None:
             check_unpacked(settings, self.why_unpacked, network, self.dtype(device, settings.dtype), device)
 
     def arguments(self, dtype: torch.dtype | str) -> tuple[str | None, dict[str, Any]]:
-        """Return the place and the options with which a class's `from_pretrained` reads the weights."""
+        """Return the arguments of `from_pretrained`: the folder or hub id, None with a state dict; and the options."""
         options: dict[str, Any] = {"config": self.config, "dtype": dtype, "use_safetensors": True}
         if self.gguf is not None:
             return str(self.gguf.parent), options | weight_options(self.gguf)
@@ -103,5 +117,7 @@ class WeightSource:
         return self.model, options
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context to read the weights in."""
-        return contextlib.nullcontext() if self.gguf is None else reading()
+        """Return the context manager in which `from_pretrained` must be called."""
+        if self.gguf is None:
+            return contextlib.nullcontext()
+        return reading()

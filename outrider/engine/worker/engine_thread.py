@@ -57,9 +57,14 @@ class StepTimes:
     def add(self, seconds: float) -> None:
         """Record a step that did some work and took `seconds`."""
         now = self._clock()
-        if now - self._since_s >= MEMORY_S:
-            self._longest_before_s = 0.0 if now - self._since_s >= 2 * MEMORY_S else self._longest_s
-            self._longest_s, self._since_s = 0.0, now
+        elapsed_s = now - self._since_s
+        if elapsed_s >= MEMORY_S:
+            longest_before_s = self._longest_s
+            if elapsed_s >= 2 * MEMORY_S:
+                longest_before_s = 0.0
+            self._longest_before_s = longest_before_s
+            self._longest_s = 0.0
+            self._since_s = now
         self.num_steps += 1
         self.busy_s += seconds
         self._longest_s = max(self._longest_s, seconds)
@@ -73,7 +78,9 @@ class StepTimes:
     def current_s(self) -> float:
         """Time since the current step or job began, in seconds; 0 while the engine waits for work."""
         began_s = self._began_s
-        return 0.0 if began_s is None else self._clock() - began_s
+        if began_s is None:
+            return 0.0
+        return self._clock() - began_s
 
 
 class EngineWorker(Protocol):
@@ -152,6 +159,7 @@ class EngineThread:
         self._answers.append(send)
 
     def stop(self, timeout_s: float) -> None:
+        """End the thread after the running step, and wait for it up to `timeout_s`."""
         self._stopping = True
         self._inbox.put(None)
         self._thread.join(timeout_s)
@@ -170,6 +178,7 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
+        """Whether the thread runs: it loads, works or waits for jobs."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -220,8 +229,10 @@ class EngineThread:
             wake = self.worker.next_wake()
             self.times.rest()
             try:
-                timeout = None if wake is None else max(0.0, wake - time.monotonic())
-                job = self._inbox.get(timeout=timeout)
+                timeout_s = None
+                if wake is not None:
+                    timeout_s = max(0.0, wake - time.monotonic())
+                job = self._inbox.get(timeout=timeout_s)
             except queue.Empty:
                 return
             finally:

@@ -43,7 +43,10 @@ class GrammarCompiler:
         """Compile time by caller, in seconds."""
 
     async def compile(self, grammars: Grammars, text: str, scheduling: Scheduling) -> Grammar | None:
-        """Return what `Grammars.compile` does. When cancelled before its turn, nothing is compiled."""
+        """Return the grammar that `Grammars.compile` makes of a text, after those of other callers before it.
+
+        When cancelled while it waits, nothing is compiled.
+        """
         loop = asyncio.get_running_loop()
         job = _Compile(scheduling, loop.create_future())
         self._waiting.append(job)

@@ -108,10 +108,14 @@ class OpenJob:
     @property
     def own_drafters(self) -> tuple[Drafter, ...]:
         """The target's own drafters for the slot, in the order in which they are tried. Not all may be loaded."""
-        first = (Drafter.PREDICTION,) if self.prediction_ids else ()
+        drafters = list[Drafter]()
+        if self.prediction_ids:
+            drafters.append(Drafter.PREDICTION)
         if self.drafter is Drafter.AUTO:
-            return (*first, Drafter.HEADS, Drafter.NGRAM)
-        return first if self.drafter is None else (*first, self.drafter)
+            drafters += (Drafter.HEADS, Drafter.NGRAM)
+        elif self.drafter is not None:
+            drafters.append(self.drafter)
+        return tuple(drafters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Generic
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
-from outrider.engine.worker.slots import BareSlot, Behind, OpenSlots, S
+from outrider.engine.worker.open_slots import BareSlot, Behind, OpenSlots, S
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.requests.params import check_token_ids
 from outrider.wire.telemetry.metrics import WorkerMetrics
@@ -40,21 +40,35 @@ class SlotKeeper(Generic[S]):
 
     def open(self, job: OpenJob) -> S | None:
         """Open a slot and answer the job; return None when it was refused."""
-        other = job.vocabulary
-        size, ends = self._vocab_size, self.eos_token_ids
-        if other is not None:
-            size, ends = other.size, other.eos_token_ids
-        translation = None if other is None else other.translation
+        size = self._vocab_size
+        ends = self.eos_token_ids
+        translation = None
+        if job.vocabulary is not None:
+            size = job.vocabulary.size
+            ends = job.vocabulary.eos_token_ids
+            translation = job.vocabulary.translation
         try:
             check_token_ids("committed_ids", job.committed_ids, size)
             job.params.check(size)
-            rest = (job.params, job.cache_salt, job.source_ids, translation, job.corpus_id)
-            slot = self.table.open(job.owner, job.slot_id, job.committed_ids, job.num_prompt, *rest)
-        except OutriderError as error:
-            fault = Fault.EXHAUSTED if isinstance(error, Overloaded) else Fault.INVALID
-            self._respond(job.respond, JobError(fault, error.message))
+            slot = self.table.open(
+                job.owner,
+                job.slot_id,
+                job.committed_ids,
+                job.num_prompt,
+                job.params,
+                job.cache_salt,
+                job.source_ids,
+                translation,
+                job.corpus_id,
+            )
+        except Overloaded as error:
+            self._respond(job.respond, JobError(Fault.EXHAUSTED, error.message))
             return None
-        slot.asked_s, slot.scheduling = time.monotonic(), job.scheduling
+        except OutriderError as error:
+            self._respond(job.respond, JobError(Fault.INVALID, error.message))
+            return None
+        slot.asked_s = time.monotonic()
+        slot.scheduling = job.scheduling
         prompt = job.committed_ids[: job.num_prompt]
         self._states[slot.key] = SamplingState(job.params, prompt, ends, job.grammar)
         self._sizes[slot.key] = size
@@ -109,14 +123,17 @@ class SlotKeeper(Generic[S]):
             self.refresh_gauges()
 
     def close(self, job: CloseJob) -> None:
+        """Free a slot. Closing one that is not open is harmless."""
         self._states.pop((job.owner, job.slot_id), None)
         self._sizes.pop((job.owner, job.slot_id), None)
         self.table.close(job.owner, job.slot_id)
         self.refresh_gauges()
 
     def close_owner(self, job: OwnerGone) -> None:
-        for key in [key for key in self._states if key[0] == job.owner]:
-            del self._states[key], self._sizes[key]
+        """Free all slots of an owner."""
+        for key in list(self._states):
+            if key[0] == job.owner:
+                del self._states[key], self._sizes[key]
         self.table.close_owner(job.owner)
         self.refresh_gauges()
 
@@ -131,6 +148,7 @@ class SlotKeeper(Generic[S]):
         return self._sizes[slot.key]
 
     def refresh_gauges(self) -> None:
+        """Set the gauges of slots and cache blocks to their present numbers."""
         self._metrics.slots_in_use.set(self.table.num_in_use)
         self._metrics.kv_blocks_in_use.set(self.table.num_blocks_in_use)
         self._metrics.kv_blocks_cached.set(self.table.num_blocks_cached)

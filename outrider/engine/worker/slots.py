@@ -1,246 +1,28 @@
-"""State of a worker's slots: committed tokens, cached tokens, and what other slots may share of them. No torch.
+"""Slots with a KV cache: committed tokens, cached tokens, and what other slots may share of them. No torch.
 
 Owned by the engine thread. `SlotKeeper` translates jobs into calls of these methods, `StepScheduler` allocates and
-frees memory, the runner fills the block tables. A draft without a model has slots without a cache.
+frees memory, the runner fills the block tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
-
-import grpc
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
-from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
-from outrider.wire.requests.params import MAX_SALT_BYTES, SamplingParams
-from outrider.wire.requests.scheduling import Scheduling
+from outrider.engine.worker.open_slots import BareSlot, Behind, OpenSlots
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.requests.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.drafting.translation import Translation
     from outrider.engine.step_plan import Source
 
-
-class Behind(OutriderError):
-    """Raised when a message's `base_len` is past the slot's committed tokens: send it again from `known_len`."""
-
-    grpc_code = grpc.StatusCode.FAILED_PRECONDITION
-
-    def __init__(self, base_len: int, known_len: int) -> None:
-        super().__init__(f"base_len is {base_len}, this slot knows {known_len} tokens; send again from {known_len}")
-        self.known_len = known_len
-
-
-class BareSlot:
-    """Committed tokens of one choice of a request in one worker. Change `committed` through the methods only."""
-
-    __slots__ = ("asked_s", "committed", "key", "num_prompt", "params", "scheduling")
-
-    def __init__(self, key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams) -> None:
-        self.key = key
-        self.params = params
-        self.num_prompt = num_prompt
-        self.committed = list(committed_ids)
-        self.scheduling = Scheduling()
-        self.asked_s = 0.0
-        """Monotonic time of the last message that requested work, or of its reply, in seconds."""
-
-    @property
-    def max_len(self) -> int:
-        """Maximum number of tokens, prompt and output, that the slot may ever hold."""
-        return self.num_prompt + self.params.max_tokens
-
-    @property
-    def most_cached(self) -> int:
-        """Maximum number of tokens in the cache at once. It may exceed `max_len`: siblings of a draft tree are cached
-        too.
-        """
-        return self.max_len
-
-    @property
-    def most_depth(self) -> int:
-        """Maximum depth of a draft tree under the committed tokens."""
-        return self.params.max_tokens
-
-    def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
-        """Replace `committed` with `committed[:base_len] + ids`. A message may repeat, extend or shorten it.
-
-        Raises `Behind` when `base_len` is past the committed tokens. Raises `InvalidRequest` when the result would lose
-        part of the prompt or be longer than `max_len`. Nothing changes then.
-        """
-        self.check_commit(base_len, len(ids))
-        self.committed[base_len:] = ids
-
-    def check_commit(self, base_len: int, num_ids: int) -> None:
-        """Raise what `commit_from` raises for `num_ids` ids."""
-        if base_len > len(self.committed):
-            raise Behind(base_len, len(self.committed))
-        new_len = base_len + num_ids
-        if base_len < 0 or not self.num_prompt <= new_len <= self.max_len:
-            raise InvalidRequest(
-                f"base_len {base_len} and {num_ids} committed ids make {new_len} tokens, "
-                f"this slot holds {self.num_prompt} to {self.max_len}",
-                param="base_len",
-            )
-
-    def settle(self) -> None:
-        """Bring what is kept beside the committed ids up to date with them, after a message."""
-
-    def distrust(self) -> None:
-        """Discard what is kept beside the committed ids, for good: it may be wrong."""
-
-    def truncate(self, committed_len: int) -> int:
-        """Discard what was made past `committed_len`; return the number of cache blocks freed. `committed` stays."""
-        return 0
-
-    def give_up(self) -> int:
-        """Discard everything but `committed`; return the number of cache blocks freed."""
-        return 0
-
-    def make_way(self) -> int:
-        """Free the slot for another of the same key; return its cache blocks. The choice has not ended."""
-        return self.give_up()
-
-
-S = TypeVar("S", bound=BareSlot)
-MakeSlot = Callable[..., S]
-"""Creates a slot from `key`, `committed_ids`, `num_prompt`, `params`, and `cache_salt` by name; and, where they apply,
-`source_ids`, `translation` and `corpus_id` by name."""
-
-
-class OpenSlots(Generic[S]):
-    """All open slots of a worker. Iterates over them, the longest open first."""
-
-    def __init__(
-        self,
-        make: MakeSlot[S],
-        max_slots: int,
-        context_limit: int,
-        *,
-        takes_sources: bool = False,
-        has_corpus: bool = False,
-    ) -> None:
-        """Create an empty collection.
-
-        `takes_sources`: whether slots are of an encoder-decoder model. `has_corpus`: whether `make` takes a
-        `corpus_id`.
-        """
-        self.max_slots = max_slots
-        self.context_limit = context_limit
-        self.takes_sources = takes_sources
-        self.has_corpus = has_corpus
-        self._make = make
-        self._slots: dict[SlotKey, S] = {}
-
-    def __iter__(self) -> Iterator[S]:
-        return iter(list(self._slots.values()))
-
-    @property
-    def num_in_use(self) -> int:
-        return len(self._slots)
-
-    @property
-    def num_blocks_in_use(self) -> int:
-        """Number of cache blocks that slots hold."""
-        return 0
-
-    @property
-    def num_blocks_cached(self) -> int:
-        """Number of cache blocks that no slot holds, kept for later prompts."""
-        return 0
-
-    def get(self, owner: int, slot_id: int) -> S | None:
-        return self._slots.get((owner, slot_id))
-
-    def open(
-        self,
-        owner: int,
-        slot_id: int,
-        committed_ids: Sequence[int],
-        num_prompt: int,
-        params: SamplingParams,
-        cache_salt: bytes = b"",
-        source_ids: Sequence[int] = (),
-        translation: Translation | None = None,
-        corpus_id: bytes = b"",
-    ) -> S:
-        """Open a slot, after freeing an open one of the same key. It has no cached tokens and no memory yet.
-
-        `translation`: maps between the tokens of messages and the model's, where they differ. `corpus_id`: as in
-        `OpenJob`.
-
-        Raises `InvalidRequest` when the slot could never fit, and `Overloaded` when all slots are in use. Both messages
-        give the numbers, and both leave an open slot of the same key as it was.
-        """
-        key = (owner, slot_id)
-        self._check_lengths(len(committed_ids), num_prompt, params.max_tokens)
-        self._check_source(len(source_ids))
-        self._check_memory(num_prompt + params.most_cached, len(source_ids))
-        num_others = len(self._slots) - (key in self._slots)
-        if num_others >= self.max_slots:
-            raise Overloaded(f"all {self.max_slots} slots are in use; retry later or raise max_slots")
-        if len(cache_salt) > MAX_SALT_BYTES:
-            raise InvalidRequest(
-                f"cache_salt has {len(cache_salt)} bytes, at most {MAX_SALT_BYTES} are allowed", param="cache_salt"
-            )
-        if key in self._slots:
-            self._slots.pop(key).make_way()
-        more: dict[str, Any] = {"source_ids": source_ids} if self.takes_sources else {}
-        if translation is not None:
-            more["translation"] = translation
-        if self.has_corpus:
-            more["corpus_id"] = corpus_id
-        slot = self._slots[key] = self._make(key, committed_ids, num_prompt, params, cache_salt=cache_salt, **more)
-        return slot
-
-    def close(self, owner: int, slot_id: int) -> int:
-        """Free the slot; return its number of cache blocks, 0 when it is not open. Closing twice is no error."""
-        slot = self._slots.pop((owner, slot_id), None)
-        return 0 if slot is None else slot.give_up()
-
-    def close_owner(self, owner: int) -> int:
-        """Free every slot of a stream that ended; return their number."""
-        keys = [key for key in self._slots if key[0] == owner]
-        for key in keys:
-            self.close(*key)
-        return len(keys)
-
-    def _check_lengths(self, num_committed: int, num_prompt: int, max_tokens: int) -> None:
-        max_len = num_prompt + max_tokens
-        if not 1 <= num_prompt <= num_committed:
-            raise InvalidRequest(
-                f"num_prompt_tokens is {num_prompt}, must be from 1 to {num_committed}, the committed tokens",
-                param="num_prompt_tokens",
-            )
-        if max_len > self.context_limit:
-            raise InvalidRequest(
-                f"prompt of {num_prompt} tokens plus max_tokens {max_tokens} is {max_len}, "
-                f"the context limit is {self.context_limit}; shorten the prompt or lower max_tokens",
-                param="max_tokens",
-            )
-        if num_committed > max_len:
-            raise InvalidRequest(
-                f"{num_committed} committed tokens are more than prompt plus max_tokens, {max_len}",
-                param="committed_ids",
-            )
-
-    def _check_source(self, num_source: int) -> None:
-        if num_source > (self.context_limit if self.takes_sources else 0):
-            most = (
-                f"at most {self.context_limit}, the context limit" if self.takes_sources else "none without an encoder"
-            )
-            raise InvalidRequest(f"a source of {num_source} tokens, and this worker reads {most}", param="source_ids")
-        if self.takes_sources and not num_source:
-            raise InvalidRequest(
-                "source_ids is empty, and this worker's encoder reads at least one token", param="source_ids"
-            )
-
-    def _check_memory(self, max_len: int, num_source: int) -> None:
-        """Raise `InvalidRequest` when a slot of `max_len` tokens with a source of `num_source` could never fit."""
+__all__ = ["BareSlot", "Behind", "OpenSlots", "Scoring", "Slot", "SlotTable", "needs_prefill"]
 
 
 def needs_prefill(slot: Slot) -> bool:
@@ -303,6 +85,7 @@ class Slot(BareSlot):
 
     @property
     def num_source_tokens(self) -> int:
+        """Number of tokens of the encoder's source; 0 without an encoder."""
         return 0
 
     @property
@@ -328,12 +111,16 @@ class Slot(BareSlot):
     @property
     def num_unscored(self) -> int:
         """Number of prompt tokens whose logprobs are requested and not yet computed."""
-        return 0 if self.scoring is None else self.scoring.num_tokens - len(self.scoring.found)
+        if self.scoring is None:
+            return 0
+        return self.scoring.num_tokens - len(self.scoring.found)
 
     @property
     def most_narrow(self) -> int:
         """Maximum number of uncached tokens that run in a step without a prefill; 1 while tokens are to be scored."""
-        return 1 if self.num_unscored else MAX_NARROW
+        if self.num_unscored:
+            return 1
+        return MAX_NARROW
 
     @property
     def num_feedable(self) -> int:
@@ -343,7 +130,9 @@ class Slot(BareSlot):
     def uncached(self, most: int | None = None) -> list[int]:
         """Return the committed tokens that are not cached and are fed next, `most` at most."""
         start = self.first + len(self.cached)
-        return self.ids[start : None if most is None else start + most]
+        if most is None:
+            return self.ids[start:]
+        return self.ids[start : start + most]
 
     def features_of(self, num_tokens: int) -> Any:
         """Return the features that a forward needs beside the next `num_tokens` uncached tokens, [num_tokens, width].
@@ -363,6 +152,7 @@ class Slot(BareSlot):
         self._num_agreed = min(self._num_agreed, max(0, base_len - self.first))
 
     def settle(self) -> None:
+        """Truncate the cache to the committed tokens, and publish their full blocks to the prefix cache."""
         self.reconcile()
         self.publish()
 
@@ -421,7 +211,9 @@ class Slot(BareSlot):
         The last committed token and tokens that are still to be scored are not adopted.
         """
         assert not self.cached, f"{len(self.cached)} tokens are cached already"
-        end = self.first + len(self.scoring.found) if self.scoring is not None and self.num_unscored else -1
+        end = -1
+        if self.scoring is not None and self.num_unscored:
+            end = self.first + len(self.scoring.found)
         num_tokens = self._pool.prefix.adopt(self.table, self.ids[self.first : end], self._salt)
         self.cached = self.ids[self.first : self.first + num_tokens]
         self._num_agreed = num_tokens
@@ -433,7 +225,9 @@ class Slot(BareSlot):
         """Publish the full blocks of committed tokens to the prefix cache; draft tokens are never published."""
         prefix, num_agreed = self._pool.prefix, self._num_agreed
         if prefix.enabled and num_agreed // self._pool.block_size >= max(len(self.table.digests), 1):
-            ids = self.cached if num_agreed == len(self.cached) else self.cached[:num_agreed]
+            ids = self.cached
+            if num_agreed < len(ids):
+                ids = ids[:num_agreed]
             prefix.publish(self.table, ids, self._salt)
 
     def give_up(self) -> int:
@@ -492,9 +286,11 @@ class SlotTable(OpenSlots[Slot]):
     def _check_memory(self, max_len: int, num_source: int) -> None:
         needed = self.pool.num_blocks_for(max_len) + self.pool.num_blocks_for(num_source)
         if needed > self.pool.num_blocks:
-            across = f" and a source of {num_source}" if num_source else ""
+            source = ""
+            if num_source:
+                source = f" and a source of {num_source}"
             raise InvalidRequest(
-                f"{max_len} tokens{across} need {needed} cache blocks, this worker has {self.pool.num_blocks} of "
+                f"{max_len} tokens{source} need {needed} cache blocks, this worker has {self.pool.num_blocks} of "
                 f"{self.pool.block_size} tokens; lower max_tokens, or n of a beam search, or raise kv_cache_tokens",
                 param="max_tokens",
             )

@@ -61,18 +61,26 @@ class SourceSlot(Slot):
 
     @property
     def num_to_encode(self) -> int:
-        return 0 if self._source.table.blocks else len(self._source.ids)
+        if self._source.table.blocks:
+            return 0
+        return len(self._source.ids)
 
     def adopt(self) -> int:
-        is_first, num_found = self.num_adopted is None, 0
-        if self._pool.prefix.adopt(self._source.table, self._stored_ids, self._source_salt) == len(self._stored_ids):
-            num_found = len(self._source.ids)
+        """Adopt the cached source, where it is cached as a whole, and the cached prefix of the committed tokens.
+
+        Returns the number of tokens of both.
+        """
+        is_first = self.num_adopted is None
+        num_stored = self._pool.prefix.adopt(self._source.table, self._stored_ids, self._source_salt)
+        num_source = 0
+        if num_stored == len(self._stored_ids):
+            num_source = len(self._source.ids)
         else:  # a part of a source is useless
             self._source.table.free()
-        num_tokens = super().adopt()
+        num_adopted = num_source + super().adopt()
         if is_first:
-            self.num_adopted = num_found + num_tokens
-        return num_found + num_tokens
+            self.num_adopted = num_adopted
+        return num_adopted
 
     def publish(self) -> None:
         super().publish()

@@ -19,8 +19,8 @@ from outrider.engine.files.tokenizer_files import tokenizers_read_once
 from outrider.engine.native.library import load_at_start
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.engine_thread import EngineThread, EngineWorker, StepTimes
+from outrider.engine.worker.open_slots import OpenSlots
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import OpenSlots
 from outrider.engine.worker.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
@@ -148,9 +148,11 @@ class WorkerHandle:
 
     @property
     def address(self) -> str:
+        """Address, host and port, of the gRPC server."""
         return self._server.address
 
     def info(self) -> pb.WorkerInfo:
+        """Return the worker's description, as GetInfo does."""
         return self._loaded.info()
 
     def wait_failed(self, timeout_s: float | None = None) -> None:
@@ -161,6 +163,7 @@ class WorkerHandle:
 
     @property
     def running(self) -> bool:
+        """Whether the engine thread runs."""
         return self._engine.alive
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = lambda: False) -> None:
@@ -296,7 +299,7 @@ def _base(
     spans: Spans | None,
     certificates: CertificateFolder | None,
 ) -> Base[State]:
-    """Runs on the engine thread."""
+    # runs on the engine thread
     load_at_start()
     with tokenizers_read_once():
         loaded = load(config, new_epoch(), engine.fail)

@@ -1,15 +1,11 @@
 """The part of the Control stream that both workers share, on the gRPC loop's thread: opens, truncates, closes, epochs.
 
-It translates protobuf to jobs and results to protobuf, without maths. It also adds the worker's part of a trace: one
-span for each step of a traced slot, with one child span for each phase. Spans are made from the timings of a verdict
-when it is sent, so the engine has no tracing code. The gateway makes the span of a round; its id follows from the
-lease's ticket and the length at which the round began, so tracing adds nothing to the messages.
+It translates protobuf to jobs and results to protobuf, without maths. The servicers of draft and target call it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +25,7 @@ from outrider.engine.worker.jobs import (
     SlotVocabulary,
     TruncateJob,
 )
+from outrider.engine.worker.slot_spans import SlotSpans
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import TRUNCATE_REASONS
@@ -38,15 +35,10 @@ from outrider.wire.requests.params import MAX_CORPUS_ID_BYTES, MAX_LOGPROBS, Ran
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.log import get_logger
-from outrider.wire.telemetry.trace import Spans, TraceParent, round_span_id
+from outrider.wire.telemetry.trace import Spans
 from outrider.wire.transport.streams import ControlStreams
 
 log = get_logger(__name__)
-
-_PHASES = (("wait", "wait_us"), ("queue", "queue_us"), ("forward", "forward_us"), ("accept", "accept_us"))
-"""Span names of a verdict's phases, and the verdict's fields with their times in microseconds."""
-_FACTS = ("num_drafted", "num_accepted", "batch_size", "num_cached_tokens")
-"""Fields of a verdict that become attributes of its span: counts, never token ids."""
 
 MAX_WAITING = 64
 """Maximum number of messages that wait for a slot's grammar to be compiled; a gateway sends a few."""
@@ -69,65 +61,8 @@ class _Opening:
     """Handlers of messages that arrived for the slot since."""
 
 
-class SlotSpans:
-    """The traced slots of a worker, and the spans of their steps."""
-
-    def __init__(self, spans: Spans) -> None:
-        self._spans = spans
-        self._traced: dict[SlotKey, TraceParent] = {}
-
-    def asked(self, owner: int, item: Any) -> Respond | None:
-        """Record an item that arrived on a Control stream; return the callback for its replies; None when untraced."""
-        kind = item.WhichOneof("item")
-        if kind == "open":
-            self._opened((owner, item.open.slot), TraceParent.parse(item.open.traceparent))
-        elif kind == "close":
-            self._traced.pop((owner, item.close.slot), None)
-        elif kind == "verify":
-            place = self._traced.get((owner, item.verify.slot))
-            if place is not None and item.verify.tickets:
-                return self._asked(item.verify, place)
-        return None
-
-    def gone(self, owner: int) -> None:
-        for key in [key for key in self._traced if key[0] == owner]:
-            del self._traced[key]
-
-    def _opened(self, key: SlotKey, place: TraceParent | None) -> None:
-        if place is not None and place.sampled:
-            self._traced[key] = place
-        else:
-            self._traced.pop(key, None)
-
-    def _asked(self, message: Any, request: TraceParent) -> Respond:
-        ticket, facts = message.tickets[0].ticket, {"outrider.slot": message.slot}
-
-        def add_spans(reply: Any) -> None:
-            now_ns = time.time_ns()
-            if reply.WhichOneof("item") != "verdict":
-                code = pb.WorkerErrorCode.Name(reply.error.code).removeprefix("WORKER_ERROR_CODE_")
-                self._spans.add("verify", request, now_ns, now_ns, facts, error=code, server=True)
-                return
-            verdict = reply.verdict
-            above = TraceParent(request.trace_id, round_span_id(ticket, verdict.committed_len), True)
-            took_us = {phase: getattr(verdict, field) for phase, field in _PHASES}
-            start_ns = now_ns - 1000 * sum(took_us.values())
-            known = facts | {f"outrider.{field}": getattr(verdict, field) for field in _FACTS}
-            own = self._spans.add("verify", above, start_ns, now_ns, known, server=True)
-            if own is not None:
-                self._add_phases(own, start_ns, took_us)
-
-        return add_spans
-
-    def _add_phases(self, whole: TraceParent, start_ns: int, took_us: dict[str, int]) -> None:
-        for name, us in took_us.items():
-            end_ns = start_ns + 1000 * us
-            if us:
-                self._spans.add(name, whole, start_ns, end_ns, {})
-            start_ns = end_ns
-
-
 def error_to_proto(error: JobError) -> pb.WorkerError:
+    """Return the message for a failed job."""
     code = pb.WorkerErrorCode.Value(f"WORKER_ERROR_CODE_{error.fault.name}")
     return pb.WorkerError(code=code, message=error.message, known_len=error.known_len)
 
@@ -142,6 +77,9 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
     check_token_ids("source_ids", message.source_ids, vocab_size)
     Range(0, MAX_CORPUS_ID_BYTES).check("bytes of corpus_id", len(message.corpus_id))
     Range(0, min(MAX_LOGPROBS, vocab_size)).check("num_prompt_logprobs", message.num_prompt_logprobs)
+    num_prompt_logprobs = None
+    if message.HasField("num_prompt_logprobs"):
+        num_prompt_logprobs = message.num_prompt_logprobs
     return OpenJob(
         owner=owner,
         slot_id=message.slot,
@@ -154,7 +92,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         deliver_to=message.deliver_to,
         target_epoch=message.target_epoch,
         drafter=Drafter.parse(message.drafter) if message.drafter else None,
-        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+        num_prompt_logprobs=num_prompt_logprobs,
         prediction_ids=tuple(message.prediction_ids),
         source_ids=tuple(message.source_ids),
         speculation=Speculation.from_proto(message.speculation, vocab_size),
@@ -170,9 +108,11 @@ class WorkerFacts:
         self._service = service
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:  # noqa: N802
+        """Return the worker's description at this moment."""
         return self._service.info()
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:  # noqa: N802
+        """Return the files of the worker's tokenizer."""
         return self._service.tokenizer
 
 
@@ -203,7 +143,9 @@ class WorkerService:
         self.own_vocabulary = SlotVocabulary(facts.vocab_size, tuple(facts.eos_token_ids), grammars)
         self.vocabulary_of: Callable[[pb.OpenSlot], SlotVocabulary] = lambda message: self.own_vocabulary
         """Returns the vocabulary of the tokens in a slot's messages."""
-        self._slot_spans = None if spans is None else SlotSpans(spans)
+        self._slot_spans: SlotSpans | None = None
+        if spans is not None:
+            self._slot_spans = SlotSpans(spans)
         self._compiler = GrammarCompiler()
         self._compiling: dict[SlotKey, _Opening] = {}
 
@@ -224,7 +166,9 @@ class WorkerService:
         """
 
         def dispatch(owner: int, item: Any, put: Callable[[Any], None]) -> None:
-            add_spans = None if self._slot_spans is None else self._slot_spans.asked(owner, item)
+            add_spans: Respond | None = None
+            if self._slot_spans is not None:
+                add_spans = self._slot_spans.asked(owner, item)
 
             def respond(result: Any) -> None:
                 reply = reply_type(id=item.id, **(_shared_reply(result) or to_proto(result)))
@@ -243,9 +187,10 @@ class WorkerService:
         )
 
     def _gone(self, owner: int) -> None:
-        for key in [key for key in self._compiling if key[0] == owner]:
-            self._drop(key)
-            self.num_opening -= 1
+        for key in list(self._compiling):
+            if key[0] == owner:
+                self._drop(key)
+                self.num_opening -= 1
         self.engine.submit(OwnerGone(owner))
         if self._slot_spans is not None:
             self._slot_spans.gone(owner)
@@ -318,15 +263,20 @@ class WorkerService:
             take_up()
 
     def _too_long(self, message: pb.OpenSlot) -> str | None:
-        counts = {"prediction_ids": len(message.prediction_ids), "source_ids": len(message.source_ids)}
-        return next((f"{num} {name}" for name, num in counts.items() if num > self._context_limit), None)
+        # "9000 prediction_ids", where the context limit is below
+        for name, ids in (("prediction_ids", message.prediction_ids), ("source_ids", message.source_ids)):
+            if len(ids) > self._context_limit:
+                return f"{len(ids)} {name}"
+        return None
 
     def _dispatch(self, owner: int, item: Any, respond: Respond, take: Callable[[int, Any, Respond], None]) -> None:
         kind = item.WhichOneof("item")
-        key = (owner, getattr(item, kind).slot) if kind is not None else None
-        if kind == "close" and key in self._compiling:
-            self._close_opening(key)
-        opening = self._compiling.get(key) if key is not None else None
+        opening: _Opening | None = None
+        if kind is not None:
+            key = (owner, getattr(item, kind).slot)
+            if kind == "close" and key in self._compiling:
+                self._close_opening(key)
+            opening = self._compiling.get(key)
         if opening is not None and len(opening.waiting) >= MAX_WAITING:
             if item.id:
                 why = f"slot has {MAX_WAITING} messages that wait for its grammar, no more are taken; wait for its open"
@@ -357,8 +307,12 @@ class WorkerService:
 
 def _num_committed_ids(item: Any) -> int:
     kind = item.WhichOneof("item")
-    num_levels = len(getattr(item, kind).levels) if kind in ("verify", "advance") else 0
-    return num_levels + (len(getattr(item, kind).committed_ids) if kind in ("open", "verify", "advance") else 0)
+    if kind == "open":
+        return len(item.open.committed_ids)
+    if kind in ("verify", "advance"):
+        message = getattr(item, kind)
+        return len(message.committed_ids) + len(message.levels)
+    return 0
 
 
 def _shared_reply(result: Any) -> dict[str, Any] | None:

@@ -1,9 +1,11 @@
-"""`python -m outrider.lab.models.reference_generate`: compare answers with what transformers' own `generate` writes.
+"""Compare outputs with those of transformers' own `generate`: a process that `outrider demo` starts.
 
-`outrider demo` has its answers judged here. Of Outrider's it imports alone which class of transformers a model is, so
-that it shares none of our mistakes. It reads one line of JSON on stdin, {"model", "max_tokens", "repetition_penalty",
-"prompts": [str], "answers": [[token id]]}, and writes one on stdout, {"event": "compared", "num_tokens", "differences":
-[{"answer", "position", "expected", "found", "top2_gap"}]}.
+    python -m outrider.lab.models.reference_generate
+
+It reads one line of JSON on stdin, {"model", "max_tokens", "repetition_penalty", "prompts": [str], "answers": [[token
+id]]}, and writes one on stdout, {"event": "compared", "num_tokens", "differences": [{"answer", "position", "expected",
+"found", "top2_gap"}]}. Of Outrider it imports only the table of transformers' classes, so that it shares no mistake of
+the engine.
 """
 
 from __future__ import annotations
@@ -26,23 +28,24 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The target's own answer to one prompt."""
+    """Transformers' output to one prompt."""
 
     prompt_ids: Ids
     ids: Ids
-    """Token ids, the end-of-sequence id included when the answer reached one."""
+    """Token ids of the output, with the end id when it reached one."""
     gaps: list[float]
-    """Distance of the two best logits at each position of `ids`: small at a near-tie."""
+    """Difference of the two best logits at each token of `ids`: small at a near-tie."""
 
 
 class Reference:
-    """The target alone: greedy, float32, on the CPU, one prompt at a time."""
+    """A model in transformers: float32, on the CPU, one prompt at a time."""
 
     def __init__(self, model: str) -> None:
         """Load a folder, a GGUF file or a hub id."""
         place: dict[str, Any] = {"pretrained_model_name_or_path": model}
         if model.endswith(".gguf"):
-            folder, _, file = model.rpartition("/" if os.path.exists(model) else ":")
+            separator = "/" if os.path.exists(model) else ":"
+            folder, _, file = model.rpartition(separator)
             place = {"pretrained_model_name_or_path": folder or ".", "gguf_file": file}
         self.tokenizer: Any = AutoTokenizer.from_pretrained(**place)
         config = AutoConfig.from_pretrained(**place)
@@ -50,8 +53,9 @@ class Reference:
         self.model: Any = whole_class(config).from_pretrained(**place, dtype=torch.float32)  # in eval mode
 
     def generate(self, prompt: str, max_tokens: int, repetition_penalty: float = 1.0) -> Generated:
+        """Return the greedy output to a prompt, of `max_tokens` tokens at most."""
         inputs = self.tokenizer(prompt, return_tensors="pt")
-        made = self.model.generate(
+        result = self.model.generate(
             **inputs,
             do_sample=False,
             max_new_tokens=max_tokens,
@@ -60,16 +64,18 @@ class Reference:
             output_scores=True,
         )
         prompt_ids = inputs["input_ids"][0].tolist()
-        best = [scores[0].topk(2).values for scores in made.scores]  # [2] float32 each
-        gaps = [float(two[0] - two[1]) for two in best]
-        return Generated(prompt_ids, made.sequences[0, self._num_before(prompt_ids) :].tolist(), gaps)
+        gaps = []
+        for scores in result.scores:
+            best, second = scores[0].topk(2).values  # [2] float32
+            gaps.append(float(best - second))
+        return Generated(prompt_ids, result.sequences[0, self._num_before(prompt_ids) :].tolist(), gaps)
 
     def search(
         self, prompt: str, width: int, max_tokens: int, length_penalty: float = 1.0, early_stopping: bool | str = False
     ) -> list[tuple[Ids, float]]:
-        """Return the ids and scores of all `width` answers of a beam search, best first."""
+        """Return the ids and scores of all `width` outputs of a beam search, best first."""
         inputs = self.tokenizer(prompt, return_tensors="pt")
-        made = self.model.generate(
+        result = self.model.generate(
             **inputs,
             num_beams=width,
             num_return_sequences=width,
@@ -81,58 +87,84 @@ class Reference:
             output_scores=True,
         )
         num_before = self._num_before(inputs["input_ids"][0].tolist())
-        rows = (row[num_before:] for row in made.sequences.tolist())
-        return [(self._up_to_end(row), score) for row, score in zip(rows, made.sequences_scores.tolist(), strict=True)]
+        outputs = []
+        for sequence, score in zip(result.sequences.tolist(), result.sequences_scores.tolist(), strict=True):
+            outputs.append((self._up_to_end(sequence[num_before:]), score))
+        return outputs
 
     def without_end(self, ids: Ids) -> Ids:
-        return ids[:-1] if ids and ids[-1] in self._ends else ids
+        """Return the ids of an output without the end id, where it is the last."""
+        if ids and ids[-1] in self._ends:
+            return ids[:-1]
+        return ids
 
     def _up_to_end(self, ids: Ids) -> Ids:
-        last = next((place for place, token_id in enumerate(ids) if token_id in self._ends), len(ids))
-        return ids[: last + 1]
+        for index, token_id in enumerate(ids):
+            if token_id in self._ends:
+                return ids[: index + 1]
+        return ids
 
     def _num_before(self, prompt_ids: Ids) -> int:
-        return 1 if self._has_encoder else len(prompt_ids)  # a decoder begins with one token of its own
+        if self._has_encoder:
+            return 1  # a decoder begins with one token of its own
+        return len(prompt_ids)
 
     @property
     def _ends(self) -> list[int]:
         ends = self.model.generation_config.eos_token_id
-        return ends if isinstance(ends, list) else [ends]
+        if isinstance(ends, list):
+            return ends
+        return [ends]
 
 
 def first_difference(expected: Ids, found: Ids) -> int | None:
-    """Return the position of the first id that differs, or at which one of them has ended; None when they are equal."""
-    pairs = itertools.zip_longest(expected, found)
-    return next((position for position, (one, other) in enumerate(pairs) if one != other), None)
+    """Return the first index at which the ids differ, or one of the lists has ended; None when they are equal."""
+    for index, (expected_id, found_id) in enumerate(itertools.zip_longest(expected, found)):
+        if expected_id != found_id:
+            return index
+    return None
 
 
 def compare(reference: Reference, expected: Generated, found: Ids) -> dict[str, Any] | None:
-    """Return the first difference, or None. Final end-of-sequence ids are ignored: the gateway sends none."""
-    wanted, found = reference.without_end(expected.ids), reference.without_end(found)
-    position = first_difference(wanted, found)
+    """Return the first difference of an output from the expected one; None when they are equal.
+
+    Final end ids are ignored: the gateway sends none.
+    """
+    expected_ids = reference.without_end(expected.ids)
+    found_ids = reference.without_end(found)
+    position = first_difference(expected_ids, found_ids)
     if position is None:
         return None
     return {
         "position": position,
-        "expected": wanted[position] if position < len(wanted) else None,
-        "found": found[position] if position < len(found) else None,
+        "expected": _id_at(expected_ids, position),
+        "found": _id_at(found_ids, position),
         "top2_gap": expected.gaps[min(position, len(expected.gaps) - 1)],
     }
 
 
+def _id_at(ids: Ids, index: int) -> int | None:
+    if index >= len(ids):
+        return None
+    return ids[index]
+
+
 def main() -> int:
+    """Compare as stdin states, and return the exit code of the process."""
     quiet: Any = transformers_logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
     task = json.loads(sys.stdin.readline())
     reference = Reference(task["model"])
-    how = (task["max_tokens"], task["repetition_penalty"])
-    made = {prompt: reference.generate(prompt, *how) for prompt in dict.fromkeys(task["prompts"])}
+    expected = {}
+    for prompt in dict.fromkeys(task["prompts"]):
+        expected[prompt] = reference.generate(prompt, task["max_tokens"], task["repetition_penalty"])
     differences: list[dict[str, Any]] = []
     num_tokens = 0
     for index, (prompt, answer) in enumerate(zip(task["prompts"], task["answers"], strict=True)):
-        num_tokens += len(reference.without_end(made[prompt].ids))
-        if (difference := compare(reference, made[prompt], answer)) is not None:
+        num_tokens += len(reference.without_end(expected[prompt].ids))
+        difference = compare(reference, expected[prompt], answer)
+        if difference is not None:
             differences.append({"answer": index, **difference})
     sys.stdout.write(json.dumps({"event": "compared", "num_tokens": num_tokens, "differences": differences}) + "\n")
     return 0

@@ -1,15 +1,15 @@
-"""Function-preserving widening of a Llama checkpoint: the same logits at the cost of a larger model.
+"""Widen a Llama checkpoint: a larger model with the same logits. Called by benchmarks.
 
-A small pair that was really trained has a real acceptance rate but an unreal cost: its target is hardly dearer than
-its draft. Widening keeps the one and repairs the other, so that speed can be measured anywhere. How:
+A small pair that was really trained has a realistic acceptance rate and an unrealistic cost: its target costs hardly
+more than its draft. Widening keeps the acceptance and raises the cost, so that speed can be measured anywhere:
 
 * The residual stream is padded with zeros, and nothing ever writes to the padding.
 * Added heads, neurons and layers keep random input weights, so that they cost what dense ones cost, and have output
-  weights of zero, so that they say nothing.
+  weights of zero, so that they change nothing.
 * RMSNorm divides by the root mean square over D entries instead of d, of which D - d are zero. Its weights are scaled
   by sqrt(d/D) and its epsilon by d/D, which gives back the same numbers.
 
-Every table made with a widened target must say that it is widened.
+Every table made with a widened target must state that it is widened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from outrider.engine.files.model_files import check_folder
 
-CHECKED_TOKENS = (2, 64)  # batch, length
+CHECKED_TOKENS = (2, 64)
+"""Batch size and length of the texts whose logits are compared."""
 
 
 class WideningError(ValueError):
@@ -44,7 +45,7 @@ class Sizes:
     kv_heads: int
     """Key and value heads; divides `heads`."""
     extra_layers: int = 0
-    """Layers added behind the others, which change nothing."""
+    """Number of layers added behind the others, which change nothing."""
 
 
 def widen(model: LlamaForCausalLM, sizes: Sizes) -> LlamaForCausalLM:
@@ -70,7 +71,7 @@ def widen(model: LlamaForCausalLM, sizes: Sizes) -> LlamaForCausalLM:
 
 
 def check(model: torch.nn.Module, sizes: Sizes) -> None:
-    """Raise WideningError naming the first thing that stands in the way."""
+    """Raise WideningError unless `model` can be widened to these sizes; the message names the first obstacle."""
     if not isinstance(model, LlamaForCausalLM):
         raise WideningError(f"the model is a {type(model).__name__}; only LlamaForCausalLM can be widened")
     config = model.config
@@ -83,7 +84,8 @@ def check(model: torch.nn.Module, sizes: Sizes) -> None:
         ("kv_heads", config.num_key_value_heads),
         ("extra_layers", 0),
     ):
-        if (new := getattr(sizes, name)) < old:
+        new = getattr(sizes, name)
+        if new < old:
             raise WideningError(f"{name} is {new}, must be at least the model's own {old}")
     if sizes.heads % sizes.kv_heads:
         raise WideningError(f"heads is {sizes.heads}, must be a multiple of kv_heads, {sizes.kv_heads}")
@@ -95,22 +97,26 @@ def check(model: torch.nn.Module, sizes: Sizes) -> None:
 
 
 def wide_config(config: LlamaConfig, sizes: Sizes) -> LlamaConfig:
-    """Return a copy with the new sizes; the head size, and with it the rotary embedding, stays."""
+    """Return a copy of the configuration with the new sizes. The width of a head, and its rotary embedding, stay."""
     wide = copy.deepcopy(config)
     wide.head_dim = head_dim(config)
-    wide.hidden_size, wide.intermediate_size = sizes.hidden, sizes.intermediate
-    wide.num_attention_heads, wide.num_key_value_heads = sizes.heads, sizes.kv_heads
+    wide.hidden_size = sizes.hidden
+    wide.intermediate_size = sizes.intermediate
+    wide.num_attention_heads = sizes.heads
+    wide.num_key_value_heads = sizes.kv_heads
     wide.num_hidden_layers = config.num_hidden_layers + sizes.extra_layers
     wide.rms_norm_eps = config.rms_norm_eps * config.hidden_size / sizes.hidden
     return wide
 
 
 def head_dim(config: LlamaConfig) -> int:
+    """Return the width of an attention head."""
     return int(config.head_dim or config.hidden_size // config.num_attention_heads)
 
 
 def _query_rows(config: LlamaConfig, sizes: Sizes) -> torch.Tensor:
-    """Return the new rows [old heads * head_dim] int64 of the old query heads: each keeps its key and value head."""
+    # [old heads * head_dim] int64: the row in the new projection of each row of the old query heads
+    # 4 query heads of 2 KV heads widened to 8 of 2: old heads 0, 1, 2, 3 are the new heads 0, 1, 4, 5
     old_group = config.num_attention_heads // config.num_key_value_heads
     group = sizes.heads // sizes.kv_heads
     old = torch.arange(config.num_attention_heads)
@@ -120,7 +126,7 @@ def _query_rows(config: LlamaConfig, sizes: Sizes) -> torch.Tensor:
 
 
 def _widen_layer(layer: LlamaDecoderLayer, old: LlamaDecoderLayer, query_rows: torch.Tensor, width: int) -> None:
-    """Copy `old` into the corner of `layer`; o_proj and down_proj are zero elsewhere, set by the caller."""
+    # the caller has set o_proj and down_proj to zero
     new_attention, attention = layer.self_attn, old.self_attn
     new_attention.q_proj.weight[query_rows, :width] = attention.q_proj.weight
     _into_corner(new_attention.k_proj.weight, attention.k_proj.weight)
@@ -138,8 +144,7 @@ def _into_corner(new: torch.Tensor, old: torch.Tensor) -> None:
 
 
 def _zero_but(new: torch.Tensor, old: torch.Tensor) -> None:
-    """Fill with zeros, with `old` in the corner: [V, D] from [V, d]."""
-    new.zero_()
+    new.zero_()  # [V, D] from [V, d]
     _into_corner(new, old)
 
 
@@ -151,17 +156,18 @@ def _widen_norm(new: LlamaRMSNorm, old: LlamaRMSNorm) -> None:
 
 @torch.inference_mode()
 def largest_difference(model: LlamaForCausalLM, other: LlamaForCausalLM) -> float:
-    """Return the largest difference of logits on random tokens, in nats before normalisation."""
+    """Return the largest difference of two models' logits on random tokens."""
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, model.config.vocab_size, CHECKED_TOKENS, generator=generator).to(model.device)
+    ids = torch.randint(0, model.config.vocab_size, CHECKED_TOKENS, generator=generator).to(model.device)  # [2, 64]
     return (model(ids).logits - other(ids).logits).abs().max().item()
 
 
 def widen_folder(source: Path, destination: Path, sizes: Sizes, dtype: torch.dtype = torch.float32) -> str:
-    """Widen the checkpoint in `source` into `destination`, tokenizer and chat template included.
+    """Widen the checkpoint in the folder `source` and save it in `destination`, with its tokenizer and chat template.
 
-    The check runs in float32; `dtype` is what is saved. Returns one line that describes the result. Raises
-    WideningError when `source` holds no Llama, or when the logits do not come out equal.
+    Returns a line that describes the result. The logits are compared in float32; `dtype` is that of the saved weights.
+
+    Raises WideningError when `source` holds no Llama, and when the logits differ.
     """
     if not (source / "config.json").is_file():
         raise WideningError(f"{source} holds no model: config.json is missing")
@@ -176,5 +182,8 @@ def widen_folder(source: Path, destination: Path, sizes: Sizes, dtype: torch.dty
         raise WideningError(f"the widened model's logits differ by {difference:.1e}: {source} cannot be widened")
     wide.to(dtype).save_pretrained(destination)
     AutoTokenizer.from_pretrained(source).save_pretrained(destination)
-    millions = [sum(p.numel() for p in m.parameters()) / 1e6 for m in (model, wide)]
-    return f"{millions[0]:.1f}M -> {millions[1]:.1f}M parameters, largest logit difference {difference:.1e}"
+    return f"{_millions(model):.1f}M -> {_millions(wide):.1f}M parameters, largest logit difference {difference:.1e}"
+
+
+def _millions(model: LlamaForCausalLM) -> float:
+    return sum(parameter.numel() for parameter in model.parameters()) / 1e6

@@ -106,7 +106,7 @@ def test_the_cache_takes_its_fraction_of_the_free_memory(original: str, monkeypa
     assert load(original, kv_cache_fraction=0.02).pool.num_blocks == 20
     assert load(original).pool.num_blocks == 2 * 16  # both slots' contexts, and no more
     assert load(original, max_slots=64).pool.num_blocks == 100  # a tenth
-    monkeypatch.setattr("outrider.engine.loading.loader.ANSWER_TOKENS", 64)
+    monkeypatch.setattr("outrider.engine.loading.cache_size.ANSWER_TOKENS", 64)
     assert load(original, max_slots=3).pool.num_blocks == 16  # one context at least
     assert load(original, max_slots=8).pool.num_blocks == 8 * 4
     with pytest.raises(ConfigError, match=rf"a block takes {block_bytes} bytes, .*kv_cache_fraction 0\.0001"):

@@ -11,19 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.worker.scheduler import (
-    MIN_PREFILL_TOKENS,
-    Admit,
-    Decision,
-    Feed,
-    Preempt,
-    Run,
-    Scheduler,
-    SlotDemand,
-    Wait,
-    Want,
-    Why,
-)
+from outrider.engine.worker.decisions import Admit, Decision, Feed, Preempt, Run, SlotDemand, Wait, Want, Why
+from outrider.engine.worker.planner import Scheduler
+from outrider.engine.worker.step_cost import MIN_PREFILL_TOKENS
 from outrider.wire.requests.scheduling import Scheduling
 
 BLOCK_SIZE = 4

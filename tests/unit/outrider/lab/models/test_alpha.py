@@ -16,15 +16,8 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.lab.alpha import show
-from outrider.lab.models.alpha import (
-    MODEL,
-    DrafterSpec,
-    Estimate,
-    Tally,
-    TargetToken,
-    Task,
-    measure,
-)
+from outrider.lab.models.alpha import MODEL, DrafterSpec, Tally, TargetToken, Task, measure
+from outrider.lab.models.tally import Estimate
 from outrider.wire.requests.params import SamplingParams
 from tests.stack import DEMO_TARGET, OTHER_DRAFT
 from tests.tiny_models import tiny_llama, tiny_t5

@@ -1,0 +1,50 @@
+"""Check whether a model's KV cache fails in transformers too. Called by `attention_choice` when no path passed."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.engine.loading.self_test import TOLERANCE, random_ids, relative_error
+from outrider.engine.model_facts import ModelFacts
+
+
+@torch.inference_mode()
+def own_cache_refusal(model: PreTrainedModel, facts: ModelFacts) -> str | None:
+    """Feed several tokens behind the cache that transformers gives the model, as verifying drafts does.
+
+    Returns what is wrong with the logits, a clause for an error; None where they are those without a cache. Few
+    different tokens are fed, each of them often, and fewer than the reference is computed of: some classes choose among
+    keys whose scores are then equal.
+    """
+    generator = random.Random(3)
+    few = random_ids(generator, facts.vocab_size, 8)
+    num_tokens = min(48, facts.context_limit)
+    ids = torch.tensor([generator.choices(few, k=num_tokens)], device=model.device)  # [1, T] int64
+    begin = num_tokens // 2
+    end = begin + 6
+    tolerance = TOLERANCE[facts.dtype]
+    name = "input_ids"
+    inputs: dict[str, Tensor] = {}
+    if facts.decoder_start_ids:
+        name = "decoder_input_ids"
+        inputs = {"input_ids": ids}
+    try:
+        reference = model(**inputs, **{name: ids}, use_cache=False).logits[0]  # [T, V] in the model's dtype
+        prefill = model(**inputs, **{name: ids[:, :begin]}, use_cache=True)
+        is_causal = relative_error(prefill.logits[0], reference[:begin]) <= tolerance
+        if not is_causal and getattr(model.config, "is_decoder", None) is False:
+            return "it reads its text in both directions (is_decoder is false in config.json)"
+        more = {name: ids[:, begin:end], "past_key_values": prefill.past_key_values}
+        logits = model(**inputs, **more, use_cache=True).logits[0]  # [6, V]
+        is_right = relative_error(logits, reference[begin:end]) <= tolerance
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever the class does with it
+        return "in transformers, too, its cache takes no several tokens at once behind others"
+    if is_right:
+        return None
+    return "in transformers, too, several tokens fed behind its cache get other logits than without a cache"

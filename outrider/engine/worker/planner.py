@@ -1,0 +1,256 @@
+"""Decide which slots run in the next forward: continuous batching, chunked prefill and KV memory. No torch.
+
+`Scheduler` takes plain values and returns typed decisions; `StepScheduler` applies them for both workers. The rules:
+
+1. A slot that is ready for its next step always runs: a prompt never delays it. (A target first leaves out slots
+   of a caller that would slow another caller by more than its share.)
+2. Prompts get the rest of the step's budget, several short ones together. Prompts of the caller that was fed least,
+   relative to its weight, come first; within a caller the lowest priority number, then first come first served. The
+   budget is small beside steps of other slots, and also while other slots are between two steps: those would have to
+   wait for the forward under way. After `PROBE_STEPS` it is zero for one step, which measures decoding alone. When
+   many short prompts wait beside few running slots, all of one caller, the prompts get whole steps: everyone then
+   finishes sooner, and in fuller batches.
+3. A slot without blocks is admitted only when the free blocks cover its next step and leave one block for each slot,
+   itself included, whose last block is nearly full. While one such slot waits, none after it is admitted.
+4. When memory runs out, the youngest slot is preempted; it starts again from its committed tokens. A slot never takes
+   memory from an older one unless that one is dormant, so the oldest slot with work always gets memory.
+
+All of this runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.engine.worker.decisions import Admit, Decision, Feed, Preempt, Run, SlotDemand, Wait, Want, Why
+from outrider.engine.worker.step_cost import StepCost
+from outrider.wire.requests.scheduling import VirtualTokens
+
+GROWTH_TOKENS = 16
+"""Number of tokens by which each running slot can still grow when another is admitted: one block of the CPU's attention
+backends."""
+WAITING_SERVED_RATIO = 0.3
+"""Minimum ratio of waiting short prompts to running slots at which the running slots pause for the prompts. Name and
+idea are those of text-generation-inference."""
+SHORT_STEPS = 2
+"""Maximum length of a short prompt, in whole prefill steps. Running slots never pause for a longer prompt."""
+
+
+class Scheduler:
+    """Planner of the next forward. Its only state is the measured cost of steps and the tokens fed per caller."""
+
+    def __init__(self, block_size: int, max_prefill_tokens: int) -> None:
+        self.cost = StepCost()
+        self._block_size = block_size
+        self._max_prefill_tokens = max_prefill_tokens
+        self._fed = VirtualTokens()
+
+    def plan(self, demands: Sequence[SlotDemand], num_free: int) -> list[Decision]:
+        """Return the decisions for the next forward.
+
+        `demands`: every open slot, the longest open first. `num_free`: free blocks.
+
+        Either every decision is a `Preempt`, and the caller plans again after applying them, or none is. `Run` comes
+        first.
+
+        Example, with memory for all: slot A is ready to verify, B of another caller is new with a prompt of 1,000
+        tokens, and `StepCost` allows 64 prompt tokens beside A's step: Run(A), Admit(B), Feed(B, 64).
+        """
+        plan = _Plan(demands, num_free, self._block_size)
+        num_running = plan.run()
+        step_budget = self._max_prefill_tokens
+        budget = self.cost.prefill_tokens(num_running or plan.num_expected(), step_budget)
+        if num_running and self.cost.wants_probe(num_running):
+            budget = 0
+        plan.feed(self._sort_waiting(demands), budget, step_budget)
+        if not plan.preempted:
+            self._note_fed(demands, plan.decisions)
+        return list(plan.preempted) or plan.decisions
+
+    def _sort_waiting(self, demands: Sequence[SlotDemand]) -> list[int]:
+        # indices of the slots that wait, by what their caller was given, and within a caller by priority and age
+        waiting = [index for index, demand in enumerate(demands) if demand.is_waiting]
+        first = dict[bytes, int]()
+        weights = dict[bytes, float]()
+        for index in waiting:
+            scheduling = demands[index].scheduling
+            if scheduling.caller not in first:
+                first[scheduling.caller] = index
+                weights[scheduling.caller] = scheduling.weight
+        self._fed.wait(weights, (demand.scheduling.caller for demand in demands))
+
+        def rank(index: int) -> tuple[float, int, int]:
+            scheduling = demands[index].scheduling
+            return self._fed.given(scheduling.caller), first[scheduling.caller], scheduling.priority
+
+        return sorted(waiting, key=rank)
+
+    def _note_fed(self, demands: Sequence[SlotDemand], decisions: Sequence[Decision]) -> None:
+        callers = {demand.key: demand.scheduling.caller for demand in demands}
+        for decision in decisions:
+            if isinstance(decision, Feed):
+                self._fed.give(callers[decision.key], decision.num_tokens)
+
+
+class _Plan:
+    """The decisions of one call of `Scheduler.plan`, which stop at the first `Preempt`."""
+
+    def __init__(self, demands: Sequence[SlotDemand], num_free: int, block_size: int) -> None:
+        self.decisions: list[Decision] = []
+        self.preempted: list[Preempt] = []
+        self._demands = demands
+        self._num_free = num_free
+        self._block_size = block_size
+
+    def run(self) -> int:
+        """Run the ready slots that hold blocks; return the number of tokens that they feed."""
+        num_tokens = 0
+        for index, demand in enumerate(self._demands):
+            if demand.want is not Want.STEP or not demand.num_blocks or demand.num_to_feed or self.preempted:
+                continue
+            missing = self._missing(demand, demand.num_after)
+            if missing > self._num_free:
+                self._preempt_for(missing - self._num_free, index)
+                self.decisions.append(Wait(demand.key, Why.MEMORY))
+                continue
+            self._num_free -= missing
+            self.decisions.append(Run(demand.key))
+            num_tokens += demand.num_after - demand.num_cached
+        return num_tokens
+
+    def num_expected(self) -> int:
+        """Return the number of tokens that slots between two steps will feed in their next one."""
+        num_tokens = 0
+        for demand in self._demands:
+            if demand.want in (Want.NOTHING, Want.PREFILL) and demand.num_blocks and not demand.num_to_feed:
+                # Draft tokens of the last step may still be in the slot's cache.
+                num_tokens += max(1, demand.num_after - demand.num_cached)
+        return num_tokens
+
+    def feed(self, waiting: Sequence[int], decode_budget: int, step_budget: int) -> None:
+        """Decide which prompts are fed, within the budgets of tokens and blocks.
+
+        `waiting`: indices of slots with a prompt to feed, in scheduling order. `decode_budget`: prompt tokens that
+        hardly delay the running slots. `step_budget`: prompt tokens of a whole step.
+        """
+        num_spare = self._num_spare()
+        short = self._pause_for(step_budget)
+        num_fed = 0
+        no_memory = False  # for an admission: no later slot may be admitted either
+        for index in waiting:
+            demand = self._demands[index]
+            if self.preempted:
+                return
+            budget = decode_budget - num_fed
+            if demand.num_to_read <= short:
+                budget = step_budget - num_fed
+            if demand.num_blocks:
+                if demand.num_to_feed:
+                    num_fed += self._feed(demand, index, budget)
+                continue
+            missing = self._missing(demand, demand.num_after)
+            if not no_memory and missing > num_spare:
+                no_memory = True
+                self._preempt(missing - num_spare, self._dormant())
+            if no_memory:
+                self.decisions.append(Wait(demand.key, Why.MEMORY))
+                continue
+            if demand.num_to_feed and budget <= 0:
+                self.decisions.append(Wait(demand.key, Why.BUDGET))
+                continue
+            self.decisions.append(Admit(demand.key))
+            num_spare -= missing + self._reserve(demand)
+            if demand.num_to_feed:
+                num_fed += self._feed(demand, index, budget)
+            else:
+                num_fed += self._run_admitted(demand)
+
+    def _pause_for(self, step_budget: int) -> int:
+        """Return the maximum prompt length, in tokens, for which running slots pause; 0 when they do not."""
+        short = SHORT_STEPS * step_budget
+        callers = set[bytes]()
+        num_running = 0
+        num_waiting = 0
+        for demand in self._demands:
+            if demand.has_memory and not demand.num_to_feed:
+                num_running += 1
+                callers.add(demand.scheduling.caller)
+            elif demand.want in (Want.STEP, Want.PREFILL) and demand.num_to_feed and demand.num_to_read <= short:
+                num_waiting += 1
+                callers.add(demand.scheduling.caller)
+        if num_running and len(callers) > 1:
+            return 0  # a slot never pauses for another caller's prompt
+        if num_waiting < WAITING_SERVED_RATIO * num_running:
+            return 0
+        return short
+
+    def _feed(self, demand: SlotDemand, index: int, budget: int) -> int:
+        if budget <= 0:
+            self.decisions.append(Wait(demand.key, Why.BUDGET))
+            return 0
+        num_needed = demand.num_cached
+        if not demand.num_to_encode:  # a chunk adds a token at least to the slot's cache; a source adds none
+            num_needed += 1
+        missing = self._missing(demand, num_needed)
+        if missing > self._num_free:
+            self._preempt_for(missing - self._num_free, index)
+            self.decisions.append(Wait(demand.key, Why.MEMORY))
+            return 0
+        if demand.num_to_encode:
+            self._num_free -= missing
+            self.decisions.append(Feed(demand.key, demand.num_to_encode))
+            return demand.num_to_encode
+        num_blocks = demand.num_blocks - demand.num_source_blocks + self._num_free - demand.num_copied
+        num_tokens = min(demand.num_to_feed, budget, num_blocks * self._block_size - demand.num_cached)
+        self._num_free -= self._missing(demand, demand.num_cached + num_tokens)
+        self.decisions.append(Feed(demand.key, num_tokens))
+        return num_tokens
+
+    def _run_admitted(self, demand: SlotDemand) -> int:
+        self._num_free -= self._missing(demand, demand.num_after)
+        self.decisions.append(Run(demand.key))
+        return demand.num_after
+
+    def _num_spare(self) -> int:
+        """Return the number of free blocks that no running or half-prefilled slot needs.
+
+        Dormant slots reserve nothing: they are preempted when their blocks are needed.
+        """
+        num_spare = self._num_free
+        for demand in self._demands:
+            if not demand.has_memory:
+                continue
+            num_spare -= self._reserve(demand)
+            if demand.num_to_feed:
+                num_spare -= self._missing(demand, demand.num_after)
+        return num_spare
+
+    def _reserve(self, demand: SlotDemand) -> int:
+        # blocks of 256: one more block where fewer than 16 tokens fit into the last one; blocks of 16: always one more
+        return int(-demand.num_after % self._block_size < GROWTH_TOKENS)
+
+    def _missing(self, demand: SlotDemand, num_tokens: int) -> int:
+        # blocks of 16, 3 held, no source: 50 tokens need 4 blocks, so 1 is missing
+        missing = demand.num_source_blocks - (-num_tokens // self._block_size) - demand.num_blocks
+        num_missing = max(missing, 0)
+        if num_tokens > demand.num_cached:
+            num_missing += demand.num_copied
+        return num_missing
+
+    def _preempt_for(self, num_blocks: int, index: int) -> None:
+        """Preempt dormant slots, then slots younger than the one at `index`, the youngest first."""
+        younger = [demand for demand in reversed(self._demands[index + 1 :]) if demand.has_memory]
+        self._preempt(num_blocks, [*self._dormant(), *younger])
+
+    def _dormant(self) -> list[SlotDemand]:
+        return [demand for demand in self._demands if demand.want is Want.DORMANT and demand.num_blocks]
+
+    def _preempt(self, num_blocks: int, victims: Sequence[SlotDemand]) -> None:
+        """Preempt `victims` in order until `num_blocks` are free; preempt none when all of them do not hold enough."""
+        if num_blocks > sum(victim.num_blocks for victim in victims):
+            return
+        for victim in victims:
+            if num_blocks <= 0:
+                return
+            self.preempted.append(Preempt(victim.key))
+            num_blocks -= victim.num_blocks

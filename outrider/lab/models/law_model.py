@@ -1,0 +1,157 @@
+"""Run a draft or a target along whole sequences, and return its distribution at each token. Used by `alpha`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from outrider.drafting.translation import Translation
+from outrider.engine.attention.varlen_attention import BLOCK_SIZE
+from outrider.engine.loading.loaded import load
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.sampling.coupled import coupled_id
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import LogitRow, SamplingState
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.step_plan import Row, Source
+from outrider.lab.models.alpha_task import Task
+from outrider.lab.models.tally import LawAt, best_id
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.settings.config import TargetConfig
+
+AT_ONCE = 8
+"""Outputs that the target generates in one batch."""
+
+
+class _Sequence:
+    """A prompt and its output so far, in the KV cache. An encoder, where there is one, reads the prompt at once."""
+
+    def __init__(self, runner: ModelRunner, prompt: Sequence[int]) -> None:
+        start = runner.facts.decoder_start_ids
+        self.ids = list(start or prompt)
+        """Tokens of the decoder."""
+        self.num_cached = 0
+        self.num_before = len(prompt) - len(self.ids)
+        """Number of prompt tokens that the decoder is not fed."""
+        self._table = runner.pool.new_table()
+        self._source: Source | None = None
+        if start:
+            self._source = Source(runner.pool.new_table(), list(prompt))
+            runner.forward([Row(self._table, (), 0, 0, (), source=self._source)])
+
+    @property
+    def position(self) -> int:
+        # of the next token, prompt counted
+        return self.num_before + len(self.ids)
+
+    def row(self, num_logits: int) -> Row:
+        return Row.of(self._table, self.ids, self.num_cached, num_logits, self._source)
+
+    def replace_ids(self, ids: list[int], num_same: int) -> None:
+        # the first `num_same` tokens are as they were; the last one is always fed again
+        self.ids = ids
+        self.num_cached = min(self.num_cached, num_same, len(ids) - 1)
+        self._table.truncate(self.num_cached)
+
+    def free(self) -> None:
+        self._table.free()
+        if self._source is not None:
+            self._source.table.free()
+
+
+class LawModel:
+    """A draft or target model that returns its distributions along whole sequences."""
+
+    def __init__(self, model: str, task: Task, num_tokens: int) -> None:
+        """Load the model on the device and in the dtype of `task`.
+
+        num_tokens: tokens of all sequences that are cached at once, of which there are AT_ONCE at most. Raises
+        ConfigError for a model that cannot be loaded.
+        """
+        num_tokens += 2 * AT_ONCE * BLOCK_SIZE  # the last block of a sequence, and of its source, may be nearly empty
+        values = {"model": model, "device": task.device, "dtype": task.dtype, "kv_cache_tokens": num_tokens}
+        self.runner: ModelRunner = load(TargetConfig(**values, max_slots=AT_ONCE), epoch=1).runner
+        self.translation: Translation | None = None
+        """Map between the model's tokens and the target's; None where they are the same."""
+
+    def drafts(self, ids: Sequence[int], start: int) -> Iterator[LawAt]:
+        """Yield the distributions that `laws` yields, for a target's tokens `ids` and over the target's vocabulary."""
+        if self.translation is None:
+            return self.laws(ids, start)
+        return self._retokenized_laws(self.translation, ids, start)
+
+    def laws(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], RowLaw]]:
+        """Yield the distributions after ids[:start], ids[:start + 1], ... ids[:-1]. The prompt is ids[:start]."""
+        sequence = _Sequence(self.runner, ids[:start])
+        try:
+            sequence.ids += ids[start:-1]
+            logits = self.runner.forward([sequence.row(len(ids) - start)])  # [len(ids) - start, V] float32
+        finally:
+            sequence.free()
+        host = HostLogits(logits)
+        for index in range(len(ids) - start):
+            yield partial(_law_of_logits, host, index)
+
+    def _retokenized_laws(self, translation: Translation, ids: Sequence[int], start: int) -> Iterator[LawAt]:
+        # a forward for each token: with the next token, those before it may be retokenized in another way
+        retokenization = translation.retokenization()
+        sequence = _Sequence(self.runner, ())
+        num_same = 0
+        pool = self.runner.pool
+        limit = min(self.runner.facts.context_limit, (pool.num_blocks - 1) * pool.block_size)
+        try:
+            for end in range(start, len(ids)):
+                num_kept = retokenization.commit(ids[:end], num_same)
+                num_same = end
+                sequence.replace_ids(list(retokenization.ids), num_kept)
+                if not retokenization.is_whole or len(sequence.ids) > limit:
+                    yield _no_law
+                    continue
+                host = HostLogits(self.runner.forward([sequence.row(1)])).told(translation.logits)
+                sequence.num_cached = len(sequence.ids)
+                yield partial(_retokenized_law, host)
+        finally:
+            sequence.free()
+
+    def write(self, prompts: Sequence[Sequence[int]], count: int, params: Sequence[SamplingParams]) -> list[list[int]]:
+        """Generate an output for each prompt, and return prompts and outputs.
+
+        Tokens are drawn by coupled noise, which is an exact draw; at temperature 0 they are the best. An output has
+        `count` tokens, or ends with the first end id.
+        """
+        sequences = [_Sequence(self.runner, prompt) for prompt in prompts]
+        running = list(zip(sequences, params, strict=True))
+        try:
+            for _ in range(count):
+                host = HostLogits(self.runner.forward([sequence.row(1) for sequence, _ in running]))
+                for row, (sequence, sampling) in enumerate(running):
+                    sequence.num_cached = len(sequence.ids)
+                    distribution = _law_of_logits(host, row, sampling)
+                    if sampling.greedy:
+                        token_id = best_id(distribution)
+                    else:
+                        token_id = coupled_id(distribution, sampling, sequence.position)
+                    sequence.ids.append(token_id)
+                running = [pair for pair in running if pair[0].ids[-1] not in self.runner.facts.eos_token_ids]
+                if not running:
+                    break
+        finally:
+            for sequence in sequences:
+                sequence.free()
+        texts = []
+        for prompt, sequence in zip(prompts, sequences, strict=True):
+            output = sequence.ids[len(prompt) - sequence.num_before :]
+            texts.append([*prompt, *output])
+        return texts
+
+
+def _law_of_logits(host: HostLogits, index: int, params: SamplingParams) -> RowLaw:
+    return host.law(index, LogitRow(SamplingState(params, (), ())))
+
+
+def _retokenized_law(host: HostLogits, params: SamplingParams) -> RowLaw | None:
+    return host.law_if_any(0, LogitRow(SamplingState(params, (), ())))
+
+
+def _no_law(_params: SamplingParams) -> None:
+    return None

@@ -1,0 +1,201 @@
+"""Compare a drafter's distributions with the target's token by token, and estimate means. Used by `alpha`.
+
+alpha = E[sum of min(target, draft)] is the expected acceptance probability of a draft token (Leviathan et al. 2023,
+Corollary 3.6).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from outrider.engine.sampling.coupled import coupled_id
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.wire.requests.params import SamplingParams
+
+DRAFT_TEMPERATURES = (1.0, 0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
+"""Temperatures of a draft that are compared, as multiples of the target's, or as they are where that is 0. Each costs a
+softmax of the draft's logits a token."""
+ESTIMATES = ("alpha", "bound", "coupled", "greedy", "drafted")
+"""Names of the fields of `Tally` whose means are in each row."""
+
+LawAt = Callable[[SamplingParams], RowLaw | None]
+"""Returns the distribution at one position under some parameters; None where the drafter proposes nothing."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tokens with its 95 % interval, in which prompts, not tokens, are independent samples."""
+
+    mean: float | None
+    """None where there are no values."""
+    error: float | None
+    """Half the width of the interval; None where fewer than two prompts have values."""
+
+    @classmethod
+    def of(cls, by_prompt: Sequence[Sequence[float]]) -> Estimate:
+        """Estimate the mean of the values of all prompts."""
+        prompts = list(filter(None, by_prompt))
+        num = sum(map(len, prompts))
+        if not num:
+            return cls(None, None)
+        mean = sum(map(sum, prompts)) / num
+        if len(prompts) < 2:
+            return cls(mean, None)
+        return cls(mean, half_width(moves(prompts, mean)))
+
+
+def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
+    """Return by how much the values of each prompt move the mean of all values."""
+    num = sum(map(len, by_prompt))
+    moves = []
+    for values in by_prompt:
+        moves.append((sum(values) - mean * len(values)) / num)
+    return moves
+
+
+def half_width(moves: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval of a mean, given by how much each of its clusters moves it.
+
+    There must be two clusters at least. It is the linearised variance of a ratio of sums, or of a difference of such
+    ratios (Cochran, "Sampling techniques", section 6.4).
+    """
+    return 1.96 * math.sqrt(sum(move * move for move in moves) * len(moves) / (len(moves) - 1))
+
+
+@dataclass(frozen=True)
+class TargetToken:
+    """A token of the target's output."""
+
+    id: int
+    position: int
+    """Index in the sequence, prompt included."""
+    law: RowLaw
+    """Distribution that the token was drawn from."""
+    whole: RowLaw
+    """Distribution there at temperature 1, without top-k, top-p and min-p."""
+
+    def keeps(self, token_id: int, lenience: float) -> bool:
+        """Return whether a draft token would be accepted here at temperature 0.
+
+        It is when it has at least `lenience` times the probability of the best token (Leviathan et al. 2023, A.5).
+        """
+        return self.whole.score(token_id) >= float(self.whole.scores.max()) + math.log(lenience)
+
+
+@dataclass
+class Tally:
+    """Values of one drafter under one setting: for each quantity a list by prompt, of a value for each token."""
+
+    temperatures: Sequence[float]
+    """Temperatures of the draft to compare; the first is the target's own."""
+    leniences: Sequence[float] = ()
+    alpha: list[list[float]] = field(default_factory=list)
+    """Acceptance probability under the rejection rule."""
+    bound: list[list[float]] = field(default_factory=list)
+    """Least acceptance probability under the coupled rule."""
+    coupled: list[list[float]] = field(default_factory=list)
+    """1 where the coupled rule accepts, else 0."""
+    greedy: list[list[float]] = field(default_factory=list)
+    """1 where draft and target have the same best token, else 0."""
+    drafted: list[list[float]] = field(default_factory=list)
+    """1 where the drafter proposes anything, else 0."""
+    at_temperature: list[list[list[float]]] = field(init=False)
+    """Alpha by the draft's temperature."""
+    lenient: list[list[list[float]]] = field(init=False)
+    """Acceptance by lenience."""
+
+    def __post_init__(self) -> None:
+        self.at_temperature = [[] for _ in self.temperatures]
+        self.lenient = [[] for _ in self.leniences]
+
+    def begin(self) -> None:
+        """Begin a prompt: the tokens that are added next are of its output."""
+        for name in ESTIMATES:
+            getattr(self, name).append([])
+        for values in (*self.at_temperature, *self.lenient):
+            values.append([])
+
+    def add(self, token: TargetToken, draft: LawAt, params: SamplingParams) -> None:
+        """Compare the drafter's distribution with the target's at a token, which the noise of `params` has drawn."""
+        distribution = draft(params)
+        self.drafted[-1].append(float(distribution is not None))
+        if distribution is None:
+            return
+        alpha = overlap(token.law, distribution)
+        self.alpha[-1].append(alpha)
+        self.bound[-1].append(alpha / (2.0 - alpha))  # (1 - TV) / (1 + TV), TV = 1 - alpha
+        self.coupled[-1].append(float(coupled_id(distribution, params, token.position) == token.id))
+        self.greedy[-1].append(float(best_id(token.law) == best_id(distribution)))
+        for values, temperature in zip(self.at_temperature, self.temperatures, strict=True):
+            other = draft(replace(params, temperature=temperature))
+            assert other is not None, "a temperature bans no token"
+            values[-1].append(overlap(token.law, other))
+        for values, lenience in zip(self.lenient, self.leniences, strict=True):
+            if params.greedy:
+                accepted = float(token.keeps(best_id(distribution), lenience))
+            else:
+                accepted = overlap(token.law, distribution, lenience)
+            values[-1].append(accepted)
+
+    def row(self, drafter: str, setting: dict[str, float]) -> dict[str, Any]:
+        """Return the row of the report: the estimate of each quantity, under the names of ESTIMATES and two more."""
+        row: dict[str, Any] = {"drafter": drafter, "setting": setting, "num_tokens": sum(map(len, self.drafted))}
+        for name in ESTIMATES:
+            row[name] = asdict(Estimate.of(getattr(self, name)))
+        row["draft_temperature"] = self._best_temperature()
+        if self.leniences:
+            row["lenient"] = self._lenient_rows()
+        return row
+
+    def _lenient_rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for lenience, values in zip(self.leniences, self.lenient, strict=True):
+            rows.append({"lenience": lenience, **asdict(Estimate.of(values))})
+        return rows
+
+    def _best_temperature(self) -> dict[str, Any] | None:
+        # the draft's temperature with the largest alpha, and its gain over the target's temperature on the same tokens
+        estimates = [Estimate.of(values) for values in self.at_temperature]
+        best = 0
+        best_mean = estimates[0].mean
+        if best_mean is None:
+            return None
+        for index, estimate in enumerate(estimates):
+            if estimate.mean is not None and estimate.mean > best_mean:
+                best = index
+                best_mean = estimate.mean
+        gains = []
+        for best_values, values in zip(self.at_temperature[best], self.at_temperature[0], strict=True):
+            gains.append(list(map(operator.sub, best_values, values)))
+        return {
+            "temperature": self.temperatures[best],
+            "alpha": asdict(estimates[best]),
+            "gain": asdict(Estimate.of(gains)),
+        }
+
+
+def draft_temperatures(temperature: float) -> list[float]:
+    """Return the temperatures of a draft that are compared for a target at `temperature`, which is the first."""
+    if temperature == 0.0:
+        return sorted(DRAFT_TEMPERATURES)
+    return [temperature * factor for factor in DRAFT_TEMPERATURES]
+
+
+def overlap(target: RowLaw, draft: RowLaw, lenience: float = 1.0) -> float:
+    """Return the probability that the rejection rule accepts a token drawn from `draft`.
+
+    It is the sum of min(target / lenience, draft) (Leviathan et al. 2023, Corollary 3.6 and, below a lenience of 1,
+    A.5).
+    """
+    return float(np.minimum(target.probs() / lenience, draft.probs_at(target)).sum())
+
+
+def best_id(distribution: RowLaw) -> int:
+    """Return the likeliest id of a distribution."""
+    return distribution.id_of(int(distribution.scores.argmax()))

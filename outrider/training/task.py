@@ -1,0 +1,119 @@
+"""Settings of a training, and the checks of its folders before anything is loaded. Used by `train_head`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from outrider.engine.files.model_files import check_folder
+from outrider.engine.heads.checkpoint import TargetFiles
+from outrider.engine.loading.loader import check_weights, read_config
+from outrider.lab.models.alpha import check_same_tokens
+from outrider.training.estimate import Sizes
+from outrider.training.losses import LossName
+from outrider.training.written import Ids
+from outrider.wire.errors import ConfigError
+
+REPORT = "training.json"
+"""Name of the file beside the weights with the settings of the training, and acceptance before and after it."""
+
+Kind = Literal["eagle3", "medusa", "pass", "draft"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """The settings of a training, as they are read from stdin."""
+
+    kind: Kind
+    target: str
+    """Folder of the target."""
+    out: str
+    """Folder to write the result to."""
+    work: str
+    """Folder for the generated text and for checkpoints."""
+    prompts: list[str]
+    """Prompts to train on: the target generates an output for each of them."""
+    held_apart: list[str]
+    """Prompts to measure acceptance on, at each temperature."""
+    temperatures: list[float]
+    """Temperatures of the outputs, which the prompts take in turn."""
+    start: str | None
+    """Folder of a draft. `draft` begins with its weights; `eagle3` takes its shape, embedding and lm_head."""
+    loss: LossName
+    depth: int
+    """Number of steps of EAGLE-3's training-time test, of Medusa's heads, or of look-ahead embeddings."""
+    taps: list[int] | None
+    """Hidden states of the target that `eagle3` reads; None = an early, a middle and a late one."""
+    draft_vocab: int | None
+    """Number of ids that `eagle3` can propose, the most frequent of the text; None = all."""
+    updates: int
+    """Number of updates."""
+    batch_size: int
+    """Outputs of an update."""
+    max_tokens: int
+    """Most tokens of an output."""
+    seed: int
+    seconds: float | None
+    """Seconds after which the training ends, done or not; None = no limit."""
+    device: str = "auto"
+    raw: bool = False
+    """Whether the prompts are used as they are, although the target has a chat template."""
+
+
+def check_folders(task: Task) -> dict[str, int]:
+    """Return the number of parameters of target and --start, by folder.
+
+    Raises ConfigError for a model that lacks a file, and for an --out that holds something else.
+    """
+    num_parameters: dict[str, int] = {}
+    for model in (task.target, task.start):
+        if model is not None:
+            check_folder(Path(model).expanduser())
+            network = check_weights(model, read_config(model))
+            num_parameters[model] = sum(parameter.numel() for parameter in network.parameters())
+    if task.start is not None:
+        check_same_tokens(task.target, task.start)
+    out = Path(task.out)
+    if out.exists() and not _may_replace(out):
+        raise ConfigError(
+            f"--out is {task.out!r}, which holds something else than an earlier training; name a new folder"
+        )
+    return num_parameters
+
+
+def _may_replace(out: Path) -> bool:
+    if not out.is_dir():
+        return False
+    return (out / REPORT).is_file() or not any(out.iterdir())
+
+
+def estimate_sizes(
+    task: Task, target: TargetFiles, num_parameters: dict[str, int], num_answers: int, prompts: Sequence[Ids]
+) -> Sizes:
+    """Return the sizes from which the cost of a training is estimated.
+
+    num_parameters: of target and --start, as `check_folders` returns it. num_answers: outputs to generate.
+    prompts: token ids of the prompts to train on.
+    """
+    num_target = num_parameters[task.target]
+    if task.start is not None:
+        num_trained = num_parameters[task.start]
+    elif task.kind == "eagle3":  # a layer of the target's shape, and the projection of three hidden states
+        num_trained = num_target // target.num_layers + 3 * target.width**2
+    elif task.kind == "medusa":
+        num_trained = task.depth * target.width**2
+    else:
+        num_trained = task.depth * target.width
+    return Sizes(
+        num_target_parameters=num_target,
+        num_trained_parameters=num_trained,
+        vocab_size=target.vocab_size,
+        num_answers=num_answers,
+        max_tokens=task.max_tokens,
+        prompt_tokens=sum(map(len, prompts)) // len(prompts),
+        updates=task.updates,
+        batch_size=task.batch_size,
+        depth=task.depth,
+    )
