@@ -26,7 +26,8 @@ class BeamGrowth(BeamTree, Growth):
     """Draft tree under the live beams of a search. An Advance decides its levels."""
 
     def __init__(self, setup: GrowthSetup) -> None:
-        slot, speculation = setup.slot, setup.speculation
+        slot = setup.slot
+        speculation = setup.speculation
         slot.commit_from(slot.num_prompt, ())  # the common prefix of all beams follows from their levels
         super().__init__(slot.committed)
         self._slot = slot

@@ -110,7 +110,8 @@ class _DeviceStep:
         draft_ids = list[int]()
         log_lenience = list[float]()
         for proposal, start in zip(self._proposals, self._step.starts, strict=False):
-            params, tree = proposal.slot.params, proposal.tree
+            params = proposal.slot.params
+            tree = proposal.tree
             if params.greedy and params.lenience < 1.0:  # of chains alone
                 rows += range(start, start + len(tree))
                 draft_ids += tree.ids
