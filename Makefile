@@ -98,7 +98,6 @@ LISTS := $(filter-out %.alone.txt,$(wildcard tests/clients/*.txt tests/tools/*.t
 $(foreach file,$(LISTS),$(eval $(call apart,clients/$(basename $(notdir $(file))),$(file))))
 $(eval $(call apart,page,tests/page/requirements.txt))
 $(eval $(call apart,mkdocs,docs/site/requirements.txt))
-$(eval $(call apart,release,deploy/release/requirements.txt))
 
 clients: $(STAMP) $(patsubst %,.work/clients/%/.done,openai3 openai2 layers lmeval) ## client libraries
 	$(BIN)/python -m tests.clients $(ARGS)
@@ -108,11 +107,11 @@ page-test: $(STAMP) .work/page/.done ## the page in a real Chromium on the demo 
 	$(BIN)/python -m tests.page $(ARGS)
 
 docs: $(STAMP) .work/mkdocs/.done ## the site in .work/site; fails on a dead link, anchor, path or symbol
-	$(BIN)/python docs/site/check.py
+	$(BIN)/python -m tests.measures.documents
 	sh docs/site/build.sh .work/mkdocs/bin/mkdocs
 
-release: .work/release/.done ## wheel, source archive, chart, images, bill of materials into dist/; ARGS=--no-images
-	.work/release/bin/python -m deploy.release $(ARGS)
+release: ## wheel, source archive, chart, images, bill of materials into dist/; ARGS=--no-images
+	PYTHON=$(PYTHON) sh deploy/release.sh $(ARGS)
 
 .PHONY: help setup demo up chat check test test-slow test-oldest test-newest proto env-example chart-schema gpu-right \
 	gpu-fast gpu-rehearse rolling-test real-test real-head clients tools page-test docs release $(PROGRAMS)

@@ -1,6 +1,6 @@
 """Fail where the documentation names a path, module, `make` target or name of the code that is gone.
 
-    python docs/site/check.py
+    python -m tests.measures.documents
 
 Looks at what stands between backticks, and at indented commands, in README.md, CONTRIBUTING.md, docs and the READMEs of
 models and benchmarks. Not in docs/reports and CHANGELOG.md: they say what was.
@@ -13,6 +13,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from benchmarks.__main__ import programs
+from benchmarks.suites import SUITES
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGES = "outrider|gateway|draft_service|target_service|deploy|tests|benchmarks|models"
@@ -70,10 +73,6 @@ def targets() -> set[str]:
     """Return the names of all `make` targets, and of all benchmarks as `bench-NAME`."""
     made = subprocess.run(["make", "-qp"], cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     found = set(re.findall(r"^([a-z][\w-]*):", made.stdout, re.MULTILINE))
-    sys.path.insert(0, str(REPO))
-    from benchmarks.__main__ import programs
-    from benchmarks.suites import SUITES
-
     found.update(f"bench-{name}" for name in (*SUITES, *programs()))
     return found
 
