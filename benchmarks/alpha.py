@@ -21,8 +21,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, Report, dev_prompts, parser
-from outrider.lab.alpha import drafter_of, measured
-from outrider.lab.alpha import shown as as_shown
+from outrider.lab.alpha import format_estimate as as_shown
+from outrider.lab.alpha import measure, parse_drafter
 from outrider.lab.models.tally import Estimate
 
 MODEL, BIGRAM, UNIGRAM = "model", "bigram", "unigram"
@@ -176,14 +176,14 @@ def main() -> int:
         drafts = (f"model:{options.draft}", f"bigram:{counted}", f"unigram:{counted}", "ngram", "lookup")
         task = {
             "target": options.target,
-            "drafters": [drafter_of(draft) for draft in drafts],
+            "drafters": [parse_drafter(draft) for draft in drafts],
             "prompts": dev_prompts(options.prompts),
             "max_tokens": options.max_tokens,
             "settings": [{"temperature": each} for each in options.temperatures],
             "dtype": options.dtype,
             "device": "cpu",
         }
-        measured_rows = measured(task, Console(stderr=True))
+        measured_rows = measure(task, Console(stderr=True))
     rows = [Row.of(row) for row in measured_rows]
     add_rows(report, rows)
     report.data["rows"] = measured_rows

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from outrider.lab.load.load import Asked, Load, ask, keep_running
+from outrider.lab.load.load import Load, RequestOutcome, keep_running, send_request
 
 
-def closed_loop(load: Load, concurrency: int, seconds: float) -> list[Asked]:
+def closed_loop(load: Load, concurrency: int, seconds: float) -> list[RequestOutcome]:
     """Keep `concurrency` requests running until the time is up; wait for those that run then."""
     return asyncio.run(_closed_loop(load, concurrency, seconds))
 
 
-def open_loop(load: Load, phases: Sequence[tuple[float, float]]) -> list[list[Asked]]:
+def open_loop(load: Load, phases: Sequence[tuple[float, float]]) -> list[list[RequestOutcome]]:
     """Send Poisson arrivals, phase after phase of (requests a second, seconds), whatever becomes of those before."""
     return asyncio.run(_open_loop(load, phases))
 
@@ -30,7 +30,7 @@ def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-async def _closed_loop(load: Load, concurrency: int, seconds: float) -> list[Asked]:
+async def _closed_loop(load: Load, concurrency: int, seconds: float) -> list[RequestOutcome]:
     def numbers() -> Iterator[int]:
         stop_s = time.monotonic() + seconds
         yield from itertools.takewhile(lambda _: time.monotonic() < stop_s, itertools.count())
@@ -39,9 +39,9 @@ async def _closed_loop(load: Load, concurrency: int, seconds: float) -> list[Ask
         return await keep_running(client, load, concurrency, numbers())
 
 
-async def _open_loop(load: Load, phases: Sequence[tuple[float, float]]) -> list[list[Asked]]:
+async def _open_loop(load: Load, phases: Sequence[tuple[float, float]]) -> list[list[RequestOutcome]]:
     dice, numbers = random.Random(0), itertools.count()
-    tasks: list[list[asyncio.Task[Asked]]] = []
+    tasks: list[list[asyncio.Task[RequestOutcome]]] = []
     async with load.client() as client:
         next_s = time.monotonic()
         for rate, seconds in phases:
@@ -49,6 +49,6 @@ async def _open_loop(load: Load, phases: Sequence[tuple[float, float]]) -> list[
             end_s = next_s + seconds
             while (next_s := next_s + dice.expovariate(rate)) < end_s:
                 await asyncio.sleep(max(0.0, next_s - time.monotonic()))
-                tasks[-1].append(asyncio.create_task(ask(client, load, next(numbers))))
+                tasks[-1].append(asyncio.create_task(send_request(client, load, next(numbers))))
             next_s = end_s
         return [list(await asyncio.gather(*phase)) for phase in tasks]

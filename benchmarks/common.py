@@ -47,12 +47,12 @@ def widened(size: str, dtype: str = "float32") -> Path:
     """Return the demo target at that size, made when it is missing: its logits at the cost of a larger model."""
     import torch
 
-    from outrider.lab.models.widening import Sizes, widen_folder
+    from outrider.lab.models.widening import WidenedSizes, widen_folder
 
     name = size if dtype == "float32" else f"{size}-{dtype}"
     folder = WORK / f"widened-{name}"
     if not (folder / "config.json").exists():
-        print(widen_folder(DEMO_TARGET, folder, Sizes(*SIZES[size]), getattr(torch, dtype)), flush=True)
+        print(widen_folder(DEMO_TARGET, folder, WidenedSizes(*SIZES[size]), getattr(torch, dtype)), flush=True)
     return folder
 
 

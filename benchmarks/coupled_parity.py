@@ -31,7 +31,7 @@ from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, pars
 from benchmarks.footprint import worker_info
 from benchmarks.passes import Sample, run_pass
 from benchmarks.running import running
-from outrider.cli.up.supervisor import Endpoints
+from outrider.cli.up.endpoints import Endpoints
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, Round, Speculation
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner

@@ -13,9 +13,9 @@ from pathlib import Path
 import grpc
 import httpx
 
-from outrider.cli.up.supervisor import Endpoints, StartedWorker
+from outrider.cli.up.endpoints import Endpoints, StartedWorker
 from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
-from outrider.wire.processes.processes import descendants
+from outrider.wire.processes.descendants import descendants
 
 SETTLE_S = 20.0
 """Seconds that a system has to let go of everything after the last request."""

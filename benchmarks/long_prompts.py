@@ -25,7 +25,7 @@ from benchmarks.footprint import held, worker_info
 from benchmarks.passes import Sample, run_pass
 from benchmarks.running import running
 from models.real.make import real_head, real_model, why_absent
-from outrider.cli.up.supervisor import Endpoints, StartedWorker
+from outrider.cli.up.endpoints import Endpoints, StartedWorker
 from outrider.client import AsyncClient, Drafter, Speculation
 
 ENDS = ("outrider/engine/kv_pool.py", "docs/speculation.md", "gateway/rounds/session.py", "docs/failure.md")

@@ -22,7 +22,7 @@ from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, pars
 from benchmarks.footprint import Held, left_in, parts_below, watched
 from benchmarks.running import running
 from outrider.lab.load.figures import quantile
-from outrider.lab.load.load import Asked, Load
+from outrider.lab.load.load import Load, RequestOutcome
 
 PROMPT_CHARACTERS = 600
 NUM_PROMPTS = 48
@@ -49,7 +49,7 @@ LATENCIES = {
 }
 
 
-def add_latencies(report: Report, baseline: Sequence[Asked], overload: Sequence[Asked]) -> list[str]:
+def add_latencies(report: Report, baseline: Sequence[RequestOutcome], overload: Sequence[RequestOutcome]) -> list[str]:
     """Add the table and return the violations."""
     rows, violations = [], []
     for name, latency in LATENCIES.items():
@@ -63,7 +63,7 @@ def add_latencies(report: Report, baseline: Sequence[Asked], overload: Sequence[
     return violations
 
 
-def add_outcomes(report: Report, phases: dict[str, Sequence[Asked]], seconds: dict[str, float]) -> list[str]:
+def add_outcomes(report: Report, phases: dict[str, Sequence[RequestOutcome]], seconds: dict[str, float]) -> list[str]:
     rows, violations = [], []
     for name, phase in phases.items():
         whole, refused = [each for each in phase if each.whole], [each for each in phase if each.refused]
@@ -93,7 +93,7 @@ def add_outcomes(report: Report, phases: dict[str, Sequence[Asked]], seconds: di
 
 
 def add_memory(
-    report: Report, seen: dict[str, list[Held]], baseline: Sequence[Asked], overload: Sequence[Asked]
+    report: Report, seen: dict[str, list[Held]], baseline: Sequence[RequestOutcome], overload: Sequence[RequestOutcome]
 ) -> list[str]:
     rows, violations = [], []
     for name, samples in seen.items():
@@ -106,12 +106,12 @@ def add_memory(
     return violations
 
 
-def within(samples: Sequence[Held], phase: Sequence[Asked]) -> list[Held]:
+def within(samples: Sequence[Held], phase: Sequence[RequestOutcome]) -> list[Held]:
     from_s, to_s = phase[0].sent_s, max(asked.ended_s for asked in phase)
     return [each for each in samples if from_s <= each.at_s <= to_s]
 
 
-def windows(phase: Sequence[Asked]) -> list[float]:
+def windows(phase: Sequence[RequestOutcome]) -> list[float]:
     """Return the median latency of whole answers sent in each window, in seconds; NaN where there are none."""
     from_s = phase[0].sent_s
     count = int((phase[-1].sent_s - from_s) / WINDOW_S)
@@ -123,7 +123,7 @@ def windows(phase: Sequence[Asked]) -> list[float]:
     return [quantile(each, 0.5) for each in by_window]
 
 
-def add_recovery(report: Report, baseline: Sequence[Asked], afterwards: Sequence[Asked]) -> list[str]:
+def add_recovery(report: Report, baseline: Sequence[RequestOutcome], afterwards: Sequence[RequestOutcome]) -> list[str]:
     usual = [each for each in windows(baseline) if not math.isnan(each)]
     after = windows(afterwards)
     recovered = next((index for index, median in enumerate(after) if median <= max(usual)), None)
@@ -147,7 +147,7 @@ def add_recovery(report: Report, baseline: Sequence[Asked], afterwards: Sequence
     return violations
 
 
-def add_rates(report: Report, rate: float, overload: Sequence[Asked], seconds: float) -> list[str]:
+def add_rates(report: Report, rate: float, overload: Sequence[RequestOutcome], seconds: float) -> list[str]:
     served = sum(each.whole for each in overload) / seconds
     report.text(f"Answered under overload: {served:.1f} a second, {served / rate:.2f} of the sustainable rate.")
     return [f"only {served / rate:.2f} of the sustainable rate was answered"] if served < LEAST_SERVED * rate else []

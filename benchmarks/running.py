@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from outrider.cli.progress import StartProgress
-from outrider.cli.up.supervisor import Endpoints, Supervisor
-from outrider.wire.processes.processes import StopFlag
+from outrider.cli.up.endpoints import Endpoints
+from outrider.cli.up.supervisor import Supervisor
+from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.system import SystemConfig
 
 

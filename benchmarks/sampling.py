@@ -41,9 +41,9 @@ from benchmarks.steps import load_ours
 from outrider.engine.sampling.acceptance import Noise, accept_block_one
 from outrider.engine.sampling.coupled import coupled_place
 from outrider.engine.sampling.host_sampling import HostLogits
-from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.transport.rpc import tune_malloc
@@ -135,7 +135,7 @@ def outrider_call(setting: Setting) -> Callable[[], object]:
 def verify_call(setting: Setting) -> Callable[[], object]:
     """Return a call in the target's way with K = 5 drafts, all kept: every position is computed, and its noise."""
     state, num_drafted = setting.state(), len(setting.logits) - 1
-    draft_ids, laws = list[int](), list[RowLaw]()
+    draft_ids, laws = list[int](), list[TokenDistribution]()
     for j in range(num_drafted):
         laws.append(HostLogits(setting.logits).law(j, LogitRow(state, tuple(draft_ids))).normalised())
         draft_ids.append(laws[-1].draw(0.4))
@@ -143,9 +143,9 @@ def verify_call(setting: Setting) -> Callable[[], object]:
 
     def call() -> tuple[int, int]:
         host = HostLogits(setting.logits)
-        drafts = [RowLaw(law.vocab_size, law.scores, law.ids) for law in laws]  # as they come from the wire
+        drafts = [TokenDistribution(law.vocab_size, law.scores, law.ids) for law in laws]  # as they come from the wire
         params, rounds = [setting.params] * num_drafted, [NUM_PROMPT] * num_drafted
-        (accept,) = host_slot_uniforms(params, rounds, positions, [Purpose.ACCEPT])
+        (accept,) = host_slot_uniforms(params, rounds, positions, [NoiseStream.ACCEPT])
         noise = Noise(
             accept, lambda place, weights, ids: coupled_place(weights, ids, setting.params, NUM_PROMPT + place)
         )
@@ -210,14 +210,14 @@ def verifies(values: dict[str, Any], logits: Tensor, num_slots: int) -> tuple[li
     for slot in range(num_slots):
         params = SamplingParams(max_tokens=1000, seed=slot, **values)
         prompt = generator.integers(0, logits.shape[1], NUM_PROMPT).tolist()
-        state, ids, laws = SamplingState(params, prompt, ()), list[int](), list[RowLaw]()
+        state, ids, laws = SamplingState(params, prompt, ()), list[int](), list[TokenDistribution]()
         noise = torch.from_numpy(generator.standard_normal(logits.shape, dtype=np.float32))
         draft = HostLogits(logits + 0.5 * noise)
         for j in range(len(logits) - 1):
             laws.append(draft.law(j, LogitRow(state, tuple(ids))).normalised())
             ids.append(laws[-1].draw(float(generator.uniform(1e-9, 1.0))))
         slot: Any = SimpleNamespace(params=params, committed=prompt)
-        ready.append(chain_proposal(slot, ids, None if params.determined else laws))
+        ready.append(chain_proposal(slot, ids, None if params.is_deterministic else laws))
         states.append(state)
     return ready, states, logits.repeat(num_slots, 1)
 

@@ -30,7 +30,7 @@ from benchmarks.footprint import RAYS_OWN, Held, left_in, parts_below, watched
 from benchmarks.overload import LATENCIES
 from benchmarks.running import running
 from outrider.lab.load.figures import quantile
-from outrider.lab.load.load import Asked, Load
+from outrider.lab.load.load import Load, RequestOutcome
 
 MIB = 2**20
 SAMPLES = 240
@@ -182,7 +182,7 @@ def add_acceptance(report: Report, acceptance: Acceptance) -> list[str]:
     return violations
 
 
-def add_requests(report: Report, asked: Sequence[Asked]) -> list[str]:
+def add_requests(report: Report, asked: Sequence[RequestOutcome]) -> list[str]:
     whole = [each for each in asked if each.whole]
     ends = [each for each in asked if not each.whole]
     took_s = asked[-1].sent_s - asked[0].sent_s

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from outrider.engine.kv_pool import BlockTable
-from outrider.engine.loading.attention_choice import margin
+from outrider.engine.loading.attention_choice import describe_self_test
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
@@ -98,7 +98,7 @@ class OurSteps:
         quantization = runner.facts.quantization
         self.name = runner.path.name if quantization == "none" else f"{runner.path.name} {quantization}"
         self.batch_invariant = runner.path.batch_invariant
-        self.margin = margin(runner)
+        self.margin = describe_self_test(runner)
         self._runner, self._prompt = runner, prompt
         self._tables: dict[int, list[BlockTable]] = {}  # by width
         self._rows: list[Row] = []

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.up_processes import Up
-from outrider.wire.processes.processes import become_subreaper, descendants
+from outrider.wire.processes.descendants import become_subreaper, descendants
 
 HUNG_AFTER_S = 120.0
 """Seconds after which a system that was told to stop hangs: its parts' grace periods end before."""

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from outrider.wire.processes.processes import descendants
+from outrider.wire.processes.descendants import descendants
 
 _READY = "Ctrl-C stops everything"
 """In the last line of a start."""

@@ -23,7 +23,7 @@ from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes import places
 from outrider.wire.processes.worker_main import memory_taken
 from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
-from outrider.wire.settings.pools import format_cores
+from outrider.wire.settings.cores import format_cores
 from outrider.wire.telemetry.log import configure_logging, get_logger
 from outrider.wire.telemetry.phases import name_member
 from outrider.wire.transport.address import join_host_port
@@ -90,7 +90,7 @@ class ActorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedActor:
     """Outcome of a start: a worker that can be called."""
 
     address: str
@@ -107,7 +107,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class StartFailure:
     """Outcome of a start that failed."""
 
     message: str
@@ -127,14 +127,14 @@ class WorkerActor:
             node = _node_address()
             config = _config(spec.role, _settings_here(spec, node))
             self._handle = _start(config, spec.ranks_folder)
-            self._outcome: Started | Refused = _facts(self._handle, node)
+            self._outcome: StartedActor | StartFailure = _facts(self._handle, node)
         except OutriderError as error:  # its message quotes settings and files alone
             log.error("the %s worker did not start: %s", spec.role, error.message)
-            self._outcome = Refused(error.message)
+            self._outcome = StartFailure(error.message)
         except Exception as error:
             log.exception("the %s worker did not start", spec.role)
-            self._outcome = Refused(f"{spec.role}: {error!r}")
-        if isinstance(self._outcome, Refused):
+            self._outcome = StartFailure(f"{spec.role}: {error!r}")
+        if isinstance(self._outcome, StartFailure):
             if _was_restarted():
                 threading.Thread(target=_exit_alone, name="exit", daemon=True).start()
             return
@@ -145,7 +145,7 @@ class WorkerActor:
         """Prefix of its lines in the launcher's log, by Ray."""
         return self._spec.member
 
-    def outcome(self) -> Started | Refused:
+    def outcome(self) -> StartedActor | StartFailure:
         """Return the outcome of the start."""
         return self._outcome
 
@@ -155,12 +155,12 @@ class WorkerActor:
 
     def drain(self, limit_s: float) -> None:
         """Finish the running slots, for at most `limit_s` seconds, and accept no new ones."""
-        if isinstance(self._outcome, Started):
+        if isinstance(self._outcome, StartedActor):
             self._handle.drain(limit_s)
 
     def stop(self, grace_s: float) -> None:
         """End the streams, within `grace_s` seconds, and the engine. The process goes on until it is killed."""
-        if isinstance(self._outcome, Started):
+        if isinstance(self._outcome, StartedActor):
             self._handle.stop(grace_s)
 
     def _drain_with_node(self, limit_s: float) -> None:
@@ -258,12 +258,12 @@ def _start(config: WorkerConfig, ranks_folder: str | None) -> Any:
     return start_draft(config)
 
 
-def _facts(handle: Any, node: str) -> Started:
+def _facts(handle: Any, node: str) -> StartedActor:
     info = handle.info()
     metrics = None
     if info.metrics_address:
         metrics = _reachable(info.metrics_address, node)
-    return Started(_reachable(handle.address, node), info.pid, info.epoch, metrics, node, memory_taken(info))
+    return StartedActor(_reachable(handle.address, node), info.pid, info.epoch, metrics, node, memory_taken(info))
 
 
 def _reachable(address: str, node: str) -> str:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from deploy.launcher import read_arguments, read_config
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes.processes import StopFlag
-from outrider.wire.settings.config import OTHER_VARIABLES, meant
+from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.system import gateway_config
-from outrider.wire.telemetry.log import tell_end
+from outrider.wire.settings.variables import OTHER_VARIABLES, suggest
+from outrider.wire.telemetry.log import log_end
 
 _PART = re.compile("OUTRIDER_(GATEWAY|TARGET|DRAFT)_")
 _FOLDERS = {"MODEL": "OUTRIDER_TARGET_MODEL", "DRAFT": "OUTRIDER_DRAFT_MODEL"}
@@ -51,7 +51,7 @@ def _check_names(variables: Mapping[str, str]) -> None:
     """Raise ConfigError for a variable that no part reads. Those with a part's prefix are checked with its settings."""
     for name in variables:
         if name.startswith("OUTRIDER_") and not _PART.match(name) and name not in OTHER_VARIABLES:
-            raise ConfigError(f"{name} is no setting; {meant(name, OTHER_VARIABLES)}")
+            raise ConfigError(f"{name} is no setting; {suggest(name, OTHER_VARIABLES)}")
 
 
 def _check_folder(name: str, path: str, folder: Path) -> None:
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         check(argv, os.environ)
     except ConfigError as error:
-        tell_end("check", error.message)
+        log_end("check", error.message)
         return 1
     return 0
 

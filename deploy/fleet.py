@@ -12,14 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from deploy.actors import Refused, Started
+from deploy.actors import StartedActor, StartFailure
 from deploy.member import DRAINING, ROLES, SERVING, STARTING, PoolMember, Replica, trouble_of
-from deploy.ray_workers import Lost
-from deploy.sightings import PERIOD_S, Seen
-from deploy.sizes import Census, Loads, Sizes
+from deploy.ray_workers import ActorLost
+from deploy.sightings import PERIOD_S, Sighting
+from deploy.sizes import Census, PoolLoads, PoolSizes
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.settings.pools import MAX_COUNT, Pool, Role
+from outrider.wire.settings.cores import Role
+from outrider.wire.settings.pools import MAX_COUNT, Pool
 from outrider.wire.settings.system import START_TIMEOUT_S, ScalingConfig
 from outrider.wire.telemetry.log import get_logger
 
@@ -46,12 +47,12 @@ class Workers(Protocol):
     def adopt(self, pools: Iterable[Pool]) -> Mapping[str, tuple[Pool, Replica]]: ...
 
 
-class Eyes(Protocol):
+class Calls(Protocol):
     """The calls of workers, as `sightings.Sightings` makes them."""
 
     def watch(self, member: str, role: Role, address: str) -> None: ...
     def forget(self, member: str) -> None: ...
-    def take(self) -> list[Seen]: ...
+    def take(self) -> list[Sighting]: ...
 
 
 class Fleet:
@@ -62,7 +63,7 @@ class Fleet:
         pools: Iterable[Pool],
         scaling: ScalingConfig,
         workers: Workers,
-        eyes: Eyes,
+        eyes: Calls,
         report: Callable[[str, str, str], None],
         room: Callable[[Pool], str | None] = lambda pool: None,
         clock: Callable[[], float] = time.monotonic,
@@ -84,8 +85,8 @@ class Fleet:
         """Workers whose silence may be the launcher's own."""
         self._notice_s = NOTICE_S
         self._is_ending = False
-        self._loads = Loads()
-        self._sizes = Sizes(self._pools, scaling, self._loads, self._census, room, report)
+        self._loads = PoolLoads()
+        self._sizes = PoolSizes(self._pools, scaling, self._loads, self._census, room, report)
         self._members: dict[str, PoolMember] = {}
         self._ending: list[PoolMember] = []
         self._not_before_s: dict[str, float] = {}
@@ -105,7 +106,7 @@ class Fleet:
     def start(self) -> None:
         """Start every worker. Those of an earlier launcher are adopted, also beyond a pool's count, up to its max."""
         for name, (pool, worker) in self._workers.adopt(self._pools.values()).items():
-            self._members[name] = PoolMember(name, pool, worker, was_there=True, may_be_used=True)
+            self._members[name] = PoolMember(name, pool, worker, is_adopted=True, may_be_used=True)
         for pool in self._pools.values():
             num_adopted = len(self._of(pool))
             self._sizes.wanted[pool.name] = max(pool.count, min(num_adopted, pool.max))
@@ -125,7 +126,7 @@ class Fleet:
                 return False
         return self._has_started and not self._ending
 
-    def late(self) -> list[str]:
+    def names_starting(self) -> list[str]:
         """Return the names of the workers that start."""
         return [member.name for member in self._members.values() if member.state == STARTING]
 
@@ -181,7 +182,7 @@ class Fleet:
         but_what_was_there: whether workers of an earlier launcher go on, since this launcher's own start has failed.
         """
         for member in self.members:
-            if not (but_what_was_there and member.was_there):
+            if not (but_what_was_there and member.is_adopted):
                 self._begin_end(member)
         while self._ending:
             self._end_stopped(self._clock())
@@ -232,19 +233,21 @@ class Fleet:
     def _read_actor(self, member: PoolMember, now_s: float) -> None:
         """Take the actor's answer on its present life, where there is one."""
         answer = member.worker.answer()
-        if isinstance(answer, Lost) or (isinstance(answer, Started) and answer.epoch != member.epoch and member.epoch):
-            member.forget_life()
-        if isinstance(answer, Started):
+        if isinstance(answer, ActorLost) or (
+            isinstance(answer, StartedActor) and answer.epoch != member.epoch and member.epoch
+        ):
+            member.end_life()
+        if isinstance(answer, StartedActor):
             member.started, member.epoch, member.is_watched = answer, answer.epoch, True
             self._eyes.watch(member.name, member.pool.role, answer.address)
-        elif isinstance(answer, Refused) and self._is_kept(member):
+        elif isinstance(answer, StartFailure) and self._is_kept(member):
             self._try_later(member, answer.message, now_s)
-        elif isinstance(answer, Refused):
+        elif isinstance(answer, StartFailure):
             self._not_started(member, ConfigError(f"{member.pool.setting}: {answer.message}"), now_s)
-        elif isinstance(answer, Lost) and answer.is_final:
+        elif isinstance(answer, ActorLost) and answer.is_final:
             error = Unavailable(f"the process of {member.name} ended for good: {answer.message}")
             self._not_started(member, error, now_s)
-        elif isinstance(answer, Lost):
+        elif isinstance(answer, ActorLost):
             member.ask_at_s = now_s + PERIOD_S
 
     def _count_ends(self, now_s: float) -> None:
@@ -256,7 +259,7 @@ class Fleet:
             return
         self._counted_at_s = now_s
         for member in self.members:
-            if member.was_there or not self._is_first(member):
+            if member.is_adopted or not self._is_first(member):
                 continue
             num_ends = member.worker.num_restarts()
             if num_ends < _MAX_ENDS:
@@ -287,7 +290,7 @@ class Fleet:
 
     def _is_kept(self, member: PoolMember) -> bool:
         """Return whether the worker is started again for as long as it takes, where a life does not start."""
-        return member.has_served or member.was_there or not self._is_needed(member.pool)
+        return member.has_served or member.is_adopted or not self._is_needed(member.pool)
 
     def _is_first(self, member: PoolMember) -> bool:
         """Return whether the worker's failure is one of the system's first start."""
@@ -309,12 +312,12 @@ class Fleet:
         """Start a worker again after a pause: a missing file may come back. Each reason is logged once."""
         if why != member.why:
             again = ""
-            if member.has_served or member.was_there:
+            if member.has_served or member.is_adopted:
                 again = " again"
             log.error("%s does not start%s: %s", member.name, again, why)
-        member.note_refused(why, now_s)
+        member.record_failed_start(why, now_s)
 
-    def _see(self, seen: Seen) -> None:
+    def _see(self, seen: Sighting) -> None:
         """Record the outcome of a call of a worker."""
         member = self._members.get(seen.member)
         if member is None or not member.is_watched or member.started is None or member.started.address != seen.address:
@@ -324,7 +327,7 @@ class Fleet:
             member.seen_at_s = seen.at_s
         if seen.info is not None and seen.info.epoch != member.started.epoch:
             self._lose(member, "it has another life")
-            member.forget_life()
+            member.end_life()
             return
         trouble = trouble_of(seen)
         if trouble is not None:
@@ -340,10 +343,10 @@ class Fleet:
         if member.state == STARTING:
             if member.has_served:
                 log.info("%s at %s is back", member.name, member.started.address)
-            member.note_serving()
+            member.record_serving()
             self._report(member.name, "ready", member.started.address)
 
-    def _fail(self, member: PoolMember, seen: Seen, trouble: str) -> None:
+    def _fail(self, member: PoolMember, seen: Sighting, trouble: str) -> None:
         member.num_failures += 1
         member.failing_since_s = member.failing_since_s or seen.at_s
         if seen.refusal is not None:
@@ -435,7 +438,7 @@ class Fleet:
             if num_missing > 0 and self._clock() >= self._not_before_s.get(pool.name, -1.0):
                 for _ in range(num_missing):
                     self._create(pool)
-            active.sort(key=lambda member: member.usefulness)
+            active.sort(key=lambda member: member.drain_order)
             for member in active[: max(0, -num_missing)]:
                 self._drain(member)
 

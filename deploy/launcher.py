@@ -22,22 +22,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from deploy.actors import Started
+from deploy.actors import StartedActor
 from deploy.cluster import Cluster
 from deploy.fleet import NOTICE_S, Fleet
 from deploy.member import SERVING, PoolMember
 from deploy.placement import Placement, check_fits, place
 from deploy.ray_workers import RayWorkers
 from deploy.registry import Registry, reachable
-from deploy.sightings import PERIOD_S, Sightings
+from deploy.sightings import PERIOD_S, WorkerCalls
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.models.model_id import local_path
-from outrider.wire.processes.processes import StopFlag, StopRequested, ignore_log_rotation
+from outrider.wire.processes.stop_flag import StopFlag, StopRequested, ignore_log_rotation
 from outrider.wire.settings import system
 from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import RayConfig, SystemConfig, read_yaml, serve_metrics
-from outrider.wire.telemetry.log import configure_logging, get_logger, tell_end
+from outrider.wire.telemetry.log import configure_logging, get_logger, log_end
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder
 
@@ -109,7 +109,7 @@ class Launcher:
 
     def _serve(self, cluster: Cluster, address: str) -> None:
         placements = self._place(cluster)
-        eyes = Sightings(self._registry.loop, self._certificates, self._stop_flag.notify)
+        eyes = WorkerCalls(self._registry.loop, self._certificates, self._stop_flag.notify)
         workers = RayWorkers(
             self._run,
             lambda pool: self._placement_of(pool, placements, cluster),
@@ -242,7 +242,7 @@ class Launcher:
         free = cluster.free()
         offered = "; ".join(f"{node.num_cpus:g} CPU and {node.num_gpus:g} GPU" for node in free) or "nothing"
         return (
-            f"{' and '.join(fleet.late())} not ready after {system.START_TIMEOUT_S:g} s; the cluster has "
+            f"{' and '.join(fleet.names_starting())} not ready after {system.START_TIMEOUT_S:g} s; the cluster has "
             f"free: {offered}. A model that is fetched from a hub may need another start"
         )
 
@@ -257,7 +257,7 @@ def _pause_s(fleet: Fleet) -> float:
     return _POLL_S
 
 
-def _member_event(member: PoolMember, started: Started) -> dict[str, object]:
+def _member_event(member: PoolMember, started: StartedActor) -> dict[str, object]:
     return {
         "name": member.name,
         "pool": member.pool.name,
@@ -319,7 +319,7 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO, *, needs_drafts: b
     if config.ray is None:
         raise ConfigError("ray is off in the settings; start the workers as plain processes instead")
     configure_logging("info", "launcher", config.gateway.get("log_format", "text"))
-    for pool in config.ending_with_launcher():
+    for pool in config.pools_ending_with_launcher():
         log.warning(
             "ray.name is %r and %s.tensor_parallel is set: a split target ends with the launcher, also when it is "
             "killed, and loads anew under the next",
@@ -342,7 +342,7 @@ def main(argv: Sequence[str]) -> int:
     except StopRequested:
         return 0
     except OutriderError as error:
-        tell_end("launcher", error.message)
+        log_end("launcher", error.message)
         return 1
     return 0
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from deploy.actors import Started
+from deploy.actors import StartedActor
 from deploy.ray_workers import Answer
-from deploy.sightings import Seen
+from deploy.sightings import Sighting
 from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.models.model_id import without_folders
 from outrider.wire.settings.pools import Pool
-from outrider.wire.transport.hang_watch import trouble_of_step
+from outrider.wire.transport.hang_watch import describe_hang
 
 ROLES = {"target": registry_pb2.ROLE_TARGET, "draft": registry_pb2.ROLE_DRAFT}
 STARTING = registry_pb2.MEMBER_STATE_STARTING
@@ -42,7 +42,7 @@ class PoolMember:
     worker: Replica
     """Its actor."""
     state: registry_pb2.MemberState = STARTING
-    started: Started | None = None
+    started: StartedActor | None = None
     """Addresses of its present life; None before they are known, and once that life is over."""
     epoch: int = 0
     """Number of its last life whose addresses were known; 0 before the first."""
@@ -52,7 +52,7 @@ class PoolMember:
     """Its last reply of GetInfo in this life."""
     info_at_s: float = 0.0
     """Time of the call that `info` is the reply to."""
-    was_there: bool = False
+    is_adopted: bool = False
     """Whether an earlier launcher started it."""
     may_be_used: bool = False
     """Whether gateways may have streams to it: this life has served, or may have for an earlier launcher."""
@@ -78,7 +78,7 @@ class PoolMember:
     draining_since_s: float = 0.0
     stopping_since_s: float | None = None
 
-    def forget_life(self) -> None:
+    def end_life(self) -> None:
         """Record that its life is over: no gateway uses it, and its failures do not count any more."""
         self.started = self.info = self.failing_since_s = self.hanging_since_s = None
         self.may_be_used = False
@@ -94,14 +94,14 @@ class PoolMember:
         """
         return self.info is not None and self.info_at_s >= noticed_s and not self.info.num_slots_in_use
 
-    def note_refused(self, why: str, now_s: float) -> None:
+    def record_failed_start(self, why: str, now_s: float) -> None:
         """Record that another life did not start. The next one starts after a pause, longer each time."""
-        self.forget_life()
+        self.end_life()
         self.retry_at_s = now_s + min(2.0 ** min(self.num_refused, 4), MAX_RETRY_S)
         self.num_refused += 1
         self.why = why
 
-    def note_serving(self) -> None:
+    def record_serving(self) -> None:
         """Record that this life serves; earlier lives' failures do not count any more."""
         self.state = SERVING
         self.has_served = True
@@ -115,7 +115,7 @@ class PoolMember:
         return self.is_watched and self.info is not None and self.failing_since_s is None
 
     @property
-    def usefulness(self) -> tuple[bool, int, int]:
+    def drain_order(self) -> tuple[bool, int, int]:
         """Sort key by which a pool drains workers: those that do not serve, then by slots in use, then the newest."""
         num_slots = 0
         if self.info is not None:
@@ -138,7 +138,7 @@ class PoolMember:
         return message
 
 
-def trouble_of(seen: Seen) -> str | None:
+def trouble_of(seen: Sighting) -> str | None:
     """Return why a worker cannot be used after this call of it; None where it can."""
     if seen.refusal is not None:
         return f"it refuses to say what it is: {seen.refusal}"
@@ -146,4 +146,4 @@ def trouble_of(seen: Seen) -> str | None:
         if seen.is_silent:
             return "it does not answer"
         return "it cannot be reached"
-    return trouble_of_step(seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6)
+    return describe_hang(seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import GPU_FRACTION, TargetConfig
+from outrider.wire.settings.cores import check_offered, given_cores, shares
 from outrider.wire.settings.gpu_shares import gpu_shares, utilization_of, utilizations
-from outrider.wire.settings.pools import Pool, check_offered, given_cores, shares
+from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import SystemConfig
 
 NO_GPU = ""

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.actors import ActorSpec, FollowerActor, Refused, Started, WorkerActor
+from deploy.actors import ActorSpec, FollowerActor, StartedActor, StartFailure, WorkerActor
 from deploy.placement import Placement
 from outrider.engine.parallel.meeting import SOCKET
 from outrider.wire.errors import Unavailable
 from outrider.wire.processes.places import parent_for_sockets
-from outrider.wire.settings.config import WorkerConfig, parse_cores
-from outrider.wire.settings.pools import Pool, format_cores
+from outrider.wire.settings.config import WorkerConfig
+from outrider.wire.settings.cores import format_cores, parse_cores
+from outrider.wire.settings.pools import Pool
 from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.host import split_evenly
 
@@ -99,7 +100,7 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ActorLost:
     """Outcome of a call of an actor whose process has ended, or that cannot be called now."""
 
     message: str
@@ -108,7 +109,7 @@ class Lost:
     """Whether Ray will not restart it."""
 
 
-Answer = Started | Refused | Lost
+Answer = StartedActor | StartFailure | ActorLost
 """Outcome of an actor's present life."""
 
 
@@ -120,7 +121,7 @@ class RayWorker:
         self._actor = actor
         self._ranks = ranks
         self._pending: Any = None
-        self._failed: Lost | None = None
+        self._failed: ActorLost | None = None
         self.ask()
 
     def ask(self) -> None:
@@ -143,7 +144,7 @@ class RayWorker:
         pending = self._pending
         self._pending = None
         try:
-            outcome: Started | Refused = ray.get(pending)
+            outcome: StartedActor | StartFailure = ray.get(pending)
             return outcome
         except Exception as error:
             return _lost(error)
@@ -184,9 +185,9 @@ class RayWorker:
             self._ranks.stop()
 
 
-def _lost(error: Exception) -> Lost:
+def _lost(error: Exception) -> ActorLost:
     is_final = isinstance(error, _ray().exceptions.ActorDiedError)
-    return Lost((str(error).strip() or repr(error)).splitlines()[0], is_final)
+    return ActorLost((str(error).strip() or repr(error)).splitlines()[0], is_final)
 
 
 class RayWorkers:

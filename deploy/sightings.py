@@ -18,7 +18,7 @@ import grpc.aio
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.wire.peer_text import Reasons, bound_strings, describe_excess
-from outrider.wire.settings.pools import Role
+from outrider.wire.settings.cores import Role
 from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.roles import Role as Part
 from outrider.wire.transport.rpc import CONTROL_BYTES, describe_failure
@@ -37,7 +37,7 @@ _STUBS: dict[str, Any] = {"target": target_pb2_grpc.TargetServiceStub, "draft": 
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Sighting:
     """One call of a worker and its outcome."""
 
     member: str
@@ -55,7 +55,7 @@ class Seen:
     """Error of a server that lives at the address; None where there was none."""
 
 
-class Sightings:
+class WorkerCalls:
     """Calls the watched workers every second. `watch` and `forget` may be called on any thread, `take` by the fleet."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Sightings:
         self._notify = notify
         self._certificates = certificates
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
+        self._seen: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
 
     def watch(self, member: str, role: Role, address: str) -> None:
         """Call the worker at this address from now on, and at no other."""
@@ -83,9 +83,9 @@ class Sightings:
         """Call this worker no longer."""
         self._call(self._end, member)
 
-    def take(self) -> list[Seen]:
+    def take(self) -> list[Sighting]:
         """Return the outcomes since the last `take`, oldest first. Some may be of workers that are forgotten."""
-        outcomes: list[Seen] = []
+        outcomes: list[Sighting] = []
         while not self._seen.empty():
             outcomes.append(self._seen.get())
         return outcomes
@@ -117,19 +117,19 @@ class Sightings:
         finally:
             await dialer.close()
 
-    async def _get_info(self, dialer: Dialer, member: str, role: Role, address: str, at_s: float) -> Seen:
+    async def _get_info(self, dialer: Dialer, member: str, role: Role, address: str, at_s: float) -> Sighting:
         try:
             stub = _STUBS[role](dialer.channel())
             info = await stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT_S)
             too_long = describe_excess(info)
             if too_long is not None:
-                return Seen(member, address, at_s, None, refusal=f"the {role} {too_long}")
+                return Sighting(member, address, at_s, None, refusal=f"the {role} {too_long}")
             bound_strings(info)
-            return Seen(member, address, at_s, info)
+            return Sighting(member, address, at_s, info)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return Seen(member, address, at_s, None, is_silent=True)
-            return Seen(member, address, at_s, None, refusal=_refusal(error))
+                return Sighting(member, address, at_s, None, is_silent=True)
+            return Sighting(member, address, at_s, None, refusal=_refusal(error))
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> str | None:

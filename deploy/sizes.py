@@ -24,7 +24,8 @@ from deploy.member import ROLES
 from deploy.sightings import PERIOD_S
 from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.settings.pools import MAX_COUNT, Pool, Role
+from outrider.wire.settings.cores import Role
+from outrider.wire.settings.pools import MAX_COUNT, Pool
 from outrider.wire.settings.system import ScalingConfig
 from outrider.wire.telemetry.log import get_logger
 
@@ -35,7 +36,7 @@ WINDOW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class PoolLoad:
     """Load of a pool at one moment."""
 
     num_serving: int
@@ -56,7 +57,7 @@ class Sight:
     """Share of the rounds of a draft pool's target pools whose proposal was late; None without rounds."""
 
 
-class Change(Enum):
+class SizeChange(Enum):
     """Change of a pool's number of workers."""
 
     STAY = 0
@@ -68,7 +69,7 @@ class Change(Enum):
 class Decision:
     """A change, and its reason for the log."""
 
-    change: Change
+    change: SizeChange
     reason: str
 
 
@@ -88,30 +89,30 @@ class Scaler:
         """Forget earlier loads: the size was set by hand."""
         self._over_since_s = self._under_since_s = math.nan
 
-    def decide(self, sight: Sight, now_s: float) -> Decision:
+    def decide(self, sight: PoolLoad, now_s: float) -> Decision:
         """Return the change that is due now. now_s: time of any monotonic clock."""
         if sight.num_starting:
             self.reset()
-            return Decision(Change.STAY, "a worker is starting")
+            return Decision(SizeChange.STAY, "a worker is starting")
         over, under = self._too_much(sight), self._too_little(sight)
         self._over_since_s = _since(self._over_since_s, over is not None, now_s)
         self._under_since_s = _since(self._under_since_s, under is not None, now_s)
         if over is not None and now_s - self._over_since_s >= self._config.up_after_s:
-            return self._change(Change.GROW, sight.num_serving < self._most, over)
+            return self._change(SizeChange.GROW, sight.num_serving < self._most, over)
         if under is not None and now_s - self._under_since_s >= self._config.down_after_s:
-            return self._change(Change.SHRINK, sight.num_serving > self._least, under)
-        return Decision(Change.STAY, over or under or "neither too much nor too little")
+            return self._change(SizeChange.SHRINK, sight.num_serving > self._least, under)
+        return Decision(SizeChange.STAY, over or under or "neither too much nor too little")
 
-    def _change(self, change: Change, is_allowed: bool, reason: str) -> Decision:
+    def _change(self, change: SizeChange, is_allowed: bool, reason: str) -> Decision:
         if not is_allowed:
             limit = "min"
-            if change is Change.GROW:
+            if change is SizeChange.GROW:
                 limit = "max"
-            return Decision(Change.STAY, f"{reason}, and the pool has {limit}")
+            return Decision(SizeChange.STAY, f"{reason}, and the pool has {limit}")
         self.reset()
         return Decision(change, reason)
 
-    def _too_much(self, sight: Sight) -> str | None:
+    def _too_much(self, sight: PoolLoad) -> str | None:
         """Return the reason to grow; None where there is none."""
         if not sight.num_serving:
             if not sight.num_asked:
@@ -123,7 +124,7 @@ class Scaler:
             return f"{sight.late_share:.0%} of the steps get their drafts too late"
         return None
 
-    def _too_much_for_targets(self, sight: Sight) -> str | None:
+    def _too_much_for_targets(self, sight: PoolLoad) -> str | None:
         if sight.num_queued + sight.num_refused > self._config.queue_high * sight.num_serving:
             reason = f"{sight.num_queued} answers wait for {sight.num_serving} targets"
             if sight.num_refused:
@@ -133,7 +134,7 @@ class Scaler:
             return f"busy for {sight.busy_share:.0%} of the time"
         return None
 
-    def _too_little(self, sight: Sight) -> str | None:
+    def _too_little(self, sight: PoolLoad) -> str | None:
         """Return the reason to shrink; None where there is none, the load is not known, or a worker drains already."""
         if (
             sight.busy_share is None
@@ -167,7 +168,7 @@ _Samples = deque[tuple[float, int, int]]
 """Samples of the last WINDOW_S: the time, and two sums that only grow."""
 
 
-class Loads:
+class PoolLoads:
     """Collects the replies of workers and the reports of gateways, and sums them up by pool."""
 
     def __init__(self) -> None:
@@ -210,7 +211,7 @@ class Loads:
         for key in self._rounds.keys() - reported:
             del self._rounds[key], self._refused[key]
 
-    def sight(self, pool: Pool, serving: Iterable[str], *, num_starting: int, num_draining: int) -> Sight:
+    def sight(self, pool: Pool, serving: Iterable[str], *, num_starting: int, num_draining: int) -> PoolLoad:
         """Return the load of a pool. serving: names of its workers that can be used."""
         members = list(serving)
         num_queued = num_refused = 0
@@ -223,7 +224,7 @@ class Loads:
         num_asked = 0
         for target in pool.serves:
             num_asked += self._queued.get(target, 0) + self._running.get(target, 0)
-        return Sight(
+        return PoolLoad(
             num_serving=len(members),
             num_starting=num_starting,
             num_draining=num_draining,
@@ -295,14 +296,14 @@ class Census:
         return len(self.serving) + self.num_starting + self.num_draining
 
 
-class Sizes:
+class PoolSizes:
     """Holds the number of workers that each pool is to have. Of the fleet's thread, but for `ask`."""
 
     def __init__(
         self,
         pools: Mapping[str, Pool],
         scaling: ScalingConfig,
-        loads: Loads,
+        loads: PoolLoads,
         census: Callable[[Pool], Census],
         room: Callable[[Pool], str | None],
         report: Callable[[str, str, str], None],
@@ -321,7 +322,7 @@ class Sizes:
         """Number of workers by pool."""
         for pool in pools.values():
             self.wanted[pool.name] = pool.count
-            if pool.sized_by_load:
+            if pool.is_sized_by_load:
                 self._scalers[pool.name] = Scaler(pool.role, pool.min, pool.max, scaling)
         self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
         self._by_load_at_s = 0.0
@@ -366,12 +367,12 @@ class Sizes:
             num_starting = max(census.num_starting, self.wanted[name] - len(census.serving))
             sight = self._loads.sight(pool, census.serving, num_starting=num_starting, num_draining=census.num_draining)
             decision = scaler.decide(sight, now_s)
-            if decision.change is not Change.STAY:
+            if decision.change is not SizeChange.STAY:
                 self._resize(pool, decision)
 
     def _resize(self, pool: Pool, decision: Decision) -> None:
         count = self.wanted[pool.name] + decision.change.value
-        if decision.change is Change.GROW:
+        if decision.change is SizeChange.GROW:
             reason = self._why_no_room(pool, count)
             if reason is not None:
                 log.warning("%s would get another worker: %s; but %s", pool.name, decision.reason, reason)
@@ -387,7 +388,7 @@ class Sizes:
 
     def _set(self, pool: Pool, count: int) -> None:
         least, most, limits = int(pool.role == "target"), MAX_COUNT, ""
-        if pool.sized_by_load:
+        if pool.is_sized_by_load:
             least, most, limits = pool.min, pool.max, ", its min and max"
         if not least <= count <= most:
             raise ConfigError(f"{pool.name} cannot have {count} workers: from {least} to {most}{limits}", param="count")

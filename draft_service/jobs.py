@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.engine.speculation.beam import Level
+from outrider.engine.speculation.beam import BeamLevel
 
-Rows = NDArray[np.uint16]
+FeatureBits = NDArray[np.uint16]
 """The bits of bfloat16 numbers, as received."""
 
 
@@ -29,7 +29,7 @@ class AdvanceJob:
     committed_ids: tuple[int, ...]
     is_missed: bool = False
     """Whether the target had no draft tokens for its last step."""
-    levels: tuple[Level, ...] = ()
+    levels: tuple[BeamLevel, ...] = ()
     """Levels of a beam search, in place of `committed_ids`."""
     wrong: str = ""
     """Error in the levels as received; empty if they are valid."""
@@ -41,7 +41,7 @@ class AdvanceJob:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsRequest:
+class FeaturesRequest:
     """A request to a target for a lease's features from a position on."""
 
     ticket: int
@@ -51,14 +51,14 @@ class RowsRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsJob:
+class FeaturesJob:
     """A job with features of a lease's tokens. They may be late or repeated; earlier ones may never arrive."""
 
     ticket: int
     target_epoch: int
     start: int
     """Position of the first feature."""
-    rows: Rows
+    rows: FeatureBits
     """Features [num_rows, width]."""
     taken: Callable[[], None]
     """Called on the engine thread once the features are taken, so that the link reads more from the target."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from draft_service.jobs import AdvanceJob
-from outrider.engine.speculation.beam import Level, levels_from_proto
+from outrider.engine.speculation.beam import BeamLevel, levels_from_proto
 from outrider.engine.worker.worker_service import Respond, WorkerFacts, WorkerService
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc
@@ -50,7 +50,7 @@ class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
     def _advance(self, owner: int, item: dpb.DraftRequest, respond: Respond) -> None:
         # An Advance has no reply: an error in it is sent later, under the id of the slot's OpenSlot.
         message = item.advance
-        levels: tuple[Level, ...] = ()
+        levels: tuple[BeamLevel, ...] = ()
         wrong = ""
         try:
             levels = levels_from_proto(message.levels, self._vocab_size, MAX_CHOICES)

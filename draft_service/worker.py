@@ -13,7 +13,7 @@ from outrider.wire.telemetry.phases import log_phase
 from outrider.wire.transport.host import prepare_process
 
 if TYPE_CHECKING:
-    from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle
+    from outrider.engine.worker.worker_handle import WorkerBase, WorkerHandle, WorkerParts
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
@@ -34,7 +34,7 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
     return worker_handle.start("draft", config, len(cores), load, _parts)
 
 
-def _parts(base: Base[Any]) -> Parts:
+def _parts(base: WorkerBase[Any]) -> WorkerParts:
     from draft_service.drafters.choice import create_drafter
     from draft_service.drafters.loading import ModelState
     from draft_service.growing.grower import Grower
@@ -43,7 +43,7 @@ def _parts(base: Base[Any]) -> Parts:
     from draft_service.targets.pairing import WiringTest
     from draft_service.targets.registration import HeadOffer
     from draft_service.targets.vocabularies import TargetVocabularies
-    from outrider.engine.worker.worker_handle import Parts
+    from outrider.engine.worker.worker_handle import WorkerParts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
 
     state = base.loaded
@@ -72,4 +72,4 @@ def _parts(base: Base[Any]) -> Parts:
     if isinstance(state, ModelState):
         open_ahead = state.open_ahead
     grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, deliverer.request_rows, open_ahead)
-    return Parts(grower, add_services, deliverer.close)
+    return WorkerParts(grower, add_services, deliverer.close)

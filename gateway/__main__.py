@@ -29,11 +29,11 @@ from gateway.workers.named_workers import NamedWorkers
 from gateway.workers.pools import START_TIMEOUT_S, Pools
 from gateway.workers.registry_client import RegistryClient
 from outrider.wire.errors import OutriderError, Unavailable
-from outrider.wire.processes.processes import ignore_log_rotation, stop_signals
+from outrider.wire.processes.stop_flag import ignore_log_rotation, stop_signals
 from outrider.wire.processes.worker_main import announce, leave
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig, load
-from outrider.wire.telemetry.log import configure_logging, get_logger, tell_end
+from outrider.wire.telemetry.log import configure_logging, get_logger, log_end
 from outrider.wire.telemetry.metrics import GatewayMetrics
 from outrider.wire.telemetry.otel_metrics import open_metrics
 from outrider.wire.telemetry.trace import open_spans
@@ -216,7 +216,7 @@ async def _serve_and_leave(config: GatewayConfig) -> NoReturn:
     try:
         await serve(config)
     except OutriderError as error:
-        tell_end("gateway", error.message)
+        log_end("gateway", error.message)
         leave(1)
     leave(0)
 
@@ -229,7 +229,7 @@ def main(argv: list[str]) -> NoReturn:
         tune_malloc()
         raise_descriptor_limit()
     except OutriderError as error:
-        tell_end("gateway", error.message)
+        log_end("gateway", error.message)
         sys.exit(1)
     uvloop.run(_serve_and_leave(config))
 

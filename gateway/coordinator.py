@@ -14,7 +14,7 @@ from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
 from gateway.rounds.verification import timed_out
 from gateway.telemetry.request_record import current_record
-from gateway.telemetry.vllm_names import FAILED, LEFT, AnswerTimes
+from gateway.telemetry.vllm_names import FAILED, LEFT, ChoiceTimes
 from gateway.tokenizer import Tokenizer
 from gateway.workers.pools import Pools
 from gateway.workers.served import ServedModel
@@ -37,7 +37,7 @@ class Coordinator:
         models = pools.models
         self._metrics.running.set_function(lambda: sum(model.places.num_running for model in models.values()))
         self._metrics.queue_depth.set_function(lambda: sum(model.places.num_queued for model in models.values()))
-        self._answers: weakref.WeakSet[Answers] = weakref.WeakSet()
+        self._answers: weakref.WeakSet[RunningChoices] = weakref.WeakSet()
         self.draining = False
 
     def models(self) -> tuple[ServedFacts, ...]:
@@ -69,7 +69,7 @@ class Coordinator:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
 
-    def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> Answers:
+    def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> RunningChoices:
         """Take `num_answers` places in a model's queue.
 
         Raises Unavailable, or Overloaded with the seconds after which to retry.
@@ -91,7 +91,7 @@ class Coordinator:
             model.places.change(by, caller, weight)
             self._count(by)
 
-        answers = Answers(model, num_answers, change)
+        answers = RunningChoices(model, num_answers, change)
         self._answers.add(answers)
         return answers
 
@@ -117,7 +117,7 @@ class Coordinator:
             self._idle.set()
 
 
-class Answers:
+class RunningChoices:
     """The choices of one request: one task for each, and one queue of outputs. Implements `AdmittedGenerations`."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Answers:
         self._early_failure: BaseException | None = None
         """Error that ended a choice before a slot was opened."""
 
-    async def __aenter__(self) -> Answers:
+    async def __aenter__(self) -> RunningChoices:
         return self
 
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
@@ -233,7 +233,7 @@ class Answers:
 
     async def _decode(self, index: int, request: GenerationRequest, placed_s: float) -> None:
         metrics, ended = self._model.metrics.answers(request.model), self._model.ended
-        metrics.prompt_tokens.inc(len(request.asked_ids))
+        metrics.prompt_tokens.inc(len(request.caller_prompt_ids))
         self._model.retries.request()
         session_type = Session
         if request.params.beams is not None:
@@ -254,7 +254,7 @@ class Answers:
                     ended.note_pause(request.model, now - last_s)
                 last_s = now
                 if output.finish_reason is not None and output.usage is not None:
-                    times = AnswerTimes(self._started_s, placed_s, first_s, now, output.usage.num_completion_tokens)
+                    times = ChoiceTimes(self._started_s, placed_s, first_s, now, output.usage.num_completion_tokens)
                     ended.note(request.model, output.finish_reason, output.usage, times)
                     current_record().note_answer(times.first_token_s, times.per_token_s)
                 self.num_output_tokens += len(output.tokens)

@@ -12,9 +12,7 @@ from gateway.tokenizer import Tokenizer
 from gateway.tools.reading import Reading
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import gateway_pb2
-from outrider.wire.kinds import AcceptanceRule as AcceptanceRule
-from outrider.wire.kinds import DraftLogprobs as DraftLogprobs
-from outrider.wire.kinds import TokenKind as TokenKind
+from outrider.wire.kinds import AcceptanceRule, DraftLogprobs, TokenKind
 from outrider.wire.requests.drafters import Drafter as Drafter  # parts of a request, here for whoever reads one
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.scheduling import Scheduling
@@ -97,7 +95,7 @@ class GenerationRequest:
     """Whether special tokens are part of the text."""
 
     @property
-    def asked_ids(self) -> tuple[int, ...]:
+    def caller_prompt_ids(self) -> tuple[int, ...]:
         """Tokens of the caller's prompt, whether an encoder reads it or not."""
         return self.source_ids or self.prompt_ids
 
@@ -158,7 +156,7 @@ def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:
 
 
 @dataclass(slots=True)
-class AnswerUsage:
+class ChoiceUsage:
     """Running totals of one choice, updated by its session."""
 
     num_prompt_tokens: int = 0
@@ -216,7 +214,7 @@ class RoundOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """Stop string or stop id that ended the output; None for the model's own end of sequence."""
-    usage: AnswerUsage | None = None
+    usage: ChoiceUsage | None = None
     """Usage of the choice, set together with finish_reason."""
     beam: int = 0
     """Rank among the outputs of a beam search, 0 for the best. The output is then complete."""

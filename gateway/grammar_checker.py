@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from gateway.confined.pool import ConfinedPool, NestsTooDeep, WorkExceeded, WorkFailed, WorkRefused, encoded
+from gateway.confined.pool import ConfinedPool, NestsTooDeep, WorkExceeded, WorkFailed, WorkRefused, encode_request
 from gateway.output_format import OutputFormat
 from gateway.tools.grammar_request import ToolGrammarRequest
 from outrider.wire.errors import InvalidRequest, OutriderError
@@ -32,7 +32,7 @@ EXCEEDED_KEPT_S = 60.0
 then costs a sixtieth of a core at the default limit. CPU times vary, so a grammar near the limit may pass later."""
 
 
-class Pool(Protocol):
+class CheckerPool(Protocol):
     """The part of ConfinedPool that a checker uses."""
 
     def start(self) -> None: ...
@@ -43,7 +43,7 @@ class Pool(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GrammarVerdict:
     """Result of checking a grammar."""
 
     grammar: str
@@ -74,10 +74,10 @@ class Verdicts:
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: dict[bytes, OrderedDict[bytes, Verdict]] = {}
+        self._kept: dict[bytes, OrderedDict[bytes, GrammarVerdict]] = {}
         self._num_bytes: Counter[bytes] = Counter()
 
-    def get(self, caller: bytes, digest: bytes) -> Verdict | None:
+    def get(self, caller: bytes, digest: bytes) -> GrammarVerdict | None:
         """Return a cached verdict; None if there is none or it has expired."""
         of_caller = self._kept.get(caller)
         if of_caller is None:
@@ -88,7 +88,7 @@ class Verdicts:
         of_caller.move_to_end(digest)
         return verdict
 
-    def keep(self, caller: bytes, digest: bytes, verdict: Verdict) -> None:
+    def keep(self, caller: bytes, digest: bytes, verdict: GrammarVerdict) -> None:
         """Cache a verdict."""
         of_caller = self._kept.setdefault(caller, OrderedDict())
         previous = of_caller.pop(digest, None)
@@ -109,7 +109,7 @@ class Verdicts:
 
 @dataclass(slots=True)
 class _Check:
-    task: asyncio.Task[Verdict]
+    task: asyncio.Task[GrammarVerdict]
     num_waiting: int = 0
 
 
@@ -120,12 +120,12 @@ class GrammarChecker:
     left. A grammar that exceeded the limit is cached as well, so that sending it again costs nothing.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: CheckerPool) -> None:
         self._pool = pool
         self._verdicts = Verdicts()
         self._checks: dict[tuple[bytes, bytes], _Check] = {}
         """Running checks that have a waiting request, by caller and digest."""
-        self._tasks: set[asyncio.Task[Verdict]] = set()
+        self._tasks: set[asyncio.Task[GrammarVerdict]] = set()
         """Tasks of all checks, including those being cancelled."""
 
     def start(self) -> None:
@@ -158,7 +158,7 @@ class GrammarChecker:
             verdict = await self._shared(caller, digest, data, param)
         return verdict.result()
 
-    async def _shared(self, caller: bytes, digest: bytes, data: bytes, param: str) -> Verdict:
+    async def _shared(self, caller: bytes, digest: bytes, data: bytes, param: str) -> GrammarVerdict:
         key = (caller, digest)
         check = self._checks.get(key)
         if check is None:
@@ -175,17 +175,17 @@ class GrammarChecker:
                 self._checks.pop(key, None)
                 check.task.cancel()
 
-    async def _check(self, caller: bytes, digest: bytes, data: bytes, param: str) -> Verdict:
+    async def _check(self, caller: bytes, digest: bytes, data: bytes, param: str) -> GrammarVerdict:
         try:
-            verdict = Verdict(await self._pool.run(caller, data))
+            verdict = GrammarVerdict(await self._pool.run(caller, data))
         except WorkRefused as refused:
-            verdict = Verdict("", refused.message, refused.param)
+            verdict = GrammarVerdict("", refused.message, refused.param)
         except WorkExceeded as exceeded:
             setting = ""
             if exceeded.is_time:
                 setting = " (max_compile_s)"
             why = f"{param} takes more than {exceeded} to check{setting}; make it smaller"
-            verdict = Verdict("", why, param, time.monotonic() + EXCEEDED_KEPT_S)
+            verdict = GrammarVerdict("", why, param, time.monotonic() + EXCEEDED_KEPT_S)
         except WorkFailed as failed:
             log.error("a grammar could not be checked: %s", failed)
             raise OutriderError("internal error; the gateway's log has the place") from None
@@ -195,7 +195,7 @@ class GrammarChecker:
 
 def _encoded(request: dict[str, Any], param: str) -> bytes:
     try:
-        return encoded(request)
+        return encode_request(request)
     except NestsTooDeep:
         raise InvalidRequest(f"{param} nests too deep; make it flatter", param=param) from None
 

@@ -18,7 +18,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
-from gateway.json_schema_parts import MAX_DEPTH, Place, Refused, Schema, children, moved, pointer
+from gateway.json_schema_parts import MAX_DEPTH, Place, Schema, SchemaRefused, children, moved, pointer
 from gateway.json_schemas import read_schema
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
@@ -104,7 +104,7 @@ def of_lark(text: str, param: str) -> str:
 def _placed(work: Callable[[], str], param: str) -> str:
     try:
         grammar = work()
-    except Refused as refused:
+    except SchemaRefused as refused:
         place = param + "".join(map(_step, refused.place))
         raise InvalidRequest(f"{place} {refused.reason}", param=place) from None
     num_bytes = len(grammar.encode())
@@ -126,7 +126,7 @@ def _utf8(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Refused("holds half a character (a lone surrogate); send valid Unicode") from None
+        raise SchemaRefused("holds half a character (a lone surrogate); send valid Unicode") from None
 
 
 # Schemas
@@ -138,9 +138,9 @@ def _json_text(schema: Schema | str) -> str:
             schema = json.loads(schema)
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except RecursionError:
-        raise Refused(f"nests too deep, at most {MAX_DEPTH} levels are allowed (MAX_DEPTH)") from None
+        raise SchemaRefused(f"nests too deep, at most {MAX_DEPTH} levels are allowed (MAX_DEPTH)") from None
     except ValueError as error:
-        raise Refused(f"is no JSON: {error}") from None
+        raise SchemaRefused(f"is no JSON: {error}") from None
     _utf8(text)
     return text
 
@@ -153,7 +153,7 @@ def _grammar_of_schema(text: str, strict: bool) -> str:
         place: Place = ()
         if time.thread_time() < began_s + LOCATE_S:
             place = _located(schema, error)
-        raise Refused(f"cannot be enforced: {error}", *place)
+        raise SchemaRefused(f"cannot be enforced: {error}", *place)
     _check_wide(schema)
     return grammar
 
@@ -172,7 +172,7 @@ def _check_wide(schema: Schema) -> None:
         assert isinstance(alone, dict)
         error = error_of(_compiled({**alone, "$defs": {"whole": whole}}))
         if "MAX_ITEMS_IN_ROW" in error:
-            raise Refused(f"cannot be enforced: {error}", *place)
+            raise SchemaRefused(f"cannot be enforced: {error}", *place)
 
 
 def _objects(schema: Schema) -> Iterator[tuple[Place, dict[str, Any]]]:
@@ -226,10 +226,10 @@ def _grammar_of_regex(pattern: str) -> str:
 
 def _grammar_of_choices(choices: list[str]) -> str:
     if not choices:
-        raise Refused("is an empty list, give at least one choice")
+        raise SchemaRefused("is an empty list, give at least one choice")
     for index, choice in enumerate(choices):
         if not choice:
-            raise Refused("is empty, must have at least one character", index)
+            raise SchemaRefused("is empty, must have at least one character", index)
     _utf8("".join(choices))
     return _checked(LLMatcher.grammar_from_regex("|".join(map(_literal, choices))))
 
@@ -262,9 +262,11 @@ def _grammar_of_lark(text: str) -> str:
             parts.append(schema)
             num_schemas += 1
         elif found["option"]:
-            raise Refused(f"has the option {found['option']}, which is not offered; leave it out")
+            raise SchemaRefused(f"has the option {found['option']}, which is not offered; leave it out")
         elif found["special"]:
-            raise Refused(f"names the special token {reprlib.repr(found['special'])}; special tokens are never text")
+            raise SchemaRefused(
+                f"names the special token {reprlib.repr(found['special'])}; special tokens are never text"
+            )
     lark = "".join((*parts, text[begin:]))
     return _checked(json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False))
 
@@ -276,9 +278,9 @@ def _schema_at(text: str, begin: int, place: Place) -> tuple[str, int]:
             del schema["x-guidance"]
         return _schema_of(_grammar_of_schema(_json_text(schema), False)), end
     except (ValueError, RecursionError) as error:
-        raise Refused(f"is no JSON: {error}", *place) from None
-    except Refused as refused:
-        raise Refused(refused.reason, *place, *refused.place) from None
+        raise SchemaRefused(f"is no JSON: {error}", *place) from None
+    except SchemaRefused as refused:
+        raise SchemaRefused(refused.reason, *place, *refused.place) from None
 
 
 def _schema_of(grammar: str) -> str:
@@ -289,7 +291,9 @@ def _lark_of_gbnf(text: str) -> str:
     try:
         lark: str = gbnf_to_lark(_GBNF_ESCAPE.sub(_unescaped, text))
     except Exception as error:  # the library raises plain Exception, and IndexError at an early end
-        raise Refused(f"is neither Lark (start: ...) nor GBNF (root ::= ...): {str(error)[:MAX_ECHO_CHARS]}") from None
+        raise SchemaRefused(
+            f"is neither Lark (start: ...) nor GBNF (root ::= ...): {str(error)[:MAX_ECHO_CHARS]}"
+        ) from None
     return lark
 
 
@@ -314,7 +318,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 def _checked(grammar: str) -> str:
     if error := error_of(grammar):
-        raise Refused(f"cannot be enforced: {error}")
+        raise SchemaRefused(f"cannot be enforced: {error}")
     return grammar
 
 

@@ -25,7 +25,7 @@ Place = tuple[str | int, ...]
 """Keys and indices that lead to a part of a schema."""
 
 
-class Refused(Exception):
+class SchemaRefused(Exception):
     """The reason for a refusal and the place in the schema."""
 
     def __init__(self, reason: str, *place: str | int) -> None:
@@ -34,7 +34,7 @@ class Refused(Exception):
         self.place = place
 
 
-class PatternRefused(Refused):
+class PatternRefused(SchemaRefused):
     """A refusal because of a string's pattern."""
 
 

@@ -11,7 +11,17 @@ import reprlib
 from typing import Any
 from urllib.parse import quote, unquote
 
-from gateway.json_schema_parts import LISTS, MAPS, MAX_DEPTH, SINGLE, PatternRefused, Place, Refused, Schema, pointer
+from gateway.json_schema_parts import (
+    LISTS,
+    MAPS,
+    MAX_DEPTH,
+    SINGLE,
+    PatternRefused,
+    Place,
+    Schema,
+    SchemaRefused,
+    pointer,
+)
 
 MARGIN = 1e-15
 """Distance that numbers (integers aside) keep from an exclusive bound, as a share of the bound; absolute for a bound of
@@ -101,7 +111,7 @@ class _Reader:
                 where = "only places in the schema itself (#/...) are read"
                 if schema["$ref"].startswith("#"):
                     where = "there is no schema there"
-                raise Refused(f"is {reprlib.repr(schema['$ref'])}; {where}", *place, "$ref")
+                raise SchemaRefused(f"is {reprlib.repr(schema['$ref'])}; {where}", *place, "$ref")
 
     def _relax(self) -> None:
         """Turns a oneOf whose members are distinguished by a constant property into the same anyOf.
@@ -147,9 +157,9 @@ class _Reader:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise Refused(f"is {reprlib.repr(schema)}, must be a schema: an object, true or false", *place)
+            raise SchemaRefused(f"is {reprlib.repr(schema)}, must be a schema: an object, true or false", *place)
         if len(place) > 2 * MAX_DEPTH:
-            raise Refused(f"is deeper than {MAX_DEPTH} schemas in schemas (MAX_DEPTH)", *place)
+            raise SchemaRefused(f"is deeper than {MAX_DEPTH} schemas in schemas (MAX_DEPTH)", *place)
         if self._strict:
             _check_strict(schema, place)
         enforced: dict[str, Any] = {}
@@ -161,7 +171,7 @@ class _Reader:
                 remedy = ""
                 if key == "nullable":
                     remedy = ", and give a type as a list with null in it"
-                raise Refused(f"is a keyword that cannot be enforced here; leave it out{remedy}", *place, key)
+                raise SchemaRefused(f"is a keyword that cannot be enforced here; leave it out{remedy}", *place, key)
             else:
                 _check_depth(value, (*place, key))
         _read_format(enforced)
@@ -188,27 +198,27 @@ class _Reader:
             self._constant(value, place)
         elif key in _COUNTS:
             if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-                raise Refused(f"is {reprlib.repr(value)}, must be a whole number from 0 to 2^53", *place)
+                raise SchemaRefused(f"is {reprlib.repr(value)}, must be a whole number from 0 to 2^53", *place)
         elif key in _NUMBERS:
             value = _within_exact(key, value)
             _check_number(value, place)
             if key == "multipleOf" and value <= 0:
-                raise Refused(f"is {value}, must be greater than 0", *place)
+                raise SchemaRefused(f"is {value}, must be greater than 0", *place)
         elif key == "required":
             for name in _listed(value, place, min_len=0):
                 if not isinstance(name, str):
-                    raise Refused("must be a list of names", *place)
+                    raise SchemaRefused("must be a list of names", *place)
         elif key == "type":
             types = [value]
             if not isinstance(value, str):
                 types = _listed(value, place)
             for name in types:
                 if name not in TYPES:
-                    raise Refused(f"is {reprlib.repr(name)}, must be one of {', '.join(TYPES)}", *place)
+                    raise SchemaRefused(f"is {reprlib.repr(name)}, must be one of {', '.join(TYPES)}", *place)
         elif key == "pattern":
             _check_pattern(value, place)
         elif not isinstance(value, str):  # of format and $ref
-            raise Refused(f"is {reprlib.repr(value)}, must be a string", *place)
+            raise SchemaRefused(f"is {reprlib.repr(value)}, must be a string", *place)
         return value
 
     def _any_of(self, members: list[Any], place: Place) -> list[Schema]:
@@ -230,7 +240,7 @@ class _Reader:
 
     def _map(self, key: str, value: Any, place: Place) -> dict[str, Schema]:
         if not isinstance(value, dict):
-            raise Refused(f"is {reprlib.repr(value)}, must be an object of schemas", *place)
+            raise SchemaRefused(f"is {reprlib.repr(value)}, must be an object of schemas", *place)
         if key == "patternProperties":
             for pattern in value:
                 _check_pattern(pattern, (*place, pattern))
@@ -238,7 +248,7 @@ class _Reader:
 
     def _constant(self, value: Any, place: Place, depth: int = 0) -> None:
         if depth > MAX_DEPTH:
-            raise Refused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
+            raise SchemaRefused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
         if isinstance(value, dict):
             for key, child in value.items():
                 self._constant(child, (*place, key), depth + 1)
@@ -252,23 +262,25 @@ class _Reader:
         # Several multipleOf are refused where they may meet: llguidance multiplies them in 32 bits.
         multiples = [(*place, "multipleOf") for place, schema in self._schemas.values() if "multipleOf" in schema]
         if self._is_joined and len(multiples) > 1:
-            raise Refused("cannot be enforced beside another multipleOf where schemas are joined", *multiples[-1])
+            raise SchemaRefused("cannot be enforced beside another multipleOf where schemas are joined", *multiples[-1])
 
     def _check_counted(self) -> None:
         # Some counts cannot be enforced by llguidance: an unnamed property may repeat the name of an earlier one.
         for place, schema in self._schemas.values():
             if schema.get("minProperties", 0) > len(set(schema.get("required", ()))) + 1:
                 text = "cannot be enforced for more properties than are required and one: the same name may come again"
-                raise Refused(text, *place, "minProperties")
+                raise SchemaRefused(text, *place, "minProperties")
 
     def _check_references(self, name: str, above: frozenset[str]) -> None:
         if name in self._checked or name not in self._schemas:
             return
         place, schema = self._schemas[name]
         if name in above:
-            raise Refused("comes back to itself by references alone", *place)
+            raise SchemaRefused("comes back to itself by references alone", *place)
         if len(above) > MAX_DEPTH:
-            raise Refused(f"has more than {MAX_DEPTH} schemas above it that it holds together with (MAX_DEPTH)", *place)
+            raise SchemaRefused(
+                f"has more than {MAX_DEPTH} schemas above it that it holds together with (MAX_DEPTH)", *place
+            )
         joined: list[str] = []
         for key in _JOINED_LISTS:
             for index in range(len(schema.get(key, ()))):
@@ -338,7 +350,7 @@ def _within_exact(key: str, value: Any) -> Any:
 
 def _check_pattern(pattern: Any, place: Place) -> None:
     if not isinstance(pattern, str):
-        raise Refused(f"is {reprlib.repr(pattern)}, must be a string", *place)
+        raise SchemaRefused(f"is {reprlib.repr(pattern)}, must be a string", *place)
     if any(found["passed"] is None for found in _LOOKS.finditer(pattern)):
         raise PatternRefused(
             f"is {reprlib.repr(pattern)}, and look-around and backreferences cannot be enforced; leave the pattern "
@@ -352,14 +364,14 @@ def _listed(value: Any, place: Place, min_len: int = 1) -> list[Any]:
         what = "a list"
         if min_len:
             what = "a list that is not empty"
-        raise Refused(f"is {reprlib.repr(value)}, must be {what}", *place)
+        raise SchemaRefused(f"is {reprlib.repr(value)}, must be {what}", *place)
     return value
 
 
 def _check_depth(value: Any, place: Place, depth: int = 0) -> None:
     # Responses echo a schema as it came, and orjson writes 254 levels.
     if depth > MAX_DEPTH:
-        raise Refused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
+        raise SchemaRefused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -369,9 +381,11 @@ def _check_depth(value: Any, place: Place, depth: int = 0) -> None:
 
 def _check_number(value: Any, place: Place) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Refused(f"is {reprlib.repr(value)}, must be a number", *place)
+        raise SchemaRefused(f"is {reprlib.repr(value)}, must be a number", *place)
     if not abs(value) <= MAX_INTEGER:
-        raise Refused(f"is {reprlib.repr(value)}, must be from -2^53 to 2^53: other numbers are not exact", *place)
+        raise SchemaRefused(
+            f"is {reprlib.repr(value)}, must be from -2^53 to 2^53: other numbers are not exact", *place
+        )
 
 
 def _check_strict(schema: dict[str, Any], place: Place) -> None:
@@ -379,7 +393,7 @@ def _check_strict(schema: dict[str, Any], place: Place) -> None:
     if not isinstance(properties, dict) and schema.get("type") != "object":
         return
     if schema.get("additionalProperties") is not False:
-        raise Refused("must have additionalProperties: false, as strict is true", *place)
+        raise SchemaRefused("must have additionalProperties: false, as strict is true", *place)
     required = schema.get("required", [])
     if not isinstance(properties, dict):
         return
@@ -388,4 +402,4 @@ def _check_strict(schema: dict[str, Any], place: Place) -> None:
             text = (
                 f"must have {reprlib.repr(name)} in required, as strict is true; what may be absent has null as a type"
             )
-            raise Refused(text, *place)
+            raise SchemaRefused(text, *place)

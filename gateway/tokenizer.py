@@ -28,7 +28,7 @@ from outrider.wire.models.tokenizer_json import (
     MAX_QUOTED,
     TOKENIZER_CONFIG,
     TOKENIZER_JSON,
-    described,
+    fields_of,
     load_tokenizer,
     read_special_tokens,
 )
@@ -39,7 +39,7 @@ BYTES_PER_TOKEN = 8
 CLEARLY_MORE = 1.25
 """Ratio of the tokens at the beginning of a text to the allowed ones above which the text is refused unread. A cut
 changes only the tokens of the word at its place, one in thousands; a quarter is far above that."""
-MAX_OWN_TOKENS = 16
+MAX_ADDED_TOKENS = 16
 """Maximal number of tokens that a post-processor puts around a text; known ones put one or two."""
 REPLACES_EACH_BYTE = "outrider-each"
 """Error handler of decoders that shows each bad byte as U+FFFD."""
@@ -55,7 +55,7 @@ class Tokenizer:
         self._tokenizer = load_tokenizer(raw)  # which cuts nothing: lengths are checked against the model's context
         data = parse_object(raw, TOKENIZER_JSON)
         for name in ("normalizer", "pre_tokenizer", "decoder"):
-            data[name] = described(getattr(self._tokenizer, name))
+            data[name] = fields_of(getattr(self._tokenizer, name))
         self.bounds = TextBounds.of(data)
         self.special_tokens = special_tokens
         self.template = template
@@ -199,7 +199,7 @@ class Tokenizer:
             ids = self.encode(text[start:], add_special_tokens)
             # The first word may be another piece without the text before it; and there are the tokenizer's own tokens.
             first_word = text[start : text.find(" ", start + 1)]
-            num_uncertain = len(first_word.encode()) + MAX_OWN_TOKENS
+            num_uncertain = len(first_word.encode()) + MAX_ADDED_TOKENS
             if len(ids) >= num_ids + num_uncertain:
                 return ids[-num_ids:]
         return self.encode(text, add_special_tokens)[-num_ids:]

@@ -10,8 +10,8 @@ from typing import Any
 import grpc.aio
 
 from outrider.engine.speculation.beam import level_to_proto, levels_from_proto
-from outrider.engine.speculation.nodes import Delivery, from_proto
-from outrider.engine.worker.jobs import Fault, JobError
+from outrider.engine.speculation.nodes import Delivery, read_delivery
+from outrider.engine.worker.jobs import JobError, JobFault
 from outrider.engine.worker.worker_service import Respond, WorkerFacts, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -64,7 +64,7 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
             try:
                 job = verify_job(owner, item.verify, self._vocab_size, respond)
             except InvalidRequest as error:
-                respond(JobError(Fault.INVALID, error.message))
+                respond(JobError(JobFault.INVALID, error.message))
                 return
             self._service.engine.submit(job)
 
@@ -110,7 +110,7 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         try:
             if item.target_epoch != self._service.epoch:
                 raise BadTensor(f"delivery is for target epoch {item.target_epoch}, this is {self._service.epoch}")
-            nodes = from_proto(item, self._vocab_size)
+            nodes = read_delivery(item, self._vocab_size)
         except BadTensor as error:
             self._service.engine.submit(RefusedDelivery(item.ticket, str(error)))
             return False

@@ -35,11 +35,12 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     log_phase("importing torch")
     import torch
 
-    from outrider.engine.drafters import SearchDrafts, merge, target_drafters
+    from outrider.engine.drafters import SearchDrafts, target_drafters
     from outrider.engine.loading.cache_size import CPU_FRACTION
-    from outrider.engine.loading.loaded import Loaded, load
+    from outrider.engine.loading.loaded import ModelWorkerState, load
     from outrider.engine.memory import free_memory_bytes
-    from outrider.engine.worker.worker_handle import Base, Parts, start
+    from outrider.engine.worker.worker_handle import WorkerBase, WorkerParts, start
+    from outrider.papers.merging import merge
     from outrider.v1 import target_pb2, target_pb2_grpc
     from target_service.drafting.own_drafts import OwnDrafts
     from target_service.features.features import Features
@@ -51,7 +52,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     from target_service.step.step import Step
     from target_service.step.verifier import Verifier
 
-    def make(base: Base[Loaded]) -> Parts:
+    def make(base: WorkerBase[ModelWorkerState]) -> WorkerParts:
         metrics = base.metrics
         loaded = base.loaded
         runner = loaded.runner
@@ -104,6 +105,6 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
             target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
             return [target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name]
 
-        return Parts(verifier, add_services)
+        return WorkerParts(verifier, add_services)
 
     return start("target", config, num_threads, partial(load, ranks_folder=ranks_folder), make)

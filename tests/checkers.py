@@ -18,7 +18,7 @@ from gateway import grammar_work
 from gateway.confined.pool import WorkRefused
 from gateway.grammar_checker import GrammarChecker
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.processes.processes import descendants
+from outrider.wire.processes.descendants import descendants
 
 ENDLESS: dict[str, Any] = {"type": "integer", "multipleOf": 999_983}
 """A schema that takes minutes to check."""

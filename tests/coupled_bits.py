@@ -13,8 +13,8 @@ from outrider.engine.sampling.coupled import (
     gumbels_of,
     uniforms,
 )
-from outrider.engine.sampling.noise import Purpose
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.noise import NoiseStream
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
 
@@ -25,15 +25,15 @@ def params_of(seed: int = 7, choice: int = 0) -> SamplingParams:
     return SamplingParams(seed=seed, choice=choice, acceptance=AcceptanceRule.COUPLED)
 
 
-def random_law(rng: np.random.Generator, size: int, spread: float = 2.0) -> RowLaw:
+def random_law(rng: np.random.Generator, size: int, spread: float = 2.0) -> TokenDistribution:
     scores = (spread * rng.normal(size=size)).astype(np.float32)
-    return RowLaw(size, scores - scores.max())
+    return TokenDistribution(size, scores - scores.max())
 
 
 def check_noise(device: str, vocab_size: int = 999) -> None:
     """[R, V] float64, a row each of seeds, choices and positions at both ends of their ranges."""
     rows = [(seed, choice, position) for seed in SEEDS for choice in (0, 127) for position in (0, 2**32 - 1)]
-    keys = torch.tensor([(s & 0xFFFFFFFF, s >> 32, c << 8 | Purpose.TARGET, p) for s, c, p in rows], device=device)
+    keys = torch.tensor([(s & 0xFFFFFFFF, s >> 32, c << 8 | NoiseStream.TARGET, p) for s, c, p in rows], device=device)
     made = gumbels(keys, vocab_size)
     assert made.device.type == device
     for row, (seed, choice, position) in zip(made.cpu(), rows, strict=True):

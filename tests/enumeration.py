@@ -17,12 +17,12 @@ import pytest
 
 from outrider.engine.sampling import row_law
 from outrider.engine.sampling.acceptance import OwnDraw
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation import drawing
 
 T = TypeVar("T")
 Prefix = tuple[int, ...]
-Law = Callable[[Prefix], RowLaw]
+Law = Callable[[Prefix], TokenDistribution]
 Interval = tuple[float, float]
 NOTHING = 1e-14
 """Length of an interval that is rounding alone. Doubling it loses twice as much, far below any tolerance."""
@@ -128,14 +128,14 @@ def every_run(run: Callable[[Chooser], T]) -> Iterator[tuple[float, T]]:
 
 def random_law(vocab_size: int, seed: int, only: Sequence[int] | None = None, scale: float = 1.5) -> Law:
     """Of every prefix another; over `only` these ids, as sparse laws."""
-    made: dict[Prefix, RowLaw] = {}
+    made: dict[Prefix, TokenDistribution] = {}
 
-    def law(prefix: Prefix) -> RowLaw:
+    def law(prefix: Prefix) -> TokenDistribution:
         if prefix not in made:
             generator = np.random.default_rng([seed, *prefix, 99])
             scores = (scale * generator.standard_normal(vocab_size)).astype(np.float32)
             ids = None if only is None else np.array(only)
-            made[prefix] = RowLaw(vocab_size, scores if ids is None else scores[ids], ids).normalised()
+            made[prefix] = TokenDistribution(vocab_size, scores if ids is None else scores[ids], ids).normalised()
         return made[prefix]
 
     return law

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from outrider.engine.sampling import acceptance
-from outrider.engine.sampling.acceptance import Accepted, DrawTable, Noise, accept_draws
+from outrider.engine.sampling.acceptance import ChainDecisions, DrawTable, Noise, accept_draws
 from outrider.engine.sampling.penalties import NonFiniteLogits
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Draw, Proposal
@@ -34,13 +34,13 @@ class PlainSlot:
     key: tuple[int, int] = (1, 0)
 
 
-def chain_proposal(slot: Any, ids: Sequence[int], laws: Sequence[RowLaw] | None = None) -> Proposal:
+def chain_proposal(slot: Any, ids: Sequence[int], laws: Sequence[TokenDistribution] | None = None) -> Proposal:
     """Return a chain; laws: what each token was drawn from, None where they are matched."""
     draws = [Draw(node, law) for node, law in enumerate(laws or ())]
     return Proposal(slot, DraftTree.of(ids, range(-1, len(ids) - 1)), draws)
 
 
-def tree_draws(drawn: Mapping[int, Sequence[tuple[RowLaw, Sequence[int]]]]) -> list[Draw]:
+def tree_draws(drawn: Mapping[int, Sequence[tuple[TokenDistribution, Sequence[int]]]]) -> list[Draw]:
     """Return draws of what was drawn after each node: by drafter a law, and the nodes that were drawn from it."""
     draws = list[Draw]()
     for drafters in drawn.values():
@@ -50,8 +50,8 @@ def tree_draws(drawn: Mapping[int, Sequence[tuple[RowLaw, Sequence[int]]]]) -> l
 
 
 def accept_token_one(
-    target_law: Callable[[int], RowLaw],
-    draft_laws: Sequence[RowLaw],
+    target_law: Callable[[int], TokenDistribution],
+    draft_laws: Sequence[TokenDistribution],
     draft_ids: Sequence[int],
     noise: Noise,
     lenience: float = 1.0,
@@ -71,7 +71,7 @@ def accept_token(
     accept_u: Tensor,
     keys: Tensor,
     lenience: float = 1.0,
-) -> Accepted:
+) -> ChainDecisions:
     """Decide chains by token as a device does: after every row at once. Arguments as of `accept_block`."""
     num_slots, num_rows, vocab_size = target_log_probs.shape
     width = num_rows - 1
@@ -81,7 +81,7 @@ def accept_token(
     at = torch.arange(num_rows, device=num_drafted.device).clamp_max(max(0, width - 1))
     host_laws = draft_log_probs.cpu().numpy()
     laws = [
-        (slot * num_rows + j, RowLaw(vocab_size, host_laws[slot, j]))
+        (slot * num_rows + j, TokenDistribution(vocab_size, host_laws[slot, j]))
         for slot, num in enumerate(num_drafted.tolist())
         for j in range(num)
     ]
@@ -98,7 +98,7 @@ def accept_token(
     own = acceptance.picked(left.log(), row_keys.flatten(0, 1)).view(num_slots, num_rows)
     num_accepted = (accepted_ids.view(num_slots, num_rows) >= 0).long().cumprod(dim=1).sum(dim=1)
     next_ids = own.gather(1, num_accepted[:, None])[:, 0]
-    return Accepted(num_accepted, next_ids)
+    return ChainDecisions(num_accepted, next_ids)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.chat_template import ChatTemplate, Variant
 from gateway.confined import templates
-from gateway.confined.pool import WorkRefused, encoded
+from gateway.confined.pool import WorkRefused, encode_request
 from gateway.confined.template_shape import TemplateShape
 from outrider.wire.errors import InvalidRequest
 
@@ -22,7 +22,7 @@ class InlineRenderers:
 
 def work(request: Any) -> Any:
     try:
-        return json.loads(json.dumps(templates.work(json.loads(encoded(request)))))
+        return json.loads(json.dumps(templates.work(json.loads(encode_request(request)))))
     except InvalidRequest as error:
         raise WorkRefused(error.message, error.param) from None
 

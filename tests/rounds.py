@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from outrider.engine.kv_pool import BlockTable
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.step_plan import Row, Source
+from outrider.engine.step_plan import EncoderSource, Row
 
 Truth = Callable[..., Tensor]
 """[T] ids, and those of a source where there is an encoder -> [T, V] float32, from transformers alone."""
@@ -35,16 +35,16 @@ def truth_of(model: PreTrainedModel) -> Truth:
     return truth
 
 
-def some_source(runner: ModelRunner, num_tokens: int, seed: int) -> Source | None:
+def some_source(runner: ModelRunner, num_tokens: int, seed: int) -> EncoderSource | None:
     """An encoded source; None for a decoder-only model."""
     if not runner.facts.decoder_start_ids:
         return None
-    source = Source(runner.pool.new_table(), some_ids(num_tokens, runner.facts.vocab_size, seed))
+    source = EncoderSource(runner.pool.new_table(), some_ids(num_tokens, runner.facts.vocab_size, seed))
     runner.forward([Row(runner.pool.new_table(), (), 0, 0, (), source=source)])
     return source
 
 
-def ids_of(source: Source | None) -> list[Sequence[int]]:
+def ids_of(source: EncoderSource | None) -> list[Sequence[int]]:
     """What a `Truth` takes of it."""
     return [] if source is None else [source.ids]
 

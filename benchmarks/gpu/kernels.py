@@ -13,7 +13,7 @@ from outrider.engine.attention.paged_plan import AttentionOptions, PagedAttentio
 from outrider.engine.attention.varlen_attention import BLOCK_SIZE, VarlenAttention, torch_refusal
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.step_plan import Row
-from outrider.engine.token_tree import seen
+from outrider.engine.token_tree import visible_tokens
 
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Error ||out - exact|| / ||exact|| by dtype: several times the rounding of inputs and output."""
@@ -122,7 +122,9 @@ def _exact(rows: list[Row], query: Tensor, keys: Tensor, values: Tensor, options
         at = torch.tensor(row.table.storage_indices(range(row.num_tokens)), device=query.device)
         k, v = (each.flatten(0, 1)[at].double().repeat_interleave(GROUP, dim=1) for each in (keys, values))
         q = query[start : start + row.num_new].double()
-        sees = torch.from_numpy(seen(row.num_tokens, row.parents, row.num_new, options.window, None)).to(query.device)
+        sees = torch.from_numpy(visible_tokens(row.num_tokens, row.parents, row.num_new, options.window, None)).to(
+            query.device
+        )
         scores = torch.einsum("qhd,khd->hqk", q, k) * options.scaling
         probs = scores.masked_fill(~sees[None], float("-inf")).softmax(dim=-1)
         parts.append(torch.einsum("hqk,khd->qhd", probs, v))

@@ -15,7 +15,7 @@ from benchmarks.gpu.steps import timed
 from outrider.engine.native.library import load_at_start
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
@@ -91,13 +91,13 @@ def _ready(params: SamplingParams, vocab: int, is_tree: bool, slot: int) -> Prop
     numbers = np.random.default_rng(slot)
     num = min(TOPK, vocab // 2)
     ids = np.sort(numbers.choice(vocab, num, replace=False))
-    law = RowLaw(vocab, np.log(np.full(num, 1 / num, np.float32)), ids)
+    law = TokenDistribution(vocab, np.log(np.full(num, 1 / num, np.float32)), ids)
     draft_ids = [int(ids[index]) for index in range(K)]
     own: Any = PlainSlot(params, list(PROMPT))
     if not is_tree:
-        return chain_proposal(own, draft_ids, None if params.determined else [law] * K)
+        return chain_proposal(own, draft_ids, None if params.is_deterministic else [law] * K)
     tree = DraftTree.of(draft_ids, PARENTS)
-    if params.determined:
+    if params.is_deterministic:
         return Proposal(own, tree)
     draws = tree_draws({parent: [(law, tree.children(parent))] for parent in (ROOT, 0)})
     return Proposal(own, tree, draws)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
-from outrider.engine.sampling.acceptance import Accepted, accept_block
-from outrider.engine.sampling.coupled import device_keys, picked
-from outrider.engine.sampling.noise import Purpose, host_uniforms
+from outrider.engine.sampling.acceptance import ChainDecisions, accept_block
+from outrider.engine.sampling.coupled import device_keys, pick
+from outrider.engine.sampling.noise import NoiseStream, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.sampling import distributions, inverse_cdf
 from outrider.wire.requests.params import SamplingParams
@@ -121,28 +121,28 @@ class Sampled:
 
     def own(self) -> Tensor:
         """Return what the target draws without drafts, [N, 2] int64."""
-        return torch.stack([picked(self._target[:, place], self._keys(place)) for place in range(NUM_DRAFTS)], dim=1)
+        return torch.stack([pick(self._target[:, place], self._keys(place)) for place in range(NUM_DRAFTS)], dim=1)
 
     def by_rounds(self, accept: Any) -> Tensor:
         """Return the first two tokens [N, 2] int64 of a round under a rule and, where it made one, a plain step."""
         drafts, num = self._drafts(), len(self._params)
         num_drafted = torch.full((num,), NUM_DRAFTS, device=self._device)
-        accept_u = self._uniforms(Purpose.ACCEPT)
-        found: Accepted = accept(self._target, self._draft, drafts, num_drafted, accept_u, self._keys(0))
-        after = picked(self._target[:, 1], self._keys(1))
+        accept_u = self._uniforms(NoiseStream.ACCEPT)
+        found: ChainDecisions = accept(self._target, self._draft, drafts, num_drafted, accept_u, self._keys(0))
+        after = pick(self._target[:, 1], self._keys(1))
         first = torch.where(found.num_accepted > 0, drafts[:, 0], found.next_ids)
         second = torch.where(found.num_accepted > 1, drafts[:, 1], found.next_ids)
         return torch.stack([first, torch.where(found.num_accepted > 0, second, after)], dim=1)
 
     def _drafts(self) -> Tensor:
-        u = self._uniforms(Purpose.DRAFT)
+        u = self._uniforms(NoiseStream.DRAFT)
         each = [inverse_cdf(self._draft[:, place].double().exp(), u[:, place])[0] for place in range(NUM_DRAFTS)]
         return torch.stack(each, dim=1)
 
     def _keys(self, place: int) -> Tensor:
         return device_keys(self._params, [FIRST_POSITION + place] * len(self._params), self._device)
 
-    def _uniforms(self, purpose: Purpose) -> Tensor:
+    def _uniforms(self, purpose: NoiseStream) -> Tensor:
         """Return [N, K] float64, as a round at FIRST_POSITION has them."""
         num = len(self._params)
         seeds = np.arange(num, dtype=np.uint64).repeat(NUM_DRAFTS)

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu.bench import DEMO_TARGET, Bench
 from benchmarks.gpu.services import PROMPTS
-from outrider.engine.loading.attention_choice import FACTORIES, margin
+from outrider.engine.loading.attention_choice import FACTORIES, describe_self_test
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
@@ -71,7 +71,7 @@ def _load(bench: Bench, path: str, dtype: str, expected: Generated) -> bool:
         dtype=runner.facts.dtype,
         outcome="default" if path == "auto" else "serves",
         load_s=load_s,
-        self_test=margin(runner),
+        self_test=describe_self_test(runner),
         trees=runner.tree_refusal or "run",
         features=runner.features_refusal or "given",
         answer=differing or "the same",

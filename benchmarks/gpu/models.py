@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.gpu.bench import DEMO_TARGET
-from outrider.lab.models.widening import Sizes, largest_difference, widen
+from outrider.lab.models.widening import WidenedSizes, largest_difference, widen
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 SAVE_THREADS = 8
@@ -48,10 +48,10 @@ LLAMA_8B = Shape(4096, 14336, 32, 32, 8, 128_256, 128, 131_072)
 LLAMA_1B = Shape(2048, 8192, 16, 32, 8, 128_256, 64, 131_072)
 TINY = Shape(64, 128, 2, 4, 2, 1000, 16, 1024)
 """Of a rehearsal."""
-WIDE_TARGET = Sizes(hidden=4096, intermediate=14336, heads=64, kv_heads=8, extra_layers=26)
+WIDE_TARGET = WidenedSizes(hidden=4096, intermediate=14336, heads=64, kv_heads=8, extra_layers=26)
 """Of the demo target, to 32 layers: 8.0 thousand million parameters with WIDE_VOCAB. Its heads stay 64 wide, so that
 twice as many make an 8B Llama's query projection; its KV heads are half as wide as that model's."""
-WIDE_DRAFT = Sizes(hidden=2048, intermediate=8192, heads=32, kv_heads=8, extra_layers=14)
+WIDE_DRAFT = WidenedSizes(hidden=2048, intermediate=8192, heads=32, kv_heads=8, extra_layers=14)
 """Of the demo draft, to 16 layers: 1.2 thousand million parameters."""
 WIDE_VOCAB = 128_256
 """Rows of logits, as Llama 3 has. The demo pair's tokenizer has 4,096; nobody says the others."""
@@ -132,7 +132,9 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         list(threads.map(copy, tensors))
 
 
-def widened(source: Path, sizes: Sizes, vocab: int, device: str, dtype: torch.dtype) -> tuple[LlamaForCausalLM, float]:
+def widened(
+    source: Path, sizes: WidenedSizes, vocab: int, device: str, dtype: torch.dtype
+) -> tuple[LlamaForCausalLM, float]:
     """Return the model in `source` at those sizes on the device, in `dtype`, and how far its logits are from the
     model's own: the same text at a larger model's cost.
     """

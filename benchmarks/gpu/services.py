@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.gpu.bench import REPO
 from gateway.coordinator import Coordinator
-from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, SpeculationOptions
+from gateway.generation import ChoiceUsage, GenerationRequest, RoundOutput, SpeculationOptions
 from gateway.workers.membership import from_config
 from gateway.workers.named_workers import NamedWorkers
 from gateway.workers.pools import Pools
@@ -111,7 +111,7 @@ class Answer:
     """One answer and its cost."""
 
     ids: list[int] = field(default_factory=list)
-    usage: AnswerUsage = field(default_factory=AnswerUsage)
+    usage: ChoiceUsage = field(default_factory=ChoiceUsage)
     first_token_s: float = 0.0
     seconds: float = 0.0
 

@@ -18,7 +18,7 @@ from benchmarks.gpu.bandwidth import copy_bandwidth, seconds, wait
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import LLAMA_8B, TINY, Shape, random_llama
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.loading.attention_choice import choose_path, margin
+from outrider.engine.loading.attention_choice import choose_path, describe_self_test
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
@@ -96,7 +96,7 @@ def runner_of(bench: Bench, shape: Shape, max_rows: int, max_context: int) -> Mo
         "model",
         parameters=num_parameters,
         path=runner.path.name,
-        self_test=margin(runner),
+        self_test=describe_self_test(runner),
         trees=runner.tree_refusal or "run",
         graphs=num_graphs,
         kv_bytes_a_token=runner.kv_bytes_per_token,

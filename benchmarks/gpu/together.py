@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import TINY, Shape, random_llama, save
 from benchmarks.gpu.services import Worker, WorkerFailed, one_answer, prompt_ids, workers
-from outrider.cli.up.supervisor import own_gpu_memory
+from outrider.cli.up.machine_shares import own_gpu_memory
 from outrider.wire.settings.system import SystemConfig
 
 HUNGRY = Shape(1024, 2048, 16, 8, 8, 4096, 128, 131_072)

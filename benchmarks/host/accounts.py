@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.common import with_interval
 from benchmarks.host.forward_clock import Forwards
-from outrider.wire.processes.processes import descendants
+from outrider.wire.processes.descendants import descendants
 
 GATEWAY, TARGET, DRAFT = PROCESSES = "gateway", "target", "draft"
 _CPU_CLOCK = 2

@@ -17,7 +17,7 @@ from benchmarks.common import REPO, Report
 from benchmarks.footprint import Held, held, parts_below, watched
 from benchmarks.passes import PHASES, Sample, phase_shares, run_pass
 from benchmarks.running import running
-from outrider.cli.up.supervisor import Endpoints
+from outrider.cli.up.endpoints import Endpoints
 from outrider.client import AcceptanceRule, AsyncClient, DraftLogprobs, OutriderError, Speculation
 from tests.samples import total
 from tests.stack import read_metrics

@@ -92,12 +92,12 @@ def check_target(host: str, port: int) -> str | None:
 
 def _trouble_of_engine(host: str, port: int, stub: Any) -> str | None:
     from outrider.v1 import common_pb2
-    from outrider.wire.transport.hang_watch import trouble_of_step
+    from outrider.wire.transport.hang_watch import describe_hang
 
     info = _call(host, port, stub, "GetInfo", common_pb2.GetInfoRequest())
     if isinstance(info, str):
         return info
-    return trouble_of_step(info.current_step_us / 1e6, info.longest_step_us / 1e6)
+    return describe_hang(info.current_step_us / 1e6, info.longest_step_us / 1e6)
 
 
 def _call(host: str, port: int, stub: Any, method: str, request: Any) -> Any:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.node_drain import FOLDER, drain_workers
-from outrider.wire.processes.processes import StopFlag
+from outrider.wire.processes.stop_flag import StopFlag
 
 _END = {"raylet": signal.SIGTERM, "gcs_server": signal.SIGKILL}
 """Signal that ends each program of Ray's."""

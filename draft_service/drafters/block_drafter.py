@@ -24,7 +24,7 @@ from outrider.engine.heads.network import BlockShape
 from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_logits
+from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, distribution_of_logits
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -56,7 +56,7 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
             state = self._keeper.sampling_state(draft_slot.slot)
             for node in nodes:
                 host, index = next(rows)
-                outputs.append(of_logits(draft_slot.tree, node, state, host, index))
+                outputs.append(distribution_of_logits(draft_slot.tree, node, state, host, index))
         return outputs if outputs or has_worked else None
 
     def _rows(self, requests: Sequence[NodeRequest]) -> Iterator[tuple[HostLogits, int]]:

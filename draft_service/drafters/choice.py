@@ -9,7 +9,7 @@ from draft_service.drafters.block_drafter import MaskDrafter, MedusaDrafter, Seq
 from draft_service.drafters.feeding import Feeder
 from draft_service.drafters.loading import HeadState
 from draft_service.drafters.model_drafter import ModelDrafter
-from draft_service.drafters.tables import TableDrafter, TableState
+from draft_service.drafters.tables import TableState, WorkerTableDrafter
 from draft_service.slots.draft_slot import DraftSlot
 from outrider.engine.loading.cache_size import default_prefill_tokens
 from outrider.engine.speculation.drafter import NodeDrafter
@@ -30,7 +30,7 @@ def create_drafter(
     are at each step; the caller adds and removes them.
     """
     if isinstance(state, TableState):
-        return TableDrafter(keeper)
+        return WorkerTableDrafter(keeper)
     if state.runner is None:
         return MedusaDrafter(state.head.network, keeper)
     prefill_tokens = state.config.max_prefill_tokens or default_prefill_tokens(state.runner.device)

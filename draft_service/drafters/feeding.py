@@ -16,8 +16,9 @@ from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.growth import RowAhead
 from outrider.engine.step_plan import Row
+from outrider.engine.worker.decisions import Need
 from outrider.engine.worker.jobs import SlotKey
-from outrider.engine.worker.scheduler import StepRequest, StepScheduler, Want
+from outrider.engine.worker.scheduler import StepRequest, StepScheduler
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.telemetry.metrics import WorkerMetrics
@@ -73,7 +74,7 @@ class Feeder:
             return None
         plan = self._scheduler.take(step_requests, now, feed_all=False)
         if not plan.running and not plan.pieces:
-            return ([], Tensor()) if plan.worked else None
+            return ([], Tensor()) if plan.has_work else None
         running = [requests[key] for key in plan.running]
         prompt_rows = [piece.row for piece in plan.pieces]
         logits = None
@@ -101,9 +102,9 @@ class Feeder:
             slot = cache_slot_of(draft_slot)
             if key in requests:
                 num_after = max(len(slot.cached), slot.num_feedable) + requests[key].num_new
-                step_requests[key] = StepRequest(Want.STEP, num_after)
+                step_requests[key] = StepRequest(Need.STEP, num_after)
             elif draft_slot.is_growing and needs_prefill(slot):
-                step_requests[key] = StepRequest(Want.PREFILL, slot.num_feedable)
+                step_requests[key] = StepRequest(Need.PREFILL, slot.num_feedable)
         return step_requests
 
 

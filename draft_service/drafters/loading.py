@@ -9,17 +9,18 @@ from typing import Any, ClassVar
 
 from draft_service.slots.head_slot import HeadSlot
 from draft_service.slots.translated_slot import make_slot
-from outrider.engine.drafters import make_drafters, rows_ahead
+from outrider.engine.drafters import lookahead_rows_of, make_drafters
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.families import MODEL, PARD, Family, family_of, is_same, pard_block
+from outrider.engine.heads.families import MODEL, PARD, HeadFamily, family_of, is_same, pard_block
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.loading.loaded import Loaded, info_of, load
+from outrider.engine.loading.loaded import ModelWorkerState, describe_model, load
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.growth import OpenAhead
-from outrider.engine.worker.slots import OpenSlots, SlotTable
+from outrider.engine.worker.open_slots import OpenSlots
+from outrider.engine.worker.slots import SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
@@ -31,7 +32,7 @@ log = get_logger(__name__)
 
 
 @dataclass
-class ModelState(Loaded):
+class ModelState(ModelWorkerState):
     """State of a draft with a model.
 
     A model without an encoder that fills no masks also drafts for targets with other vocabularies.
@@ -74,7 +75,7 @@ class HeadState(WorkerState):
 
     def info(self) -> pb.WorkerInfo:
         info = super().info()
-        info.MergeFrom(info_of(self.head.facts, self.runner))
+        info.MergeFrom(describe_model(self.head.facts, self.runner))
         info.trees = True  # also for a block, though its path runs no trees
         return info
 
@@ -107,12 +108,12 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
     if config.drafted_by != "none":
         by = Drafter(config.drafted_by)
         table = make_drafters((by,), None, state.tokenizer.tokenizer_json, state.runner.facts.vocab_size)[by]
-        state.open_ahead = rows_ahead(table)
+        state.open_ahead = lookahead_rows_of(table)
         log.info("what %s draws for targets of its own tokens is guessed by %s", config.model, config.drafted_by)
     return state
 
 
-def _load_head(config: DraftConfig, epoch: int, family: Family) -> HeadState:
+def _load_head(config: DraftConfig, epoch: int, family: HeadFamily) -> HeadState:
     if config.target_model is None:
         raise ConfigError(
             f"{config.model} is a draft head, and target_model is missing: give the folder of the target that it was "

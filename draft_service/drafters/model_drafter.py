@@ -20,7 +20,7 @@ from outrider.engine.heads.loader import AnyHeadPath
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_logits
+from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, distribution_of_logits
 from outrider.engine.speculation.growth import Growth
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
@@ -105,7 +105,7 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         fed_nodes = [*nodes, *(row_ahead.node for row_ahead in request.ahead)]
         distributions = list[NodeDistribution]()
         for row_index, node in enumerate(fed_nodes, index):
-            distributions.append(of_logits(tree, node, state, host, row_index))
+            distributions.append(distribution_of_logits(tree, node, state, host, row_index))
             if self._head_path is not None:
                 tree.carries[node] = self._head_path.hidden[row_index]
         if draft_slot.ahead is not None:
@@ -162,7 +162,7 @@ def _parents(tree: Growth, request: FeedRequest) -> list[int] | None:
 
 
 def _writes(slot: Slot) -> TypeGuard[TranslatedSlot]:
-    return isinstance(slot, TranslatedSlot) and slot.writes
+    return isinstance(slot, TranslatedSlot) and slot.drafts_text
 
 
 def _read_text(

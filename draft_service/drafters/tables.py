@@ -15,9 +15,9 @@ from outrider.drafting.drafter import Counts, SequenceDrafter
 from outrider.engine.drafters import make_drafters
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
-from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_table
+from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, distribution_of_table
+from outrider.engine.worker.open_slots import BareSlot, OpenSlots
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import BareSlot, OpenSlots
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
@@ -119,7 +119,7 @@ class TableSlot(BareSlot):
         self._is_sound = False
 
 
-class TableDrafter(NodeDrafter[DraftSlot]):
+class WorkerTableDrafter(NodeDrafter[DraftSlot]):
     """Drafter that proposes tokens by the follower of each slot."""
 
     def __init__(self, keeper: SlotKeeper[TableSlot]) -> None:
@@ -133,5 +133,5 @@ class TableDrafter(NodeDrafter[DraftSlot]):
             state = self._keeper.sampling_state(slot)
             vocab_size = self._keeper.vocab_size_of(slot)
             for node in nodes:
-                distributions.append(of_table(draft_slot.tree, node, state, slot.counts_after, vocab_size))
+                distributions.append(distribution_of_table(draft_slot.tree, node, state, slot.counts_after, vocab_size))
         return distributions or None

@@ -17,20 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from draft_service.growing.node_scheduler import NodeScheduler
-from draft_service.growing.pushing import NUM_URGENT, Pusher, Send
-from draft_service.jobs import AdvanceJob, EngineJob, RowsJob, RowsRequest
+from draft_service.growing.pushing import NUM_URGENT, NodeSender, Send
+from draft_service.jobs import AdvanceJob, EngineJob, FeaturesJob, FeaturesRequest
 from draft_service.slots.draft_slot import DraftSlot
 from draft_service.slots.head_slot import HeadSlot
-from outrider.engine.drafters import growth_of
+from outrider.engine.drafters import draft_tree_class
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.drawing import grow
 from outrider.engine.speculation.growth import Growth, GrowthSetup, OpenAhead
 from outrider.engine.speculation.plan import MAX_FED
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
+from outrider.engine.worker.jobs import CloseJob, CloseOwnerJob, JobError, JobFault, OpenJob, SlotKey, TruncateJob
+from outrider.engine.worker.open_slots import BareSlot
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import BareSlot
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.telemetry.metrics import WorkerMetrics
 
@@ -45,7 +45,7 @@ BYTES_AN_ID = 20
 
 MakeDrafter = Callable[[Mapping[SlotKey, DraftSlot]], NodeDrafter[DraftSlot]]
 """Creates the drafter of a worker, given the worker's slots by key."""
-RequestRows = Callable[[str, int, RowsRequest], None]
+RequestRows = Callable[[str, int, FeaturesRequest], None]
 """Requests rows from the target at (address, epoch). Runs on the gRPC loop's thread."""
 
 
@@ -67,11 +67,11 @@ class Grower:
         self._scheduler = NodeScheduler(self._drafter)
         self._keeper = keeper
         self._engine = engine
-        self._pusher = Pusher(engine, send, metrics)
+        self._pusher = NodeSender(engine, send, metrics)
         self._metrics = metrics
         self._request_rows = request_rows
         self._open_ahead = open_ahead
-        self._shares: dict[object, RankShares] = {}
+        self._shares: dict[object, RankAcceptance] = {}
         """How often draft tokens of a rank were accepted, by the key of `Growth.shares_key`."""
 
     # jobs
@@ -84,14 +84,14 @@ class Grower:
                 self._open(job)
             case TruncateJob():
                 self._truncate(job)
-            case RowsJob():
+            case FeaturesJob():
                 self._take_rows(job)
             case EngineJob():
                 job.run()
             case CloseJob():
                 self._forget((job.owner, job.slot_id))
                 self._keeper.close(job)
-            case OwnerGone():
+            case CloseOwnerJob():
                 for key in list(self._slots):
                     if key[0] == job.owner:
                         self._forget(key)
@@ -101,15 +101,15 @@ class Grower:
 
     def _open(self, job: OpenJob) -> None:
         is_translated = job.vocabulary is not None and job.vocabulary.translation is not None
-        growth = growth_of(job.params)
+        growth = draft_tree_class(job.params)
         why = growth.refusal(self._drafter, is_translated=is_translated)
         if why is not None:
-            self._engine.answer(partial(job.respond, JobError(Fault.INVALID, why)))
+            self._engine.answer(partial(job.respond, JobError(JobFault.INVALID, why)))
             return
         slot = self._keeper.open(job)
         if slot is None:
             return
-        shares = SlotShares(self._shares.setdefault(growth.shares_key(job.params), RankShares()))
+        shares = SlotAcceptance(self._shares.setdefault(growth.shares_key(job.params), RankAcceptance()))
         draft_slot = DraftSlot(job, slot, shares)
         draft_slot.tree = self._growth(draft_slot)
         if self._open_ahead is not None and not is_translated:
@@ -121,7 +121,7 @@ class Grower:
         speculation = draft_slot.job.speculation
         topk = None
         max_fed = MAX_FED
-        if not params.determined:
+        if not params.is_deterministic:
             num_ids = self._keeper.vocab_size_of(draft_slot.slot)
             if not self._sends_whole(speculation.draft_logprobs, num_ids):
                 topk = speculation.draft_topk
@@ -136,12 +136,12 @@ class Grower:
             max_fed,
             self._keeper.eos_token_ids,
         )
-        return growth_of(params)(setup)
+        return draft_tree_class(params)(setup)
 
     def _sends_whole(self, draft_logprobs: DraftLogprobs, num_ids: int) -> bool:
         if draft_logprobs is not DraftLogprobs.AUTO:
             return draft_logprobs is DraftLogprobs.FULL
-        num_sampled = sum(not draft_slot.slot.params.determined for draft_slot in self._slots.values())
+        num_sampled = sum(not draft_slot.slot.params.is_deterministic for draft_slot in self._slots.values())
         return num_ids * num_sampled <= MAX_WHOLE_IDS
 
     def _forget(self, key: SlotKey) -> None:
@@ -171,7 +171,7 @@ class Grower:
             return  # late, or repeated
         error = draft_slot.tree.check(job.base_len, job.decided, self._keeper.check_commit)
         if job.wrong:
-            error = JobError(Fault.INVALID, job.wrong)
+            error = JobError(JobFault.INVALID, job.wrong)
         if error is not None:
             self._respond(draft_slot, error)
             return
@@ -224,11 +224,11 @@ class Grower:
         # Also features that are on their way: they may be lost, and requesting twice is harmless.
         job = draft_slot.job
         slot = draft_slot.slot
-        if isinstance(slot, HeadSlot) and slot.lacks_features:
-            request = RowsRequest(draft_slot.ticket, slot.next_position, slot.request_id)
+        if isinstance(slot, HeadSlot) and slot.is_missing_features:
+            request = FeaturesRequest(draft_slot.ticket, slot.next_position, slot.request_id)
             self._engine.answer(partial(self._request_rows, job.deliver_to, job.target_epoch, request))
 
-    def _take_rows(self, job: RowsJob) -> None:
+    def _take_rows(self, job: FeaturesJob) -> None:
         # Features of another ticket or epoch of the target, or past the slot's maximum length, are dropped.
         job.taken()
         for draft_slot in self._slots.values():
@@ -270,7 +270,7 @@ class Grower:
             for tree in {distribution.tree for distribution in distributions}:
                 slots[tree].spent_s += ended_s - began_s
             for draft_slot in slots.values():
-                if not draft_slot.slot.params.determined:  # a token's time must not depend on its id: it is sent
+                if not draft_slot.slot.params.is_deterministic:  # a token's time must not depend on its id: it is sent
                     self._pusher.push_due(draft_slot)  # before its id is read
             began_s = ended_s
             distributions = _distributions_ahead(slots, distributions)
@@ -304,7 +304,7 @@ class Grower:
                 self._give_up(draft_slot, f"the draft's step failed: {error}")
 
     def _give_up(self, draft_slot: DraftSlot, why: str) -> None:
-        self._respond(draft_slot, JobError(Fault.INTERNAL, why))
+        self._respond(draft_slot, JobError(JobFault.INTERNAL, why))
         draft_slot.slot.distrust()
         draft_slot.is_growing = False
         del self._slots[draft_slot.slot.key]

@@ -14,11 +14,11 @@ from draft_service.slots.draft_slot import DraftSlot
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDrafter
 from outrider.engine.speculation.growth import RowsAhead
-from outrider.engine.speculation.row_budget import RowBudget, Unit
+from outrider.engine.speculation.row_budget import BudgetUnit, RowBudget
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.engine.worker.scheduler import DORMANT_S
 
-MAX_OFFERS = 16
+MAX_NODES_PER_SLOT = 16
 """Maximum number of nodes that one slot has in a step."""
 
 
@@ -36,7 +36,7 @@ class NodeScheduler:
         self._drafter = drafter
         self._max_offers = 1
         if drafter.takes_trees:
-            self._max_offers = MAX_OFFERS
+            self._max_offers = MAX_NODES_PER_SLOT
         self.cost = RowCost()
         self._budget = RowBudget[_Offer](self.cost)
 
@@ -75,8 +75,8 @@ class NodeScheduler:
             listed[caller] = list(islice(_merged(own), self.cost.reach))
         best = self._best(_merged(listed.values()))
 
-        def units_of(caller: bytes) -> list[Unit[_Offer]]:
-            return [Unit(offer, offer.gain, 1) for offer in self._best(listed.get(caller, ()))]
+        def units_of(caller: bytes) -> list[BudgetUnit[_Offer]]:
+            return [BudgetUnit(offer, offer.gain, 1) for offer in self._best(listed.get(caller, ()))]
 
         def parts_of_best() -> Iterator[tuple[bytes, float, int]]:
             for offer in best:

@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 
 from draft_service.slots.draft_slot import DraftSlot
-from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.wire_tensors import encode_laws
+from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.wire_tensors import encode_distributions
 from outrider.engine.speculation.growth import Growth
 from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import OpenJob
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from outrider.wire.transport.codec import DenseRows
+from outrider.wire.transport.codec import DenseDistributions
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
 PUSH_S = 0.004
@@ -29,7 +29,7 @@ Send = Callable[[str, int, Delivery], None]
 """Sends nodes to the target at (address, epoch). Runs on the gRPC loop's thread."""
 
 
-class Pusher:
+class NodeSender:
     """Sender of the slots' new nodes.
 
     Counts and times alone decide when a slot's nodes are sent. Under `rejection` no sampled value may decide it: the
@@ -51,27 +51,27 @@ class Pusher:
         now = time.monotonic()
         if not draft_slot.is_growing or not (tree.unsent or tree.ended):
             return
-        is_sampled = not draft_slot.slot.params.determined
+        is_sampled = not draft_slot.slot.params.is_deterministic
         if not is_sampled:  # sampled tokens are sent before anything whose time depends on them
-            is_urgent = tree.ended or draft_slot.num_urgent > 0 or now - draft_slot.pushed_s >= PUSH_S
+            is_urgent = tree.ended or draft_slot.num_urgent > 0 or now - draft_slot.sent_s >= PUSH_S
             if tree.is_awaited or (not is_urgent and tree.offers(1)):
                 return  # the target waits for the whole tree, or more nodes will come soon
         for group in _groups(tree):
             message, laws = _message(draft_slot, group)
             self._engine.answer(partial(self._send_encoded, draft_slot.job, message, laws, tree.topk is not None))
         tree.unsent = []
-        draft_slot.pushed_s = now
+        draft_slot.sent_s = now
         draft_slot.num_urgent = max(0, draft_slot.num_urgent - 1)
         if is_sampled:
             self._engine.flush()
 
-    def _send_encoded(self, job: OpenJob, nodes: Delivery, laws: Sequence[RowLaw], is_cut: bool) -> None:
+    def _send_encoded(self, job: OpenJob, nodes: Delivery, laws: Sequence[TokenDistribution], is_cut: bool) -> None:
         # Runs on the gRPC loop's thread, so that encoding takes no time of the engine's.
         encoding = "ids"
         num_bytes = 4 * len(nodes.ids)
         if laws:
-            rows = encode_laws(laws, prefer_sparse=is_cut)
-            if isinstance(rows, DenseRows):
+            rows = encode_distributions(laws, prefer_sparse=is_cut)
+            if isinstance(rows, DenseDistributions):
                 encoding = "full"
                 num_bytes += len(rows.data)
             else:
@@ -104,7 +104,7 @@ def _groups(tree: Growth) -> list[list[int]]:
     return groups
 
 
-def _message(draft_slot: DraftSlot, group: Sequence[int]) -> tuple[Delivery, list[RowLaw]]:
+def _message(draft_slot: DraftSlot, group: Sequence[int]) -> tuple[Delivery, list[TokenDistribution]]:
     """Return a delivery of new and ended nodes with their ancestors, and the distributions of the new sampled ones.
 
     The ended nodes and the drafting time go with the first message. Ancestors are sent as reference nodes: a message
@@ -130,11 +130,11 @@ def _message(draft_slot: DraftSlot, group: Sequence[int]) -> tuple[Delivery, lis
     for position, node in enumerate(ordered):
         index[node] = position
 
-    kinds = dict.fromkeys(ordered, NodeKind.KNOWN)
-    laws = dict[int, RowLaw]()  # by parent, since siblings share one
+    kinds = dict.fromkeys(ordered, NodeKind.REFERENCE)
+    laws = dict[int, TokenDistribution]()  # by parent, since siblings share one
     for node in group:
         kinds[node] = tree.kinds[node]
-        if kinds[node] is NodeKind.LAW:
+        if kinds[node] is NodeKind.SAMPLED:
             laws.setdefault(tree.parents[node], tree.distributions[node])
 
     ids = list[int]()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from outrider.engine.speculation.growth import Growth, RowsAhead
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.worker.jobs import OpenJob
-from outrider.engine.worker.slots import BareSlot
+from outrider.engine.worker.open_slots import BareSlot
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +33,7 @@ class DraftSlot:
     """Job that opened the slot."""
     slot: BareSlot
     """Cache slot, with the committed tokens."""
-    shares: SlotShares
+    shares: SlotAcceptance
     """How often draft tokens of a rank were accepted, for this slot and slots like it."""
     tree: Growth = field(init=False)
     """Draft tree under the last committed token."""
@@ -41,7 +41,7 @@ class DraftSlot:
     """Whether draft tokens grow in the slot: not before the first Advance, nor after a stop string."""
     ticket: int = 0
     """Ticket of the lease that the draft tokens are for."""
-    pushed_s: float = 0.0
+    sent_s: float = 0.0
     """Monotonic time at which nodes were last sent."""
     spent_s: float = 0.0
     """Time of the slot's steps since `pushed_s`, in seconds."""

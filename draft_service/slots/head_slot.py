@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.jobs import Rows
+from draft_service.jobs import FeatureBits
 from outrider.engine.heads.feature_buffer import FeatureBuffer
 from outrider.engine.worker.slots import Slot, needs_prefill
 
@@ -16,7 +16,7 @@ MAX_FEATURE_BYTES = 64 << 20
 """Maximum bytes of unused features that a slot keeps. A head that is further behind starts again with the newest."""
 
 
-def as_tensor(rows: Rows) -> Tensor:
+def as_tensor(rows: FeatureBits) -> Tensor:
     """Return a bfloat16 tensor of the same shape over writable `rows`, which hold the numbers' bits."""
     return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
 
@@ -56,7 +56,7 @@ class HeadSlot(Slot):
         return self.first + self._num_agreed - self.lag
 
     @property
-    def lacks_features(self) -> bool:
+    def is_missing_features(self) -> bool:
         """Whether the slot has too few features to draft after its committed tokens."""
         return self.features.end < len(self.committed) - 1
 
@@ -70,7 +70,7 @@ class HeadSlot(Slot):
         data = np.frombuffer(self.features.read(start, start + num_tokens), dtype=np.uint16)
         return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
 
-    def take_features(self, start: int, rows: Rows, request_id: int) -> None:
+    def take_features(self, start: int, rows: FeatureBits, request_id: int) -> None:
         """Store features of consecutive positions from `start` on. They may be late or repeated.
 
         They may also begin past the position that is needed next. If they answer the present request, the earlier
@@ -86,7 +86,7 @@ class HeadSlot(Slot):
             self.features.clear(start)
             self.features.put(start, rows.tobytes())
 
-    def _append(self, start: int, rows: Rows) -> bool:
+    def _append(self, start: int, rows: FeatureBits) -> bool:
         features = self.features
         new = rows[max(0, features.end - start) :]
         if start > features.end or (len(new) and features.num_bytes + new.nbytes > MAX_FEATURE_BYTES):
@@ -125,6 +125,6 @@ class HeadSlot(Slot):
 
 def is_fed(slot: Slot) -> bool:
     """Return whether the slot has all the features that it needs, and no prompt has to be prefilled first."""
-    if isinstance(slot, HeadSlot) and (len(slot.committed) <= slot.first or slot.lacks_features):
+    if isinstance(slot, HeadSlot) and (len(slot.committed) <= slot.first or slot.is_missing_features):
         return False
     return not needs_prefill(slot)

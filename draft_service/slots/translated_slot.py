@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.drafting.translation import Translation, num_alike
-from outrider.engine.worker.slots import BareSlot, Slot
+from outrider.engine.worker.open_slots import BareSlot
+from outrider.engine.worker.slots import Slot
 
 
 class TranslatedSlot(Slot):
@@ -40,7 +41,7 @@ class TranslatedSlot(Slot):
         """Whether the draft's text has ended."""
 
     @property
-    def writes(self) -> bool:
+    def drafts_text(self) -> bool:
         """Whether the slot drafts text in its own tokens, rather than tokens that both vocabularies have."""
         return self.params.greedy and self.translation.by_strings
 

@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from draft_service.jobs import RowsJob, RowsRequest
+from draft_service.jobs import FeaturesJob, FeaturesRequest
 from draft_service.targets.registration import HeadOffer
 from draft_service.targets.target_link import TargetLink
-from outrider.engine.speculation.nodes import Delivery, to_proto
+from outrider.engine.speculation.nodes import Delivery, write_delivery
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import Unavailable
 from outrider.wire.telemetry.metrics import WorkerMetrics
@@ -35,7 +35,7 @@ class Deliverer:
     def __init__(
         self,
         metrics: WorkerMetrics,
-        submit: Callable[[RowsJob], None],
+        submit: Callable[[FeaturesJob], None],
         certificates: CertificateFolder | None = None,
         offer: HeadOffer | None = None,
     ) -> None:
@@ -50,10 +50,10 @@ class Deliverer:
 
     def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
         """Send a delivery to the target at `address`, or drop it and count its draft tokens as dropped."""
-        if not self._link(address).put(to_proto(nodes, target_epoch)):
+        if not self._link(address).put(write_delivery(nodes, target_epoch)):
             self._metrics.dropped_tokens.inc(len(nodes.ids))
 
-    def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
+    def request_rows(self, address: str, target_epoch: int, request: FeaturesRequest) -> None:
         """Request a lease's features from a position on, as they are made. Requesting twice is harmless."""
         self._link(address).registration.request(target_epoch, request)
 

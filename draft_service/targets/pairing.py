@@ -18,7 +18,7 @@ from draft_service.slots.head_slot import as_tensor
 from outrider.engine.heads.wiring import (
     MAX_PROBE_TAPS,
     TEXT,
-    Seen,
+    ProbeStates,
     judge,
     probe_ids,
     score_head,
@@ -108,7 +108,7 @@ def _has_failed(test: asyncio.Task[OutriderError | None]) -> bool:
     return test.done() and (test.cancelled() or test.exception() is not None or test.result() is not None)
 
 
-def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Seen:
+def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> ProbeStates:
     """Return the hidden states of a text from a target's replies. Call it on the engine thread.
 
     `ids`: token ids of the text. `taps`: layers whose hidden states were requested. `replies`: each holds
@@ -118,7 +118,7 @@ def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.Probe
     for part, reply in zip(_parts(taps), replies, strict=True):
         bits = np.frombuffer(reply.taps, dtype=np.uint16).reshape(len(ids), len(part), -1)
         states.update(zip(part, as_tensor(bits.copy()).unbind(1), strict=True))
-    return Seen(ids, states, torch.tensor(list(replies[0].best_ids)))
+    return ProbeStates(ids, states, torch.tensor(list(replies[0].best_ids)))
 
 
 def _parts(taps: Sequence[int]) -> Iterator[Sequence[int]]:

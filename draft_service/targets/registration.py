@@ -9,8 +9,8 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from draft_service.jobs import RowsRequest
-from outrider.engine.heads.opening import OpeningMap, digest_of
+from draft_service.jobs import FeaturesRequest
+from outrider.engine.heads.opening import Projection, digest_of
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, OutriderError, Unavailable
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
@@ -39,7 +39,7 @@ class HeadOffer:
     """Numbers in a feature."""
 
     @classmethod
-    def of(cls, opening: OpeningMap) -> HeadOffer:
+    def of(cls, opening: Projection) -> HeadOffer:
         """Return the offer of a head with this projection."""
         data = opening.to_bytes()
         return cls(data, digest_of(data), opening.spec.width)
@@ -69,7 +69,7 @@ class Registration:
         if error is not None:
             raise error
 
-    def request(self, target_epoch: int, request: RowsRequest) -> None:
+    def request(self, target_epoch: int, request: FeaturesRequest) -> None:
         """Request a lease's features if the head is registered. Else offer the head; the slot requests again later.
 
         A head that was refused is offered again after `OFFER_AGAIN_S`: the target may have had no memory for it.
@@ -99,7 +99,7 @@ class Registration:
             self._outbox.put(tpb.FeatureAsk(head=spec))
         return self._answer
 
-    def replied(self, reply: tpb.HeadReply) -> None:
+    def handle_reply(self, reply: tpb.HeadReply) -> None:
         """Handle a reply of the target; one for another epoch of it is dropped."""
         if reply.digest != self.offer.digest or reply.target_epoch != self._epoch:
             return

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import grpc.aio
 import numpy as np
 
-from draft_service.jobs import RowsJob
+from draft_service.jobs import FeaturesJob
 from draft_service.targets.registration import HeadOffer, Registration
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
@@ -40,7 +40,7 @@ class TargetLink:
         dialer: Dialer,
         offer: HeadOffer | None,
         metrics: WorkerMetrics,
-        submit: Callable[[RowsJob], None],
+        submit: Callable[[FeaturesJob], None],
     ) -> None:
         """Open the stream.
 
@@ -117,7 +117,7 @@ class TargetLink:
         if self._registration is None:
             return
         for head in batch.heads:
-            self._registration.replied(head)
+            self._registration.handle_reply(head)
         for rows in batch.rows:
             await self._take_rows(rows, self._registration.offer.width)
 
@@ -134,7 +134,7 @@ class TargetLink:
         def taken() -> None:
             self._taken_bytes += num_bytes
 
-        self._submit(RowsJob(message.ticket, message.target_epoch, message.start, rows, taken, message.request_id))
+        self._submit(FeaturesJob(message.ticket, message.target_epoch, message.start, rows, taken, message.request_id))
         while self._given_bytes - self._taken_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
             await asyncio.sleep(RETRY_S)  # the target bounds what it cannot send
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from outrider.drafting.translation import Intersection, between
+from outrider.drafting.translation import Intersection, create_translation
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.v1 import common_pb2 as pb
@@ -112,7 +112,7 @@ class TargetVocabularies:
         # Runs in a thread of its own, since it takes about a second.
         own = self._own
         try:
-            translation = between(
+            translation = create_translation(
                 target_json, self._tokenizer_json, target.vocab_size, own.vocab_size, own.eos_token_ids
             )
         except ConfigError:

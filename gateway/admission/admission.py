@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from gateway.admission.demand import Demand
+from gateway.admission.demand import UncheckedRequest
 from gateway.admission.demand_checks import check_demand
 from gateway.admission.identities import caller_of
 from gateway.admission.key_ring import KeyRing
@@ -176,13 +176,15 @@ class Admission:
             return replace(settings, control_tokens="text")
         return settings
 
-    async def prompt_ids(self, facts: ServedFacts, incoming: IncomingRequest, demand: Demand) -> tuple[int, ...]:
+    async def prompt_ids(
+        self, facts: ServedFacts, incoming: IncomingRequest, demand: UncheckedRequest
+    ) -> tuple[int, ...]:
         """Return the token ids of a demand's only chat, without generating an answer."""
         reader = self.prompt_reader(facts, incoming, counts=True)
         return await prompt_ids(demand, reader, self.checker, incoming.caller.name)
 
     @asynccontextmanager
-    async def answers(self, demand: Demand, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:
+    async def answers(self, demand: UncheckedRequest, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:
         """Admit a request and run its choices for the duration of the block.
 
         Raises the error of any check, before anything is started: InvalidRequest, ModelNotFound, RateLimited,
@@ -198,7 +200,7 @@ class Admission:
                     demand, facts, reader, self.config, self.checker, caller.name, caller.weight
                 )
                 first_choices = requests[:: demand.num_choices]  # one for each prompt
-                num_prompt = sum(len(request.asked_ids) for request in first_choices)
+                num_prompt = sum(len(request.caller_prompt_ids) for request in first_choices)
                 record = current_record()
                 record.model = facts.id
                 record.num_prompt_tokens = num_prompt

@@ -34,7 +34,7 @@ class FieldNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class UncheckedRequest:
     """A caller's request before tokenisation and before the model's limits are known."""
 
     request_id: str
@@ -76,7 +76,7 @@ class Demand:
     adds_special: bool | None = None
     """Whether the tokenizer adds its own special tokens to prompts. None adds them to texts but not to chats, whose
     template writes them."""
-    most_prompt_tokens: int | None = None
+    max_prompt_tokens: int | None = None
     """Number of tokens at the end of a prompt that are used; -1 for those that fit the context, None for the whole
     prompt."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.admission.demand import Demand, Infill, Prompt
+from gateway.admission.demand import Infill, Prompt, UncheckedRequest
 from gateway.admission.prompts import Chat
-from gateway.generation import DraftLogprobs, ServedFacts, SpeculationOptions
+from gateway.generation import ServedFacts, SpeculationOptions
 from outrider.wire.errors import InvalidRequest, ModelNotFound
+from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import CHOICES, LOGPROBS, MAX_BAD_WORDS, Range, check_cache_salt
 from outrider.wire.requests.scheduling import MAX_TPOT_MS, PRIORITY
@@ -28,7 +29,7 @@ MAX_ECHO_CHARS = 200
 """Maximal length of a caller's text that an error quotes, in characters."""
 
 
-def wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
+def requested_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
     """Return the model that a request asks for: the one of this id, or the only one served if `name` is empty.
 
     Raises InvalidRequest if no model is named and several are served, ModelNotFound for an unknown id.
@@ -59,12 +60,12 @@ def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
     raise ModelNotFound(f"the model {shown} does not exist; served here: {known}", param="model")
 
 
-def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
+def check_demand(demand: UncheckedRequest, served: Sequence[ServedFacts]) -> ServedFacts:
     """Check everything that needs no tokens, before any expensive work. Return the requested model.
 
     Raises InvalidRequest or ModelNotFound.
     """
-    facts = wanted_model(served, demand.model)
+    facts = requested_model(served, demand.model)
     names = demand.names
     CHOICES.check(names.num_choices, demand.num_choices)
     if demand.max_tokens is not None:
@@ -93,9 +94,9 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     return facts
 
 
-def _check_truncation(demand: Demand, facts: ServedFacts) -> None:
+def _check_truncation(demand: UncheckedRequest, facts: ServedFacts) -> None:
     name = "truncate_prompt_tokens"
-    num_tokens = demand.most_prompt_tokens
+    num_tokens = demand.max_prompt_tokens
     if num_tokens is None:
         return
     if num_tokens == 0:
@@ -113,7 +114,7 @@ def _check_truncation(demand: Demand, facts: ServedFacts) -> None:
             raise InvalidRequest(why, param=name)
 
 
-def _check_prompts(demand: Demand, facts: ServedFacts) -> None:
+def _check_prompts(demand: UncheckedRequest, facts: ServedFacts) -> None:
     names = demand.names
     num_prompts = len(demand.prompts)
     if num_prompts == 0:
@@ -135,7 +136,7 @@ def _check_prompts(demand: Demand, facts: ServedFacts) -> None:
             )
 
 
-def _check_prompt_logprobs(demand: Demand, facts: ServedFacts) -> None:
+def _check_prompt_logprobs(demand: UncheckedRequest, facts: ServedFacts) -> None:
     if demand.num_prompt_logprobs is None:
         return
     LOGPROBS.check("prompt_logprobs", demand.num_prompt_logprobs)
@@ -181,7 +182,7 @@ def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
     )
 
 
-def _check_predicted(demand: Demand) -> None:
+def _check_predicted(demand: UncheckedRequest) -> None:
     drafter = demand.speculation.drafter
     if drafter is not None and drafter.needs_prediction and not demand.prediction:
         raise InvalidRequest(
@@ -204,7 +205,7 @@ def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
         raise InvalidRequest(f"{shown}, and {facts.no_trees}; give num_draft_tokens instead", param=name)
 
 
-def _check_beams(demand: Demand, facts: ServedFacts) -> None:
+def _check_beams(demand: UncheckedRequest, facts: ServedFacts) -> None:
     beams, options, names = demand.params.beams, demand.speculation, demand.names
     if beams is None:
         return

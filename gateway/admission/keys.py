@@ -225,7 +225,7 @@ class Access:
         self._anonymous = Caller(None, self._metrics)
 
     @property
-    def asks_for_keys(self) -> bool:
+    def needs_keys(self) -> bool:
         """Whether requests need an API key."""
         return self._ring is not None
 

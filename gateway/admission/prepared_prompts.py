@@ -65,7 +65,7 @@ async def prepare_prompt(
     """Render and tokenise a prompt.
 
     name: name of the prompt's field, for errors. grammar: grammar of the output format, empty for any text.
-    adds_special: see `Demand`. max_ids: number of ids at the end of the prompt that are used; None for all.
+    adds_special: see `UncheckedRequest`. max_ids: number of ids at the end of the prompt that are used; None for all.
 
     Raises InvalidRequest, and ContextExceeded for a prompt that does not fit.
     """

@@ -25,7 +25,7 @@ BURST_S = 0.25
 what one caller sends at once, and little of what many callers send all the time."""
 CALM_S = 1.0
 """Seconds without an arrival that finds all places taken, after which an overload is over."""
-LEAST_RETRY_S = 1.0
+MIN_RETRY_S = 1.0
 """Minimal time after which a refused caller is asked to retry, in seconds."""
 MEMORY = 32
 """Number of choices over which the mean service time is averaged."""
@@ -165,7 +165,7 @@ class AdmissionQueue:
         else:
             return
         self.num_refused += num_answers
-        retry_after_s = min(max(wait_s, LEAST_RETRY_S), config.request_timeout_s)
+        retry_after_s = min(max(wait_s, MIN_RETRY_S), config.request_timeout_s)
         raise Overloaded(
             f"{self.num_admitted} answers are running or waiting, {why}; try again later",
             retry_after_s=float(f"{retry_after_s:.3g}"),
@@ -229,7 +229,7 @@ class AdmissionQueue:
             of_caller = [waiting for waiting in self._line if waiting[0].caller == caller]
             first = min(of_caller, key=lambda waiting: waiting[0].priority)
             self._line.remove(first)
-            self._given.give(caller, 1.0)
+            self._given.add_served(caller, 1.0)
             self._hold(caller)
             _, place = first
             place.set_result(None)

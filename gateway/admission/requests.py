@@ -1,4 +1,5 @@
-"""Turns a checked `Demand` into `GenerationRequest`s: renders, tokenises, and fills in what the model's limits decide.
+"""Turns an `UncheckedRequest`, once it is checked, into `GenerationRequest`s: renders and tokenises, and fills in what
+the model's limits decide.
 
 `Admission` calls it once the request has a place in the queue. Every refusal is an InvalidRequest that names the field
 as the caller spelt it.
@@ -10,24 +11,15 @@ import dataclasses
 import secrets
 from collections.abc import Sequence
 
-from gateway.admission.demand import Demand as Demand  # also imported from here by others
-from gateway.admission.demand import FieldNames as FieldNames
-from gateway.admission.demand import Infill as Infill
-from gateway.admission.demand import Prompt as Prompt
-from gateway.admission.demand_checks import MAX_MESSAGES as MAX_MESSAGES
-from gateway.admission.demand_checks import MAX_STOP_CHARS as MAX_STOP_CHARS
-from gateway.admission.demand_checks import MAX_STOPS as MAX_STOPS
-from gateway.admission.demand_checks import MAX_USER_CHARS as MAX_USER_CHARS
-from gateway.admission.demand_checks import check_demand as check_demand
-from gateway.admission.demand_checks import find_model as find_model
-from gateway.admission.demand_checks import wanted_model as wanted_model
+from gateway.admission.demand import UncheckedRequest
 from gateway.admission.identities import caller_of, corpus_of, salt_of
 from gateway.admission.prepared_prompts import CallerGrammars, PreparedPrompt, prepare_prompt
 from gateway.admission.prompts import PromptReader
-from gateway.generation import AcceptanceRule, GenerationRequest, ServedFacts, SpeculationOptions
+from gateway.generation import GenerationRequest, ServedFacts, SpeculationOptions
 from gateway.grammar_checker import GrammarChecker
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import ContextExceeded, InvalidRequest
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import check_token_ids
 from outrider.wire.requests.sampling_defaults import MAX_TOKENS, apply_defaults
@@ -42,7 +34,7 @@ million, which take 5 MB from the target, and 300 MB and 0.9 s of the gateway (o
 
 
 async def build_requests(
-    demand: Demand,
+    demand: UncheckedRequest,
     facts: ServedFacts,
     reader: PromptReader,
     config: GatewayConfig,
@@ -132,7 +124,7 @@ async def build_requests(
 
 
 async def prompt_ids(
-    demand: Demand, reader: PromptReader, checker: GrammarChecker, key_name: str | None
+    demand: UncheckedRequest, reader: PromptReader, checker: GrammarChecker, key_name: str | None
 ) -> tuple[int, ...]:
     """Return the token ids of the demand's only chat, without generating an answer.
 
@@ -199,7 +191,7 @@ def check_rows(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokeni
             )
 
 
-def _check_num_scores(demand: Demand, num_prompt: int) -> None:
+def _check_num_scores(demand: UncheckedRequest, num_prompt: int) -> None:
     if demand.num_prompt_logprobs is None:
         return
     num_best = demand.num_prompt_logprobs
@@ -214,7 +206,7 @@ def _check_num_scores(demand: Demand, num_prompt: int) -> None:
         )
 
 
-async def _prediction_ids(demand: Demand, facts: ServedFacts, reader: PromptReader) -> tuple[int, ...]:
+async def _prediction_ids(demand: UncheckedRequest, facts: ServedFacts, reader: PromptReader) -> tuple[int, ...]:
     name = demand.names.prediction
     tokenizer = reader.tokenizer
     ids = await reader.first_ids(demand.prediction, facts.context_limit)  # no output is longer
@@ -227,7 +219,11 @@ async def _prediction_ids(demand: Demand, facts: ServedFacts, reader: PromptRead
 
 
 def _request_of(
-    template: GenerationRequest, demand: Demand, facts: ServedFacts, prepared: PreparedPrompt, may_be_cut: bool
+    template: GenerationRequest,
+    demand: UncheckedRequest,
+    facts: ServedFacts,
+    prepared: PreparedPrompt,
+    may_be_cut: bool,
 ) -> GenerationRequest:
     # `template` holds all that the prompts of the demand share.
     ids = prepared.ids
@@ -275,7 +271,7 @@ def _with_answer_stops(request: GenerationRequest, tokenizer: Tokenizer) -> Gene
     )
 
 
-def _choices(request: GenerationRequest, demand: Demand) -> list[GenerationRequest]:
+def _choices(request: GenerationRequest, demand: UncheckedRequest) -> list[GenerationRequest]:
     choices: list[GenerationRequest] = []
     for choice in range(demand.num_choices):
         params = dataclasses.replace(request.params, choice=choice)
@@ -286,8 +282,8 @@ def _choices(request: GenerationRequest, demand: Demand) -> list[GenerationReque
     return choices
 
 
-def _max_prompt_tokens(demand: Demand, facts: ServedFacts) -> int | None:
-    num_tokens = demand.most_prompt_tokens
+def _max_prompt_tokens(demand: UncheckedRequest, facts: ServedFacts) -> int | None:
+    num_tokens = demand.max_prompt_tokens
     if num_tokens is None:
         return None
     if num_tokens == -1:
@@ -297,7 +293,7 @@ def _max_prompt_tokens(demand: Demand, facts: ServedFacts) -> int | None:
     return max(1, num_tokens)
 
 
-def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:
+def _check_source(demand: UncheckedRequest, context_limit: int, num_source: int) -> None:
     if num_source > context_limit:
         raise ContextExceeded(
             f"{demand.names.prompt} has {num_source} tokens, the encoder reads at most {context_limit}; shorten it",
@@ -305,7 +301,7 @@ def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:
         )
 
 
-def _max_tokens(demand: Demand, facts: ServedFacts, num_prompt: int, may_be_cut: bool) -> int:
+def _max_tokens(demand: UncheckedRequest, facts: ServedFacts, num_prompt: int, may_be_cut: bool) -> int:
     """may_be_cut: whether a larger max_tokens is lowered to the tokens that the context leaves, rather than refused.
 
     # context limit 100, prompt of 90 tokens, max_tokens 20: 10 if `may_be_cut`, else ContextExceeded

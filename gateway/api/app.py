@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import outrider
 from gateway.admission.admission import Admission
 from gateway.api.callers import CallerCheck, CallerPolicy, CorsHeaders
-from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, internal_error, is_anthropics
+from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, internal_error, is_anthropic_path
 from gateway.api.openapi import App
 from gateway.api.operations import Operations
 from gateway.api.page import page_routes
@@ -85,7 +85,7 @@ def create_app(
         app.router.routes.extend(page_routes())
     app.add_exception_handler(OutriderError, _outrider_error)
     app.add_exception_handler(HTTPException, _no_route)
-    app.add_middleware(Gate, admission=admission)
+    app.add_middleware(KeyGate, admission=admission)
     policy = CallerPolicy(admission.config)
     if policy.allows_any_origin and admission.config.api_keys is None:
         log.warning("allowed_origins is *, without api_keys: every web page that somebody visits may call")
@@ -95,7 +95,7 @@ def create_app(
     return app
 
 
-class Gate:
+class KeyGate:
     """Refuses requests below /v1 and to the tokenizer without a valid API key, if the gateway has keys.
 
     OpenAI's clients send the key in `authorization`, Anthropic's in `x-api-key`. The request that passes is at
@@ -213,7 +213,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     else:
         message = f"{request_line}: {error.detail}"
         anthropic_type = "invalid_request_error"
-    if is_anthropics(path):
+    if is_anthropic_path(path):
         body: Any = {"type": "error", "error": {"type": anthropic_type, "message": message}}
     else:
         body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.http_io import error_response
 from outrider.wire.errors import Forbidden
-from outrider.wire.processes.origin import ANY, Host, Origin, read_host_names, read_origins
+from outrider.wire.processes.origin import ANY, Origin, OriginHost, read_host_names, read_origins
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.address import is_loopback
 
@@ -70,7 +70,7 @@ class CallerPolicy:
             )
 
     def _allows_host(self, text: str) -> bool:
-        host = Host.parse(text)
+        host = OriginHost.parse(text)
         if self._hosts is None:
             return True
         if host is None:
@@ -143,7 +143,7 @@ class CorsHeaders:
 
 def _is_own(origin: str, host: str) -> bool:
     parsed_origin = Origin.parse(origin)
-    parsed_host = Host.parse(host)
+    parsed_host = OriginHost.parse(host)
     return parsed_origin is not None and parsed_host is not None and parsed_origin.is_of(parsed_host)
 
 

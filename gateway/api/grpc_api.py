@@ -1,4 +1,4 @@
-"""GenerationService over gRPC: translates messages to a `Demand`, and outputs to messages. No decisions here.
+"""GenerationService over gRPC: translates messages to a `UncheckedRequest`, and outputs to messages. No decisions here.
 
 `gateway.__main__` adds the servicer to its server. The functions below it translate.
 """
@@ -15,13 +15,14 @@ import grpc
 import grpc.aio
 
 from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
+from gateway.admission.demand import FieldNames, Prompt, UncheckedRequest
+from gateway.admission.demand_checks import MAX_MESSAGES, MAX_STOPS
 from gateway.admission.prompts import Chat
-from gateway.admission.requests import MAX_MESSAGES, MAX_STOPS, Demand, FieldNames, Prompt
 from gateway.api.http_io import WRITE_TIMEOUT_S, internal_error
 from gateway.api.request_body import BODY_TIMEOUT_S, let_others_run, max_values
 from gateway.confined.template_shape import Message
 from gateway.generation import (
-    AnswerUsage,
+    ChoiceUsage,
     FinishReason,
     OutputTimings,
     OutputToken,
@@ -45,7 +46,7 @@ from outrider.wire.requests.params import (
 )
 from outrider.wire.requests.speculation import NumDraftTokens, num_draft_tokens_from_proto
 from outrider.wire.requests.tree_shape import TreeShape
-from outrider.wire.transport.call_room import CallLimits, CallTurns, host_of
+from outrider.wire.transport.call_room import CallLimits, CallQueue, host_of
 from outrider.wire.transport.rpc import abort, parse_message
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -80,7 +81,7 @@ class GenerationServicer:
         self._admission = admission
         self._http_port = http_port
         unread = CallLimits("calls await their message", MAX_UNREAD_CALLS, MAX_UNREAD_CALLS // 2)
-        self._turns = CallTurns(NUM_LARGEST, NUM_LARGEST // 4, unread)
+        self._turns = CallQueue(NUM_LARGEST, NUM_LARGEST // 4, unread)
         """Bounds the messages that are received at once, each of unknown size."""
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:
@@ -174,7 +175,7 @@ async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> No
         raise DeadlineExceeded(f"the client read nothing for {WRITE_TIMEOUT_S:g} s") from None
 
 
-def demand_of(request: gateway_pb2.GenerateRequest, request_id: str, max_prompt_ids: int) -> Demand:
+def demand_of(request: gateway_pb2.GenerateRequest, request_id: str, max_prompt_ids: int) -> UncheckedRequest:
     """Return the demand of a request. Raises InvalidRequest that names the field.
 
     `max_prompt_ids`: token ids of a prompt that are read at all.
@@ -187,7 +188,7 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str, max_prompt_
         seed = request.params.seed
     elif request.params.seed:
         raise InvalidRequest("params.seed is given without has_seed; set has_seed to use it", param="has_seed")
-    return Demand(
+    return UncheckedRequest(
         request_id=request_id,
         model=request.model,
         prompts=(prompt,),
@@ -343,7 +344,7 @@ def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb
     )
 
 
-def _usage_of(usage: AnswerUsage) -> gateway_pb2.Usage:
+def _usage_of(usage: ChoiceUsage) -> gateway_pb2.Usage:
     message = gateway_pb2.Usage(plain_reason=usage.plain_reason)
     for field in dataclasses.fields(usage):
         value = getattr(usage, field.name)

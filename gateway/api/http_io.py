@@ -82,12 +82,12 @@ def anthropic_error_body(error: OutriderError) -> dict[str, Any]:
 
 def body_of_error(error: OutriderError, path: str) -> dict[str, Any]:
     """Return an error in the form of the API that the endpoint at `path` belongs to."""
-    if is_anthropics(path):
+    if is_anthropic_path(path):
         return anthropic_error_body(error)
     return error_body(error)
 
 
-def is_anthropics(path: str) -> bool:
+def is_anthropic_path(path: str) -> bool:
     """Return whether `path` is /v1/messages or below it."""
     return f"{path}/".startswith("/v1/messages/")
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.generation import GenerationRequest, OutputLogprobs, OutputToken, RoundOutput, TokenKind
+from gateway.generation import GenerationRequest, OutputLogprobs, OutputToken, RoundOutput
 from gateway.rounds.detokenizer import Detokenizer
 from gateway.tokenizer import Tokenizer
+from outrider.wire.kinds import TokenKind
 
 Json = dict[str, Any]
 
@@ -42,7 +43,7 @@ class PromptFields:
 
     def of_prompt(self, index: int, output: RoundOutput) -> Json:
         """Return the fields about the prompt of choice `index`. `output`: its first output, which has the log-probs."""
-        ids = self.requests[index].asked_ids
+        ids = self.requests[index].caller_prompt_ids
         fields: Json = {}
         if self.token_ids:
             fields["prompt_token_ids"] = ids
@@ -69,7 +70,7 @@ class PromptFields:
         `output`: the first output of choice `index`, which has the prompt's log-probs. The first token has none.
         """
         request = self.requests[index]
-        ids = request.asked_ids
+        ids = request.caller_prompt_ids
         first: dict[str, list[Any]] = {
             "text_offset": [0],
             "tokens": [label(ids[0], self.tokenizer)],
@@ -83,14 +84,14 @@ class PromptFields:
         shown_ids = frozenset[int]()
         if request.shows_special:
             shown_ids = self.tokenizer.special_ids
-        texts = Detokenizer(self.tokenizer, (), shown_ids).push(request.asked_ids).tokens
+        texts = Detokenizer(self.tokenizer, (), shown_ids).push(request.caller_prompt_ids).tokens
         scores: list[OutputLogprobs | None] = [None]
         for message in output.prompt_logprobs or ():
             score = OutputLogprobs.from_proto(message)
             scores.append(replace(score, top=score.top[: self.num_echoed]))
         return [
             OutputToken(token_id, TokenKind.PLAIN, text, offset, score)
-            for token_id, (text, offset), score in zip(request.asked_ids, texts, scores, strict=True)
+            for token_id, (text, offset), score in zip(request.caller_prompt_ids, texts, scores, strict=True)
         ]
 
 

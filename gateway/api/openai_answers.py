@@ -12,15 +12,15 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from gateway.admission.admission import Admission, IncomingRequest
-from gateway.admission.requests import Demand
+from gateway.admission.demand import UncheckedRequest
 from gateway.api.http_io import DONE, JsonResponse, event
 from gateway.api.logprobs import PromptFields
 from gateway.api.openai_responses import ChatForm, CompletionForm, join_outputs, mean_logprob, with_prompt_logprobs
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.usage import Json, Step, acceptance_of, usage_of, usage_so_far
-from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput
+from gateway.generation import ChoiceUsage, GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.workers.draft_limits import asked_speculation
+from gateway.workers.draft_limits import requested_speculation
 
 INLINE_ENTRIES = 1000
 """Tokens and log-probs of an answer whose JSON is made on the event loop, in about 5 ms."""
@@ -32,7 +32,7 @@ class OpenAIAnswer:
 
     admission: Admission
     body: CompletionBody | ChatBody
-    demand: Demand
+    demand: UncheckedRequest
     incoming: IncomingRequest
 
     async def whole(self) -> JsonResponse:
@@ -55,7 +55,7 @@ class OpenAIAnswer:
             num_tokens += sum(len(output.tokens) for output in outputs)
         num_entries = (1 + (self.demand.params.num_logprobs or 0)) * num_tokens
         if self.body.return_token_ids:
-            num_entries += sum(len(request.asked_ids) for request in requests)
+            num_entries += sum(len(request.caller_prompt_ids) for request in requests)
         return num_entries <= INLINE_ENTRIES
 
     def _response(
@@ -82,7 +82,7 @@ class OpenAIAnswer:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Yield server-sent events: one for each output, except outputs that add nothing to the answer."""
-        usages: dict[int, AnswerUsage] = {}
+        usages: dict[int, ChoiceUsage] = {}
         steps: list[Step] = []
         num_tokens: Counter[int] = Counter()
         begun: set[int] = set()  # choices that have an output
@@ -107,7 +107,7 @@ class OpenAIAnswer:
                 if chunk is None:
                     continue
                 if self.body.continuous_usage:
-                    head["usage"] = usage_so_far(len(answers.requests[index].asked_ids), num_tokens[index])
+                    head["usage"] = usage_so_far(len(answers.requests[index].caller_prompt_ids), num_tokens[index])
                 fields = form.answer_fields(index, output) if first else {}
                 yield event({**head, **fields, "choices": [chunk]})
         if self.body.include_usage:
@@ -120,7 +120,7 @@ class OpenAIAnswer:
     def _metrics(self, requests: tuple[GenerationRequest, ...], steps: list[Step]) -> Json:
         """vLLM's. Only of a request with one choice: else it would not be clear whose steps are counted."""
         acceptance = None
-        num_spec_tokens = asked_speculation(requests[0], self.admission.config).max_depth
+        num_spec_tokens = requested_speculation(requests[0], self.admission.config).max_depth
         if len(requests) == 1 and requests[0].params.beams is None and num_spec_tokens:
             with_drafts = [step for step in steps if step[0]]
             acceptance = acceptance_of(with_drafts, num_spec_tokens, self.body.detailed_metrics)
@@ -142,7 +142,7 @@ class OpenAIAnswer:
     async def _echoes(self, tokenizer: Tokenizer, requests: tuple[GenerationRequest, ...]) -> list[str]:
         """Return the text of the prompt of each choice."""
         skips_special = self.body.skip_special_tokens is not False
-        prompts = [request.asked_ids for request in requests[:: self.demand.num_choices]]
+        prompts = [request.caller_prompt_ids for request in requests[:: self.demand.num_choices]]
 
         def decode() -> list[str]:
             return [tokenizer.decode(ids, skips_special) for ids in prompts]

@@ -16,7 +16,7 @@ from gateway.api.speculation_answers import speculation_of
 from gateway.generation import FinishReason, RoundOutput
 from gateway.tokenizer import Tokenizer
 from gateway.tools.parts import Arguments, CallStart, Content, Part, Reasoning
-from gateway.tools.reader import Reader
+from gateway.tools.reader import CallReader
 from gateway.tools.reading import Reading
 
 Json = dict[str, Any]
@@ -165,7 +165,7 @@ class ChoiceReader:
     """Reads the outputs of one choice for calls and reasoning."""
 
     def __init__(self, reading: Reading) -> None:
-        self._reader: Reader = reading.reader()
+        self._reader: CallReader = reading.reader()
         self._has_short_ids = reading.family is not None and reading.family.short_ids
         self._offsets: list[int] = []
         """Characters of text before each token, until the reasoning has ended."""

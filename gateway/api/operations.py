@@ -22,7 +22,7 @@ from gateway.api.usage import Json
 from gateway.generation import Generator
 from gateway.workers.member import Member
 from outrider.wire.transport.address import join_host_port
-from outrider.wire.transport.health_servicer import Health
+from outrider.wire.transport.health_servicer import HealthServicer
 
 HEALTH_INTERVAL_S = 0.5
 """Seconds by which gRPC's health may lag behind /readyz."""
@@ -30,7 +30,7 @@ WILDCARD_HOSTS = ("0.0.0.0", "[::]")
 """Hosts of a worker that listens on all its addresses; no client can connect to them."""
 
 
-async def follow_readiness(health: Health, generator: Generator) -> None:
+async def follow_readiness(health: HealthServicer, generator: Generator) -> None:
     """Set gRPC's health to the state of /readyz every HEALTH_INTERVAL_S, until cancelled."""
     while True:
         health.set_serving(generator.ready() is None)

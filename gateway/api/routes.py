@@ -1,7 +1,7 @@
 """The HTTP endpoints.
 
-A request for an answer runs so: its body becomes a Demand, the Demand GenerationRequests, which are admitted and whose
-outputs become the JSON or the events of the answer. `gateway.api.app` puts the routes into the application.
+A request for an answer runs so: its body becomes an UncheckedRequest, that becomes GenerationRequests, these are
+admitted, and their outputs become the JSON or the events of the answer. `gateway.api.app` puts the routes into the application.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from fastapi.security import HTTPBearer
 from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
-from gateway.admission.requests import Demand, check_demand, find_model, wanted_model
+from gateway.admission.demand import UncheckedRequest
+from gateway.admission.demand_checks import check_demand, find_model, requested_model
 from gateway.api.forms.layers import FormFactory, LayerAnswer
 from gateway.api.forms.messages_form import MessageForm
 from gateway.api.forms.messages_schemas import CountBody, MessagesBody
@@ -31,7 +32,7 @@ from gateway.api.http_io import (
     PING,
     EventStream,
     JsonResponse,
-    is_anthropics,
+    is_anthropic_path,
     while_connected,
 )
 from gateway.api.openai_answers import OpenAIAnswer
@@ -99,7 +100,7 @@ class Routes:
         """Return the routes with their documentation."""
         router = APIRouter()
         keys = []
-        if self.admission.access.asks_for_keys:
+        if self.admission.access.needs_keys:
             keys.append(Security(HTTPBearer(auto_error=False)))
         generation = APIRouter(route_class=BodyRoute, dependencies=keys)
         refusals = errors(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
@@ -166,12 +167,14 @@ class Routes:
         create_form = partial(MessageForm, body.max_tokens, answer_id)
         return await self._answer_layer(request, body, body.demand(answer_id), create_form)
 
-    async def _answer_layer(self, request: Request, body: Layer, demand: Demand, create_form: FormFactory) -> Response:
+    async def _answer_layer(
+        self, request: Request, body: Layer, demand: UncheckedRequest, create_form: FormFactory
+    ) -> Response:
         token_kinds = body.speculation is not None and body.speculation.has_kinds
         answer = LayerAnswer(self.admission, demand, request.scope["incoming"], create_form, token_kinds)
         if body.stream:
             ping = PING
-            if is_anthropics(request.url.path):
+            if is_anthropic_path(request.url.path):
                 ping = MESSAGES_PING
             return EventStream(answer.events, self.admission.config.stream_ping_s, answer.failure, ping)
         whole = await while_connected(request.receive, answer.whole())
@@ -209,7 +212,7 @@ class Routes:
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or a chat, as vLLM."""
-        facts = wanted_model(self.admission.generator.models(), body.model or "")
+        facts = requested_model(self.admission.generator.models(), body.model or "")
         incoming: IncomingRequest = request.scope["incoming"]
         reader = self.admission.prompt_reader(facts, incoming, counts=True)
         if body.prompt is None:
@@ -233,7 +236,7 @@ class Routes:
 
     async def detokenize(self, request: Request, body: DetokenizeBody) -> Response:
         """Return the text of tokens, special ones included, as vLLM."""
-        facts = wanted_model(self.admission.generator.models(), body.model or "")
+        facts = requested_model(self.admission.generator.models(), body.model or "")
         tokenizer = self._tokenizer_of(facts)
 
         def detokenized() -> Response:
@@ -246,7 +249,7 @@ class Routes:
 
     async def tokenizer_info(self) -> Response:
         """Describe the tokenizer, as vLLM; of several models none."""
-        tokenizer = self._tokenizer_of(wanted_model(self.admission.generator.models(), ""))
+        tokenizer = self._tokenizer_of(requested_model(self.admission.generator.models(), ""))
         names = {"bos_token": None, "eos_token": None} | tokenizer.special_tokens
         source = None
         if tokenizer.template is not None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.generation import AnswerUsage, most_common_reason
+from gateway.generation import ChoiceUsage, most_common_reason
 
 Json = dict[str, Any]
 
@@ -20,7 +20,7 @@ def usage_so_far(num_prompt_tokens: int, num_tokens: int) -> Json:
     return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens, "total_tokens": total}
 
 
-def usage_of(usages: Sequence[AnswerUsage], num_choices: int, num_reasoning_tokens: int = 0) -> Json:
+def usage_of(usages: Sequence[ChoiceUsage], num_choices: int, num_reasoning_tokens: int = 0) -> Json:
     """Return the usage of an answer: sums over its choices, and of prompts, each of which counts once.
 
     `usages`: of all choices, `num_choices` for each prompt. The cached tokens of a prompt are those that no choice had
@@ -49,7 +49,7 @@ def usage_of(usages: Sequence[AnswerUsage], num_choices: int, num_reasoning_toke
     }
 
 
-def _speculation(usages: Sequence[AnswerUsage], num_choices: int) -> Json:
+def _speculation(usages: Sequence[ChoiceUsage], num_choices: int) -> Json:
     num_rounds = _total(usages, "num_rounds")
     num_drafted = _total(usages, "num_draft_tokens")
     num_accepted = _total(usages, "num_accepted_tokens")
@@ -78,11 +78,11 @@ def _speculation(usages: Sequence[AnswerUsage], num_choices: int) -> Json:
     }
 
 
-def _total(usages: Sequence[AnswerUsage], name: str) -> int:
+def _total(usages: Sequence[ChoiceUsage], name: str) -> int:
     return sum(getattr(usage, name) for usage in usages)
 
 
-def _common_seed(usages: Sequence[AnswerUsage]) -> int | None:
+def _common_seed(usages: Sequence[ChoiceUsage]) -> int | None:
     seeds = {usage.seed for usage in usages}
     if len(seeds) != 1:
         return None

@@ -8,21 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.generation import (
-    AnswerUsage,
-    FinishReason,
-    GenerationRequest,
-    OutputTimings,
-    OutputToken,
-    RoundOutput,
-    TokenKind,
-)
+from gateway.generation import ChoiceUsage, FinishReason, GenerationRequest, OutputTimings, OutputToken, RoundOutput
 from gateway.rounds.detokenizer import detokenizer_of
 from gateway.rounds.session import Session
 from gateway.telemetry.request_record import current_record
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.kinds import TokenKind
 
 
 class BeamSession(Session):
@@ -115,11 +108,11 @@ class BeamSession(Session):
             score=hypothesis.score,
         )
 
-    def _usage_of(self, rank: int) -> AnswerUsage:
+    def _usage_of(self, rank: int) -> ChoiceUsage:
         # The rounds of all beams are counted for the best one.
         if rank == 0:
             return self.usage
-        usage = AnswerUsage(
+        usage = ChoiceUsage(
             num_prompt_tokens=self.usage.num_prompt_tokens,
             seed=self.usage.seed,
             num_cached_prompt_tokens=self.usage.num_cached_prompt_tokens,

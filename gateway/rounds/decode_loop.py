@@ -17,10 +17,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from gateway.generation import OutputTimings, RoundOutput
-from gateway.rounds.drafting import Drafting
+from gateway.rounds.drafting import DraftSession
 from gateway.rounds.explaining import is_forced
 from gateway.rounds.session import Session
-from gateway.rounds.verification import GoElsewhere, Verification
+from gateway.rounds.verification import SlotRefused, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
 from gateway.telemetry.round_metrics import note_drafts, note_lookups, note_round, note_truncate, why_plain
 from gateway.workers.connection import Connection, WorkerSlot
@@ -60,7 +60,7 @@ class Decoder:
         self._note_opened = note_opened
         self.session = session
         pools = model.pools_for(session.request)
-        self.drafts = [Drafting(model, session, place, pool) for place, pool in enumerate(pools)]
+        self.drafts = [DraftSession(model, session, place, pool) for place, pool in enumerate(pools)]
         self.target = Verification(model, session, deadline_s)
         self._drafter = model.drafter_for(session.request)
         self._speculation: Speculation | None = None
@@ -105,7 +105,7 @@ class Decoder:
         except WorkerLost as error:
             log.warning("request %s lost its target: %s", self.session.request.request_id, error.message)
             self.target.why_again = "lost"
-        except GoElsewhere as error:
+        except SlotRefused as error:
             self.target.why_again = error.reason
         finally:
             if self._record is not None:
@@ -162,7 +162,7 @@ class Decoder:
 
     @property
     def _asks_draft(self) -> bool:
-        return self._speculation is not None and (self._own is None or self._drafter.asks_draft_worker)
+        return self._speculation is not None and (self._own is None or self._drafter.uses_draft_worker)
 
     def _speculate(self, target: Connection) -> Speculation | None:
         workers = [target.info]
@@ -201,7 +201,7 @@ class Decoder:
         verified = self._note_outcomes(verdict)
         if label is not None and by_target.num_drafted:
             note_drafts(self.model.series.own(label), by_target)
-        if label is not None and not verified and (by_target.num_drafted or not self._drafter.asks_draft_worker):
+        if label is not None and not verified and (by_target.num_drafted or not self._drafter.uses_draft_worker):
             pair = self.model.series.own(label)
             record.draft = label
         else:
@@ -225,9 +225,9 @@ class Decoder:
             return self._own.own
         return None
 
-    def _note_outcomes(self, verdict: tpb.Verdict) -> list[Drafting]:
+    def _note_outcomes(self, verdict: tpb.Verdict) -> list[DraftSession]:
         """Return the drafts of which a token was verified. The verdict's last outcome is the target's own."""
-        verified = list[Drafting]()
+        verified = list[DraftSession]()
         has_looked = has_late = False
         for draft, outcome in zip(self.drafts, verdict.outcomes[:-1], strict=True):
             draft.metrics.wasted_tokens.inc(outcome.num_wasted)
@@ -255,7 +255,7 @@ class Decoder:
     def _why_plain(self, verdict: tpb.Verdict, output: RoundOutput) -> str:
         if self._speculation is None or (self._own is None and not self.model.draft_pools):
             return "off"
-        if self.session.draft_room() + len(output.tokens) < 1:
+        if self.session.max_draft_tokens() + len(output.tokens) < 1:
             return "end"
         drafter = self._own
         if self._asks_draft and self.model.draft_pools:
@@ -289,7 +289,7 @@ class Decoder:
             note_truncate(self.model.metrics, worker, reason)
 
 
-def _names_of(drafts: Sequence[Drafting]) -> str | None:
+def _names_of(drafts: Sequence[DraftSession]) -> str | None:
     names = list[str]()
     for draft in drafts:
         if draft.member is not None:

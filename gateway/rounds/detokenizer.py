@@ -17,7 +17,7 @@ NO_REASONING = AnswerFinder(None, in_reasoning=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class TextUpdate:
     """Effect of some tokens on the text."""
 
     text_delta: str
@@ -84,7 +84,7 @@ class Detokenizer:
         """Number of characters of the text so far, including held text."""
         return self._num_chars
 
-    def push(self, ids: Sequence[int]) -> Pushed:
+    def push(self, ids: Sequence[int]) -> TextUpdate:
         """Add the next tokens of the output, in order, and return the text that became final."""
         text = self._held
         tokens: list[tuple[str, int]] = []
@@ -94,7 +94,7 @@ class Detokenizer:
             may_stop = token_id in self._stop_ids and self._num_tokens > self._min_tokens
             if may_stop and self._answer.is_found and not self._keeps_stop:
                 tokens.append(("", offset))
-                return Pushed(text + self._flushed(), len(tokens), token_id, tuple(tokens))
+                return TextUpdate(text + self._flushed(), len(tokens), token_id, tuple(tokens))
             added = self._add(token_id)
             begins_behind = self._answer.is_behind
             answer = self._answer.push(added)
@@ -105,19 +105,19 @@ class Detokenizer:
             if found is not None:
                 stop, num_after = found
                 self._held = ""
-                return Pushed(self._ended(text, stop, num_after), len(tokens), stop, tuple(tokens))
+                return TextUpdate(self._ended(text, stop, num_after), len(tokens), stop, tuple(tokens))
             is_behind = begins_behind or len(answer) >= len(added)
             if may_stop and is_behind and self._answer.is_found:
                 end = len(text)
                 if not self._keeps_stop:
                     end -= len(added)
-                return Pushed(text[:end] + self._flushed(), len(tokens), token_id, tuple(tokens))
+                return TextUpdate(text[:end] + self._flushed(), len(tokens), token_id, tuple(tokens))
         num_held = max((stop.num_matched for stop in self._stops), default=0)
         if self._stops:
-            num_held = max(num_held, self._answer.num_undecided)
+            num_held = max(num_held, self._answer.num_undecided_chars)
         certain = len(text) - num_held
         self._held = text[certain:]
-        return Pushed(text[:certain], len(ids), None, tuple(tokens))
+        return TextUpdate(text[:certain], len(ids), None, tuple(tokens))
 
     def finish(self) -> tuple[str, str | None]:
         """Return the held text of an output that ends without a stop, and the stop string found in it, if any.

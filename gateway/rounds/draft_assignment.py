@@ -8,7 +8,7 @@ from __future__ import annotations
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.processes.health import Outcome
+from outrider.wire.processes.health import CallOutcome
 from outrider.wire.requests.drafters import Drafter
 
 
@@ -48,7 +48,7 @@ class DraftAssignment:
             return True
         if self._is_full or draft.connection is None or self._model.drafts.get(draft.name) is not draft:
             return False
-        if not (draft.health.lets(self) and draft.deliveries[target.name].lets(self) and draft.fits(target)):
+        if not (draft.health.allows(self) and draft.deliveries[target.name].allows(self) and draft.fits(target)):
             return False
         if self._failed or draft.draining or draft.silent:
             return self._model.choose_draft(target, draft.name, *self._criteria) is None
@@ -82,26 +82,26 @@ class DraftAssignment:
             self.member.detach()
             self.member = None
 
-    def did_well(self) -> None:
+    def note_verified(self) -> None:
         """Record that draft tokens of the draft were verified."""
         if self.member is not None:
-            self.member.health.note(Outcome.OK)
-            self.member.deliveries[self._target].note(Outcome.OK)
+            self.member.health.note(CallOutcome.OK)
+            self.member.deliveries[self._target].note(CallOutcome.OK)
             self._failed = False
 
     def refused(self) -> None:
         """Record that a delivery broke a rule, or that the draft failed."""
         if self.member is not None:
-            self.member.health.note(Outcome.REFUSED)
+            self.member.health.note(CallOutcome.REFUSED)
             self._failed = self.misbehaved = True
 
-    def undelivered(self) -> None:
+    def note_undelivered(self) -> None:
         """Record that no delivery has reached the target, for whatever reason."""
         if self.member is not None:
-            self.member.deliveries[self._target].note(Outcome.LATE)
+            self.member.deliveries[self._target].note(CallOutcome.LATE)
             self._failed = True
 
-    def answered_with(self, code: pb.WorkerErrorCode) -> None:
+    def note_error(self, code: pb.WorkerErrorCode) -> None:
         """Record that the draft worker refused or lost the slot, with this error code."""
         draft = self.member
         if draft is None:
@@ -109,9 +109,9 @@ class DraftAssignment:
         if code == pb.WORKER_ERROR_CODE_STALE_EPOCH and draft.connection is not None:
             draft.connection.drop()  # it belongs to a process that has ended
         elif code == pb.WORKER_ERROR_CODE_DRAINING:
-            draft.told_draining()
+            draft.note_draining()
         elif code == pb.WORKER_ERROR_CODE_EXHAUSTED:
-            draft.told_exhausted()
+            draft.note_exhausted()
             self._failed = self._is_full = True
         elif code == pb.WORKER_ERROR_CODE_INTERNAL:
             self.refused()

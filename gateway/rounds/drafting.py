@@ -11,7 +11,7 @@ from dataclasses import replace
 from gateway.rounds.draft_assignment import DraftAssignment
 from gateway.rounds.session import Session
 from gateway.workers.connection import Connection, WorkerSlot
-from gateway.workers.draft_limits import asked_speculation, speculation_of
+from gateway.workers.draft_limits import requested_speculation, speculation_of
 from gateway.workers.draft_use import DraftUse
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.served import ServedModel
@@ -19,7 +19,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
-from outrider.wire.telemetry.log import about, get_logger
+from outrider.wire.telemetry.log import get_logger, log_extra
 from outrider.wire.telemetry.metrics import PairMetrics
 from outrider.wire.transport.streams import Replies
 
@@ -30,7 +30,7 @@ MISSING_VERDICTS = 64
 enough for a draft that only takes long to read a prompt."""
 
 
-class Drafting:
+class DraftSession:
     """The drafting of one choice by one of its drafts."""
 
     def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
@@ -46,7 +46,7 @@ class Drafting:
         self._place = place
         request, config = session.request, model.config
         self._caller = request.scheduling.caller, request.params.greedy
-        self._is_fixed = asked_speculation(request, config).is_fixed
+        self._is_fixed = requested_speculation(request, config).is_fixed
         """Whether the target waits for drafts, rather than using them only while they pay."""
         searches = request.params.beams is not None
         self._assignment = DraftAssignment(model, model.drafter_for(request), pool, searches)
@@ -121,7 +121,7 @@ class Drafting:
 
     @property
     def _pauses(self) -> bool:
-        return not self._use.is_asked
+        return not self._use.is_in_use
 
     @property
     def is_unprofitable(self) -> bool:
@@ -149,7 +149,7 @@ class Drafting:
 
         None without a draft, where no draft token fits any more, and for a beam search that the draft cannot draft for.
         """
-        if self.member is None or self._session.draft_room() < 1:
+        if self.member is None or self._session.max_draft_tokens() < 1:
             return None
         connection = self.member.connection
         if connection is None:
@@ -170,12 +170,12 @@ class Drafting:
         if outcome.is_refused:
             self._assignment.refused()
         elif outcome.is_verified:
-            self._assignment.did_well()
+            self._assignment.note_verified()
         self._num_missing += 1
         if outcome.HasField("hit"):
             self._num_missing = 0
         if self._num_missing == MISSING_VERDICTS:
-            self._assignment.undelivered()
+            self._assignment.note_undelivered()
 
     def _note_use(self, verdict: tpb.Verdict, outcome: tpb.DraftOutcome) -> None:
         """New choices of the caller begin with the use that is recorded here.
@@ -247,7 +247,7 @@ class Drafting:
         if self.member is not None:
             name = self.member.name
         why = bound_text(error.message, MAX_REASON_BYTES)
-        log.info("the draft refused slot %d: %s", slot, why, extra=about(slot=slot, member=name))
+        log.info("the draft refused slot %d: %s", slot, why, extra=log_extra(slot=slot, member=name))
         self.slot.open_again()
         self._is_unfit |= error.code == pb.WORKER_ERROR_CODE_INVALID
-        self._assignment.answered_with(error.code)
+        self._assignment.note_error(error.code)

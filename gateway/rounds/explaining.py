@@ -36,7 +36,7 @@ def is_forced(verdict: tpb.Verdict) -> bool:
     return bool(verdict.num_drafted) and not verdict.drafter
 
 
-def explained(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> gateway_pb2.RoundExplanation:
+def explain_round(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> gateway_pb2.RoundExplanation:
     """Return the explanation of a verdict. num_kept: number of its tokens that stay in the output."""
     drafter = verdict.drafter
     if is_forced(verdict):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.generation import (
-    AnswerUsage,
+    ChoiceUsage,
     FinishReason,
     GenerationRequest,
     OutputLogprobs,
@@ -18,8 +18,8 @@ from gateway.generation import (
     OutputToken,
     RoundOutput,
 )
-from gateway.rounds.detokenizer import Pushed, detokenizer_of
-from gateway.rounds.explaining import explained, kinds_of
+from gateway.rounds.detokenizer import TextUpdate, detokenizer_of
+from gateway.rounds.explaining import explain_round, kinds_of
 from gateway.telemetry.request_record import current_record
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
@@ -36,7 +36,7 @@ class Session:
         self.slot_id = slot_id
         self.committed: list[int] = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
-        self.usage = AnswerUsage(num_prompt_tokens=len(request.asked_ids), seed=request.params.seed)
+        self.usage = ChoiceUsage(num_prompt_tokens=len(request.caller_prompt_ids), seed=request.params.seed)
         if request.params.lenience < 1.0:
             self.usage.lenience = request.params.lenience
         self.usage.num_rejected_prediction_tokens = len(request.prediction_ids)
@@ -62,7 +62,7 @@ class Session:
         """Number of output tokens."""
         return len(self.committed) - self.num_prompt
 
-    def draft_room(self) -> int:
+    def max_draft_tokens(self) -> int:
         """Return how many draft tokens a step may still use: it commits one more than it accepts.
 
         # max_tokens 10, 7 output tokens: 2, since a step that accepts both commits 3
@@ -158,12 +158,12 @@ class Session:
                 usage=replace(self.usage),
                 prompt_logprobs=prompt_logprobs,
             )
-        usage: AnswerUsage | None = None
+        usage: ChoiceUsage | None = None
         if self.finished:
             usage = replace(self.usage)
         explanation: gateway_pb2.RoundExplanation | None = None
         if self.request.speculation.explain:
-            explanation = explained(verdict, len(ids), self._tokenizer)
+            explanation = explain_round(verdict, len(ids), self._tokenizer)
         return RoundOutput(
             tokens=self._tokens(verdict, ids, pushed),
             text_delta=delta,
@@ -201,7 +201,7 @@ class Session:
         num_remaining = len(self.request.prediction_ids) - usage.num_accepted_prediction_tokens
         usage.num_rejected_prediction_tokens = max(0, num_remaining)  # a passage may be copied twice
 
-    def _tokens(self, verdict: tpb.Verdict, ids: list[int], pushed: Pushed) -> tuple[OutputToken, ...]:
+    def _tokens(self, verdict: tpb.Verdict, ids: list[int], pushed: TextUpdate) -> tuple[OutputToken, ...]:
         tokens = []
         kinds = kinds_of(verdict)
         for index, token_id in enumerate(ids):

@@ -21,7 +21,7 @@ from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault, WorkerLost
-from outrider.wire.processes.health import Outcome
+from outrider.wire.processes.health import CallOutcome
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 from outrider.wire.requests.speculation import Speculation
@@ -41,7 +41,7 @@ EXTEND_AGAIN_S = 1.0
 """Seconds without a verdict after which the lease is extended again: the last Extend may have been lost."""
 
 
-class GoElsewhere(Exception):
+class SlotRefused(Exception):
     """The target cannot take a slot for this request now. `reason` is a label of outrider_retries_total."""
 
     def __init__(self, reason: str) -> None:
@@ -68,7 +68,7 @@ class Verification:
         self._until_len = 0
         """Length up to which the target was last allowed to run."""
         self._verdicts: Replies[tpb.TargetReply] | None = None
-        self._key = prefix_key(session.request.asked_ids, session.request.cache_salt)
+        self._key = prefix_key(session.request.caller_prompt_ids, session.request.cache_salt)
         self._member: TargetMember | None = None
         self._avoid: str | None = None
         """Name of the target that failed last."""
@@ -165,7 +165,7 @@ class Verification:
         if verdict.committed_len != self._session.committed_len or not num_committed:
             self._note_other_length(verdict, num_committed)
             return None
-        self.member.health.note(Outcome.OK)
+        self.member.health.note(CallOutcome.OK)
         self.slot.agreed_len = verdict.committed_len + num_committed
         self._num_faults = 0
         self._avoid = None
@@ -216,7 +216,7 @@ class Verification:
 
     def _may_stay(self, member: TargetMember) -> bool:
         connection = member.connection
-        if connection is None or not member.health.lets(self):
+        if connection is None or not member.health.allows(self):
             return False
         return self.slot.is_open_on(connection) or (not member.draining and self._avoid != member.name)
 
@@ -235,12 +235,12 @@ class Verification:
             return True
         self.slot.open_again()
         if reply.error.code == pb.WORKER_ERROR_CODE_EXHAUSTED:
-            self.member.told_exhausted()
-            if self._model.has_room_beside(self.member):
+            self.member.note_exhausted()
+            if self._model.has_other_free_target(self.member):
                 raise self._elsewhere("full")
             return False
         if reply.error.code == pb.WORKER_ERROR_CODE_DRAINING:
-            self.member.told_draining()
+            self.member.note_draining()
             self._model.note_change()
             raise self._elsewhere("draining")
         if reply.error.code == pb.WORKER_ERROR_CODE_INVALID:
@@ -251,9 +251,9 @@ class Verification:
         self._fault(reply.error.message)
         raise self._elsewhere("fault")
 
-    def _elsewhere(self, reason: str) -> GoElsewhere:
+    def _elsewhere(self, reason: str) -> SlotRefused:
         self._avoid = self.member.name
-        return GoElsewhere(reason)
+        return SlotRefused(reason)
 
     def _handle_error(self, target: Connection, error: pb.WorkerError) -> None:
         if error.code == pb.WORKER_ERROR_CODE_BEHIND:
@@ -279,7 +279,7 @@ class Verification:
         self.why_again = "fault"
 
     def _fault(self, why: str) -> None:
-        self.member.health.note(Outcome.REFUSED)
+        self.member.health.note(CallOutcome.REFUSED)
         self._avoid = self.member.name
         self._num_faults += 1
         if self._num_faults >= MAX_FAULTS:
@@ -305,7 +305,7 @@ class Verification:
             self._session.request.request_id,
             self._session.committed_len,
         )
-        self.member.health.note(Outcome.REFUSED)
+        self.member.health.note(CallOutcome.REFUSED)
         self.why_again = "length"
         self.end_lease()
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from gateway.generation import AnswerUsage
+from gateway.generation import ChoiceUsage
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import OutriderError
-from outrider.wire.telemetry.log import about, get_logger, log_fields
+from outrider.wire.telemetry.log import get_logger, log_extra, log_fields
 from outrider.wire.telemetry.otel_metrics import PROVIDER, ServerMetrics
 from outrider.wire.telemetry.trace import OpenSpan, Spans, TraceParent, round_span_id
 
@@ -113,7 +113,7 @@ class RequestRecord:
     """Name of the API key."""
     model: str | None = None
     num_prompt_tokens: int = 0
-    usages: list[AnswerUsage] = field(default_factory=list)
+    usages: list[ChoiceUsage] = field(default_factory=list)
     """Usage of each choice."""
     targets: set[str] = field(default_factory=set)
     drafts: set[str] = field(default_factory=set)
@@ -137,7 +137,7 @@ class RequestRecord:
 
     def facts(self) -> dict[str, str | int | None]:
         """Return the fields of the request's log line and span."""
-        total = AnswerUsage()
+        total = ChoiceUsage()
         for usage in self.usages:
             total.num_cached_prompt_tokens += usage.num_cached_prompt_tokens
             total.num_completion_tokens += usage.num_completion_tokens
@@ -238,7 +238,7 @@ class RequestRecords:
             facts["rounds"],
             facts["accepted"],
             facts["drafted"],
-            extra=about(operation=record.operation, outcome=record.outcome, seconds=round(seconds, 6), **facts),
+            extra=log_extra(operation=record.operation, outcome=record.outcome, seconds=round(seconds, 6), **facts),
         )
 
     def _end_span(self, span: OpenSpan, record: RequestRecord, end_ns: int) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.generation import AnswerUsage, FinishReason
+from gateway.generation import ChoiceUsage, FinishReason
 from outrider.wire.telemetry.metrics import SECONDS_BUCKETS, GatewayMetrics
 
 LABELS = ("model_name", "engine")
@@ -44,7 +44,7 @@ class ModelLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerTimes:
+class ChoiceTimes:
     """Times of one choice, in seconds of one monotonic clock."""
 
     admitted_s: float
@@ -70,7 +70,7 @@ class AnswerTimes:
         return (self.last_s - self.first_s) / (self.num_tokens - 1)
 
 
-class EndedAnswers:
+class ChoiceSeries:
     """Series of the durations and finish reasons of choices."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -111,7 +111,7 @@ class EndedAnswers:
         """Count a choice that did not end well. reason: FAILED or LEFT."""
         self._ended.labels(model, ENGINE, reason).inc()
 
-    def note(self, model: str, reason: FinishReason, usage: AnswerUsage, times: AnswerTimes) -> None:
+    def note(self, model: str, reason: FinishReason, usage: ChoiceUsage, times: ChoiceTimes) -> None:
         """Observe a choice that ended well."""
         self._ended.labels(model, ENGINE, reason.value).inc()
         values = (

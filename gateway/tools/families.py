@@ -20,7 +20,7 @@ _PART = re.compile(rf"{MARKER.pattern}|[^\s<\[]+|\S")
 
 
 @dataclass(frozen=True)
-class Family:
+class CallFamily:
     """The texts with which a family of models writes calls.
 
     Calls are `opening`, a call, for each further one `between` and a call, and `closing`. A call is `head`, its
@@ -108,7 +108,7 @@ _CALL = "<｜tool▁call▁begin｜>"
 _SEP = "<｜tool▁sep｜>"
 _END = "<｜tool▁call▁end｜>"
 
-HERMES = Family(
+HERMES = CallFamily(
     "hermes",
     "<tool_call>",
     "<tool_call>\n",
@@ -117,12 +117,12 @@ HERMES = Family(
     "\n</tool_call>\n<tool_call>\n",
     "\n</tool_call>",
 )
-MISTRAL = Family("mistral", "[TOOL_CALLS]", "[TOOL_CALLS][", _OBJECT, "}", ", ", "]", short_ids=True)
-MISTRAL_SPACED = Family("mistral", "[TOOL_CALLS]", "[TOOL_CALLS] [", _OBJECT, "}", ", ", "]", short_ids=True)
-MISTRAL_ARGS = Family(
+MISTRAL = CallFamily("mistral", "[TOOL_CALLS]", "[TOOL_CALLS][", _OBJECT, "}", ", ", "]", short_ids=True)
+MISTRAL_SPACED = CallFamily("mistral", "[TOOL_CALLS]", "[TOOL_CALLS] [", _OBJECT, "}", ", ", "]", short_ids=True)
+MISTRAL_ARGS = CallFamily(
     "mistral [ARGS]", "[TOOL_CALLS]", "[TOOL_CALLS]", "NAME[ARGS]", "", "[TOOL_CALLS]", "", short_ids=True
 )
-DEEPSEEK = Family(
+DEEPSEEK = CallFamily(
     "deepseek",
     _DEEPSEEK,
     _DEEPSEEK,
@@ -131,12 +131,12 @@ DEEPSEEK = Family(
     "\n",
     "<｜tool▁calls▁end｜>",
 )
-DEEPSEEK_V31 = Family("deepseek v3.1", _DEEPSEEK, _DEEPSEEK, f"{_CALL}NAME{_SEP}", _END, "", "<｜tool▁calls▁end｜>")
-LLAMA3 = Family("llama3", "<|python_tag|>", "", _PARAMETERS, "}", "; ", "", bare=True)
-JSON = Family("json", None, "[", _OBJECT, "}", ", ", "]", bare=True)
+DEEPSEEK_V31 = CallFamily("deepseek v3.1", _DEEPSEEK, _DEEPSEEK, f"{_CALL}NAME{_SEP}", _END, "", "<｜tool▁calls▁end｜>")
+LLAMA3 = CallFamily("llama3", "<|python_tag|>", "", _PARAMETERS, "}", "; ", "", bare=True)
+JSON = CallFamily("json", None, "[", _OBJECT, "}", ", ", "]", bare=True)
 
 
-def family_of(template: str) -> Family:
+def family_of(template: str) -> CallFamily:
     """Return the family of a chat template that takes tools: JSON for one without a known marker."""
     if _DEEPSEEK in template:
         if "```json" in template:

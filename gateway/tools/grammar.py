@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.grammars import MARKER_ID, error_of, schema_text
-from gateway.tools.families import MARKER, NAME, Family, Marks
+from gateway.tools.families import MARKER, NAME, CallFamily, Marks
 from gateway.tools.grammar_request import ToolGrammarRequest
 from gateway.tools.offer import NO_PARAMETERS, Tool, ToolOffer
 from outrider.wire.errors import InvalidRequest
@@ -63,7 +63,7 @@ def tool_grammar(request: ToolGrammarRequest) -> str:
 
 def _calls(
     offer: ToolOffer,
-    family: Family,
+    family: CallFamily,
     opening: str,
     rules: list[str],
     schemas: list[dict[str, Any]],
@@ -86,7 +86,7 @@ def _calls(
 
 
 def _text_or_calls(
-    offer: ToolOffer, family: Family, rules: list[str], schemas: list[dict[str, Any]], token_of: TokenOf
+    offer: ToolOffer, family: CallFamily, rules: list[str], schemas: list[dict[str, Any]], token_of: TokenOf
 ) -> str:
     """Return the right side of the rule of an output that is text, text and calls behind the family's marker, or, in a
     bare family, calls alone.
@@ -106,7 +106,7 @@ def _text_or_calls(
 
 
 def _call_rules(
-    offer: ToolOffer, family: Family, rules: list[str], schemas: list[dict[str, Any]], token_of: TokenOf
+    offer: ToolOffer, family: CallFamily, rules: list[str], schemas: list[dict[str, Any]], token_of: TokenOf
 ) -> str:
     names = []
     for index, tool in offer.callable_tools:

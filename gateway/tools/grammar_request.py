@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.tools.families import MARKER, NAME, Family, Marks
+from gateway.tools.families import MARKER, NAME, CallFamily, Marks
 from gateway.tools.offer import Tool, ToolOffer
 
 
@@ -17,7 +17,7 @@ class ToolGrammarRequest:
     """All that the grammar of a whole output depends on."""
 
     offer: ToolOffer
-    family: Family | None
+    family: CallFamily | None
     """Family in which calls are written; None = no calls."""
     marks: Marks | None
     """Marks of the reasoning that an output may begin with; None = it has none."""
@@ -34,7 +34,7 @@ class ToolGrammarRequest:
         tools = tuple(Tool(**tool) for tool in fields["offer"]["tools"])
         family = fields["family"]
         if family is not None:
-            family = Family(**family)
+            family = CallFamily(**family)
         marks = fields["marks"]
         if marks is not None:
             marks = tuple(marks)
@@ -42,14 +42,14 @@ class ToolGrammarRequest:
         return cls(**fields | {"offer": offer, "family": family, "marks": marks})
 
 
-def has_grammar(offer: ToolOffer, family: Family | None, marks: Marks | None, answer: str) -> bool:
+def has_grammar(offer: ToolOffer, family: CallFamily | None, marks: Marks | None, answer: str) -> bool:
     """Return whether the output needs another grammar than `answer`, the one of an answer that is no call."""
     if family is None or not offer.tools:
         return bool(answer) and marks is not None
     return bool(answer) or offer.choice == "required" or any(tool.strict for tool in offer.tools)
 
 
-def markers(offer: ToolOffer, family: Family | None, marks: Marks | None) -> set[str]:
+def markers(offer: ToolOffer, family: CallFamily | None, marks: Marks | None) -> set[str]:
     """Return the texts around calls and reasoning that may each be one token, and their parts that may."""
     texts = [*(marks or ())]
     if family is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.tools.families import TOOL_NAME, Family, Marks
+from gateway.tools.families import TOOL_NAME, CallFamily, Marks
 from gateway.tools.json_scan import JsonScan
 from gateway.tools.parts import Arguments, CallRetraction, CallStart, Content, Part, Reasoning
 from gateway.tools.reasoning import begins_reasoning
@@ -40,11 +40,11 @@ class _State(Enum):
     """Inside the JSON of a call."""
 
 
-class Reader:
+class CallReader:
     """Reads one output. Give it the text with `push`, in any pieces, and call `finish` once."""
 
     def __init__(
-        self, family: Family | None, names: Set[str], marks: Marks | None, in_reasoning: bool, max_calls: int | None
+        self, family: CallFamily | None, names: Set[str], marks: Marks | None, in_reasoning: bool, max_calls: int | None
     ) -> None:
         """`family`: None = there are no calls. `names`: of the tools that may be called. `marks`: None = there is no
         reasoning. `in_reasoning`: whether the prompt ends inside the reasoning. `max_calls`: the text behind that many
@@ -237,7 +237,7 @@ class Reader:
         if name is not None:
             yield self._begin_call(name, at)
 
-    def _match_gap(self, family: Family, at: int) -> re.Match[str] | None:
+    def _match_gap(self, family: CallFamily, at: int) -> re.Match[str] | None:
         """Return the match of the buffer up to the JSON at `at`, None if no call may begin there."""
         if at < 0:
             return None
@@ -247,7 +247,7 @@ class Reader:
             return None
         return family.amid.fullmatch(self._buffer, 0, at)
 
-    def _may_become_call(self, family: Family) -> bool:
+    def _may_become_call(self, family: CallFamily) -> bool:
         """Whether JSON may still follow the buffer. A bare family allows little in front of it."""
         return self._is_after_call or not family.bare or family.before.fullmatch(self._buffer) is not None
 
@@ -322,7 +322,7 @@ class Reader:
         key, value = first.groups()
         return key in _KEYS and (key != "name" or value is None or value in self._names)
 
-    def _parse_call(self, family: Family, text: str) -> tuple[str, str] | None:
+    def _parse_call(self, family: CallFamily, text: str) -> tuple[str, str] | None:
         """Return the name and the arguments of a whole call, None for text that is none."""
         try:
             value: Any = orjson.loads(text)

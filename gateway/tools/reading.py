@@ -9,10 +9,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from gateway.tokenizer import Tokenizer
-from gateway.tools.families import MARKER, Family, Marks, family_of, reasoning_marks
+from gateway.tools.families import MARKER, CallFamily, Marks, family_of, reasoning_marks
 from gateway.tools.grammar_request import ToolGrammarRequest, has_grammar, markers
 from gateway.tools.offer import ToolOffer
-from gateway.tools.reader import Reader
+from gateway.tools.reader import CallReader
 from outrider.wire.errors import InvalidRequest
 
 
@@ -20,7 +20,7 @@ from outrider.wire.errors import InvalidRequest
 class Reading:
     """How the outputs of a prompt are read."""
 
-    family: Family | None
+    family: CallFamily | None
     """Family in which calls are written; None = there are no calls."""
     names: frozenset[str]
     """Names of the tools that may be called."""
@@ -33,9 +33,9 @@ class Reading:
     shown_ids: frozenset[int]
     """Special tokens that are part of the text: the markers of calls and reasoning."""
 
-    def reader(self) -> Reader:
+    def reader(self) -> CallReader:
         """Return a reader for one output."""
-        return Reader(self.family, self.names, self.marks, self.in_reasoning, self.max_calls)
+        return CallReader(self.family, self.names, self.marks, self.in_reasoning, self.max_calls)
 
 
 def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str) -> Reading | None:
@@ -77,7 +77,7 @@ def _is_past_reasoning(offer: ToolOffer, prompt: str, marks: Marks) -> bool:
     return bool(offer.continued_text) or prompt.rstrip().endswith(marks[1])
 
 
-def _marker_ids(family: Family | None, marks: Marks | None, tokenizer: Tokenizer) -> frozenset[int]:
+def _marker_ids(family: CallFamily | None, marks: Marks | None, tokenizer: Tokenizer) -> frozenset[int]:
     texts = {*(marks or ())}
     if family is not None:
         texts.update(MARKER.findall(" ".join((family.marker or "", *family.texts))))

@@ -43,7 +43,7 @@ class AnswerFinder:
         """Whether the text so far has a part of the answer."""
 
     @property
-    def num_undecided(self) -> int:
+    def num_undecided_chars(self) -> int:
         """Characters at the end of the text of which it is open whether they are reasoning or answer."""
         if self.is_found or self._is_reasoning:
             return 0

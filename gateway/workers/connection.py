@@ -164,6 +164,6 @@ class Connection:
         """Whether the worker owes a reply or a step."""
         return self._owes_step or len(self._pending) > 0
 
-    def stepped(self) -> None:
+    def note_step(self) -> None:
         """Record that the worker has made a step."""
         self._owes_step = False

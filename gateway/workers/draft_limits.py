@@ -13,7 +13,7 @@ from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import GatewayConfig
 
 
-def asked_speculation(request: GenerationRequest, config: GatewayConfig) -> Speculation:
+def requested_speculation(request: GenerationRequest, config: GatewayConfig) -> Speculation:
     """Return the speculation that request and settings ask for, whatever the workers can do."""
     options = request.speculation
     kind, size = read_draft_logprobs(config.draft_logprobs)
@@ -37,7 +37,7 @@ def speculation_of(
 
     A tree becomes a chain of its depth where a worker runs no trees, and loses nodes where a cache has no room for all.
     """
-    asked = asked_speculation(request, config)
+    asked = requested_speculation(request, config)
     if asked.is_plain:
         return None
     speculation = replace(asked, draft_topk=min(asked.draft_topk, workers[0].vocab_size))
@@ -49,7 +49,7 @@ def speculation_of(
     for worker in workers:
         if worker.num_kv_blocks:
             max_nodes = min(max_nodes, _max_nodes(worker, num_held))
-    tree = asked.tree.fitted(asked.max_draft_tokens, max_nodes)
+    tree = asked.tree.reduced_to(asked.max_draft_tokens, max_nodes)
     if tree is None:
         return None
     return replace(speculation, tree=tree)

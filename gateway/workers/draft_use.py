@@ -36,7 +36,7 @@ class DraftUse:
     """Whether draft tokens had arrived in the last trial, or were on their way and skipped."""
 
     @property
-    def is_asked(self) -> bool:
+    def is_in_use(self) -> bool:
         """Whether the next verdict belongs to a trial, so that the draft is used."""
         return self.num_verdicts % TRIAL_PERIOD < TRIAL
 
@@ -46,7 +46,7 @@ class DraftUse:
         A working draft takes memory bandwidth and power from others on its host: 9 % of each step of a target on two
         cores. So a trial pays if it made MIN_GAIN times as many tokens as there were without the draft's.
         """
-        if self.is_asked:
+        if self.is_in_use:
             self.was_ready = is_ready or (self.was_ready and self.num_verdicts % TRIAL_PERIOD > 0)
         self.num_verdicts += 1
         self.num_added += num_added

@@ -291,9 +291,9 @@ class WorkerLink:
                     return
                 is_resting = not info.current_step_us  # it has finished all that it was sent
                 if is_resting or (self.info is not None and info.num_steps != self.info.num_steps):
-                    connection.stepped()
+                    connection.note_step()
                 self._note_poll(info, now - began_s)
-                watch.step_seen(info.num_steps, info.longest_step_us / 1e6, now)
+                watch.note_step(info.num_steps, info.longest_step_us / 1e6, now)
             if not connection.has_work:
                 watch.idle(now)
             elif watch.hangs(connection.heard_s, now):
@@ -328,7 +328,7 @@ class WorkerLink:
         self.refused = refused
         self._on_change(previous, connection)
 
-    def ask_again(self) -> None:
+    def retry_now(self) -> None:
         """Try a refused worker again at once. Call it when what the worker must fit has changed."""
         if self.refused is not None:
             self._refused_epoch = 0

@@ -19,7 +19,7 @@ from gateway.workers.membership import MemberSpec
 from gateway.workers.placement import WorkerLoad
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.models.pair import has_same_tokens
-from outrider.wire.processes.health import Health, Outcome
+from outrider.wire.processes.health import CallOutcome, Health
 from outrider.wire.requests.drafters import Drafter
 
 POLL_S = 0.25
@@ -35,7 +35,7 @@ UseKey = tuple[bytes, bool]
 """A caller, and whether its choices are greedy: what a draft adds to those says little about the others."""
 
 
-class Room:
+class SlotQueue:
     """The line for the slots of one target. While a request waits, no other overtakes it."""
 
     def __init__(self) -> None:
@@ -175,13 +175,13 @@ class Member:
         """Remove a request from the worker."""
         self.num_requests -= 1
 
-    def told_draining(self) -> None:
+    def note_draining(self) -> None:
         """Record that the worker refused a slot because it is about to stop."""
         self._draining_epoch = 0
         if self.link.info is not None:
             self._draining_epoch = self.link.info.epoch
 
-    def told_exhausted(self) -> None:
+    def note_exhausted(self) -> None:
         """Record that the worker had no free slot."""
         self._has_refused_slot = True
 
@@ -192,9 +192,9 @@ class Member:
     def changed(self, before: Connection | None, after: Connection | None) -> None:
         """Record that the connection went or came."""
         if before is not None and after is None:
-            outcome = Outcome.REFUSED
+            outcome = CallOutcome.REFUSED
             if before.hung:
-                outcome = Outcome.LOST
+                outcome = CallOutcome.LOST
             self.health.note(outcome)
         if after is not None:
             if self._epoch not in (0, after.epoch):
@@ -207,7 +207,7 @@ class TargetMember(Member):
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
-        self.room = Room()
+        self.room = SlotQueue()
 
     @property
     def deliver_address(self) -> str:
@@ -216,7 +216,7 @@ class TargetMember(Member):
 
 
 @dataclass(frozen=True, slots=True)
-class Pairing:
+class PairingResult:
     """Result of a pairing check between these connections of a draft and a target.
 
     Drafts that read hidden states or translate are checked.
@@ -233,7 +233,7 @@ class DraftMember(Member):
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
-        self.pairings: dict[str, Pairing] = {}
+        self.pairings: dict[str, PairingResult] = {}
         """Last pairing check with each target, by the target's name."""
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """Health of the deliveries to each target, by the target's name."""
@@ -296,7 +296,7 @@ class DraftMember(Member):
         target_info = target.link.info
         return target_info is None or not has_same_tokens(info, target_info)
 
-    def pairing(self, target: TargetMember) -> Pairing | None:
+    def pairing(self, target: TargetMember) -> PairingResult | None:
         """Return the pairing check of the current connections of both; None if there is none yet.
 
         # after a restart of the target its connection is another one: the check of the previous one no longer counts
@@ -306,7 +306,7 @@ class DraftMember(Member):
             return None
         return pairing
 
-    def lacks_pairing(self, target: TargetMember) -> bool:
+    def is_pairing_due(self, target: TargetMember) -> bool:
         """Return whether a pairing check with this target is due."""
         is_up = self.connection is not None and target.connection is not None
         return is_up and self.needs_pairing(target) and self.pairing(target) is None

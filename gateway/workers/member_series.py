@@ -49,7 +49,7 @@ class MemberSeries(Collector):
             member = linked.get(name)
             if spec.draining or (member is not None and member.draining):
                 self._expected.discard(name)
-            elif not spec.starting or (member is not None and member.connection is not None):
+            elif not spec.is_starting or (member is not None and member.connection is not None):
                 self._expected.add(name)
 
     def collect(self) -> Iterable[Metric]:

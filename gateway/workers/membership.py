@@ -48,7 +48,7 @@ class MemberSpec:
     """Address as host:port, empty while the worker is being started."""
     deliver_address: str = ""
     """Address at which drafts reach a target."""
-    starting: bool = False
+    is_starting: bool = False
     """Whether the worker is being started, so that it cannot be connected to yet."""
     draining: bool = False
     """Whether the worker only finishes what it runs."""
@@ -133,7 +133,7 @@ def _member_from_proto(message: rpb.Member, role: Role) -> MemberSpec:
         role,
         message.address,
         message.address,
-        starting=not message.address or not is_started,
+        is_starting=not message.address or not is_started,
         draining=is_draining,
         metrics_address=message.metrics_address,
         node=message.node,

@@ -122,7 +122,7 @@ class NamedWorkers:
         previous = self._found.get(spec.name, [])
         host, _, port = spec.address.removeprefix(DNS).rpartition(":")
         addresses = await self._addresses(host.strip("[]"))
-        missing = replace(spec, name=f"{spec.pool}-{host}:{port}", address="", deliver_address="", starting=True)
+        missing = replace(spec, name=f"{spec.pool}-{host}:{port}", address="", deliver_address="", is_starting=True)
         if addresses is None:
             self._found[spec.name] = previous or [missing]
             return

@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 
 from gateway.workers.links import RECONNECT_S
-from gateway.workers.member import DraftMember, Pairing, TargetMember
+from gateway.workers.member import DraftMember, PairingResult, TargetMember
 from outrider.wire.peer_text import Reasons
 from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.rpc import describe_failure
@@ -48,7 +48,7 @@ class PairingChecks:
         for draft, target in self._pairs():
             pairing = draft.pairing(target)
             has_failed = pairing is not None and pairing.why is not None
-            is_due = draft.lacks_pairing(target) or (repeats_failed and has_failed)
+            is_due = draft.is_pairing_due(target) or (repeats_failed and has_failed)
             if is_due and (draft, target) not in self._running:
                 self._running.add((draft, target))
                 self._in_background(self._check(draft, target))
@@ -72,7 +72,7 @@ class PairingChecks:
                     draft_id = draft_connection.info.model_id
                     why = f"draft {draft_id} does not fit target {target_connection.info.model_id}: {why}"
                 previous = draft.pairing(target)
-                draft.pairings[target.name] = Pairing(draft_connection, target_connection, why)
+                draft.pairings[target.name] = PairingResult(draft_connection, target_connection, why)
                 if draft.pairing(target) is None:
                     continue  # one of them was started anew meanwhile
                 if why is not None and (previous is None or previous.why != why):

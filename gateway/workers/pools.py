@@ -18,7 +18,7 @@ from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import DNS, Membership, MemberSpec, PoolSpec
 from gateway.workers.pairing_checks import PairingChecks
-from gateway.workers.served import ServedModel, Shared
+from gateway.workers.served import ServedModel, SharedServices
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.errors import ConfigError, IncompatiblePair, OutriderError, Unavailable
@@ -59,7 +59,7 @@ class Pools:
         self.models: dict[str, ServedModel] = {}
         """Served models, by target pool."""
         self.members: dict[str, TargetMember | DraftMember] = {}
-        self._shared = Shared(config, metrics, read_chat_template(config))
+        self._shared = SharedServices(config, metrics, read_chat_template(config))
         self.renderers = self._shared.renderers
         self._serves: dict[str, tuple[str, ...]] = {}
         """Names of the target pools that a draft pool serves, by draft pool."""
@@ -92,7 +92,7 @@ class Pools:
         started: dict[str, MemberSpec] = {}
         for listed in membership.members:
             spec = self._as_seen(listed)
-            if not spec.starting:
+            if not spec.is_starting:
                 started[spec.name] = spec
 
         self._serve_pools(target_pools)
@@ -122,7 +122,7 @@ class Pools:
                 self._remove(member)
             else:
                 member.spec = spec
-                member.link.ask_again()
+                member.link.retry_now()
 
     def _remove_models(self, target_pools: Mapping[str, PoolSpec]) -> None:
         for name, model in list(self.models.items()):
@@ -141,7 +141,7 @@ class Pools:
     def _as_seen(self, spec: MemberSpec) -> MemberSpec:
         # A launcher that does not see a worker lists it as starting. If the gateway's stream to it is up, it lives.
         member = self.members.get(spec.name)
-        if member is None or member.connection is None or not spec.starting or member.spec.pool != spec.pool:
+        if member is None or member.connection is None or not spec.is_starting or member.spec.pool != spec.pool:
             return spec
         if spec.address not in ("", member.spec.address):
             return spec
@@ -228,7 +228,7 @@ class Pools:
             if member.connection is None and member.link.refused is None:
                 return f"draft at {member.spec.address}"
         for draft, target in self._neighbours():
-            if draft.lacks_pairing(target):
+            if draft.is_pairing_due(target):
                 return f"pairing check of the draft at {draft.spec.address} with the target at {target.spec.address}"
         return None
 

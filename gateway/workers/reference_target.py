@@ -17,7 +17,7 @@ from gateway.workers.comparison import difference_between
 from gateway.workers.links import WorkerLink
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair
-from outrider.wire.models.pair import fits, misfit
+from outrider.wire.models.pair import describe_incompatibility, is_compatible
 from outrider.wire.transport.rpc import describe_failure
 
 
@@ -66,13 +66,13 @@ class ReferenceTarget:
 
     async def check_draft(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
         """Raise IncompatiblePair, which names the first difference, if a draft does not fit these targets."""
-        if self.fits(info):
+        if self.is_compatible(info):
             return
         difference = None
         if self.info.tokenizer_fingerprint != info.tokenizer_fingerprint:
             async with self.comparing:
                 difference = await self._difference(link)
-        raise IncompatiblePair(misfit(info, self.info, difference))
+        raise IncompatiblePair(describe_incompatibility(info, self.info, difference))
 
     async def _difference(self, link: WorkerLink) -> str:
         try:
@@ -83,9 +83,9 @@ class ReferenceTarget:
             return f"their tokenizers differ; the draft's is not read: {describe_failure(error)}"
         return await difference_between(self.files, theirs)
 
-    def fits(self, draft: pb.WorkerInfo) -> bool:
+    def is_compatible(self, draft: pb.WorkerInfo) -> bool:
         """Return whether a draft fits these targets."""
-        return fits(draft, self.info)
+        return is_compatible(draft, self.info)
 
 
 def _identity(info: pb.WorkerInfo) -> str:

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from gateway.admission.queue import AdmissionQueue
 from gateway.chat_template import ChatTemplate, create_renderers
 from gateway.generation import GenerationRequest, ServedFacts
-from gateway.telemetry.vllm_names import EndedAnswers, ModelLoad
+from gateway.telemetry.vllm_names import ChoiceSeries, ModelLoad
 from gateway.tokenizer import read_tokenizer
 from gateway.workers.capabilities import offered_drafters, why_no_beams, why_no_trees
-from gateway.workers.draft_limits import asked_speculation
+from gateway.workers.draft_limits import requested_speculation
 from gateway.workers.links import WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
@@ -47,7 +47,7 @@ BEST_RANK = (False, 0)
 """Rank of a draft that fits a request fully; see `_rank`."""
 
 
-class Shared:
+class SharedServices:
     """Objects that all served models of a gateway share."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics, chat_template: str | None) -> None:
@@ -55,7 +55,7 @@ class Shared:
         self.metrics = metrics
         self.chat_template = chat_template
         self.renderers = create_renderers(config)
-        self.ended = EndedAnswers(metrics.registry)
+        self.ended = ChoiceSeries(metrics.registry)
         self.slot_ids = itertools.count(1)
         self.retries = RetryBudget(max(10.0, config.max_running / 5))
         """Budget of retries. Its reserve holds two retries for each running choice of a target, so that the loss of one
@@ -69,7 +69,7 @@ class Shared:
 class ServedModel:
     """One model and its workers. The first target of the pool determines what the model is."""
 
-    def __init__(self, spec: PoolSpec, shared: Shared) -> None:
+    def __init__(self, spec: PoolSpec, shared: SharedServices) -> None:
         self.id = ""
         """Id by which requests name the model; empty until `referenced` is set."""
         self.spec = spec
@@ -182,7 +182,7 @@ class ServedModel:
         if request.params.beams is not None:
             return Drafter.MODEL
         default = self.config.drafter
-        is_fixed = asked_speculation(request, self.config).is_fixed
+        is_fixed = requested_speculation(request, self.config).is_fixed
         if options.tree is not None and not default.needs_pools:
             default = Drafter.MODEL
         if default is Drafter.AUTO and self.draft_pools and is_fixed:
@@ -208,10 +208,10 @@ class ServedModel:
             files = await link.get_tokenizer()
             tokenizer = await read_tokenizer(files, self._shared.chat_template, self._shared.renderers)
             if not self.referenced.is_set():
-                self.refer(ReferenceTarget(info, files, tokenizer, link.model_path))
+                self.set_reference(ReferenceTarget(info, files, tokenizer, link.model_path))
         self.reference.check_target(info, link.model_path)
 
-    def refer(self, reference: ReferenceTarget) -> None:
+    def set_reference(self, reference: ReferenceTarget) -> None:
         """Set the reference target. Raises IncompatiblePair if another pool serves a model of the same id."""
         name = self.spec.model_name or reference.info.model_id
         pool = self._shared.pools_by_id.setdefault(name, self.spec.name)
@@ -330,7 +330,7 @@ class ServedModel:
                 async with asyncio.timeout(POLL_S):
                     await self._changed.wait()
 
-    def has_room_beside(self, target: TargetMember) -> bool:
+    def has_other_free_target(self, target: TargetMember) -> bool:
         """Return whether another target has a free slot."""
         others = (member for member in self.targets.values() if member is not target)
         return any(member.usable and not member.load.full for member in others)
@@ -385,7 +385,9 @@ class ServedModel:
 
     def _fits(self, draft: DraftMember) -> bool:
         # The draft may have been compared, when it connected, with another model that it serves.
-        return self.referenced.is_set() and draft.link.info is not None and self.reference.fits(draft.link.info)
+        return (
+            self.referenced.is_set() and draft.link.info is not None and self.reference.is_compatible(draft.link.info)
+        )
 
 
 def _kind_of(template: ChatTemplate | None) -> str | None:
@@ -410,7 +412,7 @@ def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple
     info = draft.link.info
     cannot_search = searches and (info is None or not info.beams)
     needed = drafter
-    if drafter.asks_draft_worker:
+    if drafter.uses_draft_worker:
         needed = Drafter.MODEL
     if draft.kind is needed:
         return cannot_search, 0

@@ -23,7 +23,7 @@ from outrider.cli.progress import StartProgress
 from outrider.cli.up.supervisor import PartFailed, Supervisor
 from outrider.cli.up.up import log_to
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes.processes import StopFlag, StopRequested
+from outrider.wire.processes.stop_flag import StopFlag, StopRequested
 from outrider.wire.settings.config import GatewayConfig, WorkerConfig
 from outrider.wire.settings.system import SystemConfig, gateway_config
 
@@ -73,7 +73,7 @@ def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dic
     return {**workers, "gateway": gateway, "ray": None}
 
 
-def forget_variables() -> None:
+def remove_variables() -> None:
     """Remove the variables of settings that are not the program's to make; all parts inherit the others."""
     for name in list(os.environ):
         if name.upper() in _DECIDED_VARIABLES:
@@ -82,7 +82,7 @@ def forget_variables() -> None:
 
 def main() -> int:
     """Run the system until the program or a signal ends it, and return the exit code."""
-    forget_variables()
+    remove_variables()
     task = json.loads(sys.stdin.readline())
     stop = StopFlag()
     stop.install()

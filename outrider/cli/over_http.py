@@ -25,7 +25,7 @@ def gateway_url(text: str, connect: ConnectOptions) -> str:
 
     Raises ConfigError for what is no address.
     """
-    url = url_of(text, credentials_of(connect) is not None)
+    url = parse_url(text, credentials_of(connect) is not None)
     with contextlib.suppress(httpx.ConnectError):
         try:
             # This asks only whether it is an HTTP server: certificates are checked when it is read.
@@ -47,7 +47,7 @@ async def _http_of(url: httpx.URL, connect: ConnectOptions) -> str | None:
     return str(url.copy_with(port=port))
 
 
-def url_of(text: str, with_tls: bool) -> str:
+def parse_url(text: str, with_tls: bool) -> str:
     """Return the base URL for what a person typed: scheme and port may be missing, and a /v1 at the end is dropped.
 
     Raises ConfigError for what is no address of an HTTP server.
@@ -70,7 +70,7 @@ def url_of(text: str, with_tls: bool) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def trust_of(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+def create_tls_context(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
     """Return the TLS context of these files: CAs to trust, and a certificate to show. Raises ConfigError."""
     if (certificate is None) != (key is None):
         missing, given = "--tls-cert", "--tls-key"

@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 
 @contextmanager
-def telling(console: Console, first: str) -> Iterator[Tell]:
+def reporting(console: Console, first: str) -> Iterator[Tell]:
     """Yield a function that shows a message: behind a spinner, at first with `first`, or as a line off a terminal."""
     if not console.is_interactive:
         yield lambda text: console.print(text, markup=False)

@@ -14,8 +14,8 @@ from rich.table import Table
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.demo.demo_runs import first_prompts, read_prompts
 from outrider.cli.progress import StageProgress
-from outrider.cli.up.child_events import events_of
-from outrider.lab.alpha import shown
+from outrider.cli.up.child_events import run_module
+from outrider.lab.alpha import format_estimate
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import local_folder
 from outrider.wire.requests.params import ANY_VOCABULARY, SamplingParams
@@ -142,23 +142,23 @@ def train_head(
         if held_apart is None:
             notes = note_console()
             notes.print(f"{len(apart)} of {len(trained_on) + len(apart)} prompts are held apart, to measure on")
-        report = trained(task, note_console())
+        report = train(task, note_console())
         if report is None:  # its process was asked to stop
-            note_console().print(stopped(work))
+            note_console().print(describe_stop(work))
         elif as_json:
             typer.echo(json.dumps(report))
         else:
             show(report, out, answer_console())
 
 
-def trained(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
+def train(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
     """Train in a child process, which imports torch, and return its report; None when it was stopped.
 
     task: as `outrider.training.train_head` takes it. Raises OutriderError. On KeyboardInterrupt it waits until that
     process has saved.
     """
     report = None
-    found = events_of("outrider.training.train_head", task, "training", STOP_S)
+    found = run_module("outrider.training.train_head", task, "training", STOP_S)
     try:
         with StageProgress(notes) as progress, closing(found) as events:
             for event in events:
@@ -169,12 +169,12 @@ def trained(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
                 elif event["event"] == "trained":
                     report = event["report"]
     except KeyboardInterrupt:
-        notes.print(stopped(Path(task["work"])))
+        notes.print(describe_stop(Path(task["work"])))
         raise
     return report
 
 
-def stopped(work: Path) -> str:
+def describe_stop(work: Path) -> str:
     """Return a sentence: whether a training that was stopped left something to go on from in its folder `work`."""
     if any(work.glob("text-*/*.npz")) or any(work.glob("*/checkpoint.pt")):
         return "stopped; the same command goes on from here"
@@ -193,7 +193,7 @@ def show(report: dict[str, Any], out: Path, console: Console) -> None:
     lines = dict[tuple[float, str], dict[int, str]]()
     for row in sorted(rows, key=lambda row: float(row["temperature"])):
         cells = lines.setdefault((row["temperature"], row["drafter"]), {})
-        cells[row["depth"]] = shown(row["mean"], row["error"])
+        cells[row["depth"]] = format_estimate(row["mean"], row["error"])
     for (temperature, drafter), cells in lines.items():
         table.add_row(f"{temperature:g}", drafter, *(cells.get(depth, "-") for depth in depths))
     console.print(table)

@@ -16,7 +16,6 @@ from outrider.client.types import (
     AcceptanceRule,
     Choice,
     Completion,
-    Drafter,
     DraftLogprobs,
     DraftToken,
     DraftTokenKind,
@@ -47,6 +46,7 @@ from outrider.wire.errors import (
     Unauthenticated,
     Unavailable,
 )
+from outrider.wire.requests.drafters import Drafter
 
 __all__ = [
     "AcceptanceRule",

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from outrider.client.types import (
-    Drafter,
     DraftToken,
     DraftTokenKind,
     Explanation,
@@ -23,6 +22,7 @@ from outrider.client.types import (
 from outrider.client.usage import Usage
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import OutriderError
+from outrider.wire.requests.drafters import Drafter
 
 _KINDS = {
     common_pb2.TOKEN_KIND_ACCEPTED: TokenKind.ACCEPTED,

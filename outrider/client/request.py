@@ -14,10 +14,11 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from outrider.client.options import KNOWN, GenerateOptions, Message, check_types
-from outrider.client.types import AcceptanceRule, Drafter, DraftLogprobs, Speculation, StructuredOutputs
+from outrider.client.types import AcceptanceRule, DraftLogprobs, Speculation, StructuredOutputs
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import EarlyStopping
+from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import (
     ANY_VOCABULARY,
     MAX_CHOICES,

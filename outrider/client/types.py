@@ -8,7 +8,7 @@ from enum import Enum, StrEnum
 from typing import Any
 
 from outrider.client.usage import Usage, total_usage
-from outrider.wire.requests.drafters import Drafter as Drafter
+from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.speculation import NumDraftTokens
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from outrider.drafting.drafter import Counts, Follower, SequenceDrafter, Walk
+from outrider.drafting.drafter import ChainWalk, Counts, Follower, SequenceDrafter
 
 
 class AnswerStart:
@@ -40,7 +40,7 @@ class AnswerFollower:
     def num_tokens(self) -> int:
         return self._follower.num_tokens
 
-    def walk(self) -> Walk:
+    def walk(self) -> ChainWalk:
         walk = self._follower.walk()
         if self._is_at_start:
             return _UnmarkedWalk(walk, self._mark_ids)
@@ -57,7 +57,7 @@ class AnswerFollower:
 
 
 class _UnmarkedWalk:
-    def __init__(self, walk: Walk, mark_ids: np.ndarray) -> None:
+    def __init__(self, walk: ChainWalk, mark_ids: np.ndarray) -> None:
         self._walk = walk
         self._mark_ids = mark_ids
 

@@ -16,7 +16,7 @@ Counts = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Ids [N] in ascending order, and their counts [N], each above 0. N is at least 1."""
 
 
-class Walk(Protocol):
+class ChainWalk(Protocol):
     """Draft tokens from the end of a sequence onwards. A walk is invalid once the sequence has changed."""
 
     def next(self) -> Counts | None:
@@ -43,7 +43,7 @@ class Follower(Protocol):
     def truncate(self, num_tokens: int) -> None:
         """Truncate the sequence to its first `num_tokens` tokens."""
 
-    def walk(self) -> Walk:
+    def walk(self) -> ChainWalk:
         """Return a walk from the end of the sequence."""
 
     def has_next(self) -> bool:
@@ -64,7 +64,7 @@ class SequenceDrafter(Protocol):
         """
 
 
-class Followed:
+class TokenSequence:
     """A sequence that grows and shrinks at its end."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:

@@ -49,7 +49,7 @@ class Corpus:
         self._outputs: deque[tuple[bytes, int]] = deque()
         """corpus_id and number of tokens of each output, the oldest first."""
 
-    def shelf(self, corpus_id: bytes) -> SuffixIndex | None:
+    def index_of(self, corpus_id: bytes) -> SuffixIndex | None:
         """Return the index of the outputs with a corpus id; None where there are none."""
         return self._shelves.get(corpus_id)
 
@@ -108,7 +108,7 @@ class LookupFollower:
         """
         tail = self._own.last(self._max_n)
         own = self._own.longest(tail)
-        shelf = self._corpus.shelf(self._corpus_id)
+        shelf = self._corpus.index_of(self._corpus_id)
         if shelf is not None:
             other = shelf.longest(tail)
             if other is not None and (own is None or other.length > own.length):

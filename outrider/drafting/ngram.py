@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.drafting.drafter import Counts, Followed, sorted_counts
+from outrider.drafting.drafter import Counts, TokenSequence, sorted_counts
 
 ORDERS = (4, 3, 2)
 """Lengths of the counted n-grams in tokens, the longest first. The longest with a count decides."""
@@ -24,7 +24,7 @@ class Ngram:
         return NgramFollower(token_ids, self._orders, self._history)
 
 
-class NgramFollower(Followed):
+class NgramFollower(TokenSequence):
     """Counts of the n-grams in the last `history` tokens. Adding or removing a token costs one update per order."""
 
     def __init__(self, token_ids: Sequence[int], orders: Sequence[int], history: int) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider.drafting.drafter import Counts, Followed, sorted_counts
+from outrider.drafting.drafter import Counts, TokenSequence, sorted_counts
 
 MAX_N = 16
 """Maximum number of tokens that must match before it proposes; after a jump, at least two must."""
@@ -80,7 +80,7 @@ class _State(NamedTuple):
     """Whether the draft token proposed for the previous position was correct; None where none was proposed."""
 
 
-class PredictionFollower(Followed):
+class PredictionFollower(TokenSequence):
     """Follower of an output along the text."""
 
     def __init__(self, text: Prediction, token_ids: Sequence[int], num_prompt: int) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tokenizers import Encoding, Tokenizer
 
 
-class Mark(NamedTuple):
+class TokenBoundary(NamedTuple):
     """A position in a text where a token of both the target and the draft begins."""
 
     num_committed: int

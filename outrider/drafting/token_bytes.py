@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.models.tokenizer_json import described
+from outrider.wire.models.tokenizer_json import fields_of
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -67,7 +67,7 @@ def read_spelling(tokenizer_json: bytes) -> Spelling:
     """Read the bytes of all ids. Raises `ConfigError` where a token adds other bytes than its own."""
     tokenizer = Tokenizer.from_buffer(tokenizer_json)
     model = json.loads(tokenizer_json)["model"]
-    parts = _decoders(described(tokenizer.decoder))
+    parts = _decoders(fields_of(tokenizer.decoder))
     kinds = [part["type"] for part in parts]
     is_byte_level = [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]
     has_fallback = "ByteFallback" in kinds

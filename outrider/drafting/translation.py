@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafting.text_runs import (
-    Mark,
     TextRun,
+    TokenBoundary,
     bytes_of,
     encode,
     index_at,
@@ -88,7 +88,7 @@ class Translation(Protocol):
         """Create the retokenization of a new slot, without committed tokens."""
 
 
-def between(
+def create_translation(
     target_json: bytes, draft_json: bytes, target_size: int, draft_size: int, end_ids: Sequence[int]
 ) -> Translation | None:
     """Return the map between two vocabularies; None where they are the same. For the arguments see `Intersection`.
@@ -98,7 +98,7 @@ def between(
     if tokenizer_fingerprint(target_json) == tokenizer_fingerprint(draft_json):
         if target_size == draft_size:
             return None
-        return Padded(target_size, draft_size)
+        return PaddedTranslation(target_size, draft_size)
     difference = first_difference(target_json, draft_json)
     try:
         found = Intersection(target_json, draft_json, target_size, draft_size, end_ids)
@@ -114,7 +114,7 @@ def between(
     return found
 
 
-class Padded:
+class PaddedTranslation:
     """Implements `Translation` where ids mean the same, and one model has padding logits that no token has."""
 
     by_strings = False
@@ -142,7 +142,7 @@ class Padded:
 
 
 class _SameIds:
-    def __init__(self, padded: Padded) -> None:
+    def __init__(self, padded: PaddedTranslation) -> None:
         self.ids: list[int] = []
         self.is_whole = True
         self._padded = padded
@@ -250,7 +250,7 @@ class Intersection:
     def retokenization(self) -> Retokenization:
         return _RetokenizedText(self)
 
-    def retokenize(self, committed: Sequence[int]) -> tuple[list[int], list[Mark], bool]:
+    def retokenize(self, committed: Sequence[int]) -> tuple[list[int], list[TokenBoundary], bool]:
         """Return the draft's token ids of a text, the marks where tokens of both begin, and whether it ends whole.
 
         A special token splits the text: nothing merges across it, and the draft has no token for it.
@@ -259,13 +259,13 @@ class Intersection:
         ids are those of "unable", "!"; marks are (0, 0), (2, 1), (3, 2): no token of both begins after "un".
         """
         ids = list[int]()
-        marks = [Mark(0, 0)]
+        marks = [TokenBoundary(0, 0)]
         run = TextRun()
         for index, token_id in enumerate(committed):
             raw = bytes_of(self.spelling, token_id)
             if raw is None:
                 self._retokenize_run(run, ids, marks)
-                marks.append(Mark(index + 1, len(ids)))
+                marks.append(TokenBoundary(index + 1, len(ids)))
                 run = TextRun()
             else:
                 run.add(raw, index + 1)
@@ -273,7 +273,7 @@ class Intersection:
         self._retokenize_run(run, ids, marks)
         return ids, marks, is_whole
 
-    def _retokenize_run(self, run: TextRun, ids: list[int], marks: list[Mark]) -> None:
+    def _retokenize_run(self, run: TextRun, ids: list[int], marks: list[TokenBoundary]) -> None:
         if not run.text:
             return
         start = len(ids)
@@ -281,11 +281,11 @@ class Intersection:
         encoding = encode(self.tokenizer, run.text)
         for index, (begin, end) in enumerate(encoding.offsets):
             if furthest <= begin and begin in run.ends and index:
-                marks.append(Mark(run.ends[begin], start + index))
+                marks.append(TokenBoundary(run.ends[begin], start + index))
             furthest = max(furthest, end)
         ids += encoding.ids
         if len(run.text) in run.ends:
-            marks.append(Mark(run.ends[len(run.text)], len(ids)))
+            marks.append(TokenBoundary(run.ends[len(run.text)], len(ids)))
 
 
 class _RetokenizedText:
@@ -293,7 +293,7 @@ class _RetokenizedText:
         self.ids = list(translation.start_ids)
         self.is_whole = True
         self._translation = translation
-        self._marks = [Mark(0, len(self.ids))]
+        self._marks = [TokenBoundary(0, len(self.ids))]
 
     def commit(self, committed: Sequence[int], num_same: int) -> int:
         marks = self._marks
@@ -303,7 +303,7 @@ class _RetokenizedText:
             kept = self._last_mark(num_same - look_behind)  # index of the mark from which the text is encoded again
             first = marks[kept].num_committed
             ids, marks_behind, self.is_whole = self._translation.retokenize(committed[first:])
-            new_marks = [Mark(first + mark.num_committed, mark.num_own) for mark in marks_behind]
+            new_marks = [TokenBoundary(first + mark.num_committed, mark.num_own) for mark in marks_behind]
             if not kept:
                 meeting = 0
                 break
@@ -320,7 +320,7 @@ class _RetokenizedText:
         self.ids[num_kept:] = new_ids
         del marks[kept:]
         for mark in new_marks[meeting:]:
-            marks.append(Mark(mark.num_committed, mark.num_own - num_skipped + num_kept))
+            marks.append(TokenBoundary(mark.num_committed, mark.num_own - num_skipped + num_kept))
         return num_kept + num_alike(previous_ids, new_ids)
 
     def num_of(self, num_committed: int) -> int:
@@ -331,7 +331,9 @@ class _RetokenizedText:
         return max(0, bisect_right(self._marks, num_committed, key=lambda mark: mark.num_committed) - 1)
 
 
-def _first_common(marks: Sequence[Mark], start: int, new_marks: Sequence[Mark]) -> tuple[int, int] | None:
+def _first_common(
+    marks: Sequence[TokenBoundary], start: int, new_marks: Sequence[TokenBoundary]
+) -> tuple[int, int] | None:
     # Indices, in both lists, of the first mark at the same committed token: in `marks` from `start` on, in `new_marks`
     # behind the first.
     index_of = {marks[index].num_committed: index for index in range(start, len(marks))}

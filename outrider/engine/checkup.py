@@ -21,10 +21,10 @@ from outrider.engine.files.tokenizer_files import tokenizers_read_once
 from outrider.engine.loading.loader import resolve_device
 from outrider.engine.memory import readable_bytes
 from outrider.engine.model_check import Find, Footprint, Task, check_draft, read_model
-from outrider.engine.native.build import BuildError, check_writable, library_place
+from outrider.engine.native.build import BuildError, check_writable, library_path
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import local_path
-from outrider.wire.processes.processes import tell
+from outrider.wire.processes.processes import write_event
 from outrider.wire.settings.gpu_shares import needed_bytes, share_of, utilization_of
 
 GPU_DEVICE = Path("/dev/nvidiactl")
@@ -33,8 +33,8 @@ GPU_DEVICE = Path("/dev/nvidiactl")
 
 def findings(task: Task) -> Iterator[tuple[str, Find]]:
     """Run all checks of a task; yield the name of each and its result."""
-    yield "GPU", gpu()
-    yield "C++ forward", native()
+    yield "GPU", check_gpu()
+    yield "C++ forward", check_native()
     has_device = True
     try:
         resolve_device(task.device)
@@ -69,10 +69,10 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
         yield "skipped", ("warning", "memory, for which the device is needed", "")
         return
     if not footprints:
-        yield "memory", room([target.footprint], task.device)
+        yield "memory", check_memory([target.footprint], task.device)
     for draft, footprint in footprints.items():
         check = "memory" if len(footprints) == 1 else f"memory with {draft}"
-        yield check, room([target.footprint, footprint], task.device)
+        yield check, check_memory([target.footprint, footprint], task.device)
 
 
 def _refusal(error: ConfigError, model: str) -> Find:
@@ -86,7 +86,7 @@ def _refusal(error: ConfigError, model: str) -> Find:
     return "problem", error.message, remedy
 
 
-def gpu() -> Find:
+def check_gpu() -> Find:
     """Check that torch reaches the GPUs of the machine, and that its version has flash attention for them."""
     has_device = GPU_DEVICE.exists() or shutil.which("nvidia-smi") is not None
     num_gpus = 0
@@ -112,10 +112,10 @@ def gpu() -> Find:
     return "problem", f"the machine has one, and torch {torch.__version__} does not reach it: {why}", remedy
 
 
-def native() -> Find:
+def check_native() -> Find:
     """Check that the C++ library is compiled, or can be compiled at the first start."""
     try:
-        path, compiler = library_place()
+        path, compiler = library_path()
         if not path.exists():
             check_writable(path.parent)
     except BuildError as error:
@@ -129,7 +129,7 @@ def native() -> Find:
     return "ok", f"{compiler} compiles it at the first start, half a minute, into {path.parent}", ""
 
 
-def room(models: list[Footprint], device_name: str) -> Find:
+def check_memory(models: list[Footprint], device_name: str) -> Find:
     """Check that the weights of all models and a full context of each fit into the free memory of the device."""
     device = resolve_device(device_name)
     free = memory.free_memory_bytes(device)
@@ -173,7 +173,7 @@ def main() -> int:
     """Run the task on stdin and print its findings; return the exit code, 0."""
     with tokenizers_read_once():
         for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline())):
-            tell({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})
+            write_event({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})
     return 0
 
 

@@ -25,7 +25,6 @@ from outrider.papers.beam_growth import BeamGrowth
 from outrider.papers.cascade import open_cascade
 from outrider.papers.lookahead import LookaheadDrafter
 from outrider.papers.lookahead_embeddings import PassDrafter
-from outrider.papers.merging import merge as merge
 from outrider.papers.tables import Bigram, Unigram
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_json import parse_object
@@ -37,7 +36,7 @@ from outrider.wire.settings.config import TargetConfig
 if TYPE_CHECKING:
     from outrider.engine.model_runner import ModelRunner
 
-OF_TEXT: dict[Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
+TEXT_TABLES: dict[Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
     Drafter.UNIGRAM: Unigram,
     Drafter.BIGRAM: Bigram,
 }
@@ -54,7 +53,7 @@ def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: b
     vocab_size = runner.facts.vocab_size
     kinds_of_tables = [Drafter.NGRAM, Drafter.LOOKUP]
     if config.drafter_text:
-        kinds_of_tables += OF_TEXT
+        kinds_of_tables += TEXT_TABLES
     tables = make_drafters(kinds_of_tables, config.drafter_text, tokenizer_json, vocab_size)
     made: dict[Drafter, TargetDrafter] = {}
     for kind, table in tables.items():
@@ -87,7 +86,7 @@ def make_drafters(
             case Drafter.LOOKUP:
                 made[kind] = AnswerStart(lookup.Lookup(lookup.MIN_N, lookup.MAX_N, lookup.CORPUS_TOKENS), marks)
             case Drafter.UNIGRAM | Drafter.BIGRAM:
-                made[kind] = OF_TEXT[kind](ids)
+                made[kind] = TEXT_TABLES[kind](ids)
             case _:
                 raise ValueError(f"{kind} needs a model")
     return made
@@ -125,13 +124,13 @@ def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
     return ids
 
 
-def growth_of(params: SamplingParams) -> type[GrowingTree] | type[BeamGrowth]:
+def draft_tree_class(params: SamplingParams) -> type[GrowingTree] | type[BeamGrowth]:
     """Return the class of a draft slot's draft tree: `BeamGrowth` for a beam search, else `GrowingTree`."""
     if params.beams is None:
         return GrowingTree
     return BeamGrowth
 
 
-def rows_ahead(table: SequenceDrafter) -> OpenAhead:
+def lookahead_rows_of(table: SequenceDrafter) -> OpenAhead:
     """Return the function that makes a draft slot's look-ahead rows from predictions of `table`."""
     return partial(open_cascade, table, {})

@@ -74,7 +74,7 @@ class DeferredCopies(Generic[Key]):
         self._copied.pop(key, None)
 
 
-class Moment:
+class DeviceMoment:
     """The moment at which a device has finished everything that was launched before this object was made."""
 
     def __init__(self, device: torch.device) -> None:
@@ -84,7 +84,7 @@ class Moment:
             self._event = torch.cuda.Event(enable_timing=True)
             self._event.record(torch.cuda.current_stream(device))
 
-    def seconds_since(self, earlier: Moment) -> float:
+    def seconds_since(self, earlier: DeviceMoment) -> float:
         """Wait until this moment has come; return the seconds since an earlier moment of the same device."""
         if self._event is None or earlier._event is None:
             return self._at_s - earlier._at_s

@@ -33,12 +33,12 @@ _LIMITS = (
 """Files of a container's memory limit, of cgroup v2 and of v1: (folder, limit, bytes in use, entries of memory.stat
 that count the page cache). No limit is "max" in v2 and a huge number in v1."""
 
-TURN_TIMEOUT_S = 300.0
+LOCK_TIMEOUT_S = 300.0
 """Seconds that a worker waits for others to size their caches: a third of the time that a launcher gives it to load."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class SpareMemory:
     """Memory that remains for heads once the weights, the KV cache and a full step have theirs."""
 
     num_bytes: int = 0
@@ -48,7 +48,7 @@ class Spare:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     """Memory of this process's share of the model, as it is known before the KV cache is sized."""
 
     weights_bytes: int
@@ -62,10 +62,10 @@ class Budget:
     tap_bytes: int = 0
     """Bytes that each tapped hidden state takes while steps run."""
 
-    def spare(self, cache_bytes: int) -> Spare:
+    def spare(self, cache_bytes: int) -> SpareMemory:
         """Return the memory that remains for heads beside a KV cache of `cache_bytes`."""
         num_bytes = self.free_bytes - self.activations_bytes - self.graphs_bytes - cache_bytes
-        return Spare(max(0, num_bytes), self.tap_bytes)
+        return SpareMemory(max(0, num_bytes), self.tap_bytes)
 
     def num_blocks(self, block_bytes: int, num_wanted: int, fraction: float) -> int:
         """Return how many blocks of `block_bytes` the KV cache may have, at most `num_wanted`.
@@ -204,7 +204,7 @@ def readable_bytes(count: int) -> str:
 
 
 @contextlib.contextmanager
-def in_turn() -> Iterator[None]:
+def hold_memory_lock() -> Iterator[None]:
     """Hold a lock while a GPU's free memory is counted and taken, so that no two workers take the same memory.
 
     The lock is shared by this user's processes on this machine. Where the lock file cannot be made or is not released
@@ -212,7 +212,7 @@ def in_turn() -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(places.hold_lock(places.shared_folder() / "memory.lock", TURN_TIMEOUT_S))
+            held.enter_context(places.hold_lock(places.shared_folder() / "memory.lock", LOCK_TIMEOUT_S))
         except ConfigError as error:
             log.warning("free memory is counted without a lock: %s", error.message)
         yield
@@ -261,7 +261,7 @@ def shared_memory_bytes(device: torch.device, utilization: float, weights_bytes:
 
 
 @contextlib.contextmanager
-def fits(model: str, device: torch.device) -> Iterator[None]:
+def explain_out_of_memory(model: str, device: torch.device) -> Iterator[None]:
     """Raise ConfigError, with the settings to change, in place of torch's OutOfMemoryError while `model` is loaded."""
     try:
         yield

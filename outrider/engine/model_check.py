@@ -13,7 +13,7 @@ from typing import Literal, Self
 import torch
 from torch import nn
 
-from outrider.drafting.translation import Intersection, between
+from outrider.drafting.translation import Intersection, create_translation
 from outrider.engine.architectures.context import context_limit_of
 from outrider.engine.architectures.layer_memory import token_width
 from outrider.engine.architectures.text_part import served_class
@@ -21,7 +21,7 @@ from outrider.engine.files.ends import decoder_start_of, read_ends, read_generat
 from outrider.engine.files.model_files import check_folder
 from outrider.engine.files.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.families import PARD, Family, family_of, is_same, pard_block
+from outrider.engine.heads.families import PARD, HeadFamily, family_of, is_same, pard_block
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.loader import dtype_of
 from outrider.engine.loading.loader import check_class, check_weights, read_config, resolve_device
@@ -32,7 +32,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.fingerprint import first_difference, tokenizer_fingerprint
 from outrider.wire.models.model_id import full_name, local_path
-from outrider.wire.models.pair import fits, has_same_tokens, misfit
+from outrider.wire.models.pair import describe_incompatibility, has_same_tokens, is_compatible
 
 Find = tuple[Literal["ok", "warning", "problem"], str, str]
 """Result of one check: its state, what was found, and the remedy (empty where none is needed)."""
@@ -157,16 +157,16 @@ def check_draft(draft: str, target: Model, task: Task) -> tuple[Footprint, tuple
     if family is PARD:
         pard_block(files)
         model.info.translates = False
-    if not fits(model.info, target.info):
+    if not is_compatible(model.info, target.info):
         difference = first_difference(target.tokenizer_json, model.tokenizer_json)
-        raise ConfigError(misfit(model.info, target.info, difference))
+        raise ConfigError(describe_incompatibility(model.info, target.info, difference))
     if is_same(draft, task.target):
         find = ("warning", "the draft is the target itself: nothing gets faster", "name a smaller model")
         return model.footprint, model.notes, find
     return model.footprint, model.notes, _check_tokens(model, target)
 
 
-def _head_footprint(family: Family, head: HeadFiles, context_limit: int, task: Task) -> Footprint:
+def _head_footprint(family: HeadFamily, head: HeadFiles, context_limit: int, task: Task) -> Footprint:
     assert family.network is not None, "a head has a network"
     network = family.network.of(head.facts, head.tensors)
     itemsize = dtype_of(head.tensors, resolve_device(task.device), task.dtype).itemsize
@@ -183,7 +183,7 @@ def _check_tokens(draft: Model, target: Model) -> Find:
     sizes = (target.info.vocab_size, draft.info.vocab_size)
     shared = None
     if not has_same_tokens(draft.info, target.info):
-        shared = between(target.tokenizer_json, draft.tokenizer_json, *sizes, draft.info.eos_token_ids)
+        shared = create_translation(target.tokenizer_json, draft.tokenizer_json, *sizes, draft.info.eos_token_ids)
     if isinstance(shared, Intersection):
         found = (
             f"{draft}; another tokenizer, works by translation: {shared.num_shared} of the smaller vocabulary's "

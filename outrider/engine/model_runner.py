@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.engine.attention.forward_path import NORMED, ForwardPath, GivesFeatures, RunsTrees
+from outrider.engine.attention.forward_path import NORMED, FeaturePath, ForwardPath, TreePath
 from outrider.engine.attention.module_taps import decoder_layers
-from outrider.engine.host_copy import Moment
+from outrider.engine.host_copy import DeviceMoment
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.memory import Spare
+from outrider.engine.memory import SpareMemory
 from outrider.engine.model_facts import ModelFacts
-from outrider.engine.step_plan import Row, Source
+from outrider.engine.step_plan import EncoderSource, Row
 from outrider.engine.token_tree import check_parents, check_path, positions
 from outrider.wire.errors import InvalidRequest
 
@@ -32,7 +32,7 @@ class ModelRunner:
         self.facts = facts
         self.path = path
         self.device = device
-        self._began = self._ended = Moment(device)  # of the last forward
+        self._began = self._ended = DeviceMoment(device)  # of the last forward
         self.tree_refusal: str | None = "nobody has tried it"
         """Why rows may not be token trees; None when they may. `attention_choice` sets it after the self-test."""
         self.features_refusal: str | None = "nobody has tried it"
@@ -42,7 +42,7 @@ class ModelRunner:
         it."""
         self.num_weight_bytes = 0
         """Bytes of the weights as the path holds them; `loader.load_runner` sets it."""
-        self.spare = Spare()
+        self.spare = SpareMemory()
         """Memory that remains for heads; none until `cache_size.size_cache` has counted it."""
         self.set_pool(pool)
 
@@ -59,7 +59,7 @@ class ModelRunner:
         table = self.pool.new_table()
         source_table = self.pool.new_table()
         if self.facts.decoder_start_ids:
-            self.forward([Row(table, (), 0, 0, (), source=Source(source_table, [0]))])
+            self.forward([Row(table, (), 0, 0, (), source=EncoderSource(source_table, [0]))])
         else:
             self.forward([Row.of(table, [0], 0, 1)])
         table.free()
@@ -86,9 +86,9 @@ class ModelRunner:
         self._check(rows)
         try:
             self._reserve(rows)
-            self._began = Moment(self.device)
+            self._began = DeviceMoment(self.device)
             logits = self.path.forward(rows)
-            self._ended = Moment(self.device)
+            self._ended = DeviceMoment(self.device)
             return logits
         except BaseException:
             for row in rows:
@@ -116,13 +116,13 @@ class ModelRunner:
                 "use a draft that reads none, or another attention_path",
                 param="taps",
             )
-        if isinstance(self.path, GivesFeatures):
+        if isinstance(self.path, FeaturePath):
             self.path.set_taps(taps)
 
     @property
     def features(self) -> Tensor:
         """Tapped hidden states of the last forward, [sum(num_new), taps, hidden], as `GivesFeatures.features`."""
-        assert isinstance(self.path, GivesFeatures), "nothing is tapped"
+        assert isinstance(self.path, FeaturePath), "nothing is tapped"
         return self.path.features
 
     def forward_s(self) -> float:
@@ -139,7 +139,7 @@ class ModelRunner:
         then.
         """
         # tree_start 10, parents [-1, 0, 0, 2], path [0, 2]: token 12 moves to 11, and the table has 12 tokens
-        assert row.parents is not None and isinstance(self.path, RunsTrees), "no token tree"
+        assert row.parents is not None and isinstance(self.path, TreePath), "no token tree"
         assert row.table.num_tokens == row.num_tokens, f"{row.table.num_tokens} stored, {row.num_tokens} claimed"
         check_path(row.parents, path)
         self.rebase(row.table, row.tree_start, path)
@@ -160,7 +160,7 @@ class ModelRunner:
                 moved_from.append(start + kept)
                 moved_to.append(start + offset)
         if moved_to:
-            assert isinstance(self.path, RunsTrees), "no token tree"
+            assert isinstance(self.path, TreePath), "no token tree"
             copies = table.rewrite(moved_to[0], start + len(keep))
             if copies:
                 self.path.copy_blocks(copies)
@@ -195,7 +195,7 @@ class ModelRunner:
             if row.source is not None:
                 self._check_source(row.source, is_encoded=bool(row.new_ids))
 
-    def _check_source(self, source: Source, *, is_encoded: bool) -> None:
+    def _check_source(self, source: EncoderSource, *, is_encoded: bool) -> None:
         num_stored = 0
         if is_encoded:
             num_stored = source.num_stored

@@ -31,7 +31,7 @@ FORWARD_COST_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class EncoderSource:
     """The tokens that the encoder of an encoder-decoder model reads for a row, and the blocks of their KV.
 
     The cross-attention KV of a source token is as large as the KV of a decoder's token, and lies in blocks of the same
@@ -73,7 +73,7 @@ class Row:
     features: Tensor | None = None
     """Hidden states that a head reads with the new tokens, [num_new, d]; None for models. A head that fills blocks has
     them for the first new tokens alone, in place of their ids: the new tokens without them are its block."""
-    source: Source | None = None
+    source: EncoderSource | None = None
     """The source that the row attends to by cross-attention; None for decoder-only models."""
 
     @classmethod
@@ -83,7 +83,7 @@ class Row:
         token_ids: Sequence[int],
         num_cached: int,
         num_logits: int,
-        source: Source | None = None,
+        source: EncoderSource | None = None,
     ) -> Row:
         """Return a row that feeds `token_ids[num_cached:]` as a chain. Only the new ids are copied."""
         return cls(table, token_ids[num_cached:], num_cached, num_logits, token_ids, source=source)

@@ -53,7 +53,7 @@ def positions(num_tokens: int, parents: Sequence[int] | None) -> np.ndarray:
     return np.concatenate([np.arange(start), start + np.array(depths(parents), dtype=np.int64)])
 
 
-def seen(
+def visible_tokens(
     num_tokens: int, parents: Sequence[int] | None, num_queries: int, window: int | None, chunk: int | None
 ) -> np.ndarray:
     """Return which tokens each of the last `num_queries` attends to, [num_queries, num_tokens] bool.

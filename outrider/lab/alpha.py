@@ -18,8 +18,8 @@ from rich.table import Table
 
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.demo.demo_runs import first_prompts
-from outrider.cli.progress import telling
-from outrider.cli.up.child_events import events_of
+from outrider.cli.progress import reporting
+from outrider.cli.up.child_events import run_module
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.models.model_id import local_path
 from outrider.wire.requests.drafters import TABLE_DRAFTERS, Drafter
@@ -71,7 +71,7 @@ def alpha(
         if dtype not in DTYPES:
             raise ConfigError(f"--dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
         texts = first_prompts(prompts, num_prompts)
-        drafters = [drafter_of(text) for text in draft or [demo_model("draft")]]
+        drafters = [parse_drafter(text) for text in draft or [demo_model("draft")]]
         _check_paths(target, drafters)
         settings = list[dict[str, float]]()
         for of_setting in temperature or [0.0, 1.0]:
@@ -87,7 +87,7 @@ def alpha(
             "dtype": dtype,
             "device": device,
         }
-        rows = measured(task, note_console())
+        rows = measure(task, note_console())
         if as_json:
             typer.echo(json.dumps({"rows": rows}))
         else:
@@ -112,7 +112,7 @@ def _is_combined(text: str) -> bool:
     return drafter.needs_draft_worker and drafter.own in own_drafters and drafter is not Drafter.MODEL
 
 
-def drafter_of(text: str) -> dict[str, str | None]:
+def parse_drafter(text: str) -> dict[str, str | None]:
     """Parse a drafter of the command line, such as model:FOLDER. Returns its kind and source; None for no source.
 
     Raises ConfigError for a text that names none.
@@ -140,13 +140,13 @@ def drafter_of(text: str) -> dict[str, str | None]:
     return {"kind": kind, "source": source}
 
 
-def measured(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
+def measure(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
     """Measure in a child process, which imports torch, and return a row for each setting and drafter.
 
     task: as `outrider.lab.models.alpha` takes it. Raises OutriderError.
     """
-    found = events_of("outrider.lab.models.alpha", task, "measurement", grace_s=1.0)
-    with telling(notes, "starting") as tell, closing(found) as events:
+    found = run_module("outrider.lab.models.alpha", task, "measurement", grace_s=1.0)
+    with reporting(notes, "starting") as tell, closing(found) as events:
         for event in events:
             if event["event"] == "measured":
                 rows: list[dict[str, Any]] = event["rows"]
@@ -165,7 +165,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
         title = f"{_setting_text(own[0]['setting'])}; {own[0]['num_tokens']} tokens of the target"
         table = _table(title, "alpha", "coupled", "at least", "greedy", "drafts at")
         for row in own:
-            estimates = [shown(**row[name]) for name in ("alpha", "coupled", "bound", "greedy")]
+            estimates = [format_estimate(**row[name]) for name in ("alpha", "coupled", "bound", "greedy")]
             table.add_row(names[row["drafter"]], *estimates, f"{100 * row['drafted']['mean']:.0f} %")
         console.print(table)
     console.print(
@@ -201,13 +201,13 @@ def _show_temperatures(rows: list[dict[str, Any]], names: Mapping[str, str], con
                 names[row["drafter"]],
                 f"{row['setting']['temperature']:g}",
                 f"{best['temperature']:g}",
-                shown(**best["alpha"]),
-                shown(**best["gain"]),
+                format_estimate(**best["alpha"]),
+                format_estimate(**best["gain"]),
             )
     console.print(table)
 
 
-def shown(mean: float | None, error: float | None) -> str:
+def format_estimate(mean: float | None, error: float | None) -> str:
     """Return an estimate as text. error: half the width of its 95 % interval; None where it has none."""
     if mean is None:
         return "-"

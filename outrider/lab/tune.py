@@ -15,8 +15,8 @@ from rich.console import Console
 from outrider.cli import options as opt
 from outrider.cli.console import answer_console, note_console
 from outrider.cli.demo.demo_runs import first_prompts
-from outrider.cli.over_http import url_of
-from outrider.cli.progress import Tell, telling
+from outrider.cli.over_http import parse_url
+from outrider.cli.progress import Tell, reporting
 from outrider.cli.up.up import failures_as_lines
 from outrider.client import AsyncClient, Drafter, Model
 from outrider.lab.load.figures import MIN_TURNS, LoadFigures
@@ -30,7 +30,7 @@ from outrider.lab.tuning.runs import Workload
 from outrider.lab.tuning.settings import PLAIN, environment, gateway_settings, needs_draft
 from outrider.lab.tuning.study import Study, study_pair
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes.processes import StopFlag
+from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.requests.drafters import TABLE_DRAFTERS
 from outrider.wire.requests.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.settings.system import flag_of
@@ -241,7 +241,7 @@ def _check_pair(address: str | None, workers: Workers) -> None:
 
 
 def _tune_served(address: str, options: TuneOptions, notes: Console) -> TuneResult:
-    with telling(notes, "starting") as tell:
+    with reporting(notes, "starting") as tell:
         served, studies = asyncio.run(_studies(address, options, tell))
     return TuneResult(served, studies, None)
 
@@ -274,7 +274,7 @@ def _under_load(
     if deployment == NGRAM:
         fields["speculation"] = {"drafter": NGRAM}
     load = Load(
-        url_of(url, False),
+        parse_url(url, False),
         tuple(options.prompts),
         options.max_tokens,
         tuple(options.temperatures),

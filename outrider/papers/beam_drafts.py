@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from outrider.engine.speculation.beam import draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
-from outrider.engine.speculation.candidates import Offer
+from outrider.engine.speculation.candidates import BudgetOffer
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, Delivery, InsertedNodes, NodeKind
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
 
@@ -50,12 +50,12 @@ class BeamDrafts:
         ):
             parent = node_of.get(above)
             if parent is None:
-                num_dropped += kind is not NodeKind.KNOWN
+                num_dropped += kind is not NodeKind.REFERENCE
                 continue
             node = tree.child(parent, token_id)
             if tree.depth(parent) < tree.live_depth:
-                num_late += node is not None and kind is NodeKind.GUESS
-            elif kind is NodeKind.GUESS:
+                num_late += node is not None and kind is NodeKind.DETERMINISTIC
+            elif kind is NodeKind.DETERMINISTIC:
                 node = tree.find_or_add(parent, token_id)
                 tree.ranks[node] = delivery.ranks[index]
             node_of[index] = node
@@ -76,14 +76,14 @@ class BeamDrafts:
             levels.append(above)
         return levels
 
-    def offers(self, shares: SlotShares, max_drafts: int) -> list[Offer]:
+    def offers(self, shares: SlotAcceptance, max_drafts: int) -> list[BudgetOffer]:
         """Return at most `max_drafts` draft tokens that the next step might feed, level by level."""
-        offers = list[Offer]()
+        offers = list[BudgetOffer]()
         prob = 1.0
         for level in self._levels():
             prob *= shares.share(0)
             for node in level:
-                offers.append(Offer(prob / len(level), ((0, node),)))
+                offers.append(BudgetOffer(prob / len(level), ((0, node),)))
         return offers[: max(0, max_drafts)]
 
     def chosen(self, num_drafts: int) -> tuple[list[int], int]:
@@ -103,14 +103,14 @@ class BeamDrafts:
             depth += 1
         return nodes, depth
 
-    def pending_prob(self, shares: SlotShares) -> float | None:
+    def pending_prob(self, shares: SlotAcceptance) -> float | None:
         """Return the probability that the next level to arrive will be accepted; None where no more may arrive."""
         depth = self.depth
         if depth >= self.max_depth or self.is_ended:
             return None
         return shares.chain_prob(depth + 1)
 
-    def learn(self, shares: SlotShares, depth: int, num_accepted: int) -> None:
+    def learn(self, shares: SlotAcceptance, depth: int, num_accepted: int) -> None:
         """Update acceptance shares after a step that was fed `depth` levels and accepted `num_accepted` of them."""
         for _ in range(num_accepted):
             shares.note(0)

@@ -11,14 +11,14 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from outrider.engine.sampling.penalties import LogitRow
-from outrider.engine.speculation.beam import Level, draft_shape
+from outrider.engine.speculation.beam import BeamLevel, draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
-from outrider.engine.speculation.draft_tree import ROOT, moved
+from outrider.engine.speculation.draft_tree import ROOT, remap
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.ranks import LEAST_CHANCE
-from outrider.engine.worker.jobs import Fault, JobError
+from outrider.engine.speculation.ranks import MIN_PROB
+from outrider.engine.worker.jobs import JobError, JobFault
 from outrider.wire.requests.params import SamplingParams
 
 
@@ -94,7 +94,7 @@ class BeamGrowth(BeamTree, Growth):
         nodes = self.unfed([*self.inner(), *self.live])
         if not nodes:
             prob = self._shares.chain_prob(len(self._levels))
-            if self._is_fixed or prob >= LEAST_CHANCE:
+            if self._is_fixed or prob >= MIN_PROB:
                 nodes = self.unfed(self._frontier)
         return [(prob, node) for node in nodes[:max_num]]
 
@@ -130,7 +130,7 @@ class BeamGrowth(BeamTree, Growth):
             if child is None:
                 child = self.add(above[place], token_id)
                 self.unsent.append(child)
-            self.kinds[child] = NodeKind.GUESS
+            self.kinds[child] = NodeKind.DETERMINISTIC
             self.ranks[child] = rank
             self._totals.append(-cost)
             level.append(child)
@@ -139,12 +139,12 @@ class BeamGrowth(BeamTree, Growth):
 
     # what is decided
 
-    def check(self, base_len: int, decided: Sequence[Level], check_commit: CheckCommit) -> JobError | None:
+    def check(self, base_len: int, decided: Sequence[BeamLevel], check_commit: CheckCommit) -> JobError | None:
         slot = self._slot
         known_len = self.length
         why = None
         if base_len > known_len:
-            return JobError(Fault.BEHIND, f"slot {slot.key[1]} knows {known_len} tokens", known_len)
+            return JobError(JobFault.BEHIND, f"slot {slot.key[1]} knows {known_len} tokens", known_len)
         new = decided[known_len - base_len :]
         if base_len < slot.num_prompt or known_len + len(new) >= slot.max_len:
             limits = f"the slot holds {slot.num_prompt} to {slot.max_len}"
@@ -155,12 +155,12 @@ class BeamGrowth(BeamTree, Growth):
             why = f"a level continues a beam that is not among {len(self.live)}"
         if why is None:
             return None
-        return JobError(Fault.INVALID, why)
+        return JobError(JobFault.INVALID, why)
 
-    def continues(self, base_len: int, decided: Sequence[Level], *, is_new_lease: bool) -> bool:
+    def continues(self, base_len: int, decided: Sequence[BeamLevel], *, is_new_lease: bool) -> bool:
         return True  # levels are the same under any lease
 
-    def go_on(self, decided: Sequence[Level]) -> list[int]:
+    def go_on(self, decided: Sequence[BeamLevel]) -> list[int]:
         for level in decided:
             ids = self.advance([level])
             self._sums = [total for _, _, total in level.live]
@@ -193,7 +193,7 @@ class BeamGrowth(BeamTree, Growth):
         for level in self._levels:
             levels.append([new_index[old] for old in level if old in new_index])
         self._levels = levels
-        self._known = moved(self._known, new_index)
+        self._known = remap(self._known, new_index)
         return kept
 
     def restart(self) -> None:

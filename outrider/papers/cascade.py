@@ -16,14 +16,14 @@ from outrider.drafting.drafter import SequenceDrafter
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.growth import Growth, RowAhead
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.jobs import OpenJob
-from outrider.engine.worker.slots import BareSlot
+from outrider.engine.worker.open_slots import BareSlot
 
 
 def open_cascade(
-    table: SequenceDrafter, shares: dict[tuple[bool, bool], RankShares], job: OpenJob, slot: BareSlot
+    table: SequenceDrafter, shares: dict[tuple[bool, bool], RankAcceptance], job: OpenJob, slot: BareSlot
 ) -> Cascade | None:
     """Return a table's predictions for a slot; None for a beam search, which samples nothing.
 
@@ -31,14 +31,14 @@ def open_cascade(
     """
     if job.params.beams is not None:
         return None
-    kind = (job.params.greedy, job.params.determined)
-    return Cascade(table, job, slot, SlotShares(shares.setdefault(kind, RankShares())))
+    kind = (job.params.greedy, job.params.is_deterministic)
+    return Cascade(table, job, slot, SlotAcceptance(shares.setdefault(kind, RankAcceptance())))
 
 
 class Cascade:
     """Predictions for one slot, for one step at a time. Implements `RowsAhead`."""
 
-    def __init__(self, table: SequenceDrafter, job: OpenJob, slot: BareSlot, shares: SlotShares) -> None:
+    def __init__(self, table: SequenceDrafter, job: OpenJob, slot: BareSlot, shares: SlotAcceptance) -> None:
         """Follow a slot. `shares`: how often predictions are right."""
         self._num_source = len(job.source_ids)  # the output may copy from the encoder's source
         num_prompt = self._num_source + slot.num_prompt

@@ -19,7 +19,7 @@ from outrider.engine.host_copy import DeferredCopies
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
@@ -93,7 +93,7 @@ class LookaheadDrafter(TargetDrafter):
     def has_next(self, slot: Slot) -> bool:
         return bool(self._window(slot.key).after(slot.committed[-1]))
 
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
         """Return the n-grams as one tree, with common prefixes shared; under lenience, a chain of the latest."""
         ngrams = self._window(slot.key).after(slot.committed[-1])
         if slot.params.lenience < 1.0:

@@ -17,7 +17,7 @@ from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drawing import propose_by_logits
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.token_tree import depths
 from outrider.engine.worker.jobs import SlotKey
@@ -68,7 +68,7 @@ class PassDrafter(TargetDrafter):
     def has_next(self, slot: Slot) -> bool:
         return self._lengths.get(slot.key) == len(slot.committed)
 
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
         rows = None
         if self.has_next(slot):  # other slots' logits are copied to the host with these
             logits = self._logits.get(slot.key)

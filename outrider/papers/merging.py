@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from outrider.engine.speculation.candidates import CandidateTree, Offer, join
+from outrider.engine.speculation.candidates import BudgetOffer, CandidateTree, join
 from outrider.engine.speculation.draft_tree import ROOT
 
 
-def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_matched: bool) -> list[Offer]:
+def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_matched: bool) -> list[BudgetOffer]:
     """Return at most `max_offers` of the drafters' proposals, in the order in which the budget takes them.
 
     `trees`: in the order in which they are tested; one may be empty. `is_fixed`: whether the request names the number
@@ -40,8 +40,8 @@ def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_ma
     return offers[:max_offers]
 
 
-def _in_turn(trees: Sequence[CandidateTree]) -> list[Offer]:
-    offers = list[Offer]()
+def _in_turn(trees: Sequence[CandidateTree]) -> list[BudgetOffer]:
+    offers = list[BudgetOffer]()
     remaining = 1.0
     for index, candidates in enumerate(trees):
         if candidates.tree.ids:
@@ -50,7 +50,7 @@ def _in_turn(trees: Sequence[CandidateTree]) -> list[Offer]:
     return offers
 
 
-def _overlaid(trees: Sequence[CandidateTree]) -> list[Offer]:
+def _overlaid(trees: Sequence[CandidateTree]) -> list[BudgetOffer]:
     """Return the nodes of all trees, overlaid.
 
     Where earlier drafters propose tokens after the same node, a later drafter's probabilities are scaled by the
@@ -75,10 +75,10 @@ def _overlaid(trees: Sequence[CandidateTree]) -> list[Offer]:
             own_parents.add(parents[node])
         for parent in own_parents:
             remaining[parent] *= 1.0 - candidates.prob
-    offers = list[Offer]()
+    offers = list[BudgetOffer]()
     for factor, parent, nodes in zip(factors, parents, proposed, strict=True):
         parent_prob = 1.0
         if parent != ROOT:
             parent_prob = offers[parent].prob
-        offers.append(Offer(parent_prob * factor, nodes))
+        offers.append(BudgetOffer(parent_prob * factor, nodes))
     return offers

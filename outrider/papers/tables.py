@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from outrider.drafting.drafter import Counts, Followed, sorted_counts
+from outrider.drafting.drafter import Counts, TokenSequence, sorted_counts
 
 
 class Unigram:
@@ -26,8 +26,8 @@ class Unigram:
     def after(self, token_id: int) -> Counts:
         return self._after.get(token_id, self.counts)
 
-    def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> TextFollower:
-        return TextFollower(self, token_ids)
+    def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> LastTokenFollower:
+        return LastTokenFollower(self, token_ids)
 
 
 class Bigram(Unigram):
@@ -43,7 +43,7 @@ class Bigram(Unigram):
             self._after[token_id] = sorted_counts(counts)
 
 
-class TextFollower(Followed):
+class LastTokenFollower(TokenSequence):
     """Follower by a sequence's last token, on which alone the table depends. Its walk is a follower of that token."""
 
     def __init__(self, table: Unigram, token_ids: Sequence[int]) -> None:
@@ -53,8 +53,8 @@ class TextFollower(Followed):
     def has_next(self) -> bool:
         return True
 
-    def walk(self) -> TextFollower:
-        return TextFollower(self._table, self.ids[-1:])
+    def walk(self) -> LastTokenFollower:
+        return LastTokenFollower(self._table, self.ids[-1:])
 
     def next(self) -> Counts:
         return self._table.after(self.ids[-1])

@@ -27,8 +27,8 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head, read_eagle3
 from outrider.engine.heads.llama_head import llama_layers
 from outrider.training.optimizing import mixed_precision
-from outrider.training.student import Guess, write_tensors
-from outrider.training.teacher import Batch, Seen, places_of
+from outrider.training.student import DraftLogits, write_tensors
+from outrider.training.teacher import Batch, TargetOutput, indices_of
 from outrider.wire.errors import ConfigError
 
 ATTENTION = "outrider_unrolled"
@@ -56,7 +56,7 @@ class Steps(Cache):
         return keys, values
 
 
-def visible(num_entries: int, step: int, device: torch.device) -> Tensor:
+def attention_mask(num_entries: int, step: int, device: torch.device) -> Tensor:
     """Return the attention mask of a step: [N, (step + 1) * N] bool over the keys of steps 0 to `step`.
 
     Entry i sees the entries of step 0 up to i - step, where its chain began, and one entry of each later step: the
@@ -75,7 +75,7 @@ def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, *, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
     num_entries = query.shape[2]
-    mask_of_step = visible(num_entries, key.shape[2] // num_entries - 1, query.device)
+    mask_of_step = attention_mask(num_entries, key.shape[2] // num_entries - 1, query.device)
     output = attend_masked(query, key, value, mask_of_step, scaling, repeats_heads=query.is_cuda)
     return output.transpose(1, 2), None
 
@@ -98,7 +98,7 @@ def attend_masked(
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)
 
 
-class Opened(nn.Module):
+class ProjectedHead(nn.Module):
     """An EAGLE-3 head and its projection `fc` of the target's hidden states."""
 
     def __init__(self, facts: Eagle3Config) -> None:
@@ -108,7 +108,9 @@ class Opened(nn.Module):
         self.fc = nn.Linear(len(facts.taps) * facts.target_width, facts.width, bias=False)
 
     @classmethod
-    def new(cls, target: TargetFiles, start: str | None, taps: Sequence[int], kept: Tensor | None, seed: int) -> Opened:
+    def new(
+        cls, target: TargetFiles, start: str | None, taps: Sequence[int], kept: Tensor | None, seed: int
+    ) -> ProjectedHead:
         """Return an untrained head that has the shape of one layer of a model, and its embedding and lm_head.
 
         start: folder of a draft, which is that model; None = the target, whose embedding is then not trained.
@@ -168,7 +170,7 @@ class Eagle3:
     depth_limit = None
     """None: the head can draft any number of tokens."""
 
-    def __init__(self, module: Opened, num_steps: int, device: str) -> None:
+    def __init__(self, module: ProjectedHead, num_steps: int, device: str) -> None:
         """Move the head to the device. num_steps: draft tokens of a chain that are trained."""
         self.module = module.to(device)
         self.depth_trained = num_steps
@@ -183,13 +185,13 @@ class Eagle3:
     def load(cls, folder: str, target: TargetFiles, device: str) -> Eagle3:
         """Load the head that `save` wrote. Raises ConfigError for files that do not fit the target."""
         files = read_eagle3(Checkpoint(folder), target)
-        module = Opened(files.facts)
+        module = ProjectedHead(files.facts)
         module.head.load_state_dict(dict(files.tensors))
         assert files.opening.fc is not None
         module.fc.load_state_dict({"weight": files.opening.fc})
         return cls(module, 1, device)
 
-    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
         """Yield the head's logits in each step of a training-time test, as `Student.guesses`."""
         with mixed_precision(self._device):
             outputs = self.module(batch.ids, target_output.taps(self.module.head.facts.taps), depth)
@@ -197,7 +199,7 @@ class Eagle3:
             mask = batch.asked(step)  # [B, T] bool
             with mixed_precision(self._device):
                 logits = self.module.head.lm_head(output[mask[:, 1:]])  # [M, Vd]
-            yield Guess(step, places_of(mask), logits)
+            yield DraftLogits(step, indices_of(mask), logits)
 
     def save(self, folder: Path) -> None:
         """Write head and projection in bfloat16, in the layout of EAGLE's repository.

@@ -16,7 +16,7 @@ TRIAL_S = 0.2
 """Seconds for which a matrix product is timed. Two are: for generating and for training."""
 TRIAL_WIDTH = 1024
 """Inputs and outputs of the product that is timed: 4 MiB of weights in float32, more than the cache of a core."""
-WRITTEN_AT_ONCE = 64
+GENERATED_AT_ONCE = 64
 """Rows of a step while text is generated."""
 FLOAT_BYTES = 4
 ADAM_FLOATS = 4
@@ -26,7 +26,7 @@ SAVED_FLOATS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class TrainingSizes:
     """Sizes of a training, from which its cost is estimated."""
 
     num_target_parameters: int
@@ -45,12 +45,12 @@ class Sizes:
     """Draft tokens that are trained behind each token."""
 
     @property
-    def written_flops(self) -> float:
+    def generation_flops(self) -> float:
         """Floating-point operations to generate the text: two for each parameter and token."""
         return 2.0 * self.num_target_parameters * self.num_answers * (self.max_tokens + self.prompt_tokens)
 
     @property
-    def trained_flops(self) -> float:
+    def training_flops(self) -> float:
         """Floating-point operations to train: the target's forward, and the student's forward and backward."""
         num_tokens = self.updates * self.batch_size * (self.max_tokens + self.prompt_tokens)
         return num_tokens * (2.0 * self.num_target_parameters + 6.0 * self.num_trained_parameters * self.depth)
@@ -68,14 +68,14 @@ class Sizes:
         return FLOAT_BYTES * (num_tokens + SAVED_FLOATS * self.num_trained_parameters)
 
 
-def describe(sizes: Sizes, device: str) -> str:
+def describe(sizes: TrainingSizes, device: str) -> str:
     """Return a line with the estimated time, memory and disk space.
 
     Times matrix products on `device` for half a second. The memory includes what this process holds already.
     """
     memory_bytes = peak_bytes() + sizes.memory_bytes
-    writing_s = sizes.written_flops / flops_per_s(WRITTEN_AT_ONCE, device)
-    training_s = sizes.trained_flops / flops_per_s(sizes.batch_size * sizes.max_tokens, device)
+    writing_s = sizes.generation_flops / flops_per_s(GENERATED_AT_ONCE, device)
+    training_s = sizes.training_flops / flops_per_s(sizes.batch_size * sizes.max_tokens, device)
     return (
         f"about {_time(writing_s)} to write text and {_time(training_s)} to train, by this machine's matrix products; "
         f"{_size(memory_bytes)} of memory and {_size(sizes.disk_bytes)} of disk"

@@ -23,7 +23,7 @@ DEPTH_DECAY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class TargetDistribution:
     """The target's distributions at M positions, at temperature 1, over the ids that the drafter can propose."""
 
     probs: Tensor
@@ -32,7 +32,7 @@ class Law:
     """[M] float32 in nats: minus the sum of probs * log(probs) over the drafter's ids."""
 
     @classmethod
-    def of(cls, logits: Tensor, ids: Tensor | None) -> Law:
+    def of(cls, logits: Tensor, ids: Tensor | None) -> TargetDistribution:
         """Compute the distributions from the target's logits [M, V]. ids: the drafter's ids [W] int64; None = all."""
         log_probs = log_softmax(logits.float(), dim=-1)  # [M, V] float32
         if ids is not None:
@@ -40,12 +40,12 @@ class Law:
         probs = log_probs.exp()
         return cls(probs, -(probs * log_probs).sum(dim=-1))
 
-    def at(self, rows: Tensor) -> Law:
+    def at(self, rows: Tensor) -> TargetDistribution:
         """Return the distributions with the indices `rows` [N] int64."""
-        return Law(self.probs[rows], self.entropy[rows])
+        return TargetDistribution(self.probs[rows], self.entropy[rows])
 
 
-def acceptance(target: Law, log_draft: Tensor) -> Tensor:
+def acceptance(target: TargetDistribution, log_draft: Tensor) -> Tensor:
     """Return [M] float32: the probability that a token drawn from the draft's distribution is accepted.
 
     It is the sum of min(target, draft) (Leviathan et al. 2023, Corollary 3.6). log_draft: log-probs [M, W] float32.
@@ -53,12 +53,12 @@ def acceptance(target: Law, log_draft: Tensor) -> Tensor:
     return torch.minimum(target.probs, log_draft.exp()).sum(dim=-1)
 
 
-def divergence(target: Law, log_draft: Tensor) -> Tensor:
+def divergence(target: TargetDistribution, log_draft: Tensor) -> Tensor:
     """Return [M] float32: KL(target || draft) over the draft's ids, in nats. log_draft: log-probs [M, W] float32."""
     return -target.entropy - (target.probs * log_draft).sum(dim=-1)
 
 
-def loss_of(name: LossName, target: Law, logits: Tensor) -> Tensor:
+def loss_of(name: LossName, target: TargetDistribution, logits: Tensor) -> Tensor:
     """Return the mean loss [] float32 of a draft's logits [M, W] over M >= 1 positions.
 
     kl: the divergence. lk: weight * divergence + (1 - weight) * TV, where TV is 1 - acceptance and weight

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from outrider.lab.models.tally import Estimate
-from outrider.training.losses import Law, acceptance
-from outrider.training.student import Guess, Student
-from outrider.training.teacher import Batch, Seen, Teacher
+from outrider.training.losses import TargetDistribution, acceptance
+from outrider.training.student import DraftLogits, Student
+from outrider.training.teacher import Batch, TargetOutput, Teacher
 from outrider.training.written import Answer
 
 AT_ONCE = 4
@@ -26,7 +26,7 @@ DEPTH = 3
 
 
 @torch.no_grad()
-def measured(
+def measure_acceptance(
     drafter: str, student: Student, teacher: Teacher, answers: Sequence[Answer], temperature: float
 ) -> list[dict[str, Any]]:
     """Return a row of the report for each depth: the mean acceptance probability of the draft token there.
@@ -64,14 +64,14 @@ def measured(
     return rows
 
 
-Accept = Callable[[Guess], Tensor]
+Accept = Callable[[DraftLogits], Tensor]
 """Computes the acceptance probability [M] float32 of the draft token at each position of one depth."""
 
 
-def _match_best(target_output: Seen, ids: Tensor | None) -> Accept:
+def _match_best(target_output: TargetOutput, ids: Tensor | None) -> Accept:
     best = target_output.logits.argmax(dim=-1)  # [M of all] int64
 
-    def accept(draft: Guess) -> Tensor:
+    def accept(draft: DraftLogits) -> Tensor:
         draft_best = draft.logits.argmax(dim=-1)  # [M] int64, an index in ids
         if ids is not None:
             draft_best = ids[draft_best]
@@ -80,10 +80,10 @@ def _match_best(target_output: Seen, ids: Tensor | None) -> Accept:
     return accept
 
 
-def _match_distributions(target_output: Seen, ids: Tensor | None, temperature: float) -> Accept:
-    target = Law.of(target_output.logits / temperature, ids)
+def _match_distributions(target_output: TargetOutput, ids: Tensor | None, temperature: float) -> Accept:
+    target = TargetDistribution.of(target_output.logits / temperature, ids)
 
-    def accept(draft: Guess) -> Tensor:
+    def accept(draft: DraftLogits) -> Tensor:
         log_draft = log_softmax(draft.logits.float() / temperature, dim=-1)  # [M, W] float32
         return acceptance(target.at(target_output.rows(draft.places)), log_draft)
 

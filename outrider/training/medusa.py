@@ -12,8 +12,8 @@ from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads, read_medusa
 from outrider.training.optimizing import mixed_precision
-from outrider.training.student import Guess, write_tensors
-from outrider.training.teacher import Batch, Seen, places_of
+from outrider.training.student import DraftLogits, write_tensors
+from outrider.training.teacher import Batch, TargetOutput, indices_of
 
 
 class Medusa:
@@ -52,7 +52,7 @@ class Medusa:
         files = read_medusa(Checkpoint(folder), target)
         return cls(MedusaHeads.of(files.facts, files.tensors), device)
 
-    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
         """Yield the logits of each head below `depth`, as `Student.guesses`."""
         hidden = target_output.hidden[NORMED].float()  # [B, T, dt] float32
         for skipped, block in enumerate(list(self.module.blocks)[:depth]):
@@ -60,7 +60,7 @@ class Medusa:
             rows = hidden[:, : -1 - skipped][mask[:, 1 + skipped :]]  # [M, dt] float32, 1 + skipped tokens back
             with mixed_precision(self._device):
                 logits = self.module.lm_heads[0](block(rows))  # [M, V]
-            yield Guess(skipped, places_of(mask), logits)
+            yield DraftLogits(skipped, indices_of(mask), logits)
 
     def save(self, folder: Path) -> None:
         """Write the heads in bfloat16 under the names of Medusa's repository, without the target's projection."""

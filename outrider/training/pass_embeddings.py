@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from outrider.engine.attention.dense import TreeMasks
 from outrider.engine.loading.lookahead_embeddings import NAME, read_embeddings
 from outrider.engine.token_tree import positions
-from outrider.training.student import Guess, write_tensors
-from outrider.training.teacher import Batch, Seen, Teacher
+from outrider.training.student import DraftLogits, write_tensors
+from outrider.training.teacher import Batch, TargetOutput, Teacher
 from outrider.wire.errors import ConfigError
 
 GROUPS = 64
@@ -31,7 +31,7 @@ class _Tree(NamedTuple):
     parents: Sequence[int]
 
 
-class Pass:
+class LookaheadEmbeddings:
     """Student: L look-ahead embeddings. The j-th stands for the j-th token still to come."""
 
     ids = None
@@ -54,18 +54,18 @@ class Pass:
             ) from error
 
     @classmethod
-    def new(cls, teacher: Teacher, num: int, seed: int) -> Pass:
+    def new(cls, teacher: Teacher, num: int, seed: int) -> LookaheadEmbeddings:
         """Return `num` random embeddings that are distributed as those of the target's vocabulary."""
         table = teacher.network.get_input_embeddings().weight.detach().float()  # [V, width] float32
         spread = torch.randn(num, table.shape[1], generator=torch.Generator().manual_seed(seed))  # [L, width]
         return cls(teacher, table.mean(dim=0).cpu() + spread * table.std(dim=0).cpu())
 
     @classmethod
-    def load(cls, folder: str, teacher: Teacher) -> Pass:
+    def load(cls, folder: str, teacher: Teacher) -> LookaheadEmbeddings:
         """Load the embeddings that `save` wrote. Raises ConfigError for those of another width."""
         return cls(teacher, read_embeddings(folder, teacher.network.get_input_embeddings().embedding_dim))
 
-    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
         """Yield the target's logits at the look-ahead ids, as `Student.guesses`.
 
         One forward reads the whole text and, behind up to GROUPS of its tokens, a chain of L ids each: a token tree.
@@ -89,7 +89,7 @@ class Pass:
         places = tokens + length * torch.arange(len(roots), device=tokens.device)[:, None, None]  # [B, G, L]
         depths = order.expand_as(is_trained)[is_trained]  # [M] int64
         for skipped in range(depth):
-            yield Guess(skipped, places[is_trained][depths == skipped], logits[depths == skipped])
+            yield DraftLogits(skipped, places[is_trained][depths == skipped], logits[depths == skipped])
 
     def save(self, folder: Path) -> None:
         """Write the embeddings in bfloat16, as `read_embeddings` reads them."""

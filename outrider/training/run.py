@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from outrider.training.losses import DEPTH_DECAY, Law, LossName, loss_of
+from outrider.training.losses import DEPTH_DECAY, LossName, TargetDistribution, loss_of
 from outrider.training.optimizing import Optimizers, rate_scale
 from outrider.training.student import Student
 from outrider.training.teacher import Batch, Teacher, shuffled
@@ -29,12 +29,12 @@ from outrider.wire.errors import ConfigError, OutriderError
 
 SAVE_EVERY_S = 60.0
 """Seconds between two checkpoints."""
-TELL_EVERY_S = 1.0
+REPORT_EVERY_S = 1.0
 """Seconds between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """Settings that decide the weights, besides the text and the untrained student."""
 
     loss: LossName
@@ -59,7 +59,7 @@ class Progress:
     """Most memory that the process ever held."""
 
 
-class Run:
+class TrainingRun:
     """One training, with its checkpoint in a folder of its own."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Run:
         student: Student,
         teacher: Teacher,
         answers: Sequence[Answer],
-        plan: Plan,
+        plan: TrainingPlan,
         folder: Path,
         facts: dict[str, Any],
     ) -> None:
@@ -122,7 +122,7 @@ class Run:
             num_tokens += int(batch.lengths.sum())
             now_s = time.monotonic()
             self.trained_s = previous_s + now_s - start_s
-            if now_s - reported_s >= TELL_EVERY_S or self.is_done:
+            if now_s - reported_s >= REPORT_EVERY_S or self.is_done:
                 mean_loss = sum(losses) / len(losses)
                 report(Progress(self.num_updates, mean_loss, num_tokens / (now_s - start_s), peak_bytes()))
                 reported_s = now_s
@@ -139,7 +139,7 @@ class Run:
         """
         plan, student = self._plan, self._student
         target_output = self._teacher.see(batch)
-        target = Law.of(target_output.logits, student.ids)
+        target = TargetDistribution.of(target_output.logits, student.ids)
         total = torch.zeros((), device=self._teacher.device)  # [] float32
         for draft in student.guesses(batch, target_output, student.depth_trained):
             if len(draft.places):

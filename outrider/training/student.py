@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from outrider.engine.files.tokenizer_files import TEMPLATE, tokenizer_files
 from outrider.engine.loading.loader import network_class, read_config
 from outrider.training.optimizing import mixed_precision
-from outrider.training.teacher import Batch, Seen, places_of
+from outrider.training.teacher import Batch, TargetOutput, indices_of
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.tokenizer_json import TOKENIZER_CONFIG, TOKENIZER_JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class DraftLogits:
     """Logits of a student for the draft tokens of one depth, at M positions of a batch."""
 
     depth: int
@@ -54,7 +54,7 @@ class Student(Protocol):
     def depth_limit(self) -> int | None:
         """Most draft tokens of a round that the student can propose; None = no limit."""
 
-    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
         """Yield the student's logits for the draft tokens of each depth below `depth`, at `batch.asked(depth)`.
 
         The text of the batch is the target's own, so the tokens before are those that a draft chain would have.
@@ -94,13 +94,13 @@ class Draft:
             )
         self.module = network.to(device)
 
-    def guesses(self, batch: Batch, target_output: Seen, depth: int) -> Iterator[Guess]:
+    def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
         """Yield the logits of one forward at the positions of each depth, as `Student.guesses`."""
         with mixed_precision(self._device):
             logits = self.module(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)  # [B * T, V]
         for skipped in range(depth):
-            places = places_of(batch.asked(skipped))  # [M] int64
-            yield Guess(skipped, places, logits[places])
+            places = indices_of(batch.asked(skipped))  # [M] int64
+            yield DraftLogits(skipped, places, logits[places])
 
     def save(self, folder: Path) -> None:
         """Write a model folder: weights in bfloat16, and the files of the tokenizer."""

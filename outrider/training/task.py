@@ -11,7 +11,7 @@ from outrider.engine.files.model_files import check_folder
 from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.engine.loading.loader import check_weights, read_config
 from outrider.lab.models.alpha import check_same_tokens
-from outrider.training.estimate import Sizes
+from outrider.training.estimate import TrainingSizes
 from outrider.training.losses import LossName
 from outrider.training.written import Ids
 from outrider.wire.errors import ConfigError
@@ -91,7 +91,7 @@ def _may_replace(out: Path) -> bool:
 
 def estimate_sizes(
     task: Task, target: TargetFiles, num_parameters: dict[str, int], num_answers: int, prompts: Sequence[Ids]
-) -> Sizes:
+) -> TrainingSizes:
     """Return the sizes from which the cost of a training is estimated.
 
     num_parameters: of target and --start, as `check_folders` returns it. num_answers: outputs to generate.
@@ -106,7 +106,7 @@ def estimate_sizes(
         num_trained = task.depth * target.width**2
     else:
         num_trained = task.depth * target.width
-    return Sizes(
+    return TrainingSizes(
         num_target_parameters=num_target,
         num_trained_parameters=num_trained,
         vocab_size=target.vocab_size,

@@ -55,7 +55,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TargetOutput:
     """The target's logits and hidden states along a batch."""
 
     logits: Tensor
@@ -97,12 +97,12 @@ class Teacher:
         self._lm_head: nn.Module = self.network.get_output_embeddings()
 
     @torch.no_grad()
-    def see(self, batch: Batch) -> Seen:
+    def see(self, batch: Batch) -> TargetOutput:
         """Run a forward over the batch. Logits are computed behind the tokens of `batch.asked(0)` alone."""
         mask = batch.asked(0)  # [B, T] bool
         with mixed_precision(self.device), self._logits_at(mask):
             output = self.network(input_ids=batch.ids, use_cache=False, output_hidden_states=True)
-        return Seen(output.logits[0].float(), places_of(mask), output.hidden_states or ())
+        return TargetOutput(output.logits[0].float(), indices_of(mask), output.hidden_states or ())
 
     def say(self, embedded: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor], wanted: Tensor) -> Tensor:
         """Run a forward over embeddings, and return the logits [M, V] float32 where `wanted` holds.
@@ -137,7 +137,7 @@ class Teacher:
             )
 
 
-def places_of(asked: Tensor) -> Tensor:
+def indices_of(asked: Tensor) -> Tensor:
     """Return the indices [M] int64 in the flattened batch where the mask `asked` [B, T] holds, ascending."""
     return asked.flatten().nonzero()[:, 0]
 

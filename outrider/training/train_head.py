@@ -24,18 +24,19 @@ from torch import Tensor
 from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.engine.loading.loader import resolve_device
 from outrider.training.chats import prompt_ids
-from outrider.training.eagle3 import Eagle3, Opened
+from outrider.training.eagle3 import Eagle3, ProjectedHead
 from outrider.training.estimate import describe
-from outrider.training.measure import measured
+from outrider.training.measure import measure_acceptance
 from outrider.training.medusa import Medusa
-from outrider.training.pass_embeddings import Pass
-from outrider.training.run import Plan, Progress, Run, peak_bytes
+from outrider.training.pass_embeddings import LookaheadEmbeddings
+from outrider.training.run import Progress, TrainingPlan, TrainingRun, peak_bytes
 from outrider.training.student import Draft, Student
 from outrider.training.task import REPORT, Task, check_folders, estimate_sizes
 from outrider.training.teacher import Teacher
-from outrider.training.written import Answer, Assignment, Ids, digest_of_model, write
+from outrider.training.written import Answer, GenerationTask, Ids, digest_of_model, generate
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes.processes import StopFlag, StopRequested, tell
+from outrider.wire.processes.processes import write_event
+from outrider.wire.processes.stop_flag import StopFlag, StopRequested
 
 SHARED_CHARS = 50
 """Length in characters of a substring that a training prompt may not share with a prompt that is measured on. A line of
@@ -56,7 +57,7 @@ def train(task: Task, stop: StopFlag, report: Report) -> dict[str, Any]:
         if not 0 <= tap < target.num_layers:
             raise ConfigError(f"--taps has {tap}, must be from 0 to {target.num_layers - 1} for {task.target}")
     device = str(resolve_device(task.device))
-    prompts = prompt_ids(task.target, without_shared(task.prompts, task.held_apart), task.raw)
+    prompts = prompt_ids(task.target, exclude_overlaps(task.prompts, task.held_apart), task.raw)
     train_prompts = list(zip(prompts, itertools.cycle(task.temperatures)))
     if len(train_prompts) < task.batch_size:
         raise ConfigError(
@@ -68,17 +69,17 @@ def train(task: Task, stop: StopFlag, report: Report) -> dict[str, Any]:
     num_answers = len(train_prompts) + len(probe_prompts)
     report("estimate", describe(estimate_sizes(task, target, num_parameters, num_answers, prompts), device), 1, 1)
     work = Path(task.work)
-    assignment = Assignment(task.target, train_prompts, task.max_tokens, task.seed, task.device)
-    answers = write(assignment, work, partial(report, "text", "tokens to train on"))
-    probe_assignment = Assignment(task.target, probe_prompts, task.max_tokens, task.seed, task.device)
-    probes = write(probe_assignment, work, partial(report, "held apart", "tokens to measure on"))
+    assignment = GenerationTask(task.target, train_prompts, task.max_tokens, task.seed, task.device)
+    answers = generate(assignment, work, partial(report, "text", "tokens to train on"))
+    probe_assignment = GenerationTask(task.target, probe_prompts, task.max_tokens, task.seed, task.device)
+    probes = generate(probe_assignment, work, partial(report, "held apart", "tokens to measure on"))
     teacher = Teacher(task.target, device)
     student = _create_student(task, teacher, target, answers)
     facts = _facts(task, assignment, student)
-    plan = Plan(task.loss, task.updates, task.batch_size, task.seed)
+    plan = TrainingPlan(task.loss, task.updates, task.batch_size, task.seed)
     folder = work / f"{task.kind}-{task.loss}"
     rows = _measure_before(task, student, teacher, probes, folder, report)
-    run = Run(student, teacher, answers, plan, folder, facts)
+    run = TrainingRun(student, teacher, answers, plan, folder, facts)
 
     def report_progress(progress: Progress) -> None:
         memory = f"{progress.peak_bytes / 2**20:.0f} MiB of memory at most"
@@ -115,7 +116,7 @@ def _at_each(temperatures: Sequence[float], prompts: Sequence[Ids]) -> list[tupl
     return pairs
 
 
-def _facts(task: Task, assignment: Assignment, student: Student) -> dict[str, Any]:
+def _facts(task: Task, assignment: GenerationTask, student: Student) -> dict[str, Any]:
     # what decides the weights, besides the plan
     facts: dict[str, Any] = {
         "kind": task.kind,
@@ -141,7 +142,7 @@ def measure(
     for index, temperature in enumerate(temperatures):
         report("acceptance", f"{name}, temperature {temperature:g}", index, len(temperatures))
         matching = [answer for answer in answers if answer.temperature == temperature]
-        rows += measured(name, student, teacher, matching, temperature)
+        rows += measure_acceptance(name, student, teacher, matching, temperature)
     report("acceptance", name, len(temperatures), len(temperatures))
     return rows
 
@@ -168,7 +169,7 @@ def _create_student(task: Task, teacher: Teacher, target: TargetFiles, answers: 
         assert task.start is not None
         return Draft(task.start, teacher.vocab_size, teacher.device)
     if task.kind == "pass":
-        return Pass.new(teacher, task.depth, task.seed)
+        return LookaheadEmbeddings.new(teacher, task.depth, task.seed)
     taps = task.taps or default_taps(teacher.num_layers)
     teacher.check_hidden()
     if task.kind == "medusa":
@@ -176,14 +177,14 @@ def _create_student(task: Task, teacher: Teacher, target: TargetFiles, answers: 
     kept = None
     if task.draft_vocab is not None:
         kept = frequent_ids(answers, task.draft_vocab, teacher.vocab_size)
-    return Eagle3(Opened.new(target, task.start, taps, kept, task.seed), task.depth, teacher.device)
+    return Eagle3(ProjectedHead.new(target, task.start, taps, kept, task.seed), task.depth, teacher.device)
 
 
 def _load_student(task: Task, target: TargetFiles, teacher: Teacher) -> Student:
     if task.kind == "draft":
         return Draft(task.out, target.vocab_size, teacher.device)
     if task.kind == "pass":
-        return Pass.load(task.out, teacher)
+        return LookaheadEmbeddings.load(task.out, teacher)
     if task.kind == "medusa":
         return Medusa.load(task.out, target, teacher.device)
     return Eagle3.load(task.out, target, teacher.device)
@@ -212,7 +213,7 @@ def frequent_ids(answers: Sequence[Answer], count: int, vocab_size: int) -> Tens
     return torch.from_numpy(np.sort(np.argsort(-frequencies, kind="stable")[:count]))
 
 
-def without_shared(prompts: Sequence[str], held_apart: Sequence[str]) -> list[str]:
+def exclude_overlaps(prompts: Sequence[str], held_apart: Sequence[str]) -> list[str]:
     """Return the prompts that share no substring of SHARED_CHARS characters with a text of `held_apart`."""
     forbidden: set[str] = set()
     for text in held_apart:
@@ -235,19 +236,19 @@ def main() -> int:
     stop.install()
 
     def show(stage: str, text: str, done: int, total: int) -> None:
-        tell({"event": "progress", "stage": stage, "text": text, "done": done, "total": total})
+        write_event({"event": "progress", "stage": stage, "text": text, "done": done, "total": total})
         if stage != "training":  # which saves its checkpoint first
             stop.check()
 
     try:
         report = train(Task(**json.loads(sys.stdin.readline())), stop, show)
     except StopRequested:
-        tell({"event": "stopped"})
+        write_event({"event": "stopped"})
         return 0
     except OutriderError as error:
-        tell({"event": "failed", "message": error.message})
+        write_event({"event": "failed", "message": error.message})
         return 1
-    tell({"event": "trained", "report": report})
+    write_event({"event": "trained", "report": report})
     return 0
 
 

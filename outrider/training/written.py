@@ -50,7 +50,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class GenerationTask:
     """The settings of a text to generate. The same settings give the same text, in one run or in several."""
 
     target: str
@@ -79,7 +79,7 @@ def digest_of_model(folder: str) -> str:
     return sha.hexdigest()[:16]
 
 
-def write(task: Assignment, work: Path, report: Callable[[int, int], None]) -> list[Answer]:
+def generate(task: GenerationTask, work: Path, report: Callable[[int, int], None]) -> list[Answer]:
     """Return the outputs for `task`; those that the folder `work` does not have yet are generated and saved.
 
     report: called before every step with the tokens done and the tokens in all, where an output that ended early
@@ -130,7 +130,7 @@ class _Output:
 
 
 class _Writer:
-    def __init__(self, task: Assignment) -> None:
+    def __init__(self, task: GenerationTask) -> None:
         longest = max(len(ids) for ids, _ in task.prompts) + task.max_tokens
         count = min(AT_ONCE, len(task.prompts))
         config = TargetConfig(
@@ -154,7 +154,9 @@ class _Writer:
                     f"{facts.vocab_size}"
                 )
 
-    def write(self, prompts: Sequence[tuple[Ids, float]], number: int, report: Callable[[int], None]) -> list[Answer]:
+    def generate(
+        self, prompts: Sequence[tuple[Ids, float]], number: int, report: Callable[[int], None]
+    ) -> list[Answer]:
         """Generate the outputs of one batch. The draws depend on the seed and on `number`, that of the batch, alone.
 
         report: called before every step with the tokens done.

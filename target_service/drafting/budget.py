@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider.engine.speculation.row_budget import RowBudget, Unit
+from outrider.engine.speculation.row_budget import BudgetUnit, RowBudget
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import MIN_GAIN
@@ -271,25 +271,25 @@ class VerifyBudget:
             self._pays = plan.pays
         return num_drafts
 
-    def _alone(self, demands: _Demands, max_rows: int) -> list[Unit[_Item]]:
+    def _alone(self, demands: _Demands, max_rows: int) -> list[BudgetUnit[_Item]]:
         # The units of the step that a caller would take alone: first its slots without candidates, by priority and
         # then by the time at which they were ready, then their candidates, the likeliest first.
-        plain = list[tuple[int, float, Unit[_Item]]]()
-        drafts = list[tuple[float, int, Unit[_Item]]]()
+        plain = list[tuple[int, float, BudgetUnit[_Item]]]()
+        drafts = list[tuple[float, int, BudgetUnit[_Item]]]()
         for index, num_drafts in self._plan(demands, max_rows).num_drafts.items():
             demand = demands[index]
-            plain.append((demand.scheduling.priority, demand.ready_s, Unit((index, 0), 1.0, demand.num_pending)))
+            plain.append((demand.scheduling.priority, demand.ready_s, BudgetUnit((index, 0), 1.0, demand.num_pending)))
             if num_drafts and demand.is_whole:
                 gain = sum(demand.probs)
-                drafts.append((-gain / demand.max_rows, 0, Unit((index, num_drafts), gain, demand.max_rows)))
+                drafts.append((-gain / demand.max_rows, 0, BudgetUnit((index, num_drafts), gain, demand.max_rows)))
                 continue
             min_prob = 1.0
             for num, prob in enumerate(demand.probs[:num_drafts], start=1):
                 min_prob = min(min_prob, prob)  # a slot's first candidate stays before its second
-                drafts.append((-min_prob, num, Unit((index, num), prob, 1)))
+                drafts.append((-min_prob, num, BudgetUnit((index, num), prob, 1)))
         plain.sort()
         drafts.sort()
-        units = list[Unit[_Item]]()
+        units = list[BudgetUnit[_Item]]()
         for _, _, unit in plain:
             units.append(unit)
         for _, _, unit in drafts:

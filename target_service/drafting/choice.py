@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.engine.sampling.row_law import RowLaw, one_hot
-from outrider.engine.sampling.wire_tensors import decode_law
-from outrider.engine.speculation.candidates import CandidateTree, Distribution, JoinedTree, Offer, join
+from outrider.engine.sampling.row_law import TokenDistribution, one_hot
+from outrider.engine.sampling.wire_tensors import decode_distribution
+from outrider.engine.speculation.candidates import BudgetOffer, CandidateTree, Distribution, MergedTree, join
 from outrider.engine.speculation.draft_tree import NO_DRAFT_TOKENS, ROOT, DraftTree
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows
@@ -27,16 +27,16 @@ from target_service.drafting.proposal import Draw, Proposal
 from target_service.drafting.slot_candidates import Candidates
 from target_service.leases.hold import PendingDraft
 from target_service.leases.jobs import Fallback
-from target_service.leases.lease import DeliveredDrafts, DraftSource, Lease
+from target_service.leases.lease import DeliveredDrafts, Lease, SlotDrafter
 from target_service.leases.leases import Leases
 
-Merge = Callable[[Sequence[CandidateTree], int, bool, bool], list[Offer]]
+Merge = Callable[[Sequence[CandidateTree], int, bool, bool], list[BudgetOffer]]
 """Function that orders the draft tokens of several drafters: (their trees, maximum number of offers, whether the
 request names how many are verified, whether draft tokens are accepted as far as they match) -> offers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftChooser:
     """The choice of draft tokens for all slots. It keeps no state of its own."""
 
     own: OwnDrafts
@@ -80,7 +80,7 @@ class Drafting:
             return found
         tree = DraftTree.of(forced_ids, range(ROOT, len(forced_ids) - 1))  # parents [-1, 0, 1]: a chain
         forced = CandidateTree(tree, [None] * len(forced_ids), 1.0)
-        return Candidates(lease, {DraftSource(None, lease.first.shares): forced}, forced.offers())
+        return Candidates(lease, {SlotDrafter(None, lease.first.shares): forced}, forced.offers())
 
     def with_rows_beside(self, found: Candidates) -> Candidates:
         """Return the candidates together with the rows that a drafter of the slot would have fed beside all of them."""
@@ -109,7 +109,7 @@ class Drafting:
         is_made_now = is_bound or has_delivered or self.own.feeds_rows(slot)  # else once the budget has chosen
         for drafter in self.own.asked(slot, insists=insists, is_drafted=lease.is_drafted):
             assert drafter.own is not None, "a draft worker's drafter in the target"
-            source = lease.own_sources[drafter.own]
+            source = lease.own_drafters[drafter.own]
             max_len = min(lease.likely_chain(source), self.own.max_len(drafter))
             if drafter.is_merged and shape is not None:
                 max_len = min(max_len, shape.depth)
@@ -128,16 +128,16 @@ class Drafting:
         found.append(self._together(lease, delivered))
         return max(found, key=lambda candidates: candidates.num_expected)
 
-    def _propose(self, lease: Lease, drafter: Drafter, source: DraftSource, max_len: int) -> CandidateTree:
+    def _propose(self, lease: Lease, drafter: Drafter, source: SlotDrafter, max_len: int) -> CandidateTree:
         state = self.keeper.sampling_state(lease.slot)
         return self.own.candidates(lease.slot, drafter, state, source.shares, max_len)
 
-    def _delivered(self, lease: Lease) -> dict[DraftSource, CandidateTree]:
+    def _delivered(self, lease: Lease) -> dict[SlotDrafter, CandidateTree]:
         # Whether the tokens that are tested first have arrived must not depend on those that are tested after them. So
         # where several drafts deliver, one that is not waited for is absent from the step, whatever arrives of it while
         # the step waits for the others.
-        is_first_try = len(lease.drafts) > 1 and not lease.slot.params.determined and lease.held_from_s is None
-        trees = dict[DraftSource, CandidateTree]()
+        is_first_try = len(lease.drafts) > 1 and not lease.slot.params.is_deterministic and lease.held_from_s is None
+        trees = dict[SlotDrafter, CandidateTree]()
         for draft in lease.drafts:
             if is_first_try:
                 draft.is_skipped = not draft.is_active
@@ -150,17 +150,17 @@ class Drafting:
         shares = draft.shares
         if not buffer.tree.ids:
             return CandidateTree(NO_DRAFT_TOKENS, (), shares.share(0))
-        is_determined = lease.slot.params.determined
+        is_determined = lease.slot.params.is_deterministic
         max_len = lease.max_chain
         shape = lease.speculation.tree
         if shape is not None:
-            shape = shape.fitted(max_len, max_len)
+            shape = shape.reduced_to(max_len, max_len)
         elif is_determined and not lease.speculation.is_fixed and lease.is_exact:
             shape = TreeShape(num_nodes=max_len, max_depth=max_len)
         if shape is not None and self.takes_trees:
-            kind = NodeKind.LAW
+            kind = NodeKind.SAMPLED
             if is_determined:
-                kind = NodeKind.GUESS
+                kind = NodeKind.DETERMINISTIC
             nodes, probs = buffer.likeliest(shares.share, kind, shape)
         else:
             if shape is None:
@@ -178,10 +178,10 @@ class Drafting:
             max_len = 0
         return CandidateTree(tree, distributions, shares.share(0), max_len)
 
-    def _together(self, lease: Lease, trees: Mapping[DraftSource, CandidateTree]) -> Candidates:
+    def _together(self, lease: Lease, trees: Mapping[SlotDrafter, CandidateTree]) -> Candidates:
         if len(trees) > 1 and self.takes_trees and lease.is_exact:
             max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
-            is_matched = lease.slot.params.determined
+            is_matched = lease.slot.params.is_deterministic
             offers = self.merge(list(trees.values()), max_offers, lease.speculation.is_fixed, is_matched)
             return Candidates(lease, trees, offers)
         # Without trees, or with lenience, which only chains have, the first drafter's alone are offered. The others'
@@ -212,13 +212,13 @@ class Drafting:
         is_own = bool(found.trees) and found.trees.keys().isdisjoint(lease.drafts)
         if is_forced or (is_own and lease.speculation.is_fixed):
             return pending
-        num_here = dict[DraftSource, int]()
+        num_here = dict[SlotDrafter, int]()
         for source, candidates in found.trees.items():
             num_here[source] = len(candidates.tree)
             if found.drafter is not None:  # its tokens are not made yet
                 num_here[source] = len(found.offers)
         num_left = lease.speculation.max_draft_tokens
-        are_sampled = len(lease.drafts) > 1 and not lease.slot.params.determined
+        are_sampled = len(lease.drafts) > 1 and not lease.slot.params.is_deterministic
         for draft in lease.drafts:
             num_named = min(lease.num_named, num_left)
             num_left -= num_named
@@ -276,7 +276,7 @@ class Drafting:
         draws = self._draws(found, joined)
         if draws is None:
             return self.proposal(Candidates(lease), choice)
-        sources = dict[DraftSource, dict[int, int]]()
+        sources = dict[SlotDrafter, dict[int, int]]()
         for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
             ranks = sources[source] = dict[int, int]()
             for own, node in node_of.items():
@@ -286,7 +286,7 @@ class Drafting:
             rows_beside = self._rows_beside(lease, joined.tree)
         return Proposal(lease.slot, joined.tree, draws, sources, rows_beside)
 
-    def _draws(self, found: Candidates, joined: JoinedTree) -> list[Draw] | None:
+    def _draws(self, found: Candidates, joined: MergedTree) -> list[Draw] | None:
         """Return the draws in the order of the tests; None where a distribution cannot be read.
 
         There are none where all draft tokens are accepted as far as they match. Of one drafter's chain each token is a
@@ -297,7 +297,7 @@ class Drafting:
         """
         lease = found.lease
         draws = list[Draw]()
-        if lease.slot.params.determined:
+        if lease.slot.params.is_deterministic:
             return draws
         num_drafters = sum(bool(node_of) for node_of in joined.nodes)
         is_chain = num_drafters == 1 and joined.tree.is_chain
@@ -321,7 +321,9 @@ class Drafting:
                     draws.append(Draw(node_of[own], None))
         return draws
 
-    def _distribution(self, source: DraftSource, candidates: CandidateTree, drawn: Sequence[int]) -> RowLaw | None:
+    def _distribution(
+        self, source: SlotDrafter, candidates: CandidateTree, drawn: Sequence[int]
+    ) -> TokenDistribution | None:
         sibling_ids = [candidates.tree.ids[own] for own in drawn]
         distribution = candidates.distributions[drawn[0]]
         if distribution is None:
@@ -330,18 +332,18 @@ class Drafting:
             return distribution
         assert isinstance(source, DeliveredDrafts), "a distribution of the target's own came over the wire"
         try:
-            return decode_law(*distribution, self.vocab_size, sibling_ids)
+            return decode_distribution(*distribution, self.vocab_size, sibling_ids)
         except BadTensor as error:
             self.leases.refuse(source.ticket, str(error))
-            self.metrics.note_parked("refused", len(source.buffer.tree))
+            self.metrics.count_delivered("refused", len(source.buffer.tree))
             source.buffer.clear()
             return None
 
 
-def _candidates_to_make(lease: Lease, drafter: Drafter, source: DraftSource, max_len: int) -> Candidates:
+def _candidates_to_make(lease: Lease, drafter: Drafter, source: SlotDrafter, max_len: int) -> Candidates:
     # a chain of max_len tokens that are made once it is known how many of them are verified
     nothing = CandidateTree(NO_DRAFT_TOKENS, (), source.shares.share(0))
-    offers = list[Offer]()
+    offers = list[BudgetOffer]()
     for prob in source.chain_probs(max_len):
-        offers.append(Offer(prob, ()))
+        offers.append(BudgetOffer(prob, ()))
     return Candidates(lease, {source: nothing}, offers, drafter)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
-from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
+from outrider.engine.worker.jobs import JobError, JobFault, OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.requests.drafters import Drafter
 
@@ -50,7 +50,7 @@ class OwnDrafts:
         if drafter is None or drafter in by_name:
             return None
         why = f"drafter is {drafter}, this target has {', '.join(by_name)}; name one of them, or none"
-        return JobError(Fault.INVALID, why + drafter.remedy)
+        return JobError(JobFault.INVALID, why + drafter.remedy)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         """Begin to draft for a new slot, in place of an older one with its key."""
@@ -99,7 +99,7 @@ class OwnDrafts:
             yield last
 
     def candidates(
-        self, slot: Slot, name: Drafter, state: SamplingState, shares: SlotShares, max_tokens: int
+        self, slot: Slot, name: Drafter, state: SamplingState, shares: SlotAcceptance, max_tokens: int
     ) -> CandidateTree:
         """Return at most max_tokens draft tokens of a drafter, best first; an empty tree where it has none.
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
-from target_service.leases.lease import DraftSource
+from target_service.leases.lease import SlotDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Draw:
 
     node: int
     """Node of the token. Where two drafters drew the same token after one node, it has two draws."""
-    distribution: RowLaw | None
+    distribution: TokenDistribution | None
     """Distribution that it was drawn from; None: that of the previous draw, a sibling, without the sibling's token."""
 
     @property
@@ -43,17 +43,17 @@ class Proposal:
     """Draws in the order of the tests: those after one node drafter by drafter, and each drafter's as it drew them.
     Without draws, draft tokens are accepted as far as they equal the target's tokens: under `greedy` and `coupled`, and
     deterministic ones under `rejection`. A node without a draw is deterministic."""
-    sources: Mapping[DraftSource, Mapping[int, int]] = field(default_factory=dict)
+    sources: Mapping[SlotDrafter, Mapping[int, int]] = field(default_factory=dict)
     """By drafter, in the order of the tests: the ranks of its nodes among its own siblings."""
     rows_beside: ExtraRows | None = None
     """Rows that a drafter of the slot has fed beside the tree, for draft tokens of later steps."""
 
     @property
-    def drafted_by(self) -> list[DraftSource]:
+    def drafted_by(self) -> list[SlotDrafter]:
         """The drafters of which some draft tokens are verified."""
         return [source for source, ranks in self.sources.items() if ranks]
 
-    def source_of(self, node: int) -> DraftSource | None:
+    def drafter_of_node(self, node: int) -> SlotDrafter | None:
         """Return the first drafter that proposes a node; None for a node of none."""
         for source, ranks in self.sources.items():
             if node in ranks:

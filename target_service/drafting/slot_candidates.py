@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.engine.speculation.candidates import CandidateTree, Offer
+from outrider.engine.speculation.candidates import BudgetOffer, CandidateTree
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.wire.requests.drafters import Drafter
 from target_service.drafting.budget import VerifyChoice, VerifyDemand
-from target_service.leases.lease import DraftSource, Lease
+from target_service.leases.lease import Lease, SlotDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class Candidates:
     """Draft tokens that a slot's next step might verify."""
 
     lease: Lease
-    trees: Mapping[DraftSource, CandidateTree] = field(default_factory=dict)
+    trees: Mapping[SlotDrafter, CandidateTree] = field(default_factory=dict)
     """Draft tokens of each drafter, in the order in which draws are tested; empty for a beam search."""
-    offers: Sequence[Offer] = ()
+    offers: Sequence[BudgetOffer] = ()
     """Best first, where the request names no number of draft tokens. An offer may turn out to have no token."""
     drafter: Drafter | None = None
     """Drafter of the target's own that makes its tokens once the budget has chosen their number, since most are never
@@ -47,7 +47,7 @@ class Candidates:
         if is_fixed:
             num_required = len(self.offers)
         max_rows = num_required
-        is_whole = shape is not None and not lease.slot.params.determined and lease.is_exact
+        is_whole = shape is not None and not lease.slot.params.is_deterministic and lease.is_exact
         if shape is not None and is_whole and num_required:
             num_trees = 0
             for candidates in self.trees.values():
@@ -69,7 +69,7 @@ class Candidates:
         cost_rows = len(rows.ids)
         if all(source.drafter is rows.drafter for source in self.trees):
             cost_rows += len(self.offers)  # draft tokens that came of earlier such rows
-        gain = rows.gain(lease.own_sources[rows.drafter].shares)
+        gain = rows.gain(lease.own_drafters[rows.drafter].shares)
         return replace(demand, extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=cost_rows)
 
     def num_after(self, choice: VerifyChoice) -> int:

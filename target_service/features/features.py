@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.heads.feature_buffer import FeatureBuffer
-from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.opening import Projection
 from outrider.engine.host_copy import to_device, to_host
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
@@ -68,7 +68,7 @@ class FeatureJob:
 
 @dataclass(slots=True)
 class _Head:
-    projection: OpeningMap
+    projection: Projection
     columns: Tensor
     """Indices of its taps among those of the runner, int64, on the device."""
 
@@ -97,7 +97,7 @@ class Features:
 
     # heads and subscriptions
 
-    def add_head(self, digest: bytes, projection: OpeningMap) -> None:
+    def add_head(self, digest: bytes, projection: Projection) -> None:
         """Make features for a head from the next step on. Raises InvalidRequest where there is no memory for it.
 
         digest: names the head. projection: is copied to the runner's device.
@@ -201,7 +201,7 @@ class Features:
                 self._first_index[id(row)] = num_fed
                 num_fed += row.num_new
 
-    def stays(self, key: SlotKey, row: Row, nodes: Sequence[int]) -> None:
+    def note_committed(self, key: SlotKey, row: Row, nodes: Sequence[int]) -> None:
         """Note the tokens of a row that are committed. nodes: their indices among the row's new tokens, by position."""
         if self._heads and nodes and self._leases.may_be_drafted(key):
             first = self._first_index[id(row)]

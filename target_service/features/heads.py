@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.engine.heads.opening import OpeningMap, check_taps, digest_of, label_of
+from outrider.engine.heads.opening import Projection, check_taps, digest_of, label_of
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS
-from outrider.engine.memory import Spare
+from outrider.engine.memory import SpareMemory
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
@@ -42,7 +42,7 @@ PIECE_S = 15.0
 class _Head:
     """A projection that is kept."""
 
-    projection: OpeningMap
+    projection: Projection
     streams: set[FeatureStream]
     """The streams that have registered it."""
     is_ready: bool = False
@@ -70,7 +70,7 @@ class Heads:
         hidden_size: int,
         num_layers: int,
         refusal: str | None,
-        spare: Spare,
+        spare: SpareMemory,
     ) -> None:
         """Create the registry. refusal: why the target makes no features; None where it does. spare: free memory of the
         target's device.
@@ -227,8 +227,8 @@ async def _joined(num_bytes: int, pieces: asyncio.Queue[tpb.HeadWeights]) -> byt
     return data
 
 
-def _projection_of(joined: bytearray, digest: bytes, hidden_size: int, num_layers: int) -> OpeningMap:
+def _projection_of(joined: bytearray, digest: bytes, hidden_size: int, num_layers: int) -> Projection:
     data = bytes(joined)  # a copy of up to 1 GiB, which the event loop has no time for
     if digest_of(data) != digest:
         raise InvalidRequest(f"the weights that came have digest {digest_of(data).hex()}, not {digest.hex()}")
-    return OpeningMap.from_bytes(data, hidden_size, num_layers)
+    return Projection.from_bytes(data, hidden_size, num_layers)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from outrider.engine.heads.families import MEDUSA
 from outrider.engine.heads.loader import LoadedHead, load_head
-from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_head, taps_to_probe
+from outrider.engine.heads.wiring import ProbeStates, judge, probe_ids, score_head, taps_to_probe
 from outrider.engine.host_copy import to_host
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.drawing import propose_by_logits
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.speculation.target_drafter import TargetDrafter
 from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
@@ -60,7 +60,7 @@ class OwnHeads(TargetDrafter):
     def _feature(self, slot: Slot) -> Tensor | None:
         return self._features.feature(DIGEST, slot.key, len(slot.committed) - 2)
 
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
         if slot.key not in self._logits and self.has_next(slot):
             self._run_heads()
         return propose_by_logits(slot, state, shares, max_tokens, self._logits.get(slot.key))
@@ -105,7 +105,7 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
     by_tap = dict[int, Tensor]()
     for index, tap in enumerate(taps):
         by_tap[tap] = states[:, index].cpu()  # [T, hidden]
-    seen = Seen(ids, by_tap, best_ids.cpu())
+    seen = ProbeStates(ids, by_tap, best_ids.cpu())
     why = judge(score_head(loaded, seen), config.heads, trusts=config.trust_draft_config)
     if why is not None:
         raise ConfigError(why, param="heads")

@@ -19,11 +19,11 @@ from torch import Tensor
 from outrider.engine.host_copy import to_host
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.penalties import NonFiniteLogits
-from outrider.engine.speculation.beam import BeamSearch, Level
+from outrider.engine.speculation.beam import BeamLevel, BeamSearch
 from outrider.engine.speculation.beam_tree import BeamTree
-from outrider.engine.speculation.candidates import Offer
+from outrider.engine.speculation.candidates import BudgetOffer
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slots import Slot
 from outrider.wire.requests.params import SamplingParams
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from outrider.engine.drafters import SearchDrafts
 
 
-class Fed(NamedTuple):
+class SearchInput(NamedTuple):
     """The tokens of a search that one step feeds."""
 
     row: Row
@@ -52,7 +52,7 @@ class Beams:
         self,
         params: SamplingParams,
         prompt_ids: Sequence[int],
-        levels: Sequence[Level],
+        levels: Sequence[BeamLevel],
         eos_token_ids: Sequence[int],
         speculation: Speculation,
         max_prefill_tokens: int,
@@ -75,7 +75,7 @@ class Beams:
         self.drafts = make_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
         self._max_prefill_tokens = max_prefill_tokens
 
-    def offers(self, slot: Slot, shares: SlotShares) -> list[Offer]:
+    def offers(self, slot: Slot, shares: SlotAcceptance) -> list[BudgetOffer]:
         """Return the draft tokens that the next step might feed, in the order in which the budget takes them.
 
         There are none where the step feeds a piece of the beams and decides nothing.
@@ -86,7 +86,7 @@ class Beams:
         num_cached = len(slot.cached) + _num_tail(slot) + len(nodes)
         return self.drafts.offers(shares, slot.most_cached - num_cached)
 
-    def pending_prob(self, slot: Slot, shares: SlotShares) -> float | None:
+    def pending_prob(self, slot: Slot, shares: SlotAcceptance) -> float | None:
         """Return the acceptance probability of the next level of draft tokens to arrive; None where none may arrive."""
         _, is_last = self._next_nodes(slot)
         if not is_last:
@@ -113,7 +113,7 @@ class Beams:
             return nodes, True
         return inner[:max_fed], False  # a piece, without the live beams' last tokens
 
-    def feed(self, slot: Slot, num_drafts: int) -> Fed:
+    def feed(self, slot: Slot, num_drafts: int) -> SearchInput:
         """Return the slot's part of the next forward. Its tokens count as cached from here on.
 
         num_drafts: number of `offers` that are verified, the first ones; a step that decides nothing feeds none.
@@ -140,9 +140,9 @@ class Beams:
             tree.feed(ROOT)
         for node in nodes:
             tree.feed(node)
-        return Fed(row, len(tail), drafts, depth)
+        return SearchInput(row, len(tail), drafts, depth)
 
-    def decide(self, fed: Fed, best: BestTokens, first_row: int) -> list[Level]:
+    def decide(self, fed: SearchInput, best: BestTokens, first_row: int) -> list[BeamLevel]:
         """Return the levels that a step decides, one at least.
 
         best: the likeliest tokens after all rows of the step; this search's begin with first_row, the live beams before
@@ -155,7 +155,7 @@ class Beams:
         row_of: dict[int | None, int] = {}
         for node in fed.drafts:
             row_of[node] = first_row + len(live) + len(row_of)
-        levels = list[Level]()
+        levels = list[BeamLevel]()
         while True:
             if not best.are_finite[rows].all():
                 if not levels:
@@ -175,7 +175,7 @@ class Beams:
                     live.append(child)
                     rows.append(row_of[child])
 
-    def advance(self, slot: Slot, fed: Fed, levels: Sequence[Level], runner: ModelRunner) -> int:
+    def advance(self, slot: Slot, fed: SearchInput, levels: Sequence[BeamLevel], runner: ModelRunner) -> int:
         """Advance the beams by decided levels: cut the cache to their path, and commit the tokens with which all begin.
 
         Returns the number of dropped draft tokens. Raises OutOfBlocks.

@@ -83,7 +83,7 @@ class DraftBuffer:
         Committed [a, b, c, d, e], a delivery of d, e, f with root_len 3: d and e are late, and f becomes node 0. Their
         parents are c = -3, d = -2 and e = -1, which is ROOT.
         """
-        num_new = sum(kind is not NodeKind.KNOWN for kind in delivery.kinds)
+        num_new = sum(kind is not NodeKind.REFERENCE for kind in delivery.kinds)
         node_bytes = -(-delivery.num_bytes // max(1, num_new))  # rounded up
         cost = None
         if delivery.draft_us:
@@ -103,9 +103,9 @@ class DraftBuffer:
         for index, (token_id, parent_index, kind) in enumerate(
             zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
         ):
-            is_new = kind is not NodeKind.KNOWN
+            is_new = kind is not NodeKind.REFERENCE
             distribution = None
-            if kind is NodeKind.LAW:
+            if kind is NodeKind.SAMPLED:
                 assert delivery.rows is not None, "sampled nodes without distributions"
                 distribution = distributions.setdefault(parent_index, (delivery.rows, len(distributions)))
             parent = node_of.get(parent_index)
@@ -113,7 +113,7 @@ class DraftBuffer:
             if parent is not None and parent < ROOT:  # a committed token before the last
                 if token_id == committed[parent + 1]:
                     node = parent + 1
-                    num_late += kind in (NodeKind.GUESS, NodeKind.LAW)
+                    num_late += kind in (NodeKind.DETERMINISTIC, NodeKind.SAMPLED)
             elif parent is not None:
                 node = self.tree.child(parent, token_id)
                 if node is None and is_new and self.num_bytes + node_bytes > max_bytes:
@@ -176,7 +176,7 @@ class DraftBuffer:
             node = child
             num_path += 1
             token = self.tokens[node]
-            num_late += token.step_len == committed_len and token.kind is not NodeKind.KEY
+            num_late += token.step_len == committed_len and token.kind is not NodeKind.RECOVERY
         else:
             kept = [node, *self.tree.reroot(node)]  # by new index from ROOT on, the old one
             ended = set[int]()
@@ -201,21 +201,21 @@ class DraftBuffer:
         """Return at most max_len nodes of the likeliest path from the root: sampled ones, then deterministic ones."""
         nodes = list[int]()
         parent = ROOT
-        kind = NodeKind.LAW
+        kind = NodeKind.SAMPLED
         while len(nodes) < max_len:
             children = self._children(parent, kind)
             if children:
                 parent = children[0]
                 nodes.append(parent)
-            elif kind is NodeKind.LAW:
-                kind = NodeKind.GUESS  # no sampled node follows a deterministic one
+            elif kind is NodeKind.SAMPLED:
+                kind = NodeKind.DETERMINISTIC  # no sampled node follows a deterministic one
             else:
                 break
         return nodes
 
-    def guesses_after(self, token_ids: Sequence[int]) -> list[int]:
+    def deterministic_ids_after(self, token_ids: Sequence[int]) -> list[int]:
         """Return the ids of the deterministic nodes after a path of buffered tokens, best first."""
-        return [self.tree.ids[child] for child in self._children(self._find(token_ids), NodeKind.GUESS)]
+        return [self.tree.ids[child] for child in self._children(self._find(token_ids), NodeKind.DETERMINISTIC)]
 
     def take_cost_us(self, token_ids: Sequence[int]) -> list[int]:
         """Return the microseconds that the draft worker spent on the delivery of a path's last node, as a list of one

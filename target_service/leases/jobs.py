@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from outrider.engine.sampling.reported import Reported
-from outrider.engine.speculation.beam import Hypothesis, Level
+from outrider.engine.speculation.beam import BeamLevel, Hypothesis
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -50,7 +50,7 @@ class VerifyJob:
     """Monotonic time at which the message arrived, in seconds."""
     respond: Callable[[Verdict | JobError], None]
     """Called with the verdict of each step, or once with an error."""
-    levels: tuple[Level, ...] = ()
+    levels: tuple[BeamLevel, ...] = ()
     """Levels of a beam search that are decided already."""
 
 
@@ -136,7 +136,7 @@ class Verdict:
     each prompt token from the second on."""
     explanation: pb.Explanation | None = None
     """Explanation of the step, where the request has `explain`: the message that goes to the user."""
-    levels: Sequence[Level] = ()
+    levels: Sequence[BeamLevel] = ()
     """Levels that a beam search decided, in place of token_ids."""
     hypotheses: Sequence[Hypothesis] = ()
     """Outputs of a beam search that has finished, best first."""

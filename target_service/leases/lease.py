@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.worker.scheduler import DORMANT_S
 from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.requests.drafters import Drafter
@@ -21,12 +21,12 @@ ETA_WEIGHT = 0.25
 
 
 @dataclass(eq=False, slots=True)
-class DraftSource:
+class SlotDrafter:
     """One drafter of one slot."""
 
     drafter: Drafter | None
     """A drafter of the target's own, MODEL for a draft worker, or None for the request's grammar."""
-    shares: SlotShares
+    shares: SlotAcceptance
     """Acceptance probabilities of its draft tokens, by rank."""
 
     def chain_probs(self, max_len: int) -> list[float]:
@@ -35,7 +35,7 @@ class DraftSource:
 
 
 @dataclass(eq=False, slots=True)
-class DeliveredDrafts(DraftSource):
+class DeliveredDrafts(SlotDrafter):
     """A draft worker as the drafter of one slot: its ticket, its draft buffer, and the times of its deliveries."""
 
     ticket: int
@@ -101,7 +101,7 @@ class Lease:
     speculation: Speculation
     drafts: Sequence[DeliveredDrafts]
     """The draft workers that may deliver, in the order in which draws are tested; at least one."""
-    own_sources: Mapping[Drafter, DraftSource]
+    own_drafters: Mapping[Drafter, SlotDrafter]
     """The target's own drafters for the slot."""
     ready_s: float
     """Monotonic time, in seconds, at which the slot became ready: of its Verify or Extend, or of its last verdict."""
@@ -160,7 +160,7 @@ class Lease:
             return self.max_chain
         return min(tree.most_nodes, self.max_drafts)
 
-    def likely_chain(self, source: DraftSource) -> int:
+    def likely_chain(self, source: SlotDrafter) -> int:
         """Return the maximum length of a drafter's chain in the next step: only likely tokens, unless K is named."""
         if self.speculation.is_fixed:
             return self.max_chain

@@ -12,16 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.engine.speculation.nodes import Delivery
-from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
+from outrider.engine.worker.jobs import JobError, JobFault, OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.speculation import Speculation
-from outrider.wire.telemetry.log import about, get_logger
+from outrider.wire.telemetry.log import get_logger, log_extra
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.leases.beams import Beams
 from target_service.leases.jobs import ExtendJob, Verdict, VerifyJob
-from target_service.leases.lease import DeliveredDrafts, DraftSource, Lease
+from target_service.leases.lease import DeliveredDrafts, Lease, SlotDrafter
 
 log = get_logger(__name__)
 
@@ -45,7 +45,7 @@ class Leases:
         """Bytes of all deliveries so far. Only the gRPC loop's thread writes it."""
         self._num_bytes_taken = 0
         """Bytes of the deliveries that were inserted or dropped. Only the engine thread writes it."""
-        self._shares: dict[tuple[Any, ...], RankShares] = {}
+        self._shares: dict[tuple[Any, ...], RankAcceptance] = {}
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -97,10 +97,10 @@ class Leases:
         for index, (ticket, is_drafted) in enumerate(job.tickets):
             shares = self._slot_shares(slot, index)
             drafts.append(DeliveredDrafts(Drafter.MODEL, shares, ticket=ticket, is_active=is_drafted))
-        own_sources = dict[Drafter, DraftSource]()
+        own_sources = dict[Drafter, SlotDrafter]()
         for drafter in own_drafters:
             if drafter.own is not None:
-                own_sources[drafter.own] = DraftSource(drafter.own, self._slot_shares(slot, drafter))
+                own_sources[drafter.own] = SlotDrafter(drafter.own, self._slot_shares(slot, drafter))
         lease = Lease(job, slot, speculation, drafts, own_sources, job.arrived_s, beams)
         lease.begin_step(job.arrived_s)
         self._leases[slot.key] = lease
@@ -108,14 +108,14 @@ class Leases:
             self._by_ticket[draft.ticket] = lease
         return lease
 
-    def _slot_shares(self, slot: Slot, drafter: int | Drafter) -> SlotShares:
+    def _slot_shares(self, slot: Slot, drafter: int | Drafter) -> SlotAcceptance:
         # drafter: a draft worker's index among the tickets, or a drafter of the target's own
         params = slot.params
         width = 0
         if params.beams is not None:
             width = params.beams.width
-        kind = (params.greedy, params.determined, round(params.lenience, 1), width, drafter)
-        return SlotShares(self._shares.setdefault(kind, RankShares()))  # slots that sample alike begin alike
+        kind = (params.greedy, params.is_deterministic, round(params.lenience, 1), width, drafter)
+        return SlotAcceptance(self._shares.setdefault(kind, RankAcceptance()))  # slots that sample alike begin alike
 
     def extend(self, job: ExtendJob, now: float) -> None:
         """Extend a lease; a job with the ticket of an older lease has no effect. now: monotonic time, in seconds."""
@@ -155,7 +155,7 @@ class Leases:
     def _deliver(self, nodes: Delivery, arrived_s: float, in_step: bool) -> None:
         lease = self._by_ticket.get(nodes.ticket)
         if lease is None:
-            self._metrics.note_parked("expired", len(nodes.ids))
+            self._metrics.count_delivered("expired", len(nodes.ids))
             return
         draft = lease.of_ticket(nodes.ticket)
         if lease.beams is not None:
@@ -164,8 +164,8 @@ class Leases:
             max_bytes = self._max_bytes // max(1, len(self._leases)) // len(lease.drafts)
             inserted = draft.buffer.insert(nodes, lease.slot.committed, max_bytes, in_step=in_step)
         draft.buffer.num_wasted += inserted.num_late
-        self._metrics.note_parked("late", inserted.num_late)
-        self._metrics.note_parked("pruned", inserted.num_dropped)
+        self._metrics.count_delivered("late", inserted.num_late)
+        self._metrics.count_delivered("pruned", inserted.num_dropped)
         if inserted.is_full and not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -188,14 +188,14 @@ class Leases:
         draft.is_refused = True
         draft.is_active = False
         slot_id = lease.slot.key[1]
-        log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=about(slot=slot_id))
+        log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=log_extra(slot=slot_id))
 
-    def end(self, key: SlotKey, why: str, fault: Fault = Fault.CANCELLED) -> None:
+    def end(self, key: SlotKey, why: str, fault: JobFault = JobFault.CANCELLED) -> None:
         """End the slot's lease, if it has one, and answer it with an error."""
         lease = self.finish(key)
         if lease is None:
             return
-        if fault is Fault.CANCELLED:
+        if fault is JobFault.CANCELLED:
             why = f"verify cancelled: {why}"
         self.answer(lease.job, JobError(fault, why))
 
@@ -209,7 +209,7 @@ class Leases:
             num_dropped += len(draft.buffer.tree)
             if self._by_ticket.get(draft.ticket) is lease:
                 del self._by_ticket[draft.ticket]
-        self._metrics.note_parked("pruned", num_dropped)
+        self._metrics.count_delivered("pruned", num_dropped)
         return lease
 
     def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:

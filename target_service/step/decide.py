@@ -19,7 +19,7 @@ from outrider.engine.sampling.coupled import coupled_id, coupled_place
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
 from outrider.engine.sampling.reported import reported
-from outrider.engine.sampling.row_law import Ids, RowLaw, Weights
+from outrider.engine.sampling.row_law import Ids, TokenDistribution, Weights
 from outrider.engine.sampling.side_by_side import side_by_side
 from target_service.drafting.proposal import Proposal
 from target_service.step.decide_on_device import decide_on_device
@@ -66,7 +66,7 @@ def _decide_slot(
     params = state.params
     committed_len = len(proposal.slot.committed)
 
-    def distribution_after(node: int) -> RowLaw:
+    def distribution_after(node: int) -> TokenDistribution:
         return host.law(start + 1 + node, LogitRow(state, tree.prefix(node)))
 
     def greedy_id(node: int) -> int:
@@ -87,7 +87,7 @@ def _decide_slot(
     noise = Noise(uniforms, own_place)
     if not is_block(proposal):
         return accept_by_draws(proposal, distribution_after, noise, params.lenience)
-    drawn_from = list[RowLaw]()
+    drawn_from = list[TokenDistribution]()
     for draw in proposal.draws:
         assert draw.distribution is not None, "each draw of a chain has a distribution of its own"
         drawn_from.append(draw.distribution)
@@ -96,7 +96,7 @@ def _decide_slot(
 
 
 def accept_by_draws(
-    proposal: Proposal, distribution_after: Callable[[int], RowLaw], noise: Noise, lenience: float = 1.0
+    proposal: Proposal, distribution_after: Callable[[int], TokenDistribution], noise: Noise, lenience: float = 1.0
 ) -> Decided:
     """Decide a tree by recursive rejection: SpecInfer (Miao et al., ASPLOS 2024), Algorithm 2, along one path.
 
@@ -104,7 +104,7 @@ def accept_by_draws(
     noise.accept: [D] a uniform number for each draw. Raises NothingToDraw.
     """
     tree = proposal.tree
-    draws_after: dict[int, list[tuple[int, RowLaw | None, float]]] = {}
+    draws_after: dict[int, list[tuple[int, TokenDistribution | None, float]]] = {}
     for draw, u in zip(proposal.draws, noise.accept, strict=True):
         draws_after.setdefault(tree.parents[draw.node], []).append((tree.ids[draw.node], draw.distribution, u))
 

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.acceptance import DrawTable, accept_block, accept_draws
-from outrider.engine.sampling.coupled import MAX_NUMBERS, device_keys, picked
+from outrider.engine.sampling.coupled import MAX_NUMBERS, device_keys, pick
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
-from outrider.engine.sampling.reported import packed, unpacked
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.reported import pack, unpack
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.sampling.sampling import argmax, distributions, probabilities
-from outrider.engine.sampling.wire_tensors import scattered
+from outrider.engine.sampling.wire_tensors import scatter
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Proposal
@@ -86,7 +86,7 @@ class _DeviceStep:
         self._uniforms = np.zeros(self._draw_ids.shape)
         """Number by which each draw is accepted, [R, T]."""
         self._uniforms[draws] = step.uniforms
-        self._drawn_from: dict[tuple[int, int], RowLaw | None] = {}
+        self._drawn_from: dict[tuple[int, int], TokenDistribution | None] = {}
         """Distribution of each draw, by row and place."""
         for row, place, distribution in zip(step.draw_rows, step.draw_places, step.distributions, strict=True):
             self._drawn_from[row, place] = distribution
@@ -139,9 +139,9 @@ class _DeviceStep:
                 np.array([row.state.params.lenience for row in own]),
             )
             accepted_ids, left = accept_draws(draws, probabilities(log_probs))  # [N], [N, V] float64
-            next_ids = torch.where(accepted_ids >= 0, accepted_ids, picked(left.log(), keys))  # [N]
+            next_ids = torch.where(accepted_ids >= 0, accepted_ids, pick(left.log(), keys))  # [N]
         else:
-            next_ids = picked(log_probs, keys)  # [N]
+            next_ids = pick(log_probs, keys)  # [N]
         self._next_ids[self._up(rows)] = next_ids
 
     def _decide_blocks(self) -> None:
@@ -158,7 +158,7 @@ class _DeviceStep:
         target = distributions(self._select(rows), [self._rows[row] for row in rows])  # [N, V]
         drawn_from = self._distributions(draft_rows.ravel().tolist(), 0)
         drafts = self._up(self._draw_ids[padded_rows, 0])  # [B, K + 1]
-        draft = scattered(drawn_from, draft_rows.size, vocab_size, self._device)  # [B * K, V]
+        draft = scatter(drawn_from, draft_rows.size, vocab_size, self._device)  # [B * K, V]
         outcome = accept_block(
             target[self._up(np.searchsorted(rows, padded_rows))],  # [B, K + 1, V]
             draft.view(*draft_rows.shape, vocab_size),  # [B, K, V]
@@ -171,8 +171,8 @@ class _DeviceStep:
         is_last = self._up(places) == outcome.num_accepted[:, None]  # [B, K + 1]
         self._next_ids[self._up(padded_rows)] = torch.where(is_last, outcome.next_ids[:, None], drafts)
 
-    def _distributions(self, rows: Iterable[int], place: int) -> list[tuple[int, RowLaw]]:
-        found = list[tuple[int, RowLaw]]()
+    def _distributions(self, rows: Iterable[int], place: int) -> list[tuple[int, TokenDistribution]]:
+        found = list[tuple[int, TokenDistribution]]()
         for index, row in enumerate(rows):
             distribution = self._drawn_from.get((row, place))
             if distribution is not None:
@@ -199,7 +199,7 @@ class _DeviceStep:
         if not self._reported_rows:
             return self._logits.new_empty(0)
         rows = self._up(self._reported_rows)  # [N]: all rows of the slots that report; those off a path mean nothing
-        return packed(self._logits[rows], self._next_ids[rows], self._max_logprobs).view(-1)  # [N * (1 + 2 max)]
+        return pack(self._logits[rows], self._next_ids[rows], self._max_logprobs).view(-1)  # [N * (1 + 2 max)]
 
     def read(self) -> list[Decided | NonFiniteLogits]:
         """Copy the tokens after all rows to the host, walk each tree there, and return the decisions.
@@ -233,5 +233,5 @@ class _DeviceStep:
             else:
                 first = self._reported_rows.index(start)
                 own = reported[found.rows(first)]
-                decided.append(replace(found, reported=tuple(unpacked(own, num_logprobs))))
+                decided.append(replace(found, reported=tuple(unpack(own, num_logprobs))))
         return decided

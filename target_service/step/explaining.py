@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import RowLaw, exactly_best
+from outrider.engine.sampling.row_law import TokenDistribution, exactly_best
 from outrider.engine.worker.jobs import SlotKey
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.requests.drafters import Drafter
@@ -80,7 +80,7 @@ def _add_rejection(rejection: pb.Rejection, request: ExplainRequest, host: HostL
         rejection.draft_guesses.add(id=token_id)
 
 
-def best_of(law: RowLaw) -> list[pb.RankedToken]:
+def best_of(law: TokenDistribution) -> list[pb.RankedToken]:
     """Return the NUM_BEST likeliest ids of a distribution with their log-probs, best first; of equals the lowest."""
     places = exactly_best(law.scores, min(NUM_BEST, law.scores.size))
     places = places[np.argsort(-law.scores[places], kind="stable")]
@@ -97,7 +97,7 @@ def _ranked(ids: Sequence[int], probs: Sequence[float]) -> list[pb.RankedToken]:
 
 
 def _kind(proposal: Proposal, node: int) -> pb.DraftTokenKind:
-    source = proposal.source_of(node)
+    source = proposal.drafter_of_node(node)
     if source is None or source.drafter is None:
         return pb.DRAFT_TOKEN_KIND_FORCED
     if source.drafter is Drafter.PREDICTION:
@@ -108,7 +108,7 @@ def _kind(proposal: Proposal, node: int) -> pb.DraftTokenKind:
     return pb.DRAFT_TOKEN_KIND_GUESS
 
 
-def _drawn_from(proposal: Proposal, parent: int) -> RowLaw | None:
+def _drawn_from(proposal: Proposal, parent: int) -> TokenDistribution | None:
     for draw in proposal.draws:  # of the first drafter that had a choice
         if proposal.tree.parents[draw.node] == parent and draw.distribution is not None and not draw.is_one_token:
             return draw.distribution
@@ -123,7 +123,7 @@ def _proposed_after(proposal: Proposal, parent: int) -> Sequence[int]:
             if child in ranks:
                 children.append(child)
         if children and isinstance(source, DeliveredDrafts):
-            return source.buffer.guesses_after(tree.prefix(parent))  # those that are not verified, too
+            return source.buffer.deterministic_ids_after(tree.prefix(parent))  # those that are not verified, too
         if children:
             children.sort(key=ranks.__getitem__)
             return [tree.ids[child] for child in children]

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from outrider.engine.host_copy import to_host
-from outrider.engine.sampling.reported import Reported, packed_ranks, unpacked_ranks
-from outrider.engine.worker.jobs import Fault, JobError, OpenJob
-from outrider.engine.worker.scheduler import Piece
-from outrider.engine.worker.slots import Scoring, Slot
+from outrider.engine.sampling.reported import Reported, pack_ranks, unpack_ranks
+from outrider.engine.worker.jobs import JobError, JobFault, OpenJob
+from outrider.engine.worker.scheduler import Chunk
+from outrider.engine.worker.slots import PromptScores, Slot
 
 
-def refuses_scoring(job: OpenJob) -> JobError | None:
+def scoring_refusal(job: OpenJob) -> JobError | None:
     """Return the error for a job whose prompt cannot be scored as requested; None where it can, or is not to be."""
     if job.num_prompt_logprobs is None:
         return None
@@ -27,21 +27,21 @@ def refuses_scoring(job: OpenJob) -> JobError | None:
         why = "num_prompt_logprobs is given, and this model's prompts are read by an encoder, which says no log-probs"
     else:
         return None
-    return JobError(Fault.INVALID, f"{why}; leave it out")
+    return JobError(JobFault.INVALID, f"{why}; leave it out")
 
 
 def begin_scoring(job: OpenJob, slot: Slot) -> None:
     """Have the prompt of a new slot scored, where its job has num_prompt_logprobs."""
     if job.num_prompt_logprobs is not None:
-        slot.scoring = Scoring(slot.num_prompt - 1, job.num_prompt_logprobs)
+        slot.scoring = PromptScores(slot.num_prompt - 1, job.num_prompt_logprobs)
 
 
-def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
+def note_scores(pieces: Sequence[Chunk], logits: Tensor) -> list[Slot]:
     """Record the log-probs of prompt tokens after a forward. Return the slots whose logits are NaN or infinite.
 
     logits: [P, V] float32, the rows of the pieces in order; the host waits once for all of them.
     """
-    scored = list[tuple[Slot, Scoring]]()
+    scored = list[tuple[Slot, PromptScores]]()
     rankings = list[Tensor]()
     sizes = [piece.row.num_logits for piece in pieces]
     for piece, own in zip(pieces, logits.split(sizes), strict=True):  # own: [num_logits, V]
@@ -52,12 +52,12 @@ def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
         first = 1 + len(scoring.found)
         ids = slot.committed[first : first + min(len(own), slot.num_unscored)]
         scored.append((slot, scoring))
-        rankings.append(packed_ranks(own[: len(ids)], ids, scoring.num_best))  # [len(ids), 3 + 2 num_best] float64
+        rankings.append(pack_ranks(own[: len(ids)], ids, scoring.num_best))  # [len(ids), 3 + 2 num_best] float64
     failed = list[Slot]()
     if not scored:
         return failed
     for (slot, scoring), ranking in zip(scored, to_host(*rankings), strict=True):  # one wait for all pieces
-        ranks = unpacked_ranks(ranking.numpy(), scoring.num_best)
+        ranks = unpack_ranks(ranking.numpy(), scoring.num_best)
         if ranks is None:
             failed.append(slot)
         else:

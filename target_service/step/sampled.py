@@ -19,11 +19,11 @@ from target_service.leases.lease import Lease
 from target_service.step.commit import commit_tokens, kinds_of
 from target_service.step.prompt_scores import take_scores
 from target_service.step.step_rows import Decided
-from target_service.step.verdicts import StepTimes, drafter_of, learn
+from target_service.step.verdicts import StepClock, drafter_of, learn
 
 
 @dataclass(frozen=True, slots=True)
-class StepShare:
+class SlotStep:
     """The part of one slot in a step."""
 
     lease: Lease
@@ -34,11 +34,11 @@ class StepShare:
 
 
 def commit_sampled(
-    share: StepShare,
+    share: SlotStep,
     decided: Decided,
     beside: Tensor | None,
     explanation: pb.Explanation | None,
-    times: StepTimes,
+    times: StepClock,
     runner: ModelRunner,
     own_drafts: OwnDrafts,
     features: Features,
@@ -67,7 +67,7 @@ def commit_sampled(
     slot.commit_from(committed_len, token_ids)
     slot.settle()
     num_kept = len(kept) - len(path) + num_tokens  # without the tokens behind the output's end
-    features.stays(slot.key, share.row, kept[:num_kept])
+    features.note_committed(slot.key, share.row, kept[:num_kept])
     foretold = own_drafts.append(slot, token_ids)
     return Verdict(
         committed_len=committed_len,
@@ -87,7 +87,7 @@ def commit_sampled(
     )
 
 
-def _keep_path(share: StepShare, path: Sequence[int], runner: ModelRunner) -> list[int]:
+def _keep_path(share: SlotStep, path: Sequence[int], runner: ModelRunner) -> list[int]:
     # fed: 2 committed tokens, then nodes 0 to 3; path (0, 2): [0, 1, 2, 4] stay
     row = share.row
     first = row.num_new - row.num_logits + 1  # committed tokens before the draft tokens

@@ -6,32 +6,32 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.beam import Hypothesis, Level
+from outrider.engine.speculation.beam import BeamLevel, Hypothesis
 from outrider.engine.step_plan import Row
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.leases.beams import Beams, Fed
+from target_service.leases.beams import Beams, SearchInput
 from target_service.leases.jobs import DraftOutcome, Fallback, Finish, Verdict
 from target_service.leases.lease import Lease
 from target_service.step.commit import kinds_of
-from target_service.step.verdicts import StepTimes
+from target_service.step.verdicts import StepClock
 
 
-class SearchShare(NamedTuple):
+class SearchStep(NamedTuple):
     """The part of one beam search in a step."""
 
     lease: Lease
     beams: Beams
-    fed: Fed
+    fed: SearchInput
     row: Row
     fallback: Fallback | None
     """Why no draft token is verified, where some were to be; else None."""
 
 
 def commit_search(
-    search: SearchShare,
-    levels: Sequence[Level],
-    times: StepTimes,
+    search: SearchStep,
+    levels: Sequence[BeamLevel],
+    times: StepClock,
     runner: ModelRunner,
     metrics: WorkerMetrics,
 ) -> Verdict:
@@ -53,8 +53,8 @@ def commit_search(
             finish = Finish.STOP
         hypotheses = beams.search.hypotheses()
     else:
-        metrics.note_parked("pruned", beams.advance(slot, fed, levels, runner))
-    metrics.note_parked("verified", num_drafted)
+        metrics.count_delivered("pruned", beams.advance(slot, fed, levels, runner))
+    metrics.count_delivered("verified", num_drafted)
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
     outcome = DraftOutcome(
         num_drafted=num_drafted,

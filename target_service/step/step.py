@@ -26,9 +26,10 @@ from torch import Tensor
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.step_plan import Row
+from outrider.engine.worker.decisions import Need
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, Fault, SlotKey
-from outrider.engine.worker.scheduler import Piece, StepRequest, StepScheduler, Turn, Want
+from outrider.engine.worker.jobs import CloseJob, JobFault, SlotKey
+from outrider.engine.worker.scheduler import Chunk, ScheduledStep, StepRequest, StepScheduler
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.v1 import common_pb2 as pb
@@ -36,7 +37,7 @@ from outrider.wire.kinds import TokenKind
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.drafting.budget import VerifyBudget, VerifyChoice
-from target_service.drafting.choice import Drafting, Merge
+from target_service.drafting.choice import DraftChooser, Merge
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import split_logits
 from target_service.drafting.slot_candidates import Candidates
@@ -49,10 +50,10 @@ from target_service.leases.leases import Leases
 from target_service.step.decide import decide, until_grammar_fails
 from target_service.step.explaining import ExplainRequest, explain
 from target_service.step.prompt_scores import note_scores
-from target_service.step.sampled import StepShare, commit_sampled
-from target_service.step.searching import SearchShare, commit_search
+from target_service.step.sampled import SlotStep, commit_sampled
+from target_service.step.searching import SearchStep, commit_search
 from target_service.step.step_rows import Decided
-from target_service.step.verdicts import StepTimes
+from target_service.step.verdicts import StepClock
 
 
 class Step:
@@ -78,7 +79,7 @@ class Step:
         self._own_drafts = own_drafts
         self._features = features
         self._metrics = metrics
-        self._drafting = Drafting(
+        self._drafting = DraftChooser(
             own_drafts, keeper, leases, metrics, runner.facts.vocab_size, runner.supports_trees, merge
         )
         self._budget = VerifyBudget()
@@ -89,7 +90,7 @@ class Step:
         """Monotonic time at which the previous step ended, where this one follows at once; else None."""
         self._in_step: list[Lease] = []
         """Leases of the step that have no verdict yet."""
-        self._pieces: Sequence[Piece] = ()
+        self._pieces: Sequence[Chunk] = ()
         """Pieces of prompts in the step."""
 
     def next_wake(self) -> float | None:
@@ -112,7 +113,7 @@ class Step:
             self._ended_s = None
             return False
         shares, searches, turn = self._within_budget(candidates, running, now)
-        all_shares: list[StepShare | SearchShare] = [*shares, *searches]
+        all_shares: list[SlotStep | SearchStep] = [*shares, *searches]
         rows = list[Row]()
         num_step_tokens = 0
         num_decided = 0
@@ -126,7 +127,7 @@ class Step:
             num_all_tokens += piece.num_tokens
         if not rows:
             self._ended_s = None
-            return turn.worked
+            return turn.has_work
         started_s = time.monotonic()
         self._engine.flush()  # the last verdicts leave while this runs
         # [R, V] float32; 2 sampled slots with 3 and 1 rows, a search with 2 and a scored piece with 4: 0-3, 4-5, 6-9
@@ -134,14 +135,14 @@ class Step:
         self._features.fed(rows)
         for share in all_shares:
             share.lease.slot.fed(share.row.new_ids)
-        times = StepTimes(started_s, len(all_shares), num_all_tokens)
+        times = StepClock(started_s, len(all_shares), num_all_tokens)
         num_sampled = sum(share.row.num_logits for share in shares)
         num_committed = self._decide(shares, logits[:num_sampled], times)
         num_committed += self._search(searches, logits[num_sampled:num_decided], times)
         if not num_decided and not searches:
             self._runner.forward_s()  # nothing else waits for pieces of prompts
         for piece in turn.pieces:
-            self._features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
+            self._features.note_committed(piece.slot.key, piece.row, range(piece.row.num_new))
         self._features.send()
         seconds = time.monotonic() - started_s
         self._scheduler.done(turn, num_step_tokens, seconds)
@@ -189,7 +190,7 @@ class Step:
 
     def _within_budget(
         self, candidates: Sequence[Candidates], running: Sequence[Lease], now: float
-    ) -> tuple[list[StepShare], list[SearchShare], Turn]:
+    ) -> tuple[list[SlotStep], list[SearchStep], ScheduledStep]:
         pool = self._runner.pool
         num_free = pool.num_free * pool.block_size
         absent = list[Scheduling]()
@@ -206,15 +207,15 @@ class Step:
                 slot.asked_s = now  # it is not dormant
             else:
                 chosen[slot.key] = found, choice
-                requests[slot.key] = StepRequest(Want.STEP, found.num_after(choice))
+                requests[slot.key] = StepRequest(Need.STEP, found.num_after(choice))
         for lease in running:
             if lease.slot.key not in requests and needs_prefill(lease.slot):
-                requests[lease.slot.key] = StepRequest(Want.PREFILL, len(lease.slot.committed))
+                requests[lease.slot.key] = StepRequest(Need.PREFILL, len(lease.slot.committed))
         turn = self._scheduler.take(requests, now, feed_all=True)
         self._pieces = turn.pieces
         self._in_step = []
-        shares = list[StepShare]()
-        searches = list[SearchShare]()
+        shares = list[SlotStep]()
+        searches = list[SearchStep]()
         for key in turn.running:
             found, choice = chosen[key]
             lease = found.lease
@@ -222,16 +223,16 @@ class Step:
             if lease.beams is not None:
                 fed = lease.beams.feed(lease.slot, choice.num_drafts)
                 fallback = self._drafting.fallback(lease, len(fed.drafts), is_left_out=bool(lease.first.hit))
-                searches.append(SearchShare(lease, lease.beams, fed, fed.row, fallback))
+                searches.append(SearchStep(lease, lease.beams, fed, fed.row, fallback))
             else:
                 proposal = self._drafting.proposal(found, choice)
                 fallback = self._drafting.fallback(lease, len(proposal.tree), is_left_out=bool(found.offers))
-                shares.append(StepShare(lease, proposal, proposal.row(), fallback))
+                shares.append(SlotStep(lease, proposal, proposal.row(), fallback))
         return shares, searches, turn
 
     # decide and commit
 
-    def _decide(self, shares: Sequence[StepShare], logits: Tensor, times: StepTimes) -> int:
+    def _decide(self, shares: Sequence[SlotStep], logits: Tensor, times: StepClock) -> int:
         """Decide the slots that sample, commit and answer; return the number of tokens that they commit together.
 
         logits: [R, V] float32, the rows of `shares` in order.
@@ -243,7 +244,7 @@ class Step:
         own, beside = split_logits(proposals, logits)  # [sum(N_b + 1), V]; by slot [E, V]
         decisions = decide(proposals, states, own)
         times.forwarded_s = times.started_s + self._runner.forward_s()
-        decided = list[tuple[StepShare, Decided]]()
+        decided = list[tuple[SlotStep, Decided]]()
         explained = list[ExplainRequest]()
         end = 0
         for share, state, decision in zip(shares, states, decisions, strict=True):
@@ -255,7 +256,7 @@ class Step:
             sound = until_grammar_fails(share.proposal, state, decision)
             if sound is None:
                 why = f"the grammar can be followed no further: {state.failure(())}; ask for a simpler one"
-                self._leases.end(slot.key, why, Fault.GRAMMAR)
+                self._leases.end(slot.key, why, JobFault.GRAMMAR)
                 continue
             decided.append((share, sound))
             if share.lease.speculation.explain:
@@ -283,7 +284,7 @@ class Step:
             num_committed += len(verdict.token_ids)
         return num_committed
 
-    def _search(self, searches: Sequence[SearchShare], logits: Tensor, times: StepTimes) -> int:
+    def _search(self, searches: Sequence[SearchStep], logits: Tensor, times: StepClock) -> int:
         """Decide the beam searches, commit and answer; return the number of levels that they decide together.
 
         logits: [R, V] float32, the rows of `searches` in order.
@@ -344,5 +345,5 @@ class Step:
         self._features.closed(key)
 
     def _end(self, slot: Slot, why: str) -> None:
-        self._leases.end(slot.key, why, Fault.INTERNAL)
+        self._leases.end(slot.key, why, JobFault.INTERNAL)
         slot.distrust()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.reported import Reported
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Proposal
@@ -82,7 +82,7 @@ class StepRows:
         """Place of each draw among those after the same node, [D]."""
         self.draw_ids: list[int] = []
         """Drawn token ids, [D]."""
-        self.distributions: list[RowLaw | None] = []
+        self.distributions: list[TokenDistribution | None] = []
         """Distribution of each draw, [D]; None: that of the previous draw without the token that it drew."""
         params = list[SamplingParams]()
         rounds = list[int]()
@@ -113,7 +113,7 @@ class StepRows:
             places = None
             if any(self.draw_places):
                 places = self.draw_places
-            (self.uniforms,) = host_slot_uniforms(params, rounds, positions, [Purpose.ACCEPT], places)
+            (self.uniforms,) = host_slot_uniforms(params, rounds, positions, [NoiseStream.ACCEPT], places)
 
 
 def is_block(proposal: Proposal) -> bool:

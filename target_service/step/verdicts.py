@@ -14,7 +14,7 @@ from target_service.leases.lease import DeliveredDrafts, Lease
 
 
 @dataclass(slots=True)
-class StepTimes:
+class StepClock:
     """Times and size of one step."""
 
     started_s: float
@@ -60,13 +60,13 @@ def learn(
     proposed, verified or not. Returns the outcome of each draft worker and, last, that of the target's own drafter.
     """
     for is_right in foretold:
-        lease.own_sources[Drafter.PREDICTION].shares.note(0 if is_right else None)
+        lease.own_drafters[Drafter.PREDICTION].shares.note(0 if is_right else None)
     verified = proposal.drafted_by
     _note_tested(lease, proposal, path[:num_tokens])
     rows = proposal.rows_beside
     if rows is not None and not any(source.drafter is rows.drafter for source in verified):
-        lease.own_sources[rows.drafter].shares.note(None)  # its rows cost time, and brought nothing to this step
-    for own in lease.own_sources.values():
+        lease.own_drafters[rows.drafter].shares.note(None)  # its rows cost time, and brought nothing to this step
+    for own in lease.own_drafters.values():
         if own not in verified:
             own.shares.forget()
     delivered = set[int]()
@@ -76,7 +76,7 @@ def learn(
         if not is_verified:
             draft.shares.forget()
         _advance_buffer(lease, draft, num_tokens, metrics)
-        if lease.slot.params.determined and is_verified and len(path) > num_tokens:
+        if lease.slot.params.is_deterministic and is_verified and len(path) > num_tokens:
             draft.shares.note(None)  # behind the end of the output nothing was accepted
         nodes = proposal.sources.get(draft, {}).keys() - delivered
         delivered |= nodes
@@ -89,7 +89,7 @@ def learn(
             num_wasted=draft.buffer.num_wasted,
         )
         found.append(outcome)
-    metrics.note_parked("verified", len(delivered))
+    metrics.count_delivered("verified", len(delivered))
     num_own = len(proposal.tree) - len(delivered)
     num_own_accepted = len(path) - len(delivered.intersection(path))
     found.append(DraftOutcome(num_own, num_own_accepted, is_verified=num_own > 0))
@@ -97,7 +97,7 @@ def learn(
 
 
 def _note_tested(lease: Lease, proposal: Proposal, path: Sequence[int]) -> None:
-    determined = lease.slot.params.determined
+    determined = lease.slot.params.is_deterministic
     for source, rank in outcomes(proposal.tree, proposal.sources, path, is_determined=determined):
         if source.drafter in (None, Drafter.PREDICTION):
             continue  # a prediction is noted by its own count of hits
@@ -108,13 +108,13 @@ def _note_tested(lease: Lease, proposal: Proposal, path: Sequence[int]) -> None:
 
 def _advance_buffer(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metrics: WorkerMetrics) -> None:
     note = None
-    if lease.slot.params.determined:
+    if lease.slot.params.is_deterministic:
         note = draft.shares.note
     committed = lease.slot.committed
     committed_len = len(committed) - num_tokens
     num_dropped, num_late = draft.buffer.advance(committed[committed_len:], committed_len, note)
-    metrics.note_parked("pruned", num_dropped)
-    metrics.note_parked("late", num_late)
+    metrics.count_delivered("pruned", num_dropped)
+    metrics.count_delivered("late", num_late)
 
 
 def drafter_of(proposal: Proposal) -> Drafter | None:

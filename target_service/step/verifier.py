@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.worker.jobs import CloseJob, CloseOwnerJob, JobError, JobFault, OpenJob, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
 from target_service.drafting.own_drafts import OwnDrafts
@@ -19,7 +19,7 @@ from target_service.features.features import FeatureJob, Features
 from target_service.leases.beams import Beams
 from target_service.leases.jobs import ExtendJob, RefusedDelivery, VerifyJob
 from target_service.leases.leases import Leases
-from target_service.step.prompt_scores import begin_scoring, refuses_scoring
+from target_service.step.prompt_scores import begin_scoring, scoring_refusal
 from target_service.step.step import Step
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Verifier:
             case CloseJob():
                 self._forget((job.owner, job.slot_id))
                 self._keeper.close(job)
-            case OwnerGone():
+            case CloseOwnerJob():
                 for key in self._leases.slots_of(job.owner):
                     self._forget(key)
                 self._keeper.close_owner(job)
@@ -83,8 +83,8 @@ class Verifier:
         refused = self._own_drafts.refuses(job.drafter)
         if job.params.beams is not None and self._runner.tree_refusal is not None:
             why = f"use_beam_search is true, and this target runs no token trees: {self._runner.tree_refusal}"
-            refused = JobError(Fault.INVALID, f"{why}; leave it out, or start the target on another attention_path")
-        refused = refused or refuses_scoring(job)
+            refused = JobError(JobFault.INVALID, f"{why}; leave it out, or start the target on another attention_path")
+        refused = refused or scoring_refusal(job)
         if refused is not None:
             self._engine.answer(lambda: job.respond(refused))
             return
@@ -119,7 +119,7 @@ class Verifier:
             is_done = beams.search.is_done
         if job.until_len <= length or is_done:
             why = f"until_len is {job.until_len}, must be more than the {length} tokens committed"
-            self._leases.answer(job, JobError(Fault.INVALID, why))
+            self._leases.answer(job, JobError(JobFault.INVALID, why))
             return
         num_same = job.base_len  # tokens that the slot had before the message
         for known_id, token_id in zip(known_ids, job.committed_ids, strict=False):

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from outrider.wire.processes.processes import descendants
+from outrider.wire.processes.descendants import descendants
 from tests.forked import REPO, clean_environment
 
 HEAD, FIRST, SECOND, THIRD = (f"10.83.0.{number}" for number in range(1, 5))

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from outrider.v1 import registry_pb2
-from outrider.wire.processes.processes import become_subreaper, end_descendants
+from outrider.wire.processes.descendants import become_subreaper, end_descendants
 from tests.cluster.nodes import FIRST, HEAD, SECOND, THIRD, Nodes, NoNetwork, enter_network
 from tests.e2e.process_tree import Command
 from tests.e2e.registry_load import Load, members, sizes, under_load, until_serving

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.wire.processes.processes import become_subreaper, descendants
+from outrider.wire.processes.descendants import become_subreaper, descendants
 from tests.forked import REPO, clean_environment, start_server
 
 

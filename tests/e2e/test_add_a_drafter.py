@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack import REPO
+from tests.forked import REPO
 
 PAGE = REPO / "docs" / "add-a-drafter.md"
 PARTS = ("outrider", "gateway", "target_service", "draft_service", "deploy", "models/demo")

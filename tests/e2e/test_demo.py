@@ -9,20 +9,20 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.cli.demo.demo import report
-from outrider.cli.demo.demo_parts import Part, before_edit
-from outrider.cli.demo.demo_runs import Comparison, DemoAnswer, Measured, Pair, compare
+from outrider.cli.demo.demo_parts import DemoPart, before_edit
+from outrider.cli.demo.demo_runs import Comparison, DemoOutput, Measurement, Pair, compare
 from outrider.client import Speculation, Usage
 from outrider.lab.models.reference_generate import Generated
 from outrider.lab.models.reference_generate import compare as judged
-from outrider.wire.processes.processes import StopFlag, StopRequested
+from outrider.wire.processes.stop_flag import StopFlag, StopRequested
 from tests.e2e.process_tree import Command, tree
 from tests.stack import DEMO_TARGET
 
 PROMPT = "import os\n\ndef "
 
 
-def an_answer(ids: list[int]) -> DemoAnswer:
-    return DemoAnswer(PROMPT, "", ids, Usage(0, len(ids), 0, 0, 0, 0, 0, 0), 1.0)
+def an_answer(ids: list[int]) -> DemoOutput:
+    return DemoOutput(PROMPT, "", ids, Usage(0, len(ids), 0, 0, 0, 0, 0, 0), 1.0)
 
 
 def test_the_judge_says_yes_to_the_targets_own_and_no_to_one_wrong_token() -> None:
@@ -60,11 +60,11 @@ def test_the_demo_shows_what_speculation_did_and_proves_the_text() -> None:
 
 
 def test_a_difference_and_what_does_not_pay_are_shown_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = DemoAnswer(PROMPT, "", [1] * 24, Usage(9, 24, 0, 0, 0, 24, 0, 0), 3.0)
-    slow = DemoAnswer(PROMPT, "", [1] * 24, Usage(9, 24, 8, 40, 16, 0, 0, 0), 4.0)
-    fast = DemoAnswer(PROMPT, "", [1] * 24, Usage(9, 24, 8, 40, 16, 0, 0, 0), 1.5)
-    parts = [Part(name, "", (PROMPT,), Speculation()) for name in ("fast", "slow")]
-    measured = [Measured([Pair((plain, plain), (one, replace(one)))]) for one in (fast, slow)]
+    plain = DemoOutput(PROMPT, "", [1] * 24, Usage(9, 24, 0, 0, 0, 24, 0, 0), 3.0)
+    slow = DemoOutput(PROMPT, "", [1] * 24, Usage(9, 24, 8, 40, 16, 0, 0, 0), 4.0)
+    fast = DemoOutput(PROMPT, "", [1] * 24, Usage(9, 24, 8, 40, 16, 0, 0, 0), 1.5)
+    parts = [DemoPart(name, "", (PROMPT,), Speculation()) for name in ("fast", "slow")]
+    measured = [Measurement([Pair((plain, plain), (one, replace(one)))]) for one in (fast, slow)]
     difference = {"answer": 6, "position": 5, "expected": 11, "found": 12, "top2_gap": 3e-6}
     report(parts, measured, Comparison(8, 192, [difference]))
     out = capsys.readouterr().out

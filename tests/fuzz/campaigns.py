@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deploy.registry import Registry
-from gateway.api.http_io import is_anthropics
+from gateway.api.http_io import is_anthropic_path
 from gateway.api.schemas.answers.messages import MessageError
 from gateway.api.schemas.answers.server import Error
 from gateway.output_format import OutputFormat, one_output
@@ -373,7 +373,7 @@ def _check_form(path: str, status: int, kind: str, told: bytes) -> None:
     """Whether an answer is what the protocol of its endpoint knows."""
     if status != 200:
         assert kind == "application/json"
-        error = MessageError if is_anthropics(path) else Error
+        error = MessageError if is_anthropic_path(path) else Error
         assert error.model_validate_json(told).error.message, "an error says what was wrong"
         return
     whole, event = READERS[path]

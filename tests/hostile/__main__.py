@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report
 from benchmarks.running import running
 from outrider.lab.load.figures import quantile
-from outrider.wire.processes.processes import descendants
+from outrider.wire.processes.descendants import descendants
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from tests.hostile import requests
 from tests.hostile.clients import LEFT, NO_ANSWER, Observed, Outcome, client_of, observed, send, send_all

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from outrider.wire.processes.processes import descendants
+from outrider.wire.processes.descendants import descendants
 
 WINDOW_S = 0.25
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

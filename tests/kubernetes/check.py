@@ -19,9 +19,10 @@ import kubernetes_validate
 
 from deploy.launcher import read_arguments, read_config
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes.processes import StopFlag
-from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load, part_of
+from outrider.wire.processes.stop_flag import StopFlag
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load
 from outrider.wire.settings.system import SystemConfig
+from outrider.wire.settings.variables import part_of
 from tests.kubernetes.chart import Manifest
 
 SCHEMAS = Path(__file__).parent / "schemas"

@@ -10,8 +10,8 @@ import re
 import sys
 from dataclasses import dataclass
 
+from tests.forked import REPO
 from tests.paths.trace import Entered, trace_chat
-from tests.stack import REPO
 
 DOCUMENT = REPO / "docs" / "architecture.md"
 MOST_ON_SPINE = 18

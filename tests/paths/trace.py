@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.stack import DEMO_DRAFT, DEMO_TARGET, REPO, Process
+from tests.forked import REPO
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process
 
 MODULES = ("target_service", "draft_service", "gateway")
 IDLE_S = 4.0

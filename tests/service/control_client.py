@@ -12,7 +12,7 @@ import grpc.aio
 import torch
 
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import Delivery, NodeKind, to_proto
+from outrider.engine.speculation.nodes import Delivery, NodeKind, write_delivery
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
@@ -258,12 +258,15 @@ def delivery(
         ids=[*path, *ids],
         parents=[*range(ROOT, start - 1), *(start + parent for parent in parents)],
         ranks=[*[0] * start, *([0] * num if ranks is None else ranks)],
-        kinds=[*[NodeKind.KNOWN] * start, *[NodeKind.GUESS if log_probs is None else NodeKind.LAW] * num],
+        kinds=[
+            *[NodeKind.REFERENCE] * start,
+            *[NodeKind.DETERMINISTIC if log_probs is None else NodeKind.SAMPLED] * num,
+        ],
         rows=None if log_probs is None else encode_rows(log_probs, prefer_sparse=sparse),
         ends=[start + node for node in ends],
         vocab_size=0 if log_probs is None else log_probs.shape[1],
     )
-    return to_proto(nodes, client.epoch)
+    return write_delivery(nodes, client.epoch)
 
 
 async def eventually(check: Callable[[pb.WorkerInfo], bool], client: ControlClient, timeout_s: float = 20.0) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import NodeKind, from_proto
+from outrider.engine.speculation.nodes import NodeKind, read_delivery
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from tests.wire_rows import decode_rows
@@ -37,17 +37,17 @@ class Grown:
             self._add(part, vocab_size)
 
     def _add(self, part: tpb.Delivery, vocab_size: int) -> None:
-        nodes = from_proto(part, vocab_size)
+        nodes = read_delivery(part, vocab_size)
         paths: dict[int, Path] = {ROOT: ()}
         drawn: dict[Path, int] = {}  # the first of each parent
         for index, (token_id, parent) in enumerate(zip(nodes.ids, nodes.parents, strict=True)):
             path = paths[index] = (*paths[parent], token_id)
-            if nodes.kinds[index] is NodeKind.KNOWN:
+            if nodes.kinds[index] is NodeKind.REFERENCE:
                 assert path in self.kinds, "what is on the way came before"
                 continue
             assert path not in self.kinds, "a node comes once"
             self.ranks[path], self.kinds[path] = nodes.ranks[index], nodes.kinds[index]
-            if nodes.kinds[index] is NodeKind.LAW:
+            if nodes.kinds[index] is NodeKind.SAMPLED:
                 drawn.setdefault(path[:-1], token_id)
         if nodes.rows is not None:
             self.forms.add(type(nodes.rows))
@@ -65,7 +65,7 @@ class Grown:
         found = list[int]()
         while len(found) < most:
             first = [i for i in self.children((*found,)) if self.ranks[*found, i] == 0]
-            if not first or self.kinds[*found, first[0]] is NodeKind.KEY:
+            if not first or self.kinds[*found, first[0]] is NodeKind.RECOVERY:
                 break
             found.append(first[0])
         return found

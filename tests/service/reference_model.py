@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.sampling import distributions
 from outrider.wire.requests.params import SamplingParams
@@ -68,13 +68,13 @@ class ReferenceModel:
             target,
             draft,
             drafts,
-            lambda j: uniform(params, start, start + j, Purpose.ACCEPT),
+            lambda j: uniform(params, start, start + j, NoiseStream.ACCEPT),
             lambda j, weights: gumbel_max(weights, params, start + j),
         )
         return num, [*drafts[:num], next_id]
 
 
-def uniform(params: SamplingParams, committed_len: int, position: int, purpose: Purpose) -> float:
+def uniform(params: SamplingParams, committed_len: int, position: int, purpose: NoiseStream) -> float:
     return float(host_slot_uniforms([params], [committed_len], [position], [purpose])[0, 0])
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.generation import (
-    AnswerUsage,
-    Drafter,
+    ChoiceUsage,
     FinishReason,
     GenerationRequest,
     OutputLogprobs,
@@ -22,12 +21,13 @@ from gateway.generation import (
     OutputToken,
     RoundOutput,
     ServedFacts,
-    TokenKind,
 )
-from gateway.rounds.detokenizer import Pushed, detokenizer_of
+from gateway.rounds.detokenizer import TextUpdate, detokenizer_of
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
+from outrider.wire.kinds import TokenKind
+from outrider.wire.requests.drafters import Drafter
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.log import TextFormatter
 from tests.rendering import inline_template
@@ -167,7 +167,7 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
     ids = tokenizer.encode(text)[: request.params.max_tokens]
     short = len(ids) == request.params.max_tokens
     detokenizer = detokenizer_of(request, tokenizer)
-    usage = AnswerUsage(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed)
+    usage = ChoiceUsage(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed)
     usage.num_cached_prompt_tokens = generator.num_cached + request.params.choice
     outputs: list[RoundOutput] = []
     for start in range(0, len(ids), len(ROUND)):
@@ -215,7 +215,7 @@ def _prompt_logprobs(request: GenerationRequest) -> tuple[pb.TokenLogprobs, ...]
     )
 
 
-def _tokens(request: GenerationRequest, ids: list[int], pushed: Pushed) -> tuple[OutputToken, ...]:
+def _tokens(request: GenerationRequest, ids: list[int], pushed: TextUpdate) -> tuple[OutputToken, ...]:
     """Log-probs are made up, but tell apart: of the chosen id -0.5, of its neighbours -1, -2, ..., the last -inf."""
     wanted = request.params.num_logprobs
     tokens = []

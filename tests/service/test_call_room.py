@@ -21,7 +21,7 @@ from outrider.v1 import gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Overloaded
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
-from outrider.wire.transport.call_room import MAX_DELIVERING, MAX_LOOKING, CallLimits, CallTurns
+from outrider.wire.transport.call_room import MAX_DELIVERY_STREAMS, MAX_WATCHING_CALLS, CallLimits, CallQueue
 from outrider.wire.transport.serving import start_server
 from tests.partial_messages import unfinished_calls
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
@@ -112,8 +112,9 @@ async def test_who_watches_health_takes_no_room_from_requests(monkeypatch: pytes
         for _ in range(20):
             error = await refusal(health.Watch(health_pb2.HealthCheckRequest()).read())
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            num = MAX_WATCHING_CALLS // 4
             assert str(error.details()).startswith(
-                f"{MAX_LOOKING // 4} calls watch health or ask for services, {MAX_LOOKING // 4} of this caller"
+                f"{num} calls watch health or ask for services, {num} of this caller"
             )
         assert await generate(channel) == "the fox"
         for call in (*watches, looking):
@@ -131,10 +132,10 @@ async def test_who_watches_health_takes_no_room_from_requests(monkeypatch: pytes
 async def test_streams_of_proposals_take_no_room_from_gateways() -> None:
     async with (
         target() as address,
-        unfinished_calls(address, MAX_DELIVERING // 4 + 20, DELIVER, MIB) as num_bytes,
+        unfinished_calls(address, MAX_DELIVERY_STREAMS // 4 + 20, DELIVER, MIB) as num_bytes,
         grpc.aio.insecure_channel(address) as channel,
     ):
-        share = MAX_DELIVERING // 4
+        share = MAX_DELIVERY_STREAMS // 4
         assert share * (MIB - 10) <= num_bytes < (share + 6) * MIB
         stub: Any = target_pb2_grpc.TargetServiceStub(channel)
         assert await info(stub) == "reached"
@@ -148,7 +149,7 @@ async def test_streams_of_proposals_take_no_room_from_gateways() -> None:
 
 
 async def test_a_caller_waits_behind_its_own_share_alone() -> None:
-    turns = CallTurns(4, 2, CallLimits("wait", 100, 5))
+    turns = CallQueue(4, 2, CallLimits("wait", 100, 5))
     async with AsyncExitStack() as held:
         for _ in range(2):
             await held.enter_async_context(turns.one("a"))

@@ -11,12 +11,12 @@ import grpc
 import pytest
 import torch
 
-from outrider.engine.sampling.noise import Purpose
+from outrider.engine.sampling.noise import NoiseStream
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.requests.speculation import Speculation
-from outrider.wire.transport.codec import DenseRows
+from outrider.wire.transport.codec import DenseDistributions
 from tests.service.conftest import worker
 from tests.service.control_client import (
     ControlClient,
@@ -161,11 +161,11 @@ async def test_full_rows_are_the_law_it_drew_from(
         params = sampling(**own)
         found = await grown(draft, recorder, seed, PROMPT, chain_of(6, FULL), **own)
         chain, rows = found.chain(), found.drawn(6)
-        assert [draw(row, uniform(params, 5, 5 + j, Purpose.DRAFT)) for j, row in enumerate(rows)] == chain
+        assert [draw(row, uniform(params, 5, 5 + j, NoiseStream.DRAFT)) for j, row in enumerate(rows)] == chain
         laws = reference.laws(PROMPT, len(PROMPT), params, chain)[:-1]
         assert torch.allclose(rows.exp(), laws.exp(), atol=1e-5)
         assert (rows == -torch.inf).equal(laws == -torch.inf)
-        assert found.forms == {DenseRows}
+        assert found.forms == {DenseDistributions}
 
 
 # refused

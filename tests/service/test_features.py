@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from draft_service.jobs import Rows, RowsJob, RowsRequest
+from draft_service.jobs import FeatureBits, FeaturesJob, FeaturesRequest
 from draft_service.targets.deliveries import Deliverer
 from draft_service.targets.registration import HeadOffer
-from outrider.engine.heads.opening import OpeningMap, OpeningSpec
+from outrider.engine.heads.opening import Projection, ProjectionSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair
@@ -57,29 +57,29 @@ def model(target_folder: str) -> UncachedModel:
     return UncachedModel(AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval())
 
 
-def opening(taps: Sequence[int] = TAPS, hidden: int = HIDDEN, seed: int = 0) -> OpeningMap:
-    spec, generator = OpeningSpec(tuple(taps), WIDTH, "each"), torch.Generator().manual_seed(seed)
-    return OpeningMap(spec, {name: torch.randn(of, generator=generator) for name, of in spec.shapes(hidden).items()})
+def opening(taps: Sequence[int] = TAPS, hidden: int = HIDDEN, seed: int = 0) -> Projection:
+    spec, generator = ProjectionSpec(tuple(taps), WIDTH, "each"), torch.Generator().manual_seed(seed)
+    return Projection(spec, {name: torch.randn(of, generator=generator) for name, of in spec.shapes(hidden).items()})
 
 
-def numbers(rows: Rows) -> Tensor:
+def numbers(rows: FeatureBits) -> Tensor:
     return torch.from_numpy(rows.view(np.int16).copy()).view(torch.bfloat16).float()
 
 
 class Draft:
     """A draft's stream to a target, and what came on it."""
 
-    def __init__(self, client: ControlClient, process: Process, made: OpeningMap) -> None:
+    def __init__(self, client: ControlClient, process: Process, made: Projection) -> None:
         self.client = client
         self.address = process.address
         self.opening = made
-        self.rows: dict[tuple[int, int], Rows] = {}
+        self.rows: dict[tuple[int, int], FeatureBits] = {}
         """By ticket and position, the last that came."""
         self.num_rows = 0
         self.deliverer = Deliverer(WorkerMetrics("draft"), self._take, offer=HeadOffer.of(made))
         self._changed = asyncio.Event()
 
-    def _take(self, job: RowsJob) -> None:
+    def _take(self, job: FeaturesJob) -> None:
         assert job.target_epoch == self.client.epoch
         job.taken()
         self.num_rows += len(job.rows)
@@ -88,7 +88,7 @@ class Draft:
         self._changed.set()
 
     def request(self, ticket: int, start: int = 0) -> None:
-        self.deliverer.request_rows(self.address, self.client.epoch, RowsRequest(ticket, start, 1))
+        self.deliverer.request_rows(self.address, self.client.epoch, FeaturesRequest(ticket, start, 1))
 
     async def pair(self) -> None:
         await self.deliverer.register(self.address, self.client.epoch)
@@ -110,7 +110,7 @@ class Draft:
 
 
 @asynccontextmanager
-async def draft_of(client: ControlClient, process: Process, made: OpeningMap | None = None) -> AsyncIterator[Draft]:
+async def draft_of(client: ControlClient, process: Process, made: Projection | None = None) -> AsyncIterator[Draft]:
     draft = Draft(client, process, opening() if made is None else made)
     yield draft
     await draft.deliverer.close()
@@ -161,7 +161,7 @@ async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
     ids=["width", "layers"],
 )
 async def test_a_head_of_another_target_makes_no_pair(
-    target: ControlClient, target_worker: Process, made: OpeningMap, why: str
+    target: ControlClient, target_worker: Process, made: Projection, why: str
 ) -> None:
     async with draft_of(target, target_worker, made) as draft:
         with pytest.raises(IncompatiblePair, match=why):

@@ -182,7 +182,7 @@ async def test_a_drafts_tokenizer_does_not_stop_the_loop(
     assert "and 'token number 0' in the draft" in refusal
     assert longest_s < 0.05
     draft.files = pb.TokenizerFiles(tokenizer_json=bytes(33 << 20))
-    link.ask_again()
+    link.retry_now()
     await until(lambda: link.refused is not None and "the draft's is not read: RESOURCE_EXHAUSTED" in str(link.refused))
 
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 import torch
 
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import Delivery, NodeKind, to_proto
+from outrider.engine.speculation.nodes import Delivery, NodeKind, write_delivery
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
@@ -182,9 +182,11 @@ def any_nodes(random: Random, ticket: int, committed: Sequence[int], likely: Seq
     start = len(path)
     parents = [random.choice([index - 1, random.randint(ROOT, index - 1)]) for index in range(start, start + num)]
     parents = [*range(ROOT, start - 1), *parents]
-    kinds = random.choice([[NodeKind.LAW] * num, [NodeKind.GUESS] * num, random.choices(list(NodeKind), k=num)])
-    kinds = [*[NodeKind.KNOWN] * start, *kinds]
-    num_laws = len({parent for parent, kind in zip(parents, kinds, strict=True) if kind is NodeKind.LAW})
+    kinds = random.choice(
+        [[NodeKind.SAMPLED] * num, [NodeKind.DETERMINISTIC] * num, random.choices(list(NodeKind), k=num)]
+    )
+    kinds = [*[NodeKind.REFERENCE] * start, *kinds]
+    num_laws = len({parent for parent, kind in zip(parents, kinds, strict=True) if kind is NodeKind.SAMPLED})
     noise = torch.randn(num_laws, 320, generator=torch.Generator().manual_seed(random.randrange(1 << 30)))
     return Delivery(
         ticket=ticket,
@@ -227,7 +229,7 @@ async def test_trees_by_chance_fail_no_step(hasty: ControlClient, reference: Ref
             committed += verdict.token_ids
             num_drafted += verdict.num_drafted
             trees = [any_nodes(random, message.tickets[0].ticket, committed, [*expected[:6], 3, 4]) for _ in range(3)]
-            await deliver(hasty, *(to_proto(each, hasty.epoch) for each in trees))
+            await deliver(hasty, *(write_delivery(each, hasty.epoch) for each in trees))
             hasty.tell(tpb.Extend(slot=slot, ticket=message.tickets[0].ticket, until_len=len(committed) + 1))
         assert options or committed == [*PROMPT, *expected]
         hasty.tell(pb.CloseSlot(slot=slot))

@@ -182,7 +182,7 @@ async def test_a_link_outlives_its_streams_refusals_and_drains(caplog: pytest.Lo
         refusing[0] = False
         await asyncio.sleep(0.5)
         assert link.connection is None, "it is what it was: it is not looked at again"
-        link.ask_again()
+        link.retry_now()
         await until(lambda: link.connection)
         assert link.refused is None
         backs = [each for each in caplog.messages if "is back" in each]

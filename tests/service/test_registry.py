@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from deploy.actors import take_cores
 from deploy.registry import Registry
-from deploy.sightings import Seen, Sightings
+from deploy.sightings import Sighting, WorkerCalls
 from gateway.workers.membership import Membership
 from gateway.workers.registry_client import RegistryClient
 from outrider.cli.main import app
@@ -219,7 +219,7 @@ def test_what_a_worker_says_of_itself_is_bounded_in_the_launcher_and_its_log(
 ) -> None:
     monkeypatch.setattr("deploy.sightings.PERIOD_S", 0.0)
     monkeypatch.setattr("outrider.wire.peer_text.MAX_REASONS", 2)
-    eyes, seen = Sightings(registry.loop, None), list[Seen]()
+    eyes, seen = WorkerCalls(registry.loop, None), list[Sighting]()
     with played_draft() as (draft, server):
         draft.num_refusals, draft.num_cores = 3, MAX_INFO_BYTES
         eyes.watch("draft-0", "draft", server.address)
@@ -233,10 +233,10 @@ def test_what_a_worker_says_of_itself_is_bounded_in_the_launcher_and_its_log(
 def test_a_worker_is_seen_to_answer_to_hang_and_to_be_gone(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.sightings.PERIOD_S", 0.05)
     monkeypatch.setattr("deploy.sightings.TIMEOUT_S", 0.3)
-    eyes = Sightings(registry.loop, None)
+    eyes = WorkerCalls(registry.loop, None)
 
-    def next_that(holds: Callable[[Seen], bool]) -> Seen:
-        found: list[Seen] = []
+    def next_that(holds: Callable[[Sighting], bool]) -> Sighting:
+        found: list[Sighting] = []
         wait_until(lambda: bool(found.extend(one for one in eyes.take() if holds(one)) or found), "a sight")
         return found[0]
 

@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 
 from deploy.registry import Registry
-from deploy.sightings import Seen, Sightings
+from deploy.sightings import Sighting, WorkerCalls
 from outrider.cli.secrets.authority import Authority
 from outrider.v1 import common_pb2, draft_pb2_grpc
 from outrider.v1 import registry_pb2 as pb
@@ -68,9 +68,9 @@ class PlayedDraft(draft_pb2_grpc.DraftServiceServicer):
         return ["outrider.v1.DraftService"]
 
 
-def seen_first(registry: Registry, address: str, certificates: CertificateFolder) -> Seen:
+def seen_first(registry: Registry, address: str, certificates: CertificateFolder) -> Sighting:
     """By a launcher with these."""
-    eyes = Sightings(registry.loop, certificates)
+    eyes = WorkerCalls(registry.loop, certificates)
     eyes.watch("draft-0", "draft", address)
     give_up, found = time.monotonic() + 10, eyes.take()
     while not found:

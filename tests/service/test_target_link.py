@@ -18,7 +18,7 @@ from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from outrider.wire.transport.codec import DenseRows
+from outrider.wire.transport.codec import DenseDistributions
 from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.streams import ControlStreams
 
@@ -47,8 +47,8 @@ class SlowTarget(target_pb2_grpc.TargetServiceServicer):
 
 def with_law(ticket: int) -> Delivery:
     """One token and its law."""
-    law = DenseRows(1, bytes(PART_BYTES))
-    return Delivery(ticket, 10, (3,), (ROOT,), (0,), (NodeKind.LAW,), law, vocab_size=VOCAB_SIZE)
+    law = DenseDistributions(1, bytes(PART_BYTES))
+    return Delivery(ticket, 10, (3,), (ROOT,), (0,), (NodeKind.SAMPLED,), law, vocab_size=VOCAB_SIZE)
 
 
 def dropped(metrics: WorkerMetrics) -> int:

@@ -19,6 +19,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from gateway.api.http_server import BACKLOG, HttpServer, bind
+from outrider.cli.secrets.authority import Authority
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
@@ -26,7 +27,7 @@ from outrider.wire.transport.roles import Role
 from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.streams import MAX_BATCH_ITEMS, MAX_UNREAD, ControlStreams
 from outrider.wire.transport.tls import CertificateFolder, Dialer, channel_credentials, http_context
-from tests.certificates import Authority, authority, part_folder, public_folder
+from tests.certificates import authority, part_folder, public_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.v1 import common_pb2 as pb
@@ -69,13 +69,13 @@ async def test_siblings_are_drawn_one_after_the_other_from_what_is_shipped(
     draft: ControlClient, recorder: Recorder, reference: ReferenceModel
 ) -> None:
     found = await grown(draft, recorder, shaped("2x2", DraftLogprobs.FULL), **SAMPLED)
-    assert set(found.kinds.values()) == {NodeKind.LAW} and len(found.laws) == 3
+    assert set(found.kinds.values()) == {NodeKind.SAMPLED} and len(found.laws) == 3
     for path, law in found.laws.items():
         assert torch.allclose(law, law_after(reference, path, **SAMPLED), atol=1e-4)
         left, ids = law.clone(), found.children(path)
         assert len(ids) == 2
         for rank, token_id in enumerate(ids):
-            key = [sampling(**SAMPLED)], [len(PROMPT)], [len(PROMPT) + len(path)], [Purpose.DRAFT], [rank]
+            key = [sampling(**SAMPLED)], [len(PROMPT)], [len(PROMPT) + len(path)], [NoiseStream.DRAFT], [rank]
             assert token_id == draw(left, float(host_slot_uniforms(*key)[0, 0]))
             left[token_id] = -torch.inf
 

@@ -12,7 +12,8 @@ import pytest
 from gateway.admission import requests as admission_requests
 from gateway.api import routes
 from gateway.api.openai_answers import best_of
-from gateway.generation import OutputLogprobs, OutputToken, TokenKind
+from gateway.generation import OutputLogprobs, OutputToken
+from outrider.wire.kinds import TokenKind
 from tests.service.scripted_generator import CONTEXT_LIMIT, ScriptedGenerator, demo_tokenizer, rounds
 from tests.service.test_routes import in_process
 

@@ -9,7 +9,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.keys import AccessMetrics
-from gateway.telemetry.vllm_names import EndedAnswers, VllmNames
+from gateway.telemetry.vllm_names import ChoiceSeries, VllmNames
 from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import Membership
 from outrider.wire.telemetry.metrics import GatewayMetrics, WorkerMetrics
@@ -39,7 +39,7 @@ def existing() -> set[str]:
     registry.register(MemberSeries(lambda: (), lambda: Membership((), ())))
     AccessMetrics(registry)
     Spans("http://127.0.0.1:1", "gateway", registry).close()
-    EndedAnswers(registry)
+    ChoiceSeries(registry)
     registry.register(VllmNames(GatewayMetrics(), lambda: ()))
     registries = (GatewayMetrics().registry, WorkerMetrics("draft").registry, registry)
     families = [family for each in registries for family in each.collect()]

@@ -12,7 +12,7 @@ from typing import Protocol
 import orjson
 
 from gateway.admission.admission import Admission, IncomingRequest
-from gateway.admission.requests import Demand
+from gateway.admission.demand import UncheckedRequest
 from gateway.api.openai_responses import ChoiceReader, Json, join_outputs
 from gateway.api.speculation_answers import speculation_of
 from gateway.api.usage import usage_of
@@ -97,7 +97,7 @@ class LayerAnswer:
     def __init__(
         self,
         admission: Admission,
-        demand: Demand,
+        demand: UncheckedRequest,
         incoming: IncomingRequest,
         create_form: FormFactory,
         token_kinds: bool,

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from gateway.admission.requests import MAX_MESSAGES
-from gateway.api.schemas.base import Lenient, Strict
+from gateway.admission.demand_checks import MAX_MESSAGES
+from gateway.api.schemas.base import LenientSchema, StrictSchema
 from gateway.api.schemas.content_parts import CONTENT, NoTextBlock, read_content, text_of_part
 from gateway.api.schemas.messages import type_field, written_arguments
 from outrider.wire.errors import InvalidRequest
@@ -44,7 +44,7 @@ def _block_tag(value: Any) -> str:
     return f"<{kind}>"
 
 
-class TextBlock(Lenient):
+class TextBlock(LenientSchema):
     type: Literal["text"]
     text: str
 
@@ -56,16 +56,16 @@ Texts = Annotated[
 ]
 
 
-class ThinkingBlock(Lenient):
+class ThinkingBlock(LenientSchema):
     type: Literal["thinking"]
     thinking: str
 
 
-class RedactedBlock(Lenient):
+class RedactedBlock(LenientSchema):
     type: Literal["redacted_thinking"]
 
 
-class WrittenBlock(Strict):
+class WrittenBlock(StrictSchema):
     """A document or a search result, of which the text is read."""
 
     model_config = ConfigDict(extra="allow")
@@ -83,7 +83,7 @@ class WrittenBlock(Strict):
         return self
 
 
-class ToolUseBlock(Lenient):
+class ToolUseBlock(LenientSchema):
     type: Literal["tool_use"]
     id: str
     name: str
@@ -97,7 +97,7 @@ class ToolUseBlock(Lenient):
             raise InvalidRequest(f"a tool_use has an input that {error}", param="messages") from None
 
 
-class ToolResultBlock(Lenient):
+class ToolResultBlock(LenientSchema):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Any = Field(

@@ -34,7 +34,7 @@ class MessageForm:
         self._stop: Json = {"stop_reason": None, "stop_sequence": None}
         # A stream begins before it is known how much was cached: message_start counts nothing as cached.
         self._usage: Json = {
-            "input_tokens": len(request.asked_ids),
+            "input_tokens": len(request.caller_prompt_ids),
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 0,

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Demand, FieldNames
+from gateway.admission.demand import FieldNames, UncheckedRequest
+from gateway.admission.demand_checks import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS
 from gateway.api.forms.messages_blocks import (
     BLOCKS,
     ROLE_BLOCKS,
@@ -23,7 +24,7 @@ from gateway.api.forms.messages_blocks import (
     text_part,
 )
 from gateway.api.forms.messages_tools import AnyMessagesTool, ToolChoice
-from gateway.api.schemas.base import Lenient, Strict, described
+from gateway.api.schemas.base import LenientSchema, StrictSchema, described
 from gateway.api.schemas.content_parts import text_of_part
 from gateway.api.schemas.field_types import Strings
 from gateway.api.schemas.layers import Layer, chat_message
@@ -64,7 +65,7 @@ MESSAGES_NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Parameters that are not offered, with the values besides null that ask for nothing."""
 
 
-class InputMessage(Lenient):
+class InputMessage(LenientSchema):
     """A message, or an answer as it came, which has more fields."""
 
     role: Literal["user", "assistant", "system"]
@@ -118,25 +119,25 @@ class InputMessage(Lenient):
         )
 
 
-class Thinking(Lenient):
+class Thinking(LenientSchema):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = described("ignored: reasoning ends where the model ends it")
     display: Literal["summarized", "omitted"] | None = described("ignored: reasoning comes as it is")
 
 
-class JsonOutput(Strict):
+class JsonOutput(StrictSchema):
     type: Literal["json_schema"]
     schema_: AnySchema = Field(alias="schema", description="a JSON Schema (2020-12)")
 
 
-class OutputConfig(Strict):
+class OutputConfig(StrictSchema):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = described(
         "passed to the template as `reasoning_effort`, max as xhigh"
     )
     format: JsonOutput | None = described("what the answer has to be")
 
 
-class Metadata(Lenient):
+class Metadata(LenientSchema):
     user_id: str | None = described("as chat's `user`", maxLength=MAX_USER_CHARS)
 
 
@@ -168,7 +169,7 @@ class CountBody(Layer):
             )
         return without_others(value, MESSAGES_NEUTRAL, cls.ignored)
 
-    def demand(self, request_id: str, **others: Any) -> Demand:
+    def demand(self, request_id: str, **others: Any) -> UncheckedRequest:
         """Return the demand for an answer to these messages. `others`: more fields of a ChatBody. Raises
         InvalidRequest.
         """
@@ -241,7 +242,7 @@ class MessagesBody(CountBody):
     stop_in_reasoning: bool | None = described("as chat's. Default: false")
     metadata: Metadata | None = described("`user_id`: as chat's `user`")
 
-    def demand(self, request_id: str, **others: Any) -> Demand:
+    def demand(self, request_id: str, **others: Any) -> UncheckedRequest:
         return super().demand(
             request_id,
             max_tokens=self.max_tokens,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from gateway.api.schemas.base import Lenient, described, log_ignored
+from gateway.api.schemas.base import LenientSchema, described, log_ignored
 from gateway.api.schemas.messages import LeftOutTool, tool_kind
 from gateway.tools.offer import Tool, ToolOffer, offer_of
 from outrider.wire.errors import InvalidRequest
@@ -16,7 +16,7 @@ DIRECT = "direct"
 """The value of `allowed_callers` that stands for the model itself."""
 
 
-class MessagesTool(Lenient):
+class MessagesTool(LenientSchema):
     """A tool of the client's."""
 
     type: Literal["custom"] | None = described("custom; a tool of another type is left out")
@@ -43,7 +43,7 @@ AnyMessagesTool = Annotated[
 ]
 
 
-class ToolChoice(Lenient):
+class ToolChoice(LenientSchema):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = described("of the tool, with type tool")
     disable_parallel_tool_use: bool | None = described("at most one call. Default: false")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gateway.api.schemas.base import Lenient, Strict, described
+from gateway.api.schemas.base import LenientSchema, StrictSchema, described
 from gateway.api.schemas.structured_outputs import JsonSchemaBody, ResponseFormatBody
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
@@ -68,12 +68,12 @@ class TextFormat(JsonSchemaBody):
         return OutputFormat(output.kind, output.value, "text.format")
 
 
-class TextBody(Strict):
+class TextBody(StrictSchema):
     format: TextFormat | None = described("what the answer has to be")
     verbosity: Literal["low", "medium", "high"] | None = described("ignored: models here are not told of it")
 
 
-class ReasoningBody(Lenient):
+class ReasoningBody(LenientSchema):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = described("as chat's")
     summary: Literal["auto", "concise", "detailed"] | None = described("ignored: reasoning comes as it is")
     generate_summary: Literal["auto", "concise", "detailed"] | None = described("ignored, as `summary`")

@@ -19,7 +19,8 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from gateway.admission.requests import MAX_MESSAGES, MAX_USER_CHARS, Demand, FieldNames
+from gateway.admission.demand import FieldNames, UncheckedRequest
+from gateway.admission.demand_checks import MAX_MESSAGES, MAX_USER_CHARS
 from gateway.api.forms.responses_options import (
     RESPONSES_IGNORED,
     RESPONSES_NEUTRAL,
@@ -29,7 +30,7 @@ from gateway.api.forms.responses_options import (
     TextFormat,
 )
 from gateway.api.forms.responses_tools import AnyResponsesTool, OfferedTool, full_name, offered_tools
-from gateway.api.schemas.base import Lenient, described, log_ignored
+from gateway.api.schemas.base import LenientSchema, described, log_ignored
 from gateway.api.schemas.content_parts import CONTENT, read_content
 from gateway.api.schemas.layers import Layer, chat_message
 from gateway.api.schemas.messages import CUSTOM_INPUT, MessageBody, type_field, written_arguments
@@ -41,7 +42,7 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import LOGPROBS
 
 
-class InputMessage(Lenient):
+class InputMessage(LenientSchema):
     type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Any = Field(json_schema_extra=CONTENT)
@@ -52,7 +53,7 @@ class InputMessage(Lenient):
         return read_content(value, info.data.get("role", "user"))
 
 
-class InputCall(Lenient):
+class InputCall(LenientSchema):
     """A past call of a function, or of a tool that takes any text."""
 
     type: Literal["function_call", "custom_tool_call"]
@@ -74,7 +75,7 @@ class InputCall(Lenient):
         return self
 
 
-class InputCallOutput(Lenient):
+class InputCallOutput(LenientSchema):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Any = Field(default="", json_schema_extra=CONTENT)
@@ -85,7 +86,7 @@ class InputCallOutput(Lenient):
         return read_content(value, "tool")
 
 
-class InputReasoning(Lenient):
+class InputReasoning(LenientSchema):
     type: Literal["reasoning"]
     content: Any = Field(default="", json_schema_extra=CONTENT)
 
@@ -108,7 +109,7 @@ LEFT_OUT = re.compile("(_call|_output)$|^mcp_")
 """Types of items of tools that this server does not have."""
 
 
-class InputLeftOut(Lenient):
+class InputLeftOut(LenientSchema):
     """An item of a tool that the server has not: its call, or what it found. Left out of the chat."""
 
     type: str = Field(json_schema_extra={"pattern": LEFT_OUT.pattern, "not": {"enum": list(ITEM_TAGS)}})
@@ -229,7 +230,7 @@ class ResponsesBody(Layer):
         """Whether the answer's text has log-probs."""
         return "message.output_text.logprobs" in (self.include or ())
 
-    def demand(self, request_id: str) -> Demand:
+    def demand(self, request_id: str) -> UncheckedRequest:
         """Return the demand for this response. Raises InvalidRequest."""
         if self.top_logprobs and not self.logprobs:
             text = "top_logprobs needs include to have message.output_text.logprobs"

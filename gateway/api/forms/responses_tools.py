@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.schemas.base import Lenient, described
+from gateway.api.schemas.base import LenientSchema, described
 from gateway.api.schemas.messages import CUSTOM_INPUT, LeftOutTool, tool_kind, type_field
 from gateway.tools.offer import Tool
 
@@ -24,7 +24,7 @@ ANY_TEXT: dict[str, Any] = {
 """JSON schema of the arguments of a tool that takes any text."""
 
 
-class ResponsesTool(Lenient):
+class ResponsesTool(LenientSchema):
     """A function, or a tool that takes any text."""
 
     type: Literal["function", "custom"]
@@ -45,7 +45,7 @@ InnerTool = Annotated[
 ]
 
 
-class NamespaceTool(Lenient):
+class NamespaceTool(LenientSchema):
     """Tools under one name."""
 
     type: Literal["namespace"]

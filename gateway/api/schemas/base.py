@@ -34,7 +34,7 @@ def described(description: str, allowed: Range | None = None, **schema: Any) -> 
     return Field(default=None, description=description, json_schema_extra=schema or None)
 
 
-class Strict(BaseModel):
+class StrictSchema(BaseModel):
     """Base class of bodies that refuse unknown names. Nothing is converted: "0.5" is no number."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -48,7 +48,7 @@ class Strict(BaseModel):
         return value
 
 
-class Lenient(Strict):
+class LenientSchema(StrictSchema):
     """Base class of objects in a body that only describe something: unknown names are ignored, and logged once.
 
     Clients send back what they received, also from other servers.

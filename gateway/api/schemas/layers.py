@@ -1,6 +1,6 @@
-"""The base class of the bodies of /v1/responses and /v1/messages, which become the Demand of one chat.
+"""The base class of the bodies of /v1/responses and /v1/messages, which become the UncheckedRequest of one chat.
 
-Both are layers over chat: their own fields are read in `gateway.api.forms`, and the Demand is made by a ChatBody.
+Both are layers over chat: their own fields are read in `gateway.api.forms`, and a ChatBody makes the UncheckedRequest.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from gateway.admission.demand import FieldNames, UncheckedRequest
+from gateway.admission.demand_checks import MAX_MESSAGES
 from gateway.admission.prompts import Chat
-from gateway.admission.requests import MAX_MESSAGES, Demand, FieldNames
-from gateway.api.schemas.base import Strict, described
+from gateway.api.schemas.base import StrictSchema, described
 from gateway.api.schemas.field_types import SEED
 from gateway.api.schemas.messages import MessageBody
 from gateway.api.schemas.openai import ChatBody
@@ -49,7 +50,7 @@ def chat_message(**fields: Any) -> MessageBody:
     return parse_body(MessageBody, fields)
 
 
-class Layer(Strict):
+class Layer(StrictSchema):
     """Base class of a body for one answer to one chat. null stands for the default everywhere."""
 
     model: str | None = described(
@@ -85,7 +86,7 @@ class Layer(Strict):
         names: FieldNames,
         output: OutputFormat | None,
         **others: Any,
-    ) -> Demand:
+    ) -> UncheckedRequest:
         """Return the demand for one answer to a chat of these messages. Raises InvalidRequest.
 
         `offer`: the tools that the model may call. `names`: how this body spells fields, for errors. `output`: the

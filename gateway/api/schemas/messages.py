@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.api.schemas.base import MAX_NAME_CHARS, Lenient, described, log_ignored
+from gateway.api.schemas.base import MAX_NAME_CHARS, LenientSchema, described, log_ignored
 from gateway.api.schemas.content_parts import CONTENT, read_content, split_thinking
 from gateway.confined.template_shape import Message
 from gateway.tools.offer import MAX_LISTED_TOOLS, Tool
@@ -48,12 +48,12 @@ def written_arguments(value: Any) -> str:
         raise ValueError(f"cannot be written as JSON: {error}") from None
 
 
-class CalledFunction(Lenient):
+class CalledFunction(LenientSchema):
     name: str
     arguments: Annotated[str, BeforeValidator(written_arguments, json_schema_input_type=str | dict[str, Any])] = ""
 
 
-class CallBody(Lenient):
+class CallBody(LenientSchema):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -72,7 +72,7 @@ class CallBody(Lenient):
         return value
 
 
-class MessageBody(Lenient):
+class MessageBody(LenientSchema):
     model_config = ConfigDict(json_schema_extra={"required": ["role"]})
 
     role: str = Field(
@@ -154,7 +154,7 @@ def _reasoning_text(value: dict[str, Any], thinking: str) -> str | None:
     return blocks or thinking or None
 
 
-class FunctionBody(Lenient):
+class FunctionBody(LenientSchema):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = described("JSON Schema of an object. Default: there are none")
@@ -163,7 +163,7 @@ class FunctionBody(Lenient):
     )
 
 
-class ToolBody(Lenient):
+class ToolBody(LenientSchema):
     type: Literal["function"]
     function: FunctionBody
 
@@ -174,7 +174,7 @@ class ToolBody(Lenient):
         return Tool(function.name, function.description, function.parameters, function.strict, place)
 
 
-class LeftOutTool(Lenient):
+class LeftOutTool(LenientSchema):
     """Base class of tools that only other servers can run. The model is not offered them; the log names a type once."""
 
     type: str

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
+from gateway.admission.demand import FieldNames, Infill, UncheckedRequest
+from gateway.admission.demand_checks import MAX_MESSAGES
 from gateway.admission.prompts import Chat
-from gateway.admission.requests import MAX_MESSAGES, Demand, FieldNames, Infill
 from gateway.api.schemas.base import described
 from gateway.api.schemas.field_types import is_list_of
 from gateway.api.schemas.messages import AnyTool, MessageBody
@@ -133,7 +134,7 @@ class CompletionBody(SharedFields):
             return self.logprobs
         return None
 
-    def demand(self, request_id: str) -> Demand:
+    def demand(self, request_id: str) -> UncheckedRequest:
         """Return the demand for these completions. Raises InvalidRequest."""
         self._check_choices()
         max_tokens = DEFAULT_MAX_TOKENS
@@ -233,7 +234,7 @@ class ChatBody(SharedFields):
         "tokens"
     )
 
-    def demand(self, request_id: str) -> Demand:
+    def demand(self, request_id: str) -> UncheckedRequest:
         """Return the demand for answers to this chat. Raises InvalidRequest."""
         self._check_lengths()
         messages = tuple(message.message() for message in self.messages)

@@ -1,4 +1,4 @@
-"""The fields that /v1/completions and /v1/chat/completions share, and the Demand that is made of them.
+"""The fields that /v1/completions and /v1/chat/completions share, and the UncheckedRequest that is made of them.
 
 The ranges are those of `outrider.wire.requests.params`, which checks them for every front end.
 """
@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from gateway.admission.requests import MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Demand, FieldNames
-from gateway.api.schemas.base import Strict, described
+from gateway.admission.demand import FieldNames, UncheckedRequest
+from gateway.admission.demand_checks import MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS
+from gateway.api.schemas.base import StrictSchema, described
 from gateway.api.schemas.content_parts import PlainText
 from gateway.api.schemas.field_types import SEED, TOKEN_ID, LogitBias, Strings, check_early_stopping
 from gateway.api.schemas.other_parameters import IGNORED, NEUTRAL, other_parameters, without_former, without_others
@@ -52,18 +53,18 @@ SAMPLING = (
 """Fields that SamplingParams has under the same name, with the same default."""
 
 
-class PredictionBody(Strict):
+class PredictionBody(StrictSchema):
     type: Literal["content"]
     content: PlainText
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictSchema):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = described("with include_usage: the tokens so far in each chunk, too")
     include_obfuscation: bool | None = described("ignored: padding against traffic analysis")
 
 
-class SharedFields(Strict):
+class SharedFields(StrictSchema):
     """Base class of the bodies of both endpoints. null stands for the default everywhere."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(NEUTRAL, IGNORED))
@@ -226,14 +227,14 @@ class SharedFields(Strict):
         prompts: tuple[Any, ...],
         max_tokens: int | None,
         num_logprobs: int | None,
-    ) -> Demand:
+    ) -> UncheckedRequest:
         """Most ranges are checked later, with the model's own."""
         self._check_combinations()
         given = self._given_sampling()
         beams = self._beams()
         if beams is not None:
             given.setdefault("temperature", 0.0)
-        return Demand(
+        return UncheckedRequest(
             request_id=request_id,
             model=self.model or "",
             prompts=prompts,
@@ -263,7 +264,7 @@ class SharedFields(Strict):
             keeps_stop=bool(self.include_stop_str_in_output),
             shows_special=self.skip_special_tokens is False,
             adds_special=self.add_special_tokens,
-            most_prompt_tokens=self.truncate_prompt_tokens,
+            max_prompt_tokens=self.truncate_prompt_tokens,
         )
 
     def _check_combinations(self) -> None:
@@ -282,7 +283,7 @@ class SharedFields(Strict):
             raise InvalidRequest("prompt_logprobs is only allowed when stream is false", param="prompt_logprobs")
 
     def _given_sampling(self) -> dict[str, Any]:
-        """The rest are the checkpoint's: the Demand names those that were given."""
+        """The rest are the checkpoint's: the UncheckedRequest names those that were given."""
         given: dict[str, Any] = {}
         for name in SAMPLING:
             value = getattr(self, name)

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from gateway.api.schemas.base import Strict, described
-from gateway.generation import AcceptanceRule, SpeculationOptions
+from gateway.api.schemas.base import StrictSchema, described
+from gateway.generation import SpeculationOptions
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import DraftLogprobs
+from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import DRAFT_TOKENS, LENIENCE, read_draft_logprobs
 from outrider.wire.requests.speculation import NumDraftTokens, check_num_draft_tokens
@@ -23,7 +23,7 @@ def _num_draft_tokens(value: Any) -> NumDraftTokens | None:
     return check_num_draft_tokens(value, "speculation.num_draft_tokens")
 
 
-class SpeculationBody(Strict):
+class SpeculationBody(StrictSchema):
     enabled: bool | None = None
     num_draft_tokens: Annotated[
         Any, BeforeValidator(_num_draft_tokens, json_schema_input_type=NumDraftTokens | None)

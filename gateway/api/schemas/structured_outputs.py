@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.api.schemas.base import Strict, described
+from gateway.api.schemas.base import StrictSchema, described
 from gateway.output_format import OutputFormat, one_output
 from outrider.wire.errors import InvalidRequest
 
@@ -14,7 +14,7 @@ AnySchema = Annotated[Any, Field(json_schema_extra={"type": ["object", "boolean"
 """A JSON Schema, which may be true or false."""
 
 
-class JsonSchemaBody(Strict):
+class JsonSchemaBody(StrictSchema):
     """OpenAI's `json_schema`. Its name and description are for models that are told of them; no template is, here."""
 
     name: str | None = described("changes nothing")
@@ -23,7 +23,7 @@ class JsonSchemaBody(Strict):
     strict: bool | None = described("hold the schema to OpenAI's rules for strict ones. Default: false")
 
 
-class ResponseFormatBody(Strict):
+class ResponseFormatBody(StrictSchema):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaBody | None = described("with type json_schema, and only with it")
 
@@ -42,7 +42,7 @@ class ResponseFormatBody(Strict):
         return OutputFormat("json_object", None, "response_format")
 
 
-class StructuredOutputsBody(Strict):
+class StructuredOutputsBody(StrictSchema):
     """vLLM's, of which exactly one is given."""
 
     json_: Annotated[Any, Field(json_schema_extra={"type": ["object", "boolean", "string", "null"]})] = Field(

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from gateway.admission.requests import MAX_MESSAGES, Demand
-from gateway.api.schemas.base import Strict, described
+from gateway.admission.demand import UncheckedRequest
+from gateway.admission.demand_checks import MAX_MESSAGES
+from gateway.api.schemas.base import StrictSchema, described
 from gateway.api.schemas.messages import AnyTool, MessageBody
 from gateway.api.schemas.openai import ChatBody
 from gateway.api.schemas.other_parameters import other_parameters, without_others
@@ -24,7 +25,7 @@ MAX_TOKENS = 1 << 18
 """Tokens of one /detokenize: about 2 MB of JSON, which take 10 ms to read."""
 
 
-class TokenizeBody(Strict):
+class TokenizeBody(StrictSchema):
     """POST /tokenize: of a text, or of a chat."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(TOKENIZE_NEUTRAL, {}))
@@ -52,7 +53,7 @@ class TokenizeBody(Strict):
             raise InvalidRequest("prompt and messages: give one of them, and not both", param="prompt")
         return without_others(value, TOKENIZE_NEUTRAL, {})
 
-    def demand(self, request_id: str) -> Demand:
+    def demand(self, request_id: str) -> UncheckedRequest:
         """Return the demand whose prompt is to be tokenized; only for a body of `messages`. Raises InvalidRequest."""
         if self.add_special_tokens:
             text = "add_special_tokens is true, and a chat has those that its template writes; leave it out"
@@ -73,7 +74,7 @@ class TokenizeBody(Strict):
         return chat.model_copy(update=others).demand(request_id)
 
 
-class DetokenizeBody(Strict):
+class DetokenizeBody(StrictSchema):
     """POST /detokenize."""
 
     model: str | None = described("as chat's. Default: the only one")

@@ -10,14 +10,22 @@ import typer
 from rich.table import Table
 
 from outrider.cli.console import EXIT_FAILED, answer_console, note_console
-from outrider.cli.demo.demo_parts import REPETITION_PENALTY, Part, parts
-from outrider.cli.demo.demo_runs import REFERENCE_TIMEOUT_S, Asking, Comparison, DemoAnswer, Measured, compare, measure
+from outrider.cli.demo.demo_parts import REPETITION_PENALTY, DemoPart, parts
+from outrider.cli.demo.demo_runs import (
+    REFERENCE_TIMEOUT_S,
+    Comparison,
+    DemoOutput,
+    DemoRequests,
+    Measurement,
+    compare,
+    measure,
+)
 from outrider.cli.generate.render import AnswerPrinter, figure, legend
-from outrider.cli.progress import StartProgress, telling
+from outrider.cli.progress import StartProgress, reporting
 from outrider.cli.up.supervisor import Supervisor
 from outrider.cli.up.up import failures_as_lines, log_to
 from outrider.client import Client
-from outrider.wire.processes.processes import StopFlag
+from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.system import DEMO_NAME, SystemConfig, demo_model
 
 _NEAR_TIE = 1e-4
@@ -38,7 +46,7 @@ def demo(
     with failures_as_lines(notes):
         settings = SystemConfig.read(_settings(no_ray))
         shown = parts()
-        measured = list[Measured]()
+        measured = list[Measurement]()
         stop = StopFlag()
         stop.install()
         with Supervisor(settings, stop, log_to(notes, verbose, stop)) as system:
@@ -48,7 +56,7 @@ def demo(
             console.print(f"\nready after {time.perf_counter() - began:.0f} s. ", end="")
             console.print(legend())
             with Client(endpoints.grpc) as client:
-                asking = Asking(client, max_tokens, REPETITION_PENALTY, stop)
+                asking = DemoRequests(client, max_tokens, REPETITION_PENALTY, stop)
                 for number, part in enumerate(shown, start=1):
                     measured.append(_show(asking, number, part))
         answers = _answers_of(measured)
@@ -56,7 +64,7 @@ def demo(
             "\nThe proof: transformers' generate makes the same answers in another process, without drafts; "
             f"about a minute, {REFERENCE_TIMEOUT_S / 60:g} at most"
         )
-        with telling(notes, "comparing"):
+        with reporting(notes, "comparing"):
             comparison = compare(settings.targets[0].worker.model, max_tokens, REPETITION_PENALTY, answers, stop)
         report(shown, measured, comparison)
         console.print(f"{time.perf_counter() - began:.0f} s in all")
@@ -77,21 +85,21 @@ def _settings(no_ray: bool) -> dict[str, object]:
     }
 
 
-def _show(asking: Asking, number: int, part: Part) -> Measured:
+def _show(asking: DemoRequests, number: int, part: DemoPart) -> Measurement:
     _print_first_answer(asking, number, part)
     notes = note_console()
     pairs = []
-    with telling(notes, "measuring") as tell:
+    with reporting(notes, "measuring") as tell:
         for index, prompt in enumerate(part.prompts, start=1):
             pairs.append(measure(asking, prompt, part.speculation, part.before))
             if notes.is_terminal:
                 tell(f"measuring: {index} of {len(part.prompts)} prompts, with drafts and without in turn")
-    measured = Measured(pairs)
+    measured = Measurement(pairs)
     answer_console().print(f"   {_speed(measured)}")
     return measured
 
 
-def _print_first_answer(asking: Asking, number: int, part: Part) -> None:
+def _print_first_answer(asking: DemoRequests, number: int, part: DemoPart) -> None:
     console = answer_console()
     console.print(f"\n{number}. {part.title}: {part.says}", style="bold")
     prompt = part.prompts[0]
@@ -105,7 +113,7 @@ def _print_first_answer(asking: Asking, number: int, part: Part) -> None:
     printer.end()
 
 
-def _speed(measured: Measured) -> str:
+def _speed(measured: Measurement) -> str:
     low, high = measured.speedups[0], measured.speedups[-1]
     return (
         f"{measured.speedup:.2f} times as fast as without drafts (median of {len(measured.pairs)} prompts, "
@@ -113,7 +121,7 @@ def _speed(measured: Measured) -> str:
     )
 
 
-def report(shown: Sequence[Part], measured: Sequence[Measured], comparison: Comparison) -> None:
+def report(shown: Sequence[DemoPart], measured: Sequence[Measurement], comparison: Comparison) -> None:
     """Print a table of the parts, why one does not pay on this machine, and whether the text is the target's."""
     console = answer_console()
     answers = _answers_of(measured)
@@ -151,14 +159,14 @@ def report(shown: Sequence[Part], measured: Sequence[Measured], comparison: Comp
     )
 
 
-def _answers_of(measured: Sequence[Measured]) -> list[DemoAnswer]:
-    answers = list[DemoAnswer]()
+def _answers_of(measured: Sequence[Measurement]) -> list[DemoOutput]:
+    answers = list[DemoOutput]()
     for own in measured:
         answers += own.answers
     return answers
 
 
-def _why_not(measured: Measured) -> str:
+def _why_not(measured: Measurement) -> str:
     return (
         f"a round with drafts takes {measured.round_cost:.1f} times as long as a plain step, and makes "
         f"{figure(measured.usage.tokens_per_target_pass)} tokens. The target is so small that its draft costs nearly "

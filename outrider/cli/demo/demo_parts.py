@@ -21,7 +21,7 @@ NUM_PROMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DemoPart:
     """One way to draft."""
 
     title: str
@@ -34,24 +34,24 @@ class Part:
     """Returns the request's prediction, a text before an edit, from the plain output; None for no prediction."""
 
 
-def parts() -> list[Part]:
+def parts() -> list[DemoPart]:
     """Return the three ways in order. Raises ConfigError where the demo pair is not installed."""
     held_out = read_prompts(Path(demo_model("target")).parent / "prompts.jsonl")
     return [
-        Part(
+        DemoPart(
             "an edit",
             "the answer is a file after an edit, and the file before it is the request's `prediction`",
             _CODE,
             Speculation(drafter="prediction"),
             before_edit,
         ),
-        Part(
+        DemoPart(
             "n-grams",
             "the answer repeats itself in parts, as code does; what followed before is drafted, without a model",
             _REPEATING,
             Speculation(drafter="ngram"),
         ),
-        Part(
+        DemoPart(
             "a draft model",
             f"a model of a twelfth of the target's size drafts {NUM_DRAFT_TOKENS} tokens a round",
             tuple(held_out[:NUM_PROMPTS]),

@@ -13,7 +13,8 @@ from typing import Any
 
 from outrider.client import Client, ConfigError, GenerateOptions, OutriderError, Round, Speculation, Usage
 from outrider.client.usage import total_usage
-from outrider.wire.processes.processes import LOOK_S, Child, StopFlag
+from outrider.wire.processes.processes import POLL_S, Child
+from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.system import demo_model
 
 REFERENCE_TIMEOUT_S = 600.0
@@ -21,7 +22,7 @@ REFERENCE_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class DemoAnswer:
+class DemoOutput:
     """One greedy output."""
 
     prompt: str
@@ -33,7 +34,7 @@ class DemoAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class DemoRequests:
     """What all requests of the demo have in common."""
 
     client: Client
@@ -47,7 +48,7 @@ class Asking:
         speculation: Speculation | bool,
         prediction: str | None = None,
         show: Callable[[Round], None] = lambda round_: None,
-    ) -> DemoAnswer:
+    ) -> DemoOutput:
         """Stream one greedy output. show: called with each round. Raises StopRequested between two rounds."""
         started = time.perf_counter()
         rounds: list[Round] = []
@@ -72,18 +73,18 @@ class Asking:
         for round_ in rounds:
             text += round_.text_delta
             ids += [token.id for token in round_.tokens]
-        return DemoAnswer(prompt, text, ids, rounds[-1].usage, elapsed_s)
+        return DemoOutput(prompt, text, ids, rounds[-1].usage, elapsed_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """The same output without drafts and with them, each generated twice."""
 
-    plain: tuple[DemoAnswer, DemoAnswer]
-    drafted: tuple[DemoAnswer, DemoAnswer]
+    plain: tuple[DemoOutput, DemoOutput]
+    drafted: tuple[DemoOutput, DemoOutput]
 
     @property
-    def answers(self) -> list[DemoAnswer]:
+    def answers(self) -> list[DemoOutput]:
         """All four outputs."""
         return [*self.plain, *self.drafted]
 
@@ -94,7 +95,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """The outputs of one way to draft."""
 
     pairs: list[Pair]
@@ -116,23 +117,23 @@ class Measured:
         return _total_usage(self._drafted)
 
     @property
-    def answers(self) -> list[DemoAnswer]:
+    def answers(self) -> list[DemoOutput]:
         """All outputs of all prompts."""
-        answers = list[DemoAnswer]()
+        answers = list[DemoOutput]()
         for pair in self.pairs:
             answers += pair.answers
         return answers
 
     @property
-    def _drafted(self) -> list[DemoAnswer]:
-        answers = list[DemoAnswer]()
+    def _drafted(self) -> list[DemoOutput]:
+        answers = list[DemoOutput]()
         for pair in self.pairs:
             answers += pair.drafted
         return answers
 
     @property
-    def _plain(self) -> list[DemoAnswer]:
-        answers = list[DemoAnswer]()
+    def _plain(self) -> list[DemoOutput]:
+        answers = list[DemoOutput]()
         for pair in self.pairs:
             answers += pair.plain
         return answers
@@ -143,17 +144,17 @@ class Measured:
         return _step_s(self._drafted) / _step_s(self._plain)
 
 
-def _step_s(answers: Sequence[DemoAnswer]) -> float:
+def _step_s(answers: Sequence[DemoOutput]) -> float:
     """Return the seconds of an output for each step of the target."""
     usage = _total_usage(answers)
     return _elapsed_s(answers) / max(1, usage.num_rounds + usage.num_plain_steps)
 
 
-def _elapsed_s(answers: Sequence[DemoAnswer]) -> float:
+def _elapsed_s(answers: Sequence[DemoOutput]) -> float:
     return sum(answer.elapsed_s for answer in answers)
 
 
-def _total_usage(answers: Sequence[DemoAnswer]) -> Usage:
+def _total_usage(answers: Sequence[DemoOutput]) -> Usage:
     return total_usage([answer.usage for answer in answers])
 
 
@@ -168,7 +169,7 @@ class Comparison:
     """First difference of each output that has one: answer, position, expected, found, top2_gap."""
 
 
-def measure(asking: Asking, prompt: str, speculation: Speculation, before: Callable[[str], str] | None) -> Pair:
+def measure(asking: DemoRequests, prompt: str, speculation: Speculation, before: Callable[[str], str] | None) -> Pair:
     """Generate the output for a prompt plain, twice with drafts, and plain: what else the machine does falls on both.
 
     before: returns the request's prediction from the plain output; None for no prediction.
@@ -183,7 +184,7 @@ def measure(asking: Asking, prompt: str, speculation: Speculation, before: Calla
 
 
 def compare(
-    model: str, max_tokens: int, repetition_penalty: float, answers: Sequence[DemoAnswer], stop: StopFlag
+    model: str, max_tokens: int, repetition_penalty: float, answers: Sequence[DemoOutput], stop: StopFlag
 ) -> Comparison:
     """Generate from the same prompts with transformers in another process, and return the differences."""
     task = {
@@ -246,7 +247,7 @@ def _await_compared(child: Child, stop: StopFlag) -> dict[str, Any]:
             return child.events.get()
         if has_ended:
             break
-        stop.wait(LOOK_S)
+        stop.wait(POLL_S)
     raise OutriderError(
         f"transformers' generate gave no result: {' / '.join(child.last_lines(5)) or 'it said nothing'}"
     )

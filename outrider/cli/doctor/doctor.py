@@ -14,8 +14,8 @@ from rich.text import Text
 
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console
 from outrider.cli.doctor.machine import Finding, checks
-from outrider.cli.progress import telling
-from outrider.cli.up.child_events import events_of
+from outrider.cli.progress import reporting
+from outrider.cli.up.child_events import run_module
 from outrider.lab.alpha import DTYPES
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.requests.drafters import TABLE_DRAFTERS
@@ -111,12 +111,12 @@ def findings_of(
     if not has_engine:
         return  # torch is what reads the rest
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # a check fetches no weights
-    made = events_of("outrider.engine.checkup", task, "check of the pair", grace_s=1.0, env=offline)
+    made = run_module("outrider.engine.checkup", task, "check of the pair", grace_s=1.0, env=offline)
     progress_console = console
     if not console.is_interactive:
         progress_console = note_console()
     try:
-        with telling(progress_console, "importing torch"), closing(made) as events:
+        with reporting(progress_console, "importing torch"), closing(made) as events:
             for event in events:
                 yield Finding(event["check"], event["state"], event["found"], event["remedy"])
     except OutriderError as error:

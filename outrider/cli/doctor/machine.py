@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes.places import RAY_SOCKET, parent_for_sockets
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, check_variables
-from outrider.wire.settings.pools import shares
+from outrider.wire.settings.cores import shares
 from outrider.wire.transport.address import check_free
 
 State = Literal["ok", "warning", "problem"]

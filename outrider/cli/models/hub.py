@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.models.model_id import ADDITIONAL_TEMPLATES, INDEX, SAFE, is_gguf, split_hub_id
+from outrider.wire.models.model_id import ADDITIONAL_TEMPLATES, INDEX_FILE, SAFETENSORS_FILES, is_gguf, split_hub_id
 from outrider.wire.models.model_json import parse_weight_map
 
 DEFAULT_REVISION = "main"
@@ -54,12 +54,12 @@ def pull(model: str, revision: str, to: Path | None) -> Path:
             _check_listed(repository, gguf, listed)
             return _fetch(repository, revision, to, [gguf]) / gguf
         _check_listed(repository, "config.json", listed)
-        weights = list(filter(listed.__contains__, SAFE))[:1]
-        if INDEX in listed:
-            folder = _fetch(repository, revision, to, [INDEX])
-            weights = _shards((folder / INDEX).read_bytes(), repository)
+        weights = list(filter(listed.__contains__, SAFETENSORS_FILES))[:1]
+        if INDEX_FILE in listed:
+            folder = _fetch(repository, revision, to, [INDEX_FILE])
+            weights = _shards((folder / INDEX_FILE).read_bytes(), repository)
         elif not weights:
-            raise _missing_error(repository, f"{SAFE[0]} and no {INDEX}", listed)
+            raise _missing_error(repository, f"{SAFETENSORS_FILES[0]} and no {INDEX_FILE}", listed)
         for name in weights:
             _check_listed(repository, name, listed)
         return _fetch(repository, revision, to, [*_configuration_files(listed), *weights])
@@ -169,12 +169,12 @@ def _configuration_files(listed: Collection[str]) -> list[str]:
 
 
 def _needed_files(folder: Path, repository: str) -> list[str]:
-    index = folder / INDEX
+    index = folder / INDEX_FILE
     if index.is_file():
         return ["config.json", *_shards(index.read_bytes(), repository)]
-    if any((folder / name).is_file() for name in SAFE):
+    if any((folder / name).is_file() for name in SAFETENSORS_FILES):
         return ["config.json"]
-    return ["config.json", SAFE[0]]
+    return ["config.json", SAFETENSORS_FILES[0]]
 
 
 def _check_listed(repository: str, name: str, listed: Collection[str]) -> None:
@@ -198,7 +198,7 @@ def _stays_inside(name: str) -> bool:
 
 
 def _shards(index: bytes, repository: str) -> list[str]:
-    return sorted(set(parse_weight_map(index, f"{INDEX} of {repository}").values()))
+    return sorted(set(parse_weight_map(index, f"{INDEX_FILE} of {repository}").values()))
 
 
 def _make_folder(to: Path) -> None:

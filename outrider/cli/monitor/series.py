@@ -50,7 +50,7 @@ class Scrape:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ScrapeInterval:
     """The time between two scrapes of one process. Every method returns None where a scrape lacks the series."""
 
     before: Scrape

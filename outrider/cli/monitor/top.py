@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.live import Live
 
 from outrider.cli.console import errors_as_lines, screen_console, widen
-from outrider.cli.monitor.series import Scrape, Span
-from outrider.cli.monitor.top_screen import View, screen
-from outrider.cli.over_http import gateway_url, trust_of
+from outrider.cli.monitor.series import Scrape, ScrapeInterval
+from outrider.cli.monitor.top_screen import SystemView, screen
+from outrider.cli.over_http import create_tls_context, gateway_url
 from outrider.client import ConnectOptions
 from outrider.wire.errors import Unavailable
 from outrider.wire.transport.address import is_host_port
@@ -49,7 +49,7 @@ def top(
     q or Ctrl-C ends it. Off a terminal it prints one frame.
     """
     with errors_as_lines():
-        trust = trust_of(tls_ca, tls_cert, tls_key)
+        trust = create_tls_context(tls_ca, tls_cert, tls_key)
         url = gateway_url(gateway, ConnectOptions(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key))
         asyncio.run(_top(url, interval, once, trust))
 
@@ -58,7 +58,7 @@ async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | 
     console = screen_console()
     # trust_env: a proxy to the outside reaches neither the gateway nor its workers.
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=trust) as http:
-        reader = Reader(http, url)
+        reader = SystemReader(http, url)
         view = await reader.read()
         if view.away is not None:
             raise Unavailable(
@@ -75,7 +75,7 @@ async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | 
             await _watch(console, reader, view, interval_s)
 
 
-async def _watch(console: Console, reader: Reader, view: View, interval_s: float) -> None:
+async def _watch(console: Console, reader: SystemReader, view: SystemView, interval_s: float) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(screen(view, console.width), refresh=True)
@@ -108,7 +108,7 @@ def _ended_by_keys() -> Iterator[None]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
-class Reader:
+class SystemReader:
     """Scrapes a gateway and its workers, and keeps the last scrape of each: rates need two."""
 
     def __init__(self, http: httpx.AsyncClient, url: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -117,9 +117,9 @@ class Reader:
         self._clock = clock
         self._last: dict[str, Scrape] = {}
         """Last scrape by URL, of those that replied the last time."""
-        self._view: View | None = None
+        self._view: SystemView | None = None
 
-    async def read(self) -> View:
+    async def read(self) -> SystemView:
         """Scrape all once more. Where the gateway is away the view has the reason, and the previous scrapes."""
         try:
             metrics, ready, groups = await asyncio.gather(
@@ -131,21 +131,21 @@ class Reader:
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             self._last.clear()
             return self._without(_reason(error))
-        spans = dict[str, Span]()
+        spans = dict[str, ScrapeInterval]()
         for member, span in zip(members, workers, strict=True):
             if span is not None:
                 spans[member] = span
-        self._view = View(self._url, time.time(), metrics, readiness, spans)
+        self._view = SystemView(self._url, time.time(), metrics, readiness, spans)
         return self._view
 
-    def _without(self, reason: str) -> View:
+    def _without(self, reason: str) -> SystemView:
         last = self._view
         if last is None:
             empty = Scrape(self._clock(), {})
-            last = View(self._url, time.time(), Span(empty, empty), {})
-        return View(last.url, last.now_s, last.gateway, last.readiness, last.workers, away=reason)
+            last = SystemView(self._url, time.time(), ScrapeInterval(empty, empty), {})
+        return SystemView(last.url, last.now_s, last.gateway, last.readiness, last.workers, away=reason)
 
-    async def _worker(self, address: str) -> Span | None:
+    async def _worker(self, address: str) -> ScrapeInterval | None:
         if not is_host_port(address):
             return None
         try:
@@ -154,13 +154,13 @@ class Reader:
             self._last.pop(f"http://{address}", None)
             return None
 
-    async def _scrape(self, url: str) -> Span:
+    async def _scrape(self, url: str) -> ScrapeInterval:
         """Raises httpx.HTTPError, and ValueError where the reply has no metrics."""
         reply = (await self._http.get(f"{url}/metrics")).raise_for_status()
         now = Scrape.parse(reply.text, self._clock())
         before = self._last.get(url, now)
         self._last[url] = now
-        return Span(before, now)
+        return ScrapeInterval(before, now)
 
     async def _json(self, path: str) -> Any:
         return (await self._http.get(self._url + path)).json()

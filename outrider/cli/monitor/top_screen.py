@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.monitor.series import Labels, Scrape, Span, ratio
+from outrider.cli.monitor.series import Labels, Scrape, ScrapeInterval, ratio
 
 BAR_WIDTH = 30
 """Columns of the bar of a whole round: beside label and figures it fits a terminal of 80."""
@@ -21,24 +21,24 @@ _NAMES = ("target", "draft")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SystemView:
     """The last scrapes of a system."""
 
     url: str
     """URL of the gateway's HTTP server."""
     now_s: float
     """Time of the last scrapes, in Unix seconds."""
-    gateway: Span
+    gateway: ScrapeInterval
     """The gateway's last two scrapes."""
     readiness: Mapping[str, Any]
     """Reply of /readyz: ready, reason, refused."""
-    workers: Mapping[str, Span] = field(default_factory=dict)
+    workers: Mapping[str, ScrapeInterval] = field(default_factory=dict)
     """The last two scrapes of each worker that could be scraped, by the member's name."""
     away: str | None = None
     """Why the gateway could not be scraped now; the other fields are older then. None where it was."""
 
 
-def screen(view: View, width: int) -> RenderableType:
+def screen(view: SystemView, width: int) -> RenderableType:
     """Draw the view for a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(view), *_figures(view.gateway)]
     parts += [Text(f"! {trouble}", style="bold red") for trouble in troubles(view)]
@@ -46,7 +46,7 @@ def screen(view: View, width: int) -> RenderableType:
     return Group(*parts, Text(), _round(view.gateway), _ahead(view.gateway))
 
 
-def _head(view: View) -> Text:
+def _head(view: SystemView) -> Text:
     started_s = view.gateway.after.started_s
     uptime = ""
     if started_s is not None:
@@ -60,7 +60,7 @@ def _head(view: View) -> Text:
     return Text.assemble(("outrider ", "bold"), view.url, "  ", state, uptime, overflow="ellipsis", no_wrap=True)
 
 
-def _figures(gateway: Span) -> Iterator[Text]:
+def _figures(gateway: ScrapeInterval) -> Iterator[Text]:
     tokens_per_step = ratio(gateway.increase("spec_emitted_tokens_total"), _num_steps(gateway, {}))
     yield _line(
         ("running", number(gateway.after.value("outrider_running"))),
@@ -75,7 +75,7 @@ def _figures(gateway: Span) -> Iterator[Text]:
     )
 
 
-def _quantiles(gateway: Span, name: str) -> str:
+def _quantiles(gateway: ScrapeInterval, name: str) -> str:
     return f"p50 {seconds(gateway.quantile(0.5, name))} p95 {seconds(gateway.quantile(0.95, name))}"
 
 
@@ -89,7 +89,7 @@ def _line(*figures: tuple[str, str]) -> Text:
     return line
 
 
-def troubles(view: View) -> Iterator[str]:
+def troubles(view: SystemView) -> Iterator[str]:
     """Yield sentences on what a person should look at; none where all is well."""
     now = view.gateway.after
     if view.away is not None:
@@ -116,7 +116,7 @@ def troubles(view: View) -> Iterator[str]:
             yield f"{member}: {waiting:.0f} slots wait for KV blocks: raise kv_cache_tokens, or lower the load"
 
 
-def _pool_states(gateway: Span) -> dict[str, Counter[str]]:
+def _pool_states(gateway: ScrapeInterval) -> dict[str, Counter[str]]:
     """Return the number of members by pool and state."""
     pools: dict[str, Counter[str]] = {}
     for labels, count in gateway.after.find("outrider_members"):
@@ -125,7 +125,7 @@ def _pool_states(gateway: Span) -> dict[str, Counter[str]]:
     return pools
 
 
-def state_of(gateway: Span, member: Labels) -> str:
+def state_of(gateway: ScrapeInterval, member: Labels) -> str:
     """Return a member's state as far as it follows from the series.
 
     The state itself is known where all members of its pool are in one; else only whether the member is connected, lost
@@ -142,7 +142,7 @@ def state_of(gateway: Span, member: Labels) -> str:
     return "away"
 
 
-def _workers(view: View, width: int) -> Table:
+def _workers(view: SystemView, width: int) -> Table:
     has_pool = width >= WIDE
     names = ["worker", "state", "model"]
     if has_pool:
@@ -163,7 +163,7 @@ def _workers(view: View, width: int) -> Table:
     return table
 
 
-def _worker_figures(worker: Span | None, gateway: Span, member: Labels) -> tuple[str | Text, ...]:
+def _worker_figures(worker: ScrapeInterval | None, gateway: ScrapeInterval, member: Labels) -> tuple[str | Text, ...]:
     """Return the cells model, busy, slots, KV blocks, steps/s and batch.
 
     Without metrics of the worker: how many requests this gateway has there.
@@ -190,7 +190,7 @@ def _in_use(worker: Scrape, what: str) -> str:
     return f"{number(in_use)}/{number(worker.value(f'outrider_worker_{what}'))}"
 
 
-def _busy(worker: Span) -> float | None:
+def _busy(worker: ScrapeInterval) -> float | None:
     """Return the share of the time in steps. A step counts when it ends, also what of it was before the interval."""
     share = worker.rate("outrider_worker_busy_seconds_total")
     if share is None:
@@ -198,7 +198,7 @@ def _busy(worker: Span) -> float | None:
     return min(1.0, share)
 
 
-def _pairs(view: View) -> Table:
+def _pairs(view: SystemView) -> Table:
     """Draw the pairs that made steps in the interval, and those whose workers serve."""
     table = _table(*_NAMES)
     for name in ("accepted", "length", "rounds/s"):
@@ -216,7 +216,7 @@ def _pairs(view: View) -> Table:
     return table
 
 
-def _pair_figures(gateway: Span, target: str, draft: str) -> list[str]:
+def _pair_figures(gateway: ScrapeInterval, target: str, draft: str) -> list[str]:
     pair = {"target": target, "draft": draft}
     accepted = gateway.increase("spec_accepted_tokens_total", **pair)
     accepted_length = ratio(accepted, gateway.increase("spec_rounds_total", **pair))
@@ -230,13 +230,13 @@ def _pair_figures(gateway: Span, target: str, draft: str) -> list[str]:
     ]
 
 
-def _num_steps(gateway: Span, pair: Mapping[str, str]) -> float:
+def _num_steps(gateway: ScrapeInterval, pair: Mapping[str, str]) -> float:
     num_rounds = gateway.increase("spec_rounds_total", **pair) or 0.0
     num_plain_steps = gateway.increase("spec_plain_steps_total", **pair) or 0.0
     return num_rounds + num_plain_steps
 
 
-def _plain(gateway: Span, pair: Mapping[str, str]) -> str:
+def _plain(gateway: ScrapeInterval, pair: Mapping[str, str]) -> str:
     rates = dict[str, float]()
     for labels, _ in gateway.after.find("spec_plain_steps_total", **pair):
         reason = labels["reason"]
@@ -249,7 +249,7 @@ def _plain(gateway: Span, pair: Mapping[str, str]) -> str:
     return ", ".join(f"{reason} {rates[reason]:.1f}" for reason in by_rate)
 
 
-def _round(gateway: Span) -> Table:
+def _round(gateway: ScrapeInterval) -> Table:
     """Draw the parts of the time from verdict to verdict, of rounds with drafts.
 
     A target that runs ahead starts a step before the gateway has the previous verdict: the parts may exceed the total,
@@ -275,7 +275,7 @@ def _round(gateway: Span) -> Table:
     return table
 
 
-def _ahead(gateway: Span) -> Text:
+def _ahead(gateway: ScrapeInterval) -> Text:
     hits = gateway.increase("spec_lookup_total", result="hit")
     misses = gateway.increase("spec_lookup_total", result="miss")
     share = ratio(hits, (hits or 0.0) + (misses or 0.0))

@@ -8,10 +8,11 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes.processes import LOOK_S, Child, Event, StopFlag
+from outrider.wire.processes.processes import POLL_S, Child, Event
+from outrider.wire.processes.stop_flag import StopFlag
 
 
-def events_of(
+def run_module(
     module: str, task: dict[str, Any], what: str, grace_s: float, env: Mapping[str, str] | None = None
 ) -> Generator[Event, None, None]:
     """Start `python -m module` with the task as a line of JSON on its stdin, and yield its events until it ends.
@@ -29,7 +30,7 @@ def events_of(
             while not stop.is_set():
                 has_ended = child.has_ended()
                 if child.events.empty() and not has_ended:
-                    stop.wait(LOOK_S)
+                    stop.wait(POLL_S)
                     continue
                 if child.events.empty() and child.returncode == 0:
                     return

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.settings.cores import format_cores, share_cores
 from outrider.wire.settings.gpu_shares import utilizations
-from outrider.wire.settings.pools import Pool, format_cores, share_cores
+from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import SystemConfig, gateway_config
 from outrider.wire.transport.address import next_free
 

@@ -25,7 +25,9 @@ from outrider.cli.up.machine_shares import own_cores, own_gpu_memory, with_grpc_
 from outrider.cli.up.restarts import Restarts
 from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.models.model_id import local_path
-from outrider.wire.processes.processes import LOOK_S, Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
+from outrider.wire.processes.descendants import become_subreaper, end_descendants
+from outrider.wire.processes.processes import POLL_S, Child, Event, OnLog
+from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig, read_chat_template
 from outrider.wire.settings.gpu_shares import num_weight_bytes
@@ -177,7 +179,7 @@ class Supervisor:
                 restarts.start_if_due(time.monotonic())
 
     def _until_next_look_s(self) -> float:
-        until_s = LOOK_S
+        until_s = POLL_S
         now_s = time.monotonic()
         for restarts in self._restarts.values():
             if restarts.due_at_s is not None:
@@ -298,7 +300,7 @@ class Supervisor:
         for name, cores in own_cores(pools).items():
             pool = pools[name]
             own: dict[str, object] = {}
-            detail = pool.works_with
+            detail = pool.drafter_or_model
             if cores is not None:
                 own["cpu_cores"] = cores
                 detail = f"{detail} on cores {cores}"
@@ -393,7 +395,7 @@ class Supervisor:
                 self._check_running()
                 if child.name not in self._children:
                     raise _ended(child)
-                self._stop_flag.wait(LOOK_S)
+                self._stop_flag.wait(POLL_S)
                 continue
             event = child.events.get()
             if event["event"] == "ready":

@@ -23,12 +23,12 @@ from outrider.cli.up.supervisor import PartFailed, Supervisor
 from outrider.cli.up.vllm_flags import similar_flags, translated
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes.processes import StopFlag, StopRequested, ignore_log_rotation
+from outrider.wire.processes.stop_flag import StopFlag, StopRequested, ignore_log_rotation
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.settings.api_keys import ApiKey as KeyEntry
 from outrider.wire.settings.api_keys import digest_of, write_keys
 from outrider.wire.settings.pools import Values
-from outrider.wire.settings.system import merged, read_yaml
+from outrider.wire.settings.system import merge_settings, read_yaml
 
 _ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to | is back\b')
 """Matches, in either form of log, the lines shown without --verbose: faults, workers that are back after one, and
@@ -183,7 +183,7 @@ def up(
         file: Values = {}
         if config is not None:
             file = read_yaml(config)
-        system_config = merged(
+        system_config = merge_settings(
             file,
             flags,
             no_draft=no_draft or (model is not None and draft is None and not _names_draft(file)),

@@ -19,7 +19,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from outrider.engine.errors import PathUnavailable
 
-RUNNING = "a running state that is not served yet"
+RUNNING_STATE = "a running state that is not served yet"
 """Words for a state of the whole sequence, in messages."""
 
 Width = Callable[[PreTrainedConfig], int]
@@ -120,7 +120,7 @@ KINDS: Mapping[str, LayerMemory] = {
     "hybrid": _HYBRID,
     "hybrid_sliding": _HYBRID,
     "dummy": LayerMemory("nothing: it has no attention, or reads another layer's keys and values", _no_width),
-    "linear_attention": LayerMemory(RUNNING, is_per_token=False),
+    "linear_attention": LayerMemory(RUNNING_STATE, is_per_token=False),
     "compressed_sparse_attention": _COMPRESSED,
     "heavily_compressed_attention": _COMPRESSED,
     "reference_sliding_attention": LayerMemory(
@@ -135,7 +135,7 @@ OLD_NAMES = {
 }
 """Today's name of a layer type by that of transformers before 5.23."""
 
-LIMITS = {"keep_window_size": 2, "floor_scale": 8}
+TEST_LIMITS = {"keep_window_size": 2, "floor_scale": 8}
 """Attributes of modules that compute otherwise after so many tokens, with the values that the self-test of 48 tokens
 sets: Doge's selection of keys, and the scale of Llama 4's queries."""
 
@@ -196,7 +196,7 @@ def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
             layers = " (hybrid layers)"
         elif "hybrid_sliding" in types:
             layers = " (hybrid_sliding layers)"
-        return f"keeps {RUNNING}{layers}; use a model of attention or short convolutions alone"
+        return f"keeps {RUNNING_STATE}{layers}; use a model of attention or short convolutions alone"
     return None
 
 
@@ -225,7 +225,7 @@ def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator
     """
     changed: list[tuple[nn.Module, str, int]] = []
     try:
-        for attribute, limit in LIMITS.items():
+        for attribute, limit in TEST_LIMITS.items():
             for module in model.modules():
                 if _has_all(module, {attribute: limit}):
                     changed.append((module, attribute, getattr(module, attribute)))

@@ -25,7 +25,7 @@ def number_every_token(network: PreTrainedModel) -> None:
         setattr(module, NUMBERING, _consecutive_positions)
 
 
-def within_tables(network: PreTrainedModel, limit: int, setting: int | None) -> int:
+def limit_to_position_tables(network: PreTrainedModel, limit: int, setting: int | None) -> int:
     """Return the context limit, at most as many tokens as the model's tables of positions hold.
 
     The rows up to the padding's have no token. setting: the setting `context_limit`. Raises ConfigError where it is

@@ -51,7 +51,7 @@ class ServedClass:
     """Whether the checkpoint also reads images, video or sound, of which only the text part is served."""
 
 
-def part_that_writes(config: PreTrainedConfig) -> PreTrainedConfig:
+def text_generating_part(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the configuration of the part that generates text, of a model that only joins several models.
 
     Qwen's Omni joins a thinker, a talker and a voice. The configuration of any other model is returned as it is.

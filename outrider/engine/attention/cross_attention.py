@@ -22,7 +22,15 @@ from transformers.modeling_outputs import MoEModelOutput
 from outrider.engine.attention.block_cache import BlockCache, BlockLayer
 from outrider.engine.host_copy import to_device
 from outrider.engine.kv_pool import TRASH_BLOCK
-from outrider.engine.step_plan import Row, Source, StepPlan, check_ids, consecutive_start, group_widths, has_trees
+from outrider.engine.step_plan import (
+    EncoderSource,
+    Row,
+    StepPlan,
+    check_ids,
+    consecutive_start,
+    group_widths,
+    has_trees,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,7 @@ class SourcePlan:
     """(B, S)."""
 
     @classmethod
-    def build(cls, sources: Sequence[Source], device: torch.device, vocab_size: int) -> SourcePlan:
+    def build(cls, sources: Sequence[EncoderSource], device: torch.device, vocab_size: int) -> SourcePlan:
         """Build the plan of sources whose tables are reserved.
 
         Raises InvalidRequest for a token id outside the vocabulary.
@@ -158,14 +166,14 @@ class CrossAttention:
         self._own = own
         self._cross = Cache(layers=[CrossLayer(layer) for layer in own.layers])
 
-    def encode(self, sources: Sequence[Source], device: torch.device) -> None:
+    def encode(self, sources: Sequence[EncoderSource], device: torch.device) -> None:
         """Run the encoder over sources whose tables are reserved, and write their KV. Sources of about the same length
         share a forward.
 
         Raises InvalidRequest for a token id outside the vocabulary.
         """
         width_of = group_widths(Counter(len(source.ids) for source in sources))
-        groups: dict[int, list[Source]] = {}
+        groups: dict[int, list[EncoderSource]] = {}
         for source in sources:
             groups.setdefault(width_of[len(source.ids)], []).append(source)
         for group in groups.values():

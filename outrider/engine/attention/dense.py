@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from outrider.engine.architectures.layer_memory import RUNNING, layer_types, memories
+from outrider.engine.architectures.layer_memory import RUNNING_STATE, layer_types, memories
 from outrider.engine.attention.block_cache import (
     BlockCache,
     BlockLayer,
@@ -31,8 +31,8 @@ from outrider.engine.attention.cross_attention import CrossAttention
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.attention.module_taps import ModuleTaps
 from outrider.engine.host_copy import to_device
-from outrider.engine.step_plan import Row, Source, StepPlan, group_rows, has_trees
-from outrider.engine.token_tree import seen
+from outrider.engine.step_plan import EncoderSource, Row, StepPlan, group_rows, has_trees
+from outrider.engine.token_tree import visible_tokens
 
 OWN_WINDOWS = ("gpt_neo", "moshi")
 """Model types whose modules apply their windows to columns themselves, or none, whatever a configuration states."""
@@ -80,7 +80,7 @@ class TreeMasks:
         for kind, (window, chunk) in self._limits.items():
             sees = np.zeros((len(trees), 1, num_queries, kv_len), dtype=bool)  # [B, 1, q, L]
             for i, tree in enumerate(trees):
-                own = seen(tree.num_tokens, tree.parents, num_queries, window, chunk)  # [q, num_tokens]
+                own = visible_tokens(tree.num_tokens, tree.parents, num_queries, window, chunk)  # [q, num_tokens]
                 sees[i, 0, :, kv_len - tree.num_tokens :] = own
             masks[kind] = torch.where(to_device(sees, device), 0.0, torch.finfo(dtype).min).to(dtype)
         if len(masks) == 1:
@@ -132,7 +132,7 @@ class DenseLayer(BlockLayer):
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Raise NotImplementedError: a state that cannot be rolled back is not served."""
-        raise NotImplementedError(f"it keeps {RUNNING}")
+        raise NotImplementedError(f"it keeps {RUNNING_STATE}")
 
     def _storage(self, name: str, states: Tensor) -> Tensor:
         if name not in self.more:
@@ -309,7 +309,7 @@ class DensePath:
 
 def _encode_sources(rows: Sequence[Row], across: CrossAttention, device: torch.device) -> Sequence[Row]:
     # Returns the rows that have tokens to feed; the others are there for their sources alone.
-    sources: list[Source] = []
+    sources: list[EncoderSource] = []
     remaining: list[Row] = []
     for row in rows:
         if row.new_ids:

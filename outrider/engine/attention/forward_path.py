@@ -53,7 +53,7 @@ class ForwardPath(Protocol):
 
 
 @runtime_checkable
-class RunsTrees(Protocol):
+class TreePath(Protocol):
     """A path whose rows may be token trees (`Row.parents`), if the model passes the self-test of trees."""
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class RunsTrees(Protocol):
 
 
 @runtime_checkable
-class GivesFeatures(Protocol):
+class FeaturePath(Protocol):
     """A path that returns the model's hidden states, if the model passes the self-test of features.
 
     Tap k of 0 to num_layers - 1 is the input of decoder layer k, tap num_layers the output of the last layer, and
@@ -89,7 +89,7 @@ class GivesFeatures(Protocol):
 
 
 @runtime_checkable
-class Repacks(Protocol):
+class RepackedPath(Protocol):
     """A path with its own copy of the weights. The model's modules may be dropped once it is made."""
 
     @property
@@ -98,7 +98,7 @@ class Repacks(Protocol):
 
 
 @runtime_checkable
-class Prepares(Protocol):
+class PreparedPath(Protocol):
     """A path with work to do between load and the first request, once its storage is set."""
 
     def prepare(self, max_rows: int, context_limit: int) -> None:

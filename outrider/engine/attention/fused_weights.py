@@ -16,7 +16,16 @@ from outrider.engine.attention.block_cache import declared, layer_limits
 from outrider.engine.errors import PathUnavailable
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.native.build import BuildError
-from outrider.engine.native.library import NO_LAYER, Activation, Kind, NativeModel, NativeSpec, RowPart, Vector, Which
+from outrider.engine.native.library import (
+    NO_LAYER,
+    Activation,
+    MatrixName,
+    NativeModel,
+    NativeSpec,
+    NumberKind,
+    RowPart,
+    VectorName,
+)
 from outrider.engine.quantization.quantize import Int8Linear
 
 CLASSES = (
@@ -32,7 +41,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Types of rotary embeddings whose tables do not depend on the length of a sequence."""
 ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU}
 """The MLP's activation in C++ by its name in transformers."""
-KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
+KINDS = {torch.float32: NumberKind.FLOAT32, torch.bfloat16: NumberKind.BFLOAT16}
 """The storage of numbers in C++ by dtype."""
 MAX_HEAD_SIZE = 256
 """Columns of the widest head that the kernels are compiled for."""
@@ -212,7 +221,7 @@ def _check_tables(body: nn.Module, shape: FusedShape) -> None:
 def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:
     weights = KINDS[shape.dtype]
     if shape.is_int8:
-        weights = Kind.INT8
+        weights = NumberKind.INT8
     spec = NativeSpec(
         num_layers=shape.num_layers,
         hidden=shape.hidden,
@@ -242,12 +251,12 @@ def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:
     native = NativeModel(spec, shape.windows, layer_tables)
     for index, layer in enumerate(body.layers):
         _pack_layer(native, index, layer, shape)
-    _pack_linear(native, NO_LAYER, Which.HEAD, lm_head)
-    native.vector(NO_LAYER, Vector.LAST_NORM, _factors(body.norm))
+    _pack_linear(native, NO_LAYER, MatrixName.HEAD, lm_head)
+    native.set_vector(NO_LAYER, VectorName.LAST_NORM, _factors(body.norm))
     for kind in tables:
         cosine, sine = _rotary_tables(body, shape, kind)
-        native.vector(kinds.index(kind), Vector.COSINE, cosine)
-        native.vector(kinds.index(kind), Vector.SINE, sine)
+        native.set_vector(kinds.index(kind), VectorName.COSINE, cosine)
+        native.set_vector(kinds.index(kind), VectorName.SINE, sine)
     return native
 
 
@@ -256,22 +265,22 @@ def _pack_layer(native: NativeModel, index: int, layer: Any, shape: FusedShape) 
     mlp = layer.mlp
     query_width = shape.heads * shape.head_size
     key_width = shape.kv_heads * shape.head_size
-    _pack_linear(native, index, Which.QKV, attention.q_proj)
-    _pack_linear(native, index, Which.QKV, attention.k_proj, query_width)
-    _pack_linear(native, index, Which.QKV, attention.v_proj, query_width + key_width)
-    _pack_linear(native, index, Which.OUT, attention.o_proj)
-    _pack_linear(native, index, Which.GATE_UP, mlp.gate_proj, part=RowPart.GATE)
-    _pack_linear(native, index, Which.GATE_UP, mlp.up_proj, part=RowPart.UP)
-    _pack_linear(native, index, Which.DOWN, mlp.down_proj)
-    norms = {Vector.ATTENTION_NORM: layer.input_layernorm, Vector.MLP_NORM: layer.post_attention_layernorm}
+    _pack_linear(native, index, MatrixName.QKV, attention.q_proj)
+    _pack_linear(native, index, MatrixName.QKV, attention.k_proj, query_width)
+    _pack_linear(native, index, MatrixName.QKV, attention.v_proj, query_width + key_width)
+    _pack_linear(native, index, MatrixName.OUT, attention.o_proj)
+    _pack_linear(native, index, MatrixName.GATE_UP, mlp.gate_proj, part=RowPart.GATE)
+    _pack_linear(native, index, MatrixName.GATE_UP, mlp.up_proj, part=RowPart.UP)
+    _pack_linear(native, index, MatrixName.DOWN, mlp.down_proj)
+    norms = {VectorName.ATTENTION_NORM: layer.input_layernorm, VectorName.MLP_NORM: layer.post_attention_layernorm}
     if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma 3: post_attention_layernorm is of the attention's output
-        norms[Vector.ATTENTION_OUT_NORM] = layer.post_attention_layernorm
-        norms[Vector.MLP_NORM] = layer.pre_feedforward_layernorm
-        norms[Vector.MLP_OUT_NORM] = layer.post_feedforward_layernorm
+        norms[VectorName.ATTENTION_OUT_NORM] = layer.post_attention_layernorm
+        norms[VectorName.MLP_NORM] = layer.pre_feedforward_layernorm
+        norms[VectorName.MLP_OUT_NORM] = layer.post_feedforward_layernorm
     if hasattr(getattr(attention, "q_norm", None), "weight"):
-        norms |= {Vector.QUERY_NORM: attention.q_norm, Vector.KEY_NORM: attention.k_norm}
+        norms |= {VectorName.QUERY_NORM: attention.q_norm, VectorName.KEY_NORM: attention.k_norm}
     for which, norm in norms.items():
-        native.vector(index, which, _factors(norm))
+        native.set_vector(index, which, _factors(norm))
 
 
 def _factors(norm: nn.Module) -> Tensor:
@@ -285,7 +294,7 @@ def _factors(norm: nn.Module) -> Tensor:
 def _pack_linear(
     native: NativeModel,
     layer: int,
-    which: Which,
+    which: MatrixName,
     linear: nn.Linear | Int8Linear,
     first: int = 0,
     part: RowPart = RowPart.STRAIGHT,

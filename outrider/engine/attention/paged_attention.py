@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from outrider.engine.attention.paged_plan import AttentionOptions, PackedRow, PagedPlan
 from outrider.engine.host_copy import to_device
 from outrider.engine.kv_pool import TRASH_BLOCK
-from outrider.engine.token_tree import seen
+from outrider.engine.token_tree import visible_tokens
 
 TOGETHER_BYTES = 1 << 20
 """Bytes of padded keys up to which rows are read together. Measured on a CPU: 32 rows of 16 to 64 tokens take 1.27
@@ -300,7 +300,7 @@ def _seen_in_trees(group: _Group, options: AttentionOptions) -> np.ndarray:
     # [B, q, L] bool, of rows that are trees or chains
     sees = np.zeros((len(group.rows), group.width, group.kv_len), dtype=bool)
     for i, row in enumerate(group.rows):
-        sees[i, :, : row.kv_len] = seen(row.kv_len, row.parents, group.width, options.window, options.chunk)
+        sees[i, :, : row.kv_len] = visible_tokens(row.kv_len, row.parents, group.width, options.window, options.chunk)
     return sees
 
 

@@ -91,7 +91,7 @@ def torch_refusal(version: str) -> str | None:
     return f"torch {version} takes no num_splits with pages, which {MIN_TORCH} and later do"
 
 
-def why_not(model: PreTrainedModel) -> str | None:
+def refusal(model: PreTrainedModel) -> str | None:
     """Return why VarlenAttention cannot run this model on its device, or None.
 
     Checked is what is known without running it; the self-test finds the rest.
@@ -105,10 +105,10 @@ def why_not(model: PreTrainedModel) -> str | None:
         return refusal
     if torch.cuda.get_device_capability(model.device) < (8, 0):
         return f"{torch.cuda.get_device_name(model.device)} is older than compute capability 8.0"
-    return why_not_shape(model)
+    return model_refusal(model)
 
 
-def why_not_shape(model: PreTrainedModel) -> str | None:
+def model_refusal(model: PreTrainedModel) -> str | None:
     """Return why VarlenAttention cannot run this model on any device, or None."""
     config = model.config.get_text_config(decoder=True)
     if model.dtype not in (torch.bfloat16, torch.float16):

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.attention.paged import PagedPath
-from outrider.engine.attention.varlen_attention import BLOCK_SIZE, VarlenAttention, why_not
+from outrider.engine.attention.varlen_attention import BLOCK_SIZE, VarlenAttention, refusal
 from outrider.engine.cuda.step_graphs import WIDTHS, CudaGraphMaker, GraphMaker, StepGraphs, StepShape
 from outrider.engine.errors import PathUnavailable
 from outrider.engine.step_plan import Row
@@ -102,7 +102,7 @@ class GraphedPath:
 
 def graphed_path(model: PreTrainedModel, vocab_size: int) -> GraphedPath:
     """Return the `flash` path of a model on a GPU. Raises PathUnavailable where flash attention cannot run it."""
-    reason = why_not(model)
+    reason = refusal(model)
     if reason is not None:
         raise PathUnavailable(reason)
     return GraphedPath(PagedPath(model, vocab_size, VarlenAttention()), model, vocab_size, CudaGraphMaker(model.device))

@@ -23,7 +23,7 @@ NO_END = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndTokens:
     """The token ids that end an output."""
 
     ids: tuple[int, ...]
@@ -52,7 +52,7 @@ def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
     return generation
 
 
-def read_ends(model: str, config: PreTrainedConfig) -> Ends:
+def read_ends(model: str, config: PreTrainedConfig) -> EndTokens:
     """Return the union of the end ids that the files of a folder or hub id name; where none does, the class's default.
 
     Fine-tunes of base models often have the end of a chat in one file alone. Raises ConfigError for a value that is no
@@ -68,17 +68,17 @@ def read_ends(model: str, config: PreTrainedConfig) -> Ends:
     named = {file: ids for file, ids in ends_of_files.items() if ids}
     if not named:
         default = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
-        return Ends(_parse_ends(model, default), None)
+        return EndTokens(_parse_ends(model, default), None)
     union = _union(named.values())
     first = next(iter(named.values()))
     if set(union) == set(first):
-        return Ends(union, None)
+        return EndTokens(union, None)
     texts = _describe_tokens(tokenizer, union)
     descriptions = []
     for file, ids in named.items():
         names = " and ".join(texts[end] for end in ids)
         descriptions.append(f"{file} {names}")
-    return Ends(
+    return EndTokens(
         union,
         f"the files of {model} name different ends of an answer, and any of them ends one: {', '.join(descriptions)}",
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.models.model_id import GGUF_SUFFIX, INDEX, SAFE, is_gguf, local_path, split_hub_id
+from outrider.wire.models.model_id import GGUF_SUFFIX, INDEX_FILE, SAFETENSORS_FILES, is_gguf, local_path, split_hub_id
 from outrider.wire.models.model_json import parse_object, parse_weight_map
 from outrider.wire.models.tokenizer_json import TOKENIZER_JSON
 from outrider.wire.peer_text import bound_text
@@ -21,7 +21,7 @@ ADAPTER = "adapter_config.json"
 TEKKEN = "tekken.json"
 TOKENIZER_SOURCES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", TEKKEN, "vocab.json")
 """Names of the tokenizer files that transformers converts to a tokenizer.json."""
-MAX_BYTES = {CONFIG: 1 << 20, GENERATION: 1 << 20, INDEX: 24 << 20, TOKENIZER_JSON: 40 << 20, TEKKEN: 40 << 20}
+MAX_BYTES = {CONFIG: 1 << 20, GENERATION: 1 << 20, INDEX_FILE: 24 << 20, TOKENIZER_JSON: 40 << 20, TEKKEN: 40 << 20}
 """Largest size in bytes of files that are read whole, by name. Gemma 3's tokenizer.json has 32 MiB, Mistral Small 3's
 tekken.json 19, DeepSeek V3's index 9. transformers copies a configuration several times, which takes seconds at 1 MiB.
 """
@@ -44,7 +44,7 @@ def check_folder(folder: Path) -> None:
     if not _has_any(folder, TOKENIZER_SOURCES):
         _require(folder, TOKENIZER_JSON, "the tokenizer as the tokenizers library writes it")
     if weight_map(str(folder)) is None:
-        _require(folder, SAFE[0], "the weights; other formats are not loaded")
+        _require(folder, SAFETENSORS_FILES[0], "the weights; other formats are not loaded")
 
 
 def _has_any(folder: Path, names: Iterable[str]) -> bool:
@@ -87,7 +87,7 @@ def weight_map(model: str) -> dict[str, Path] | None:
 
     Raises ConfigError for an index that names other formats or missing files. No file of weights is opened.
     """
-    index = model_file(model, INDEX)
+    index = model_file(model, INDEX_FILE)
     if index is None:
         return None
     shards = parse_weight_map(read_file(index), str(index))
@@ -96,15 +96,16 @@ def weight_map(model: str) -> dict[str, Path] | None:
         path = model_file(model, shard)
         if path is None:
             remedy = ""
-            if model_file(model, SAFE[0]) is not None:
-                remedy = f"; where {SAFE[0]} has all weights, delete {INDEX}"
+            if model_file(model, SAFETENSORS_FILES[0]) is not None:
+                remedy = f"; where {SAFETENSORS_FILES[0]} has all weights, delete {INDEX_FILE}"
             raise ConfigError(
                 f"{model} has no {shard} (a part of the weights that the index names){remedy}", param="model"
             )
         paths[shard] = path
-    if SAFE[0] not in paths and model_file(model, SAFE[0]) is not None:  # transformers would read that one instead
+    single = SAFETENSORS_FILES[0]
+    if single not in paths and model_file(model, single) is not None:  # transformers would read that one instead
         raise ConfigError(
-            f"{model} has {SAFE[0]} and an {INDEX} that does not name it; delete the one that is not meant",
+            f"{model} has {single} and an {INDEX_FILE} that does not name it; delete the one that is not meant",
             param="model",
         )
     return {tensor: paths[shard] for tensor, shard in shards.items()}

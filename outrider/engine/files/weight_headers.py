@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from outrider.engine.files.model_files import config_name, first_line, gguf_path, model_file, weight_map
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.gguf_header import read_header
-from outrider.wire.models.model_id import SAFE
+from outrider.wire.models.model_id import SAFETENSORS_FILES
 from outrider.wire.peer_text import bound_text
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def weight_paths(model: str) -> list[Path]:
     mapped = weight_map(model)
     if mapped is not None:
         return sorted(set(mapped.values()))
-    for name in SAFE:
+    for name in SAFETENSORS_FILES:
         path = model_file(model, name)
         if path is not None:
             return [path]

@@ -16,7 +16,7 @@ from outrider.engine.files.tied_tables import IN_LAYER
 from outrider.engine.files.weight_headers import AGAIN, bounded_build, check_counts, read_headers, read_safe
 from outrider.engine.loading.loader import network_class, read_config
 from outrider.wire.errors import ConfigError
-from outrider.wire.models.model_id import INDEX, SAFE, is_gguf
+from outrider.wire.models.model_id import INDEX_FILE, SAFETENSORS_FILES, is_gguf
 
 EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight", ".word_embeddings.weight")
 """Endings of the name of a target's embedding, matched against the name with a leading dot."""
@@ -84,7 +84,9 @@ class Checkpoint:
     @cached_property
     def _pickled(self) -> dict[str, Tensor]:
         if self.pickle is None:
-            raise ConfigError(f"{self.model} has no weights: none of {', '.join((INDEX, *SAFE))}", param="model")
+            raise ConfigError(
+                f"{self.model} has no weights: none of {', '.join((INDEX_FILE, *SAFETENSORS_FILES))}", param="model"
+            )
         if not self._allow_pickle:
             raise ConfigError(
                 f"the weights of {self.model} are in {self.pickle.name}, a pickle, which may run code when it is read; "

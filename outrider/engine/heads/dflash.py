@@ -26,7 +26,7 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape, HeadFacts
-from outrider.engine.heads.opening import OpeningMap, OpeningSpec
+from outrider.engine.heads.opening import Projection, ProjectionSpec
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
@@ -181,8 +181,8 @@ def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> H
     reader = HeadReader(files, target, NAMES, parts=("dflash_config", "dspark_config"))
     facts = _facts(reader, is_dspark=is_dspark)
     norm, fc = reader.take("hidden_norm.weight", facts.width), reader.tensors.pop("fc.weight")
-    spec = OpeningSpec(facts.taps, facts.width, epsilon=facts.layers.rms_norm_eps, norms_output=True)
-    opening = OpeningMap(spec, {"fc": fc, "output_norm": norm.to(fc.dtype)})
+    spec = ProjectionSpec(facts.taps, facts.width, epsilon=facts.layers.rms_norm_eps, norms_output=True)
+    opening = Projection(spec, {"fc": fc, "output_norm": norm.to(fc.dtype)})
     return reader.complete(facts, DFlashHead, opening)
 
 

@@ -21,7 +21,7 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, HeadFacts
-from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
+from outrider.engine.heads.opening import Norm, Projection, ProjectionSpec
 
 NAMES = ((r"midlayer\.", "layers.0."),)
 """Names of the original repository's files."""
@@ -140,7 +140,7 @@ def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, opening, undecided)
 
 
-def _open(reader: HeadReader) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]]:
+def _open(reader: HeadReader) -> tuple[Eagle3Config, Projection, tuple[str, ...]]:
     """Return the facts, the projection and the names of open facts; the projection's tensors leave the reader.
 
     speculators' norm_output says whether carries are normed. SpecForge's says whether the lm_head reads the normed
@@ -181,7 +181,7 @@ def _taps(reader: HeadReader) -> tuple[int, ...]:
     return reader.taps(keys, (2, num_layers // 2, num_layers - 3))
 
 
-def _take_opening(reader: HeadReader, facts: LlamaFacts) -> OpeningMap:
+def _take_opening(reader: HeadReader, facts: LlamaFacts) -> Projection:
     """Remove the projection's tensors from the reader. Its norm must agree with config.json."""
     tensors = reader.tensors
     width = facts.target_width
@@ -201,4 +201,4 @@ def _take_opening(reader: HeadReader, facts: LlamaFacts) -> OpeningMap:
         kind, opened["norm"] = "each", torch.stack(norms).to(fc.dtype)
     elif "input_norm.weight" in tensors:
         kind, opened["norm"] = "all", reader.take("input_norm.weight", width * num_taps).to(fc.dtype)
-    return OpeningMap(OpeningSpec(facts.taps, facts.width, kind, facts.layers.rms_norm_eps), opened)
+    return Projection(ProjectionSpec(facts.taps, facts.width, kind, facts.layers.rms_norm_eps), opened)

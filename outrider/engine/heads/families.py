@@ -32,7 +32,7 @@ WEIGHTS = "weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class HeadFamily:
     """A kind of draft.
 
     A checkpoint is of the first row that its configuration matches, or else of the first that its tensor names match.
@@ -79,9 +79,9 @@ def _matches_any(pattern: str, names: Iterable[str]) -> bool:
     return any(re.fullmatch(pattern, name) for name in names)
 
 
-MODEL = Family(name="model", label="causal language models")
-PARD = Family(name="pard", label="PARD", signs={"pard_token": "", "ptd_token_id": ""})
-EAGLE3 = Family(
+MODEL = HeadFamily(name="model", label="causal language models")
+PARD = HeadFamily(name="pard", label="PARD", signs={"pard_token": "", "ptd_token_id": ""})
+EAGLE3 = HeadFamily(
     name="eagle3",
     label="EAGLE-3 and 3.1",
     network=Eagle3Head,
@@ -91,7 +91,7 @@ EAGLE3 = Family(
     tensors=("fc.weight", r"(midlayer|layers\.0)\.hidden_norm\.weight"),
     lacks="mask_hidden",
 )
-EAGLE1 = Family(
+EAGLE1 = HeadFamily(
     name="eagle1",
     label="EAGLE-1 and 2",
     network=JoinedHead,
@@ -99,7 +99,7 @@ EAGLE1 = Family(
     tensors=("fc.weight", r"layers\.0\.self_attn\.q_proj\.weight"),
     lacks="layers.0.input_layernorm.weight",
 )
-PEAGLE = Family(
+PEAGLE = HeadFamily(
     name="peagle",
     label="P-EAGLE",
     network=Eagle3Head,
@@ -108,28 +108,28 @@ PEAGLE = Family(
     signs={WRAPPED: "^peagle$", "parallel_drafting": "", "architectures": "PEagle"},
     tensors=("mask_hidden",),
 )
-MTP = Family(
+MTP = HeadFamily(
     name="mtp",
     label="MTP heads",
     network=JoinedHead,
     read=read_mtp,
     signs={WRAPPED: "^mtp$"},
 )
-DSPARK = Family(
+DSPARK = HeadFamily(
     name="dspark",
     label="DSpark",
     network=DFlashHead,
     read=partial(read_dflash, is_dspark=True),
     signs={WRAPPED: "^dspark$", "markov_rank": "", "architectures": "DSpark", "projector_type": "^dspark$"},
 )
-DFLASH = Family(
+DFLASH = HeadFamily(
     name="dflash",
     label="DFlash",
     network=DFlashHead,
     read=partial(read_dflash, is_dspark=False),
     signs={WRAPPED: "^dflash$", "dflash_config": r"\w", "architectures": "DFlash"},
 )
-MEDUSA = Family(
+MEDUSA = HeadFamily(
     name="medusa",
     label="Medusa, blockwise heads",
     network=MedusaHeads,
@@ -138,7 +138,7 @@ MEDUSA = Family(
     signs={"medusa_num_heads": "", "model_type": "^medusa$", WEIGHTS: "^medusa_lm_head.pt$"},
     tensors=(r".*0\.0\.linear\.weight",),
 )
-OTHER_WRAPPED = Family(
+OTHER_WRAPPED = HeadFamily(
     label="a speculators model of another type",
     signs={WRAPPED: "^(?!(eagle3|mtp|dspark|dflash|peagle)$)"},
 )
@@ -147,12 +147,14 @@ FAMILIES = (
     OTHER_WRAPPED,
     EAGLE3,
     MTP,
-    Family(label="an MLP speculator", signs={"model_type": "^mlp_speculator$"}),
-    Family(label="Hydra heads", signs={"hydra_num_heads": "", WEIGHTS: "^hydra_lm_head.pt$"}),
-    Family(label="a DFlash2 head", signs={"selector_rank": "", "architectures": "DFlash2"}),
-    Family(label="a Domino head", signs={"architectures": "Domino", "projector_type": "^domino$"}),
-    Family(label="a Gemma 4 assistant", signs={"model_type": "gemma4_assistant", "architectures": "Gemma4Assistant"}),
-    Family(
+    HeadFamily(label="an MLP speculator", signs={"model_type": "^mlp_speculator$"}),
+    HeadFamily(label="Hydra heads", signs={"hydra_num_heads": "", WEIGHTS: "^hydra_lm_head.pt$"}),
+    HeadFamily(label="a DFlash2 head", signs={"selector_rank": "", "architectures": "DFlash2"}),
+    HeadFamily(label="a Domino head", signs={"architectures": "Domino", "projector_type": "^domino$"}),
+    HeadFamily(
+        label="a Gemma 4 assistant", signs={"model_type": "gemma4_assistant", "architectures": "Gemma4Assistant"}
+    ),
+    HeadFamily(
         label="an MTP head apart from its target's checkpoint, not in speculators' layout",
         signs={"model_type": "_mtp$", "architectures": "MTP"},
         tensors=(r"mtp(_layers)?\..*",),
@@ -163,12 +165,12 @@ FAMILIES = (
     DFLASH,
     PEAGLE,
     MEDUSA,
-    Family(label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
+    HeadFamily(label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
 )
 """Families in the order in which they are tried. A draft of none of them is PARD or MODEL."""
 
 
-def family_of(files: Checkpoint, target: str | None = None) -> Family:
+def family_of(files: Checkpoint, target: str | None = None) -> HeadFamily:
     """Return the family of a draft, by its configuration or else by the names of its tensors.
 
     `target`: folder or hub id of the target. Where the draft has the same one, the draft is the MTP head in it, if
@@ -202,7 +204,7 @@ def is_same(model: str, target: str) -> bool:
     return model == target or (own.exists() and other.exists() and own.samefile(other))
 
 
-def _recognised(files: Checkpoint) -> Family:
+def _recognised(files: Checkpoint) -> HeadFamily:
     for row in FAMILIES:
         if row.matches(files):
             return row

@@ -20,7 +20,7 @@ from outrider.engine.heads.config_keys import Keys
 from outrider.engine.heads.draft_vocabulary import target_ids
 from outrider.engine.heads.llama_head import llama_layers
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
-from outrider.engine.heads.opening import DTYPES, OpeningMap
+from outrider.engine.heads.opening import DTYPES, Projection
 from outrider.wire.errors import ConfigError
 from outrider.wire.peer_text import bound_text
 from outrider.wire.telemetry.log import get_logger
@@ -52,7 +52,7 @@ class HeadFiles:
     """`HeadFacts` of the head's kind."""
     tensors: Mapping[str, Tensor]
     """State of the head's network, in the files' dtype; embedding and lm_head may be the target's."""
-    opening: OpeningMap
+    opening: Projection
     """Projection of the target's hidden states, in the files' dtype."""
     undecided: tuple[str, ...] = ()
     """Names of boolean fields of `facts` that the files leave open. They have the likelier value."""
@@ -229,7 +229,7 @@ class HeadReader(Keys):
         self,
         facts: HeadFacts,
         network: type[HeadNetwork],
-        opening: OpeningMap,
+        opening: Projection,
         undecided: tuple[str, ...] = (),
     ) -> HeadFiles:
         """Return the head with all tensors of its network, taking those that the files leave out from the target."""

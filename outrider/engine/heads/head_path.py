@@ -19,7 +19,7 @@ from outrider.engine.heads.network import BlockHead, HeadNetwork
 from outrider.engine.host_copy import to_device
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
-from outrider.engine.native.library import NO_LAYER, Vector
+from outrider.engine.native.library import NO_LAYER, VectorName
 from outrider.engine.step_plan import Row
 
 
@@ -117,9 +117,9 @@ class FusedHeadPath(FusedPath):
         if facts is self._followed:
             return
         token_norm, feature_norm = self.head.joining_norms()
-        self._native.vector(0, Vector.ATTENTION_NORM, token_norm.weight)
-        self._native.vector(NO_LAYER, Vector.READ_NORM, feature_norm.weight)
-        self._native.residual(normed=facts.norm_before_residual)
+        self._native.set_vector(0, VectorName.ATTENTION_NORM, token_norm.weight)
+        self._native.set_vector(NO_LAYER, VectorName.READ_NORM, feature_norm.weight)
+        self._native.set_residual(normed=facts.norm_before_residual)
         self.set_taps([NORMED if facts.carries_normed else self._shape.num_layers])
         self._followed = facts
 

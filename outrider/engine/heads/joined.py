@@ -25,7 +25,7 @@ from outrider.engine.files.model_files import first_line
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.network import CarryHead, HeadFacts
-from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.opening import Projection
 from outrider.wire.errors import ConfigError
 
 EAGLE1_NAMES = ((r"layers\.", "model.layers."), (r"fc\.", "eh_proj."))
@@ -155,7 +155,7 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
             of="bias",
         )
     facts = _facts(reader, layers, joins_normed=False, join_bias=has_bias)
-    return reader.complete(facts, JoinedHead, OpeningMap.identity(facts.width))
+    return reader.complete(facts, JoinedHead, Projection.identity(facts.width))
 
 
 def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -180,7 +180,7 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     facts = _facts(reader, layers, joins_normed=True, carries_normed=carries_normed)
     reader.fill_from_target(facts)
     _convert_layer(reader, layers)
-    return reader.complete(facts, JoinedHead, OpeningMap.identity(facts.width), undecided)
+    return reader.complete(facts, JoinedHead, Projection.identity(facts.width), undecided)
 
 
 def _facts(reader: HeadReader, layers: PreTrainedConfig, **facts: bool) -> JoinedConfig:

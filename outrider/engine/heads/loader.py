@@ -14,16 +14,16 @@ from torch import Tensor
 
 from outrider.engine import memory
 from outrider.engine.architectures.context import context_limit_of, settle_rope
-from outrider.engine.attention.forward_path import Repacks
+from outrider.engine.attention.forward_path import RepackedPath
 from outrider.engine.errors import PathUnavailable
 from outrider.engine.files.ends import read_ends
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.families import Family
+from outrider.engine.heads.families import HeadFamily
 from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
 from outrider.engine.heads.network import HeadNetwork
-from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.opening import Projection
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.loading.attention_choice import check_cache, pack, tree_refusal
+from outrider.engine.loading.attention_choice import check_cache, pack_weights, tree_refusal
 from outrider.engine.loading.cache_size import size_cache
 from outrider.engine.loading.loader import check_class, resolve_device
 from outrider.engine.loading.self_test import NUM_BLOCKS, ReferenceLogits
@@ -62,7 +62,7 @@ class LoadedHead:
 
     network: HeadNetwork
     """The head's network. The wiring test sets the facts that `undecided` names."""
-    opening: OpeningMap
+    opening: Projection
     """Projection of the target's hidden states, on the CPU."""
     facts: ModelFacts
     num_layers: int
@@ -79,7 +79,7 @@ class LoadedHead:
         return self.runner.path
 
 
-def load_head(config: WorkerConfig, target: str, family: Family, allow_pickle: bool = False) -> LoadedHead:
+def load_head(config: WorkerConfig, target: str, family: HeadFamily, allow_pickle: bool = False) -> LoadedHead:
     """Load the head in `config.model` for a target, given as a folder or hub id, and size its cache.
 
     What the head's files leave out is taken from the target's. `allow_pickle`: as for `Checkpoint`. Raises
@@ -91,7 +91,7 @@ def load_head(config: WorkerConfig, target: str, family: Family, allow_pickle: b
     limit = context_limit_of(files.config, config.context_limit)
     check_class(files.config)
     read = family.read(Checkpoint(config.model, allow_pickle), files)
-    with memory.fits(config.model, device):
+    with memory.explain_out_of_memory(config.model, device):
         network = family.network.of(read.facts, _move(read.tensors, device, config.dtype))
         facts = ModelFacts(
             model_id=full_name(config.model),
@@ -136,7 +136,7 @@ def _move(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> di
     return moved
 
 
-def _load_runner(network: HeadNetwork, facts: ModelFacts, family: Family, config: WorkerConfig) -> ModelRunner:
+def _load_runner(network: HeadNetwork, facts: ModelFacts, family: HeadFamily, config: WorkerConfig) -> ModelRunner:
     path = _choose_path(network, facts, family, config.attention_path)
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), network.device)
     num_positions = VERIFY_TOKENS
@@ -145,13 +145,13 @@ def _load_runner(network: HeadNetwork, facts: ModelFacts, family: Family, config
     elif network.block is not None:
         num_positions = network.block.size
     num_weight_bytes = memory.weights_bytes(network)
-    if isinstance(path, Repacks):  # beside the modules, of which the embedding is used
+    if isinstance(path, RepackedPath):  # beside the modules, of which the embedding is used
         num_weight_bytes += path.weights_bytes - network.get_input_embeddings().weight.nbytes
     size_cache(runner, network.config, num_weight_bytes, config, num_positions=num_positions)
     return runner
 
 
-def _choose_path(network: HeadNetwork, facts: ModelFacts, family: Family, setting: str) -> AnyHeadPath:
+def _choose_path(network: HeadNetwork, facts: ModelFacts, family: HeadFamily, setting: str) -> AnyHeadPath:
     names = family.paths
     if setting in PATHS:
         names = (setting,)
@@ -166,7 +166,7 @@ def _choose_path(network: HeadNetwork, facts: ModelFacts, family: Family, settin
             refusals.append(f"{name}: {reason}")
             continue
         if name == "paged" and network.device.type == "cpu":
-            pack(network, runner, reference)
+            pack_weights(network, runner, reference)
         others = ""
         if refusals:
             others = f"; not {refusals[0]}"

@@ -19,7 +19,7 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.draft_vocabulary import check_ids
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
-from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.opening import Projection
 from outrider.engine.host_copy import to_device
 from outrider.engine.model_runner import ModelRunner
 
@@ -140,7 +140,7 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         scale=float(files.config.get("logit_scale", 1.0)),
     )
     reader.check_tensors(facts, MedusaHeads)
-    return HeadFiles(facts, tensors, OpeningMap.identity(target.width))
+    return HeadFiles(facts, tensors, Projection.identity(target.width))
 
 
 def _find_prefix(names: Iterable[str]) -> str:

@@ -26,14 +26,14 @@ from outrider.wire.peer_text import bound_text
 Norm = Literal["none", "each", "all"]
 """The RMS norm before the projection: none, one for each tap (EAGLE-3.1's fc_norm), or one over all taps concatenated.
 """
-MAX_OPENING_BYTES = 1 << 30
+MAX_PROJECTION_BYTES = 1 << 30
 """Maximum bytes of a serialised projection: three taps of 8192 to a width of 8192 take 400 MB in bfloat16."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that a projection may have. Its tensors all have the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class OpeningSpec:
+class ProjectionSpec:
     """The hidden states that a head reads, and how they are projected to a feature."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
@@ -61,17 +61,17 @@ class OpeningSpec:
         return shapes
 
 
-_SPEC = TypeAdapter(OpeningSpec)
+_SPEC = TypeAdapter(ProjectionSpec)
 
 
-class OpeningMap(nn.Module):
+class Projection(nn.Module):
     """Projection of hidden states to features. The target runs it."""
 
     fc: Tensor | None
     norm: Tensor | None
     output_norm: Tensor | None
 
-    def __init__(self, spec: OpeningSpec, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, spec: ProjectionSpec, tensors: Mapping[str, Tensor]) -> None:
         """Create a projection from tensors of `spec.shapes`, or from none for the identity of one tap."""
         super().__init__()
         self.spec = spec
@@ -79,9 +79,9 @@ class OpeningMap(nn.Module):
             self.register_buffer(name, tensors.get(name))
 
     @classmethod
-    def identity(cls, width: int) -> OpeningMap:
+    def identity(cls, width: int) -> Projection:
         """Return the projection that returns the last hidden state after its norm, unmodified."""
-        return cls(OpeningSpec((NORMED,), width), {})
+        return cls(ProjectionSpec((NORMED,), width), {})
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -119,14 +119,16 @@ class OpeningMap(nn.Module):
         return safetensors.torch.save(tensors, {"spec": spec})  # one key: several would have no fixed order
 
     @classmethod
-    def from_bytes(cls, data: bytes, target_width: int, num_layers: int) -> OpeningMap:
+    def from_bytes(cls, data: bytes, target_width: int, num_layers: int) -> Projection:
         """Return the projection that a draft sent, on the CPU.
 
         Raises `InvalidRequest` where it does not fit a target of this width and number of layers: other shapes or
         dtypes, non-finite numbers, taps that the target does not have, or more than `MAX_OPENING_BYTES`.
         """
-        if len(data) > MAX_OPENING_BYTES:
-            raise InvalidRequest(f"a head's opening map has {len(data)} bytes, at most {MAX_OPENING_BYTES} are taken")
+        if len(data) > MAX_PROJECTION_BYTES:
+            raise InvalidRequest(
+                f"a head's opening map has {len(data)} bytes, at most {MAX_PROJECTION_BYTES} are taken"
+            )
         spec, tensors = _parse(data)
         check_taps(spec.taps, num_layers)
         _check_tensors(spec, tensors, target_width)
@@ -154,7 +156,7 @@ def label_of(digest: bytes) -> str:
     return digest[:4].hex()
 
 
-def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:
+def _parse(data: bytes) -> tuple[ProjectionSpec, dict[str, Tensor]]:
     try:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -164,8 +166,8 @@ def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:
         raise InvalidRequest(f"a head's opening map cannot be read: {why}") from error
 
 
-def _check_tensors(spec: OpeningSpec, tensors: Mapping[str, Tensor], target_width: int) -> None:
-    if not tensors and spec == OpeningSpec(spec.taps[:1], target_width, epsilon=spec.epsilon):
+def _check_tensors(spec: ProjectionSpec, tensors: Mapping[str, Tensor], target_width: int) -> None:
+    if not tensors and spec == ProjectionSpec(spec.taps[:1], target_width, epsilon=spec.epsilon):
         return  # the identity
     shapes = spec.shapes(target_width)
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

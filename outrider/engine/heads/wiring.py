@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.loader import LoadedHead
-from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.opening import Projection
 from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
@@ -46,13 +46,13 @@ MAX_PROBE_TAPS = 16
 """Maximum number of hidden states of a text that a target sends in one reply: 34 MB at a width of 8192."""
 MIN_SCORE = -20.0
 """Minimum log-probability of a score; a token without a row in the lm_head has it, too."""
-LOSES_AT = 3.0
+MIN_LEAD = 3.0
 """Number of standard errors by which another way must be better, and by which a head must predict a position's own
 token better than another's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProbeStates:
     """A target's hidden states and predictions over a text of T tokens."""
 
     token_ids: Sequence[int]
@@ -63,48 +63,48 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Wiring:
     """One way to wire a head, and its scores."""
 
     label: str
     scores: Tensor
     """[P] log-probabilities that the head gives the target's likeliest token at each position."""
-    elsewhere: Tensor
+    shifted_scores: Tensor
     """[P] log-probabilities that the head gives the target's likeliest token half the text away."""
     agreement: float
     """Fraction of positions where the head's and the target's likeliest tokens are the same."""
 
     @property
-    def foretells(self) -> bool:
+    def is_predictive(self) -> bool:
         """Whether the head predicts a position's own token better than another position's, by more than chance."""
-        return _lead(self.scores, self.elsewhere) > LOSES_AT
+        return _lead(self.scores, self.shifted_scores) > MIN_LEAD
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WiringScores:
     """Scores of the wiring in the head's files and of other wirings."""
 
-    configured: Way
-    others: Sequence[Way]
+    configured: Wiring
+    others: Sequence[Wiring]
 
     @property
-    def winner(self) -> Way | None:
+    def best_other(self) -> Wiring | None:
         """Best of the other wirings that predict anything and beat the files' own by more than chance; else None."""
         ours = self.configured.scores
-        better = list[Way]()
+        better = list[Wiring]()
         for way in self.others:
-            if way.foretells and _lead(way.scores, ours) > LOSES_AT:
+            if way.is_predictive and _lead(way.scores, ours) > MIN_LEAD:
                 better.append(way)
         return max(better, key=lambda way: float(way.scores.mean()), default=None)
 
     @property
     def fault(self) -> str | None:
         """Description of what is wrong with the wiring; None where nothing is."""
-        ours, winner = self.configured, self.winner
+        ours, winner = self.configured, self.best_other
         agreement = f"it agrees with the target at {ours.agreement:.0%} of {len(ours.scores)} positions"
         if winner is not None:
             return f"{agreement}, and {winner.label} at {winner.agreement:.0%}"
-        if not ours.foretells:
+        if not ours.is_predictive:
             return (
                 f"{agreement}, and predicts the token at each no better than those elsewhere; is it hardly trained, or "
                 "another target's?"
@@ -122,7 +122,7 @@ def probe_ids(tokenizer_json: bytes, context_limit: int, text: str = TEXT) -> li
     return Tokenizer.from_str(tokenizer_json.decode()).encode(text).ids[: min(MAX_TOKENS, context_limit)]
 
 
-def judge(outcome: Outcome, model: str, *, trusts: bool) -> str | None:
+def judge(outcome: WiringScores, model: str, *, trusts: bool) -> str | None:
     """Log the outcome; return the reason to refuse the head, or None to serve it.
 
     `trusts`: whether the configuration in its files is served whatever the outcome.
@@ -172,7 +172,7 @@ def _misread_taps(taps: Sequence[int], num_layers: int) -> list[tuple[int, ...]]
 
 
 @torch.inference_mode()
-def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
+def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
     """Score a head on a text, wired as its files are read and in the known ways to misread them.
 
     A block head fills one block after the other, given the tokens before. Facts that the files leave open are decided
@@ -181,11 +181,11 @@ def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
     """
     _decide(loaded, seen)
     opening, network, facts = loaded.opening, loaded.network, loaded.network.facts
-    others = list[Way]()
+    others = list[Wiring]()
     for taps in _misread_taps(opening.spec.taps, loaded.num_layers):
         others.append(_way(loaded, seen, f"reading the hidden states {list(taps)} ({NORMED} = normed)", taps))
     if opening.spec.norms_output:
-        bare = replace(loaded, opening=OpeningMap(replace(opening.spec, norms_output=False), opening.tensors))
+        bare = replace(loaded, opening=Projection(replace(opening.spec, norms_output=False), opening.tensors))
         others.append(_way(bare, seen, "with the norm of the rows left out"))
     for label, misread in network.misreadings():
         network.facts = misread
@@ -193,10 +193,10 @@ def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
             others.append(_way(loaded, seen, label))
         finally:
             network.facts = facts
-    return Outcome(_way(loaded, seen, "as configured"), others)
+    return WiringScores(_way(loaded, seen, "as configured"), others)
 
 
-def text_logits(loaded: LoadedHead, seen: Seen, taps: Sequence[int] | None = None, ahead: int = 1) -> Tensor:
+def text_logits(loaded: LoadedHead, seen: ProbeStates, taps: Sequence[int] | None = None, ahead: int = 1) -> Tensor:
     """Return the logits [P, V] that predict the tokens of a text from the third on. `taps`: None for the head's own.
 
     `ahead`: 2 for the second step of a `CarryHead`, which predicts one token further on.
@@ -206,7 +206,7 @@ def text_logits(loaded: LoadedHead, seen: Seen, taps: Sequence[int] | None = Non
     return loaded.network.score_text(loaded.runner, seen.token_ids, features, ahead)
 
 
-def _decide(loaded: LoadedHead, seen: Seen) -> None:
+def _decide(loaded: LoadedHead, seen: ProbeStates) -> None:
     network = loaded.network
     for name in loaded.undecided:
         before = network.facts
@@ -217,9 +217,11 @@ def _decide(loaded: LoadedHead, seen: Seen) -> None:
             network.facts = before
 
 
-def _way(loaded: LoadedHead, seen: Seen, label: str, taps: Sequence[int] | None = None, ahead: int = 1) -> Way:
+def _way(
+    loaded: LoadedHead, seen: ProbeStates, label: str, taps: Sequence[int] | None = None, ahead: int = 1
+) -> Wiring:
     logits = text_logits(loaded, seen, taps, ahead)
     best = seen.best_ids[ahead : ahead + len(logits)].to(logits.device)
     tokens = torch.stack([best, best.roll(len(best) // 2)], dim=1)  # [P, 2]
     scores, elsewhere = logits.log_softmax(-1).gather(1, tokens).clamp(min=MIN_SCORE).cpu().unbind(1)
-    return Way(label, scores, elsewhere, float((logits.argmax(-1) == best).float().mean()))
+    return Wiring(label, scores, elsewhere, float((logits.argmax(-1) == best).float().mean()))

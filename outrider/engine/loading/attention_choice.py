@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from outrider.engine.architectures import layer_memory
 from outrider.engine.architectures.layer_memory import selecting_few_keys
 from outrider.engine.attention.dense import DensePath
-from outrider.engine.attention.forward_path import BLOCK_SIZE, ForwardPath, GivesFeatures, RunsTrees
+from outrider.engine.attention.forward_path import BLOCK_SIZE, FeaturePath, ForwardPath, TreePath
 from outrider.engine.attention.fused import FusedPath
 from outrider.engine.attention.paged import PagedPath
 from outrider.engine.cuda.graphed_path import graphed_path
@@ -44,8 +44,8 @@ __all__ = [
     "PathUnavailable",
     "check_cache",
     "choose_path",
-    "margin",
-    "pack",
+    "describe_self_test",
+    "pack_weights",
     "tree_refusal",
 ]
 
@@ -124,7 +124,7 @@ def _choose(
             if runner.features_refusal is not None:
                 log.info("%s gives no features on the path %s: %s", class_name, name, runner.features_refusal)
         if name in MODULE_PATHS and model.device.type == "cpu" and facts.num_ranks == 1:
-            pack(model, runner, reference)
+            pack_weights(model, runner, reference)
         return runner
     own = own_cache_refusal(model, facts)
     if own is not None:
@@ -143,7 +143,7 @@ def _log_choice(class_name: str, name: str, runner: ModelRunner, is_auto: bool, 
     others = ""
     if refusals:
         others = f"; not {', nor '.join(refusals)}"
-    log.info("%s takes the path %s%s%s; self-test: %s", class_name, name, as_set, others, margin(runner))
+    log.info("%s takes the path %s%s%s; self-test: %s", class_name, name, as_set, others, describe_self_test(runner))
 
 
 def _settings_to_leave_out(facts: ModelFacts, batch_invariant: bool) -> str:
@@ -188,7 +188,7 @@ def _create_tested_runner(
     return runner
 
 
-def pack(model: PreTrainedModel, runner: ModelRunner, reference: ReferenceLogits) -> None:
+def pack_weights(model: PreTrainedModel, runner: ModelRunner, reference: ReferenceLogits) -> None:
     """Replace the model's linear layers by packed ones for the CPU, and put them back where the self-test then fails.
 
     reference: holds the logits that the plain weights gave in the self-test before.
@@ -210,7 +210,7 @@ def tree_refusal(runner: ModelRunner, reference: UncachedModel | ReferenceLogits
 
     Runs the self-test of trees and leaves `runner.tree_refusal` None: the caller sets it.
     """
-    if not isinstance(runner.path, RunsTrees):
+    if not isinstance(runner.path, TreePath):
         return "it has no attention of trees"
     reason = layer_memory.tree_refusal(runner.facts.layer_types)
     if reason is not None:
@@ -232,7 +232,7 @@ def features_refusal(runner: ModelRunner, reference: UncachedModel) -> str | Non
 
     Runs the self-test of hidden states and leaves `runner.features_refusal` None: the caller sets it.
     """
-    if not isinstance(runner.path, GivesFeatures):
+    if not isinstance(runner.path, FeaturePath):
         return "it has no taps"
     if runner.facts.decoder_start_ids:
         return "heads are of decoder-only models"
@@ -248,7 +248,7 @@ def features_refusal(runner: ModelRunner, reference: UncachedModel) -> str | Non
     return None
 
 
-def margin(runner: ModelRunner) -> str:
+def describe_self_test(runner: ModelRunner) -> str:
     """Return a phrase for the log: the largest error of the self-test's logits, and the largest allowed."""
     allowed = TOLERANCE[runner.facts.dtype]
     return f"largest difference {runner.self_test_error:.1e} of the largest logit, {allowed:g} allowed"

@@ -13,12 +13,12 @@ from transformers import PreTrainedConfig
 from outrider.engine import memory
 from outrider.engine.architectures.layer_memory import layer_config
 from outrider.engine.attention.block_cache import layer_limits, num_decoder_layers
-from outrider.engine.attention.forward_path import Prepares
+from outrider.engine.attention.forward_path import PreparedPath
 from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.files.model_files import first_line
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.attention_choice import MODULE_PATHS
-from outrider.engine.memory import Budget, readable_bytes
+from outrider.engine.memory import MemoryBudget, readable_bytes
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.group import Group
 from outrider.engine.step_plan import VERIFY_TOKENS
@@ -65,7 +65,7 @@ def size_cache(
     # On a CPU no memory is taken yet. Ranks count together: with the lock they would wait for each other forever.
     lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if runner.device.type == "cuda" and group is None:
-        lock = memory.in_turn()
+        lock = memory.hold_memory_lock()
     with lock:
         budget = _compute_budget(runner, model_config, num_weight_bytes, config, num_positions)
         num_blocks = _num_blocks(runner, budget, config)
@@ -79,7 +79,7 @@ def size_cache(
 
 def _compute_budget(
     runner: ModelRunner, model_config: PreTrainedConfig, num_weight_bytes: int, config: WorkerConfig, num_positions: int
-) -> Budget:
+) -> MemoryBudget:
     facts = runner.facts
     text = model_config.get_text_config(decoder=True)
     itemsize = getattr(torch, facts.dtype).itemsize
@@ -97,13 +97,13 @@ def _compute_budget(
         activations_bytes += _masks_bytes(runner, text, itemsize, num_prompt_rows)
     num_tapped = 3 * num_rows  # a tap as its layer leaves it, beside the other taps of the step, and of the step before
     graphs_bytes = 0
-    if isinstance(runner.path, Prepares):
+    if isinstance(runner.path, PreparedPath):
         widest = config.max_slots * max(WIDTHS)
         # Each graph keeps taps of its own. There is one for max_slots, one for half as many, and so on: twice in all.
         num_tapped += 2 * config.max_slots * sum(WIDTHS)
         graphs_bytes = memory.activations_bytes(text, itemsize, widest) + memory.logits_bytes(widest * text.vocab_size)
     tap_bytes = num_tapped * text.hidden_size * itemsize
-    return Budget(num_weight_bytes, activations_bytes, free_bytes, graphs_bytes, tap_bytes)
+    return MemoryBudget(num_weight_bytes, activations_bytes, free_bytes, graphs_bytes, tap_bytes)
 
 
 def _free_bytes(runner: ModelRunner, num_weight_bytes: int, config: WorkerConfig) -> int:
@@ -140,7 +140,7 @@ def _num_sharing(layer: PreTrainedConfig) -> int:
     return num_heads // (getattr(layer, "num_key_value_heads", None) or num_heads)
 
 
-def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> int:
+def _num_blocks(runner: ModelRunner, budget: MemoryBudget, config: WorkerConfig) -> int:
     block_size = runner.path.block_size
     block_bytes = runner.kv_bytes_per_token * block_size
     kv_cache_tokens = config.kv_cache_tokens
@@ -178,7 +178,7 @@ def _default_fraction(runner: ModelRunner, config: WorkerConfig) -> float:
     return 1.0  # _free_bytes has left out what gpu_memory_utilization leaves to others
 
 
-def _log_memory(runner: ModelRunner, budget: Budget, num_positions: int) -> None:
+def _log_memory(runner: ModelRunner, budget: MemoryBudget, num_positions: int) -> None:
     num_tokens = runner.pool.num_blocks * runner.pool.block_size
     num_bytes = num_tokens * runner.kv_bytes_per_token
     log.info(

@@ -18,10 +18,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from outrider.engine.parallel.meeting import GRACE_S, MEETING_TIMEOUT_S, Host, join_host
+from outrider.engine.parallel.meeting import GRACE_S, MEETING_TIMEOUT_S, RankZeroLines, connect_to_rank_zero
 from outrider.wire.errors import OutriderError
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.telemetry.log import adopt_loggers, configure_logging, get_logger, tell_end
+from outrider.wire.telemetry.log import adopt_loggers, configure_logging, get_logger, log_end
 from outrider.wire.transport.host import prepare_process
 
 log = get_logger(__name__)
@@ -36,7 +36,7 @@ def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callabl
     Raises OutriderError for what cannot be loaded, after reporting it to rank 0.
     """
     cores = prepare_process(cpu_cores)
-    host = join_host(folder, rank, MEETING_TIMEOUT_S)
+    host = connect_to_rank_zero(folder, rank, MEETING_TIMEOUT_S)
     ended = threading.Event()
     threading.Thread(target=_end_with_rank_0, args=(host, ended, on_abandoned), name="rank-0", daemon=True).start()
     message = host.commands.receive()
@@ -61,7 +61,7 @@ def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callabl
     return 0
 
 
-def _serve(host: Host, rank: int, config: TargetConfig, store: Path, num_threads: int) -> bool:
+def _serve(host: RankZeroLines, rank: int, config: TargetConfig, store: Path, num_threads: int) -> bool:
     """Load, then repeat rank 0's forwards; return whether rank 0 ended them by END."""
     import torch
 
@@ -73,7 +73,7 @@ def _serve(host: Host, rank: int, config: TargetConfig, store: Path, num_threads
     groups: list[Group] = []
 
     def join(found: torch.device) -> Group:
-        host.say_ready()
+        host.send_ready()
         groups.append(join_group(store, rank, config.tensor_parallel, found.type))
         return groups[0]
 
@@ -92,7 +92,7 @@ def _serve(host: Host, rank: int, config: TargetConfig, store: Path, num_threads
     return is_orderly
 
 
-def _end_with_rank_0(host: Host, ended: threading.Event, on_abandoned: Callable[[], None]) -> None:
+def _end_with_rank_0(host: RankZeroLines, ended: threading.Event, on_abandoned: Callable[[], None]) -> None:
     host.life.receive()  # returns when rank 0 closes this connection, on which nothing is sent
     if not ended.wait(GRACE_S):  # a collective that waits for rank 0 would wait for minutes
         on_abandoned()
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
         folder = Path(argv[0])
         return follow(folder, int(argv[1]), argv[2], lambda: shutil.rmtree(folder, ignore_errors=True))
     except OutriderError as error:
-        tell_end(f"target rank {argv[1]}", error.message)
+        log_end(f"target rank {argv[1]}", error.message)
         return 1
 
 

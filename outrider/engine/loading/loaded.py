@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from outrider.engine.attention.forward_path import Prepares
+from outrider.engine.attention.forward_path import PreparedPath
 from outrider.engine.files.model_files import GENERATION, read_model_json
 from outrider.engine.files.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.loading.cache_size import default_prefill_tokens
@@ -23,7 +23,7 @@ from outrider.engine.worker.source_slot import SourceSlot
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.requests.sampling_defaults import stated_defaults
+from outrider.wire.requests.sampling_defaults import read_defaults
 from outrider.wire.settings.config import TargetConfig, WorkerConfig
 from outrider.wire.telemetry.log import get_logger
 
@@ -31,7 +31,7 @@ log = get_logger(__name__)
 
 
 @dataclass
-class Loaded(WorkerState):
+class ModelWorkerState(WorkerState):
     """State of a worker with a model: what every worker has, and the runner of the model."""
 
     runner: ModelRunner = field(kw_only=True)
@@ -47,7 +47,7 @@ class Loaded(WorkerState):
     def info(self) -> pb.WorkerInfo:
         """Return the worker's description for GetInfo."""
         info = super().info()
-        info.MergeFrom(info_of(self.runner.facts, self.runner))
+        info.MergeFrom(describe_model(self.runner.facts, self.runner))
         info.trees = info.beams = self.runner.supports_trees
         info.gives_features = self.runner.features_refusal is None
         info.features_refusal = self.runner.features_refusal or ""
@@ -55,7 +55,7 @@ class Loaded(WorkerState):
         return info
 
 
-def info_of(facts: ModelFacts, runner: ModelRunner | None) -> pb.WorkerInfo:
+def describe_model(facts: ModelFacts, runner: ModelRunner | None) -> pb.WorkerInfo:
     """Return the description of a model or a head for GetInfo. runner: None for a head without a KV cache."""
     info = pb.WorkerInfo(
         model_id=facts.model_id,
@@ -88,7 +88,7 @@ def load(
     epoch: int,
     on_lost: Callable[[OutriderError], None] = lambda error: None,
     ranks_folder: str | None = None,
-) -> Loaded:
+) -> ModelWorkerState:
     """Load the model of `config` and the tokenizer, and allocate the slots. Call it on the engine thread.
 
     epoch: number of the worker's life.
@@ -145,9 +145,9 @@ def load_split(
     return runner, team
 
 
-def _create_state(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Loaded:
+def _create_state(runner: ModelRunner, config: WorkerConfig, epoch: int) -> ModelWorkerState:
     runner.pool.prefix.enabled = config.prefix_caching
-    if isinstance(runner.path, Prepares):
+    if isinstance(runner.path, PreparedPath):
         runner.path.prepare(config.max_slots, runner.facts.context_limit)
     elif runner.facts.num_ranks > 1 and runner.device.type == "cuda":
         log.warning("tensor_parallel is %d: a split model runs without CUDA graphs, eagerly", runner.facts.num_ranks)
@@ -159,13 +159,13 @@ def _create_state(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Load
     if beyond is not None:
         log.warning("%s: %s", config.model, beyond)
     defaults = _read_sampling_defaults(config)
-    return Loaded(config, epoch, slots, tokenizer.files, runner=runner, sampling_defaults=defaults)
+    return ModelWorkerState(config, epoch, slots, tokenizer.files, runner=runner, sampling_defaults=defaults)
 
 
 def _read_sampling_defaults(config: WorkerConfig) -> dict[str, float]:
     if not isinstance(config, TargetConfig):  # requests are sampled as their target's checkpoint states
         return {}
-    defaults, refusals = stated_defaults(read_model_json(config.model, GENERATION) or {})
+    defaults, refusals = read_defaults(read_model_json(config.model, GENERATION) or {})
     for refusal in refusals:
         log.warning("%s of %s: %s; it is left out", GENERATION, config.model, refusal)
     return defaults

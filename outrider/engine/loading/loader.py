@@ -23,10 +23,10 @@ from transformers import (
 from outrider.engine import memory
 from outrider.engine.architectures.context import context_limit_of, settle_rope
 from outrider.engine.architectures.layer_memory import layer_types, memory_refusal
-from outrider.engine.architectures.positions import within_tables
-from outrider.engine.architectures.text_part import part_that_writes, served_class
+from outrider.engine.architectures.positions import limit_to_position_tables
+from outrider.engine.architectures.text_part import served_class, text_generating_part
 from outrider.engine.attention.block_cache import num_decoder_layers
-from outrider.engine.attention.forward_path import Repacks
+from outrider.engine.attention.forward_path import RepackedPath
 from outrider.engine.files.ends import decoder_start_of, read_ends, read_generation
 from outrider.engine.files.gguf_files import read_gguf_config
 from outrider.engine.files.model_files import (
@@ -71,7 +71,7 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     Raises ConfigError for anything that cannot be served, naming it.
     """
     device = resolve_device(config.device)
-    with memory.fits(config.model, device):
+    with memory.explain_out_of_memory(config.model, device):
         return _load(config, device, join)
 
 
@@ -89,7 +89,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     source = WeightSource.find(config.model, stored_config, device, config.quantization)
     model_config = source.config
     meta_network = check_weights(config.model, model_config, source)
-    limit = within_tables(meta_network, limit, config.context_limit)
+    limit = limit_to_position_tables(meta_network, limit, config.context_limit)
     source.check_memory(config, meta_network, device)
     check_int8(device, config.quantization)
     quantization = method_of(model_config) or config.quantization
@@ -116,7 +116,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     gives_features = isinstance(config, TargetConfig)
     runner = choose_path(network, facts, config.attention_path, config.batch_invariant, gives_features)
     del network  # before free memory is counted: a path with weights of its own form does not keep it
-    if isinstance(runner.path, Repacks):
+    if isinstance(runner.path, RepackedPath):
         num_weight_bytes = runner.path.weights_bytes
     runner.num_weight_bytes = num_weight_bytes
     size_cache(runner, model_config, num_weight_bytes, config, group)
@@ -188,7 +188,7 @@ def read_config(model: str) -> PreTrainedConfig:
         check_counts(raw, str(model_file(model, CONFIG)))
     try:
         if gguf is None:
-            config = part_that_writes(AutoConfig.from_pretrained(model, trust_remote_code=False))
+            config = text_generating_part(AutoConfig.from_pretrained(model, trust_remote_code=False))
         else:
             config = read_gguf_config(gguf)
         for name in config.architectures or ():

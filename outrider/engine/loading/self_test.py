@@ -15,12 +15,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from outrider.engine.attention.forward_path import NORMED, GivesFeatures
+from outrider.engine.attention.forward_path import NORMED, FeaturePath
 from outrider.engine.errors import PathUnavailable
 from outrider.engine.files.model_files import first_line
 from outrider.engine.kv_pool import BlockTable, KVPool
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.step_plan import Row, Source
+from outrider.engine.step_plan import EncoderSource, Row
 
 NUM_BLOCKS = 16
 """Blocks of 16 tokens that the tests need: three sequences, and the sources of an encoder-decoder model."""
@@ -65,26 +65,30 @@ def random_ids(generator: random.Random, vocab_size: int, num_ids: int) -> list[
     return [generator.randrange(vocab_size) for _ in range(num_ids)]
 
 
-def _encode_sources(runner: ModelRunner, lengths: Sequence[int], generator: random.Random) -> list[Source | None]:
+def _encode_sources(
+    runner: ModelRunner, lengths: Sequence[int], generator: random.Random
+) -> list[EncoderSource | None]:
     """Return a source of each length, encoded; for a decoder-only model as many None."""
     if not runner.facts.decoder_start_ids:
         return [None] * len(lengths)
     sources = []
     for length in lengths:
-        sources.append(Source(runner.pool.new_table(), random_ids(generator, runner.facts.vocab_size, length)))
+        sources.append(EncoderSource(runner.pool.new_table(), random_ids(generator, runner.facts.vocab_size, length)))
     runner.forward([Row(runner.pool.new_table(), (), 0, 0, (), source=source) for source in sources])
     return list(sources)
 
 
-def _free(*parts: BlockTable | Source | None) -> None:
+def _free(*parts: BlockTable | EncoderSource | None) -> None:
     for part in parts:
-        if isinstance(part, Source):
+        if isinstance(part, EncoderSource):
             part.table.free()
         elif part is not None:
             part.free()
 
 
-def _reference_logits(model: UncachedModel | ReferenceLogits, ids: Sequence[int], source: Source | None) -> Tensor:
+def _reference_logits(
+    model: UncachedModel | ReferenceLogits, ids: Sequence[int], source: EncoderSource | None
+) -> Tensor:
     if source is None:
         return model.forward(ids, ())  # [T, V] float32
     return model.forward(ids, source.ids)
@@ -97,7 +101,7 @@ class _Sequence:
     runner: ModelRunner
     ids: list[int]
     table: BlockTable
-    source: Source | None
+    source: EncoderSource | None
     num_cached: int = 0
 
     def row(self, end: int, num_logits: int) -> Row:
@@ -157,7 +161,7 @@ def _run_sequences(runner: ModelRunner, observe: Observer) -> None:
         rows = [sequence.row(end, num_logits) for sequence, end, num_logits in feeds]
         logits_of_rows = runner.forward(rows).split([row.num_logits for row in rows])
         features_of_rows = [torch.empty(0)] * len(rows)
-        if isinstance(runner.path, GivesFeatures) and len(runner.features):
+        if isinstance(runner.path, FeaturePath) and len(runner.features):
             features_of_rows = list(runner.features.split([row.num_new for row in rows]))
         for (sequence, _, _), row, logits, features in zip(feeds, rows, logits_of_rows, features_of_rows, strict=True):
             sequence.num_cached = row.num_tokens
@@ -198,7 +202,7 @@ def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogi
 
     Returns None where the path gives no hidden states, and where no layer differs. Replaces the runner's pool.
     """
-    if not isinstance(runner.path, GivesFeatures) or runner.facts.decoder_start_ids:
+    if not isinstance(runner.path, FeaturePath) or runner.facts.decoder_start_ids:
         return None
     distances: list[Tensor] = []  # [num_layers + 1] each
 

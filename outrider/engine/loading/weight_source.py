@@ -23,8 +23,8 @@ from outrider.engine.quantization.quantize import (
     check_unpacked,
     method_of,
     quantization_of,
+    unpack_reason,
     unpacked_config,
-    why_to_unpack,
 )
 from outrider.engine.quantization.unpack import PackedCheckpoint
 from outrider.wire.models.gguf_header import read_header
@@ -60,7 +60,7 @@ class WeightSource:
         gguf = gguf_path(model)
         if gguf is not None:
             return cls(model, config, gguf, why_unpacked=stored_types(gguf))
-        why = why_to_unpack(model, config, device, quantization)
+        why = unpack_reason(model, config, device, quantization)
         if why is None:
             return cls(model, config)
         packed = PackedCheckpoint.read(model, quantization_of(config))

@@ -47,14 +47,14 @@ class BuildError(Exception):
 
 def built_library() -> Path:
     """Return the path of this machine's library, which is compiled first if it does not exist. Raises BuildError."""
-    path, compiler = library_place()
+    path, compiler = library_path()
     if not path.exists():
         log_phase("compiling the C++ forward, once on this machine")
         compile_to(path, compiler)
     return path
 
 
-def library_place() -> tuple[Path, str]:
+def library_path() -> tuple[Path, str]:
     """Return the path of this machine's library, which may not exist yet, and the compiler for it.
 
     Without a compiler it is the path of an existing library, with an empty string. Raises BuildError where there is

@@ -49,7 +49,7 @@ class NativeSpec(ctypes.Structure):
     )
 
 
-class Kind(IntEnum):
+class NumberKind(IntEnum):
     """How numbers are stored. Mirrors the C++ enumeration."""
 
     FLOAT32 = 0
@@ -65,7 +65,7 @@ class Activation(IntEnum):
     """The approximation by tanh."""
 
 
-class Which(IntEnum):
+class MatrixName(IntEnum):
     """Name of a packed matrix: a layer's projections, or the head."""
 
     QKV = 0
@@ -83,7 +83,7 @@ class RowPart(IntEnum):
     UP = 2
 
 
-class Vector(IntEnum):
+class VectorName(IntEnum):
     """Name of a norm's weight or of a rotary table. Layers with the same table number share a rotary table."""
 
     ATTENTION_NORM = 0
@@ -194,7 +194,7 @@ class NativeModel:
     def pack(
         self,
         layer: int,
-        which: Which,
+        which: MatrixName,
         weight: Tensor,
         first: int = 0,
         part: RowPart = RowPart.STRAIGHT,
@@ -212,12 +212,14 @@ class NativeModel:
         addresses = (weight.data_ptr(), scale.data_ptr())
         self._check(self._library.outrider_pack(self._handle, layer, which, *addresses, rows, columns, first, part))
 
-    def bias(self, layer: int, which: Which, bias: Tensor, first: int = 0, part: RowPart = RowPart.STRAIGHT) -> None:
+    def bias(
+        self, layer: int, which: MatrixName, bias: Tensor, first: int = 0, part: RowPart = RowPart.STRAIGHT
+    ) -> None:
         """Set the bias [rows], of any dtype, of a matrix's outputs from `first` on. Raises MemoryError."""
         bias = bias.detach().float().contiguous()
         self._check(self._library.outrider_bias(self._handle, layer, which, bias.data_ptr(), len(bias), first, part))
 
-    def vector(self, layer: int, which: Vector, values: Tensor) -> None:
+    def set_vector(self, layer: int, which: VectorName, values: Tensor) -> None:
         """Set a norm's weight or a rotary table, of any shape and dtype. Raises MemoryError."""
         values = values.detach().float().contiguous()
         self._check(self._library.outrider_vector(self._handle, layer, which, values.data_ptr(), values.numel()))
@@ -242,7 +244,7 @@ class NativeModel:
         numbers = array("i", taps)
         self._check(self._library.outrider_taps(self._handle, numbers.buffer_info()[0], len(numbers)))
 
-    def residual(self, *, normed: bool) -> None:
+    def set_residual(self, *, normed: bool) -> None:
         """Choose the residual of a paired model's layer 0: the states that it reads, after their norm or before it."""
         self._library.outrider_residual(self._handle, normed)
 

@@ -39,7 +39,7 @@ def make_meeting_place(folder: Path) -> Path:
     return places.make_private(folder)
 
 
-class Line:
+class MessageConnection:
     """One connection that carries messages of bytes, each preceded by its length."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -86,14 +86,14 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class FollowerLines:
     """Rank 0's connections to one follower."""
 
     rank: int
     """The follower's rank, from 1."""
-    commands: Line
+    commands: MessageConnection
     """Line for rank 0's commands."""
-    life: Line
+    life: MessageConnection
     """Line that closes when the follower ends, after a message if it could give the reason."""
 
     def await_ready(self) -> bool:
@@ -109,7 +109,7 @@ class Guest:
         self.life.close()
 
 
-def receive_guests(folder: Path, num_ranks: int, timeout_s: float) -> list[Guest]:
+def accept_followers(folder: Path, num_ranks: int, timeout_s: float) -> list[FollowerLines]:
     """Listen, on rank 0, until every follower has connected; return them by rank.
 
     timeout_s, in seconds, is for all of them together, and is set on their command lines. Raises Unavailable with the
@@ -117,7 +117,7 @@ def receive_guests(folder: Path, num_ranks: int, timeout_s: float) -> list[Guest
     """
     path = folder / SOCKET
     path.unlink(missing_ok=True)
-    lines: dict[tuple[int, str], Line] = {}  # by rank, and "commands" or "life"
+    lines: dict[tuple[int, str], MessageConnection] = {}  # by rank, and "commands" or "life"
     give_up_s = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
@@ -127,7 +127,7 @@ def receive_guests(folder: Path, num_ranks: int, timeout_s: float) -> list[Guest
                 listener.settimeout(max(0.01, give_up_s - time.monotonic()))
                 connection, _ = listener.accept()
                 connection.settimeout(max(0.01, give_up_s - time.monotonic()))
-                message = Line(connection).receive()
+                message = MessageConnection(connection).receive()
             except TimeoutError:
                 _close_all(lines)
                 missing = sorted({*range(1, num_ranks)} - {rank for rank, _ in lines})
@@ -143,26 +143,26 @@ def receive_guests(folder: Path, num_ranks: int, timeout_s: float) -> list[Guest
             connection.settimeout(line_timeout_s)
             if key in lines:  # the follower that had this line ended and was started again
                 lines[key].close()
-            lines[key] = Line(connection)
+            lines[key] = MessageConnection(connection)
     path.unlink(missing_ok=True)
-    return [Guest(rank, lines[rank, "commands"], lines[rank, "life"]) for rank in range(1, num_ranks)]
+    return [FollowerLines(rank, lines[rank, "commands"], lines[rank, "life"]) for rank in range(1, num_ranks)]
 
 
-def _close_all(lines: dict[tuple[int, str], Line]) -> None:
+def _close_all(lines: dict[tuple[int, str], MessageConnection]) -> None:
     for line in lines.values():
         line.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class RankZeroLines:
     """A follower's connections to rank 0."""
 
-    commands: Line
+    commands: MessageConnection
     """Line for rank 0's commands."""
-    life: Line
+    life: MessageConnection
     """Line that closes when either process ends."""
 
-    def say_ready(self) -> None:
+    def send_ready(self) -> None:
         """Send that this follower is about to join rank 0's process group. Raises OSError."""
         self.commands.send(b"ready")
 
@@ -172,22 +172,22 @@ class Host:
             self.life.send(message.encode())
 
 
-def join_host(folder: Path, rank: int, timeout_s: float) -> Host:
+def connect_to_rank_zero(folder: Path, rank: int, timeout_s: float) -> RankZeroLines:
     """Connect a follower to rank 0, for which it waits up to timeout_s seconds.
 
     Raises Unavailable when rank 0 does not listen in the folder by then.
     """
     commands = _connect(folder, rank, "commands", timeout_s)
-    return Host(commands, _connect(folder, rank, "life", timeout_s))
+    return RankZeroLines(commands, _connect(folder, rank, "life", timeout_s))
 
 
-def _connect(folder: Path, rank: int, name: str, timeout_s: float) -> Line:
+def _connect(folder: Path, rank: int, name: str, timeout_s: float) -> MessageConnection:
     give_up_s = time.monotonic() + timeout_s
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(str(folder / SOCKET))
-            line = Line(connection)
+            line = MessageConnection(connection)
             line.send(json.dumps({"rank": rank, "line": name}).encode())
             return line
         except OSError as error:

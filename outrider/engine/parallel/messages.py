@@ -29,7 +29,7 @@ END = "end"
 
 
 @dataclass(frozen=True, slots=True)
-class LentTable:
+class RemoteTable:
     """A follower's copy of a block table: what an attention path reads of it."""
 
     blocks: list[int]
@@ -101,7 +101,7 @@ def _decode_rows(numbers: list[int]) -> list[Row]:
         past_ids = numbers[past_at:parents_at]
         if past_ids:
             past_ids = [0] * (num_cached - num_past) + past_ids  # earlier tokens are never read
-        table: Any = LentTable(numbers[blocks_at:past_at], block_size)
+        table: Any = RemoteTable(numbers[blocks_at:past_at], block_size)
         parents = numbers[parents_at:end] or None
         rows.append(Row(table, new_ids, num_cached, num_logits, past_ids, parents))
         at = end

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.engine.attention.forward_path import ForwardPath, GivesFeatures, RunsTrees
+from outrider.engine.attention.forward_path import FeaturePath, ForwardPath, TreePath
 from outrider.engine.parallel import messages
 from outrider.engine.parallel.checks import check_devices
 from outrider.engine.parallel.group import STEP_TIMEOUT, Group, join_group
@@ -30,9 +30,9 @@ from outrider.engine.parallel.meeting import (
     GRACE_S,
     MEETING_TIMEOUT_S,
     SOCKET,
-    Guest,
+    FollowerLines,
+    accept_followers,
     make_meeting_place,
-    receive_guests,
 )
 from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.errors import OutriderError, Unavailable
@@ -64,7 +64,7 @@ class Team:
         self._step_timeout = step_timeout
         self.processes: list[subprocess.Popen[bytes]] = []
         """Followers that this process started."""
-        self._guests: list[Guest] = []
+        self._guests: list[FollowerLines] = []
         self.group: Group | None = None
         """The process group; None before `gather`."""
         self._folder: Path | None = None
@@ -103,7 +103,7 @@ class Team:
             self._spawn(device)
         else:
             self._folder = make_meeting_place(Path(shared_folder))
-        self._guests = receive_guests(self._folder, self.num_ranks, MEETING_TIMEOUT_S)
+        self._guests = accept_followers(self._folder, self.num_ranks, MEETING_TIMEOUT_S)
         store = self._folder / _STORE
         store.unlink(missing_ok=True)  # an earlier run's
         threading.Thread(target=self._watch, name="followers", daemon=True).start()
@@ -255,18 +255,18 @@ class ParallelPath:
             self._path.copy_blocks(copies)
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        assert isinstance(self._path, RunsTrees)
+        assert isinstance(self._path, TreePath)
         with self._team.together(messages.encode(messages.MOVE, [*sources, *destinations])):
             self._path.move_tokens(sources, destinations)
 
     def set_taps(self, taps: Sequence[int]) -> None:
         """Tap the hidden states on this rank: after each layer they are whole on every rank."""
-        assert isinstance(self._path, GivesFeatures)
+        assert isinstance(self._path, FeaturePath)
         self._path.set_taps(taps)
 
     @property
     def features(self) -> Tensor:
-        assert isinstance(self._path, GivesFeatures)
+        assert isinstance(self._path, FeaturePath)
         return self._path.features
 
     def forward(self, rows: Sequence[Row]) -> Tensor:

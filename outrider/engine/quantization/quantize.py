@@ -59,7 +59,7 @@ def method_of(config: PreTrainedConfig) -> str | None:
     return str(getattr(name, "value", name))
 
 
-def why_to_unpack(model: str, config: PreTrainedConfig, device: torch.device, setting: str) -> str | None:
+def unpack_reason(model: str, config: PreTrainedConfig, device: torch.device, setting: str) -> str | None:
     """Return why a checkpoint's weights have to be unpacked at load: kernels or a package are missing. None otherwise.
 
     setting: the setting `quantization`. Raises ConfigError, with the method, what is missing and the remedy, where the

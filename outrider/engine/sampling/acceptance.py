@@ -41,10 +41,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.host_copy import to_device
-from outrider.engine.sampling.coupled import picked
-from outrider.engine.sampling.row_law import Array, Ids, RowLaw, Weights
+from outrider.engine.sampling.coupled import pick
+from outrider.engine.sampling.row_law import Array, Ids, TokenDistribution, Weights
 from outrider.engine.sampling.sampling import probabilities
-from outrider.engine.sampling.wire_tensors import scattered
+from outrider.engine.sampling.wire_tensors import scatter
 
 OwnDraw = Callable[[int, Weights, Ids | None], int]
 """Function (depth, weights [N] float64, their ids [N] or None for 0 .. N - 1) -> index of the token that the target
@@ -52,7 +52,7 @@ draws itself after so many accepted draft tokens."""
 
 
 def accept_draw(
-    target: RowLaw, draws: Sequence[tuple[int, RowLaw | None, float]], lenience: float = 1.0
+    target: TokenDistribution, draws: Sequence[tuple[int, TokenDistribution | None, float]], lenience: float = 1.0
 ) -> tuple[int | None, Weights]:
     """Test the draws after one node in order: Leviathan et al. (2023), Algorithm 1; of siblings SpecInfer, Algorithm 2.
 
@@ -67,7 +67,7 @@ def accept_draw(
     if not draws:
         return None, target.weights
     left = target.probs()  # [N]: p, then its residuals
-    draft: RowLaw | None = None
+    draft: TokenDistribution | None = None
     previous_id = 0
     for token_id, distribution, u in draws:
         if distribution is not None:
@@ -99,7 +99,7 @@ class DrawTable:
     """Uniform number of each draw, [N, T]; padding may hold anything."""
     num_draws: NDArray[np.int64]
     """Number of draws after each node, [N]."""
-    distributions: Sequence[Sequence[tuple[int, RowLaw]]]
+    distributions: Sequence[Sequence[tuple[int, TokenDistribution]]]
     """By place of a draw, T lists of (node, distribution of its draw at that place). A node that is missing has that of
     its previous draw without the drawn token."""
     lenience: NDArray[np.float64]
@@ -124,7 +124,7 @@ def accept_draws(draws: DrawTable, target_probs: Tensor) -> tuple[Tensor, Tensor
         if draws.distributions[place]:
             is_new = np.zeros((num_nodes, 1), dtype=np.bool_)
             is_new[[node for node, _ in draws.distributions[place]]] = True
-            new = scattered(draws.distributions[place], num_nodes, left.shape[1], device).double().exp()  # [N, V]
+            new = scatter(draws.distributions[place], num_nodes, left.shape[1], device).double().exp()  # [N, V]
             weights = torch.where(to_device(is_new, device), new, weights)
         at = token_ids[:, place : place + 1]  # [N, 1]
         draft = weights / weights.sum(dim=1, keepdim=True)  # [N, V]
@@ -152,7 +152,10 @@ class Noise:
 
 
 def accept_block_one(
-    target_at: Callable[[int], RowLaw], drawn_from: Sequence[RowLaw], draft_ids: Sequence[int], noise: Noise
+    target_at: Callable[[int], TokenDistribution],
+    drawn_from: Sequence[TokenDistribution],
+    draft_ids: Sequence[int],
+    noise: Noise,
 ) -> tuple[int, int]:
     """Decide one slot as `accept_block` does: Sun et al. (2025), Algorithm 2. Return (num_accepted, next id).
 
@@ -160,7 +163,7 @@ def accept_block_one(
     tokens may be accepted. drawn_from: distributions that draft_ids [K] were drawn from, [K]. Raises NothingToDraw.
     """
     num_drafted = len(draft_ids)
-    targets = list[RowLaw]()
+    targets = list[TokenDistribution]()
     kept = [1.0]  # by number of draft tokens, as in `accept_block`
     for depth, (token_id, draft) in enumerate(zip(draft_ids, drawn_from, strict=True)):
         target = target_at(depth)
@@ -195,7 +198,7 @@ def _block_share(mass: float, kept: float) -> float:
 
 
 @dataclass(frozen=True)
-class Accepted:
+class ChainDecisions:
     """The decisions on B chains: the first num_accepted draft tokens of each are accepted, and its next id follows."""
 
     num_accepted: Tensor
@@ -211,7 +214,7 @@ def accept_block(
     num_drafted: Tensor,
     accept_u: Tensor,
     keys: Tensor,
-) -> Accepted:
+) -> ChainDecisions:
     """Accept the longest prefix of each chain that its own number accepts: Sun et al. (2025), Algorithm 2.
 
     target_log_probs [B, K + 1, V] and draft_log_probs [B, K, V] float32, -inf for no mass; both are normalised by the
@@ -249,7 +252,7 @@ def accept_block(
     is_rejected = (num_accepted < num_drafted)[:, None]  # [B, 1]
     weights = torch.where(is_rejected, residual(kept_then[:, None] * weights, draft_probs), weights)
     at_next = torch.cat((keys[:, :3], keys[:, 3:] + num_accepted[:, None]), dim=1)  # [B, 4]
-    return Accepted(num_accepted, picked(weights.log(), at_next))
+    return ChainDecisions(num_accepted, pick(weights.log(), at_next))
 
 
 def residual(target_probs: Array, draft_probs: Array) -> Array:

@@ -11,24 +11,24 @@ import math
 import numpy as np
 
 from outrider.drafting.drafter import Counts
-from outrider.engine.sampling.host_sampling import law_of
+from outrider.engine.sampling.host_sampling import distribution_of
 from outrider.engine.sampling.penalties import LogitRow, process_row
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 
 
-def law_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> RowLaw | None:
+def distribution_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> TokenDistribution | None:
     """Return the distribution of counts under a row's parameters; None where all counted ids are banned."""
     ids, numbers = counts
     if ids.size == 1:  # one id has all the mass, whatever penalties do to it, unless it is banned
         processed = process_row(np.zeros(1, dtype=np.float32), row, ids, vocab_size)
         if processed[0] == -math.inf:
             return None
-        return RowLaw(vocab_size, np.zeros(1, dtype=np.float32), ids)
+        return TokenDistribution(vocab_size, np.zeros(1, dtype=np.float32), ids)
     log_probs = np.log(numbers / numbers.sum()).astype(np.float32)  # [N]
     processed = process_row(log_probs, row, ids, vocab_size)  # [N]
     if processed.max() == -math.inf:
         return None
-    law = law_of(processed, row.state.params)  # over places among `ids`
+    law = distribution_of(processed, row.state.params)  # over places among `ids`
     if law.ids is not None:
         ids = ids[law.ids]
-    return RowLaw(vocab_size, law.scores, ids)
+    return TokenDistribution(vocab_size, law.scores, ids)

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from outrider.engine.host_copy import to_device
 from outrider.engine.native.library import loaded
-from outrider.engine.sampling.noise import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, WORD, Purpose
-from outrider.engine.sampling.row_law import Array, Ids, NothingToDraw, RowLaw, Weights
+from outrider.engine.sampling.noise import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, WORD, NoiseStream
+from outrider.engine.sampling.row_law import Array, EmptyDistribution, Ids, TokenDistribution, Weights
 from outrider.wire.requests.params import SamplingParams
 
 MAX_NUMBERS = 1 << 23
@@ -41,7 +41,7 @@ LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
 """Coefficients of artanh's series, the last first: the remainder is below 2^-54 where |t| <= 0.1716."""
 
 
-def coupled_id(law: RowLaw, params: SamplingParams, position: int) -> int:
+def coupled_id(law: TokenDistribution, params: SamplingParams, position: int) -> int:
     """Return the id that a request picks at `position` of its sequence, of equals the lowest. Raises NothingToDraw."""
     return law.id_of(_place(law.weights, law.ids, params, position, lambda places: law.scores[places]))
 
@@ -68,7 +68,9 @@ def _place(
     return int(places[(logs(places) + gumbels_of(u)).argmax()])
 
 
-def coupled_ranked(law: RowLaw, params: SamplingParams, position: int, num: int) -> tuple[list[int], list[float]]:
+def coupled_ranked(
+    law: TokenDistribution, params: SamplingParams, position: int, num: int
+) -> tuple[list[int], list[float]]:
     """Return the num ids that the target most likely picks at `position`, best first, and their probabilities given the
     noise, if its distribution is about this one: exp(score + Gumbel) over the sum of all. Raises NothingToDraw.
 
@@ -81,7 +83,7 @@ def coupled_ranked(law: RowLaw, params: SamplingParams, position: int, num: int)
     weights = np.exp(law.scores, dtype=np.float64) / -np.log(u)  # [N], exp(score + Gumbel) up to rounding
     total = float(weights.sum())
     if not 0.0 < total < math.inf:
-        raise NothingToDraw(f"nothing to draw from: the row sums to {total}")
+        raise EmptyDistribution(f"nothing to draw from: the row sums to {total}")
     places = np.flatnonzero(weights)
     if places.size > num:
         places = places[np.argpartition(weights[places], places.size - num)[-num:]]
@@ -112,7 +114,7 @@ def _may_win(weights: Weights, ids: Ids | None, params: SamplingParams, position
         arrays = (ids_at, weights.size, weights.ctypes.data, places.ctypes.data)
         places = places[: native.outrider_may_win(params.seed, position, _purpose(params), *arrays)]
     if not places.size:
-        raise NothingToDraw("nothing to draw from: the row has no positive finite mass")
+        raise EmptyDistribution("nothing to draw from: the row has no positive finite mass")
     return places
 
 
@@ -137,7 +139,7 @@ def uniforms(params: SamplingParams, position: int, ids: Ids | int) -> Weights:
 
 
 def _purpose(params: SamplingParams) -> int:
-    return params.choice << 8 | Purpose.TARGET
+    return params.choice << 8 | NoiseStream.TARGET
 
 
 def _key(params: SamplingParams, position: int) -> tuple[int, int, int, int]:
@@ -180,7 +182,7 @@ def coupled_ids(log_probs: Tensor, params: Sequence[SamplingParams], positions: 
 
     params, positions: of each row, [R]. A row without a finite score gives any id; callers that may have one check it.
     """
-    return picked(log_probs, device_keys(params, positions, log_probs.device))
+    return pick(log_probs, device_keys(params, positions, log_probs.device))
 
 
 def device_keys(params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device) -> Tensor:
@@ -191,7 +193,7 @@ def device_keys(params: Sequence[SamplingParams], positions: Sequence[int], devi
     return to_device(np.array(keys, dtype=np.int64), device)
 
 
-def picked(log_weights: Tensor, keys: Tensor) -> Tensor:
+def pick(log_weights: Tensor, keys: Tensor) -> Tensor:
     """Return the id that the numbers of each row pick, the lowest among equals: [R, V], keys [R, 4] -> [R] int64."""
     num_rows, vocab_size = log_weights.shape
     step = max(1, MAX_NUMBERS // vocab_size)  # rows at once

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, process_row
-from outrider.engine.sampling.row_law import COLDEST, Ids, RowLaw, Scores, exactly_best, kth_best, nucleus
+from outrider.engine.sampling.row_law import COLDEST, Ids, Scores, TokenDistribution, exactly_best, kth_best, nucleus
 from outrider.wire.requests.params import SamplingParams
 
 
@@ -84,16 +84,16 @@ class HostLogits:
         total = float(np.exp(processed - best, dtype=np.float64).sum())
         return ids.tolist(), (np.exp(processed[ids] - best, dtype=np.float64) / total).tolist()
 
-    def law(self, index: int, row: LogitRow) -> RowLaw:
+    def law(self, index: int, row: LogitRow) -> TokenDistribution:
         """Return the distribution that the token of row `index` is drawn from. Raises NonFiniteLogits."""
-        return law_of(self._processed(index, row), row.state.params)
+        return distribution_of(self._processed(index, row), row.state.params)
 
-    def law_if_any(self, index: int, row: LogitRow) -> RowLaw | None:
+    def distribution_if_any(self, index: int, row: LogitRow) -> TokenDistribution | None:
         """Return the distribution of row `index`; None where every token for which `told` has a logit is banned."""
         processed = self._processed(index, row)
         if self._retokenize is not None and processed.max() == -math.inf:
             return None
-        return law_of(processed, row.state.params)
+        return distribution_of(processed, row.state.params)
 
     def _processed(self, index: int, row: LogitRow) -> Scores:
         logits = self._rows[index]
@@ -104,13 +104,13 @@ class HostLogits:
         return process_row(logits, row)
 
 
-def law_of(processed: Scores, params: SamplingParams) -> RowLaw:
+def distribution_of(processed: Scores, params: SamplingParams) -> TokenDistribution:
     """Return the distribution of logits [V] float32, of which one is finite and banned ones are -inf.
 
     At temperature 0 it has the best id alone. Otherwise in this order: top-k, temperature, top-p, min-p.
     """
     if params.greedy:
-        return RowLaw(processed.size, np.zeros(1, dtype=np.float32), processed.argmax(keepdims=True))
+        return TokenDistribution(processed.size, np.zeros(1, dtype=np.float32), processed.argmax(keepdims=True))
     values = processed
     ids = None
     if 0 < params.top_k < processed.size:
@@ -125,7 +125,7 @@ def law_of(processed: Scores, params: SamplingParams) -> RowLaw:
     if params.min_p > 0.0:
         bound = np.float32(math.log(params.min_p))
         scores, ids = _kept(scores, ids, np.flatnonzero(scores >= bound))
-    return RowLaw(processed.size, scores, ids)
+    return TokenDistribution(processed.size, scores, ids)
 
 
 def _kept(scores: Scores, ids: Ids | None, places: Ids) -> tuple[Scores, Ids]:

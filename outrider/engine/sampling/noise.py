@@ -30,7 +30,7 @@ _WORD = np.uint64(WORD)
 _SHIFT = np.uint64(32)
 
 
-class Purpose(IntEnum):
+class NoiseStream(IntEnum):
     """The use of a number. Each has numbers of its own: to use one number twice would bias the output."""
 
     DRAFT = 1
@@ -48,7 +48,7 @@ def host_uniforms(
     seeds: NDArray[np.uint64],
     choices: NDArray[np.uint64],
     positions: NDArray[np.uint64],
-    purposes: NDArray[np.uint64] | Purpose,
+    purposes: NDArray[np.uint64] | NoiseStream,
     rounds: NDArray[np.uint64] | int = 0,
     candidates: NDArray[np.uint64] | int = 0,
 ) -> NDArray[np.float64]:
@@ -105,7 +105,7 @@ def host_slot_uniforms(
     params: Sequence[SamplingParams],
     rounds: Sequence[int],
     positions: Sequence[int],
-    purposes: Sequence[Purpose],
+    purposes: Sequence[NoiseStream],
     candidates: Sequence[int] | None = None,
 ) -> NDArray[np.float64]:
     """Return a uniform number for each of P purposes and N slots, [P, N] float64 in (0, 1).
@@ -137,7 +137,7 @@ def _one_by_one(
     params: Sequence[SamplingParams],
     rounds: Sequence[int],
     positions: Sequence[int],
-    purposes: Sequence[Purpose],
+    purposes: Sequence[NoiseStream],
 ) -> NDArray[np.float64]:
     # The generator of a vocabulary's ids has half of an even id where these numbers have the round.
     numbers = np.empty((len(purposes), len(params)))  # [P, N]

@@ -23,10 +23,10 @@ def reported(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> lis
 
     token_ids: [R]. num_best: number of best ids that are reported with each.
     """
-    return unpacked(packed(raw_logits, torch.tensor(token_ids), num_best).numpy(), num_best)
+    return unpack(pack(raw_logits, torch.tensor(token_ids), num_best).numpy(), num_best)
 
 
-def packed_ranks(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> Tensor:
+def pack_ranks(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> Tensor:
     """Return log-probs and rank of one token of each row for `unpacked_ranks`, [R, 3 + 2 num_best] float64.
 
     raw_logits: [R, V] float32, on any device. token_ids: [R].
@@ -34,17 +34,17 @@ def packed_ranks(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) ->
     chosen = to_device(np.array(token_ids, dtype=np.int64), raw_logits.device)  # [R]
     ranks = 1 + (raw_logits > raw_logits.gather(1, chosen[:, None])).sum(dim=1)  # [R]
     are_finite = raw_logits.isfinite().all(dim=1)  # [R]
-    return torch.cat((are_finite[:, None], ranks[:, None], packed(raw_logits, chosen, num_best)), dim=1)
+    return torch.cat((are_finite[:, None], ranks[:, None], pack(raw_logits, chosen, num_best)), dim=1)
 
 
-def unpacked_ranks(values: NDArray[np.float64], num_best: int) -> list[tuple[Reported, int]] | None:
+def unpack_ranks(values: NDArray[np.float64], num_best: int) -> list[tuple[Reported, int]] | None:
     """Read `packed_ranks`: log-probs and rank (the likeliest 1) of each token; None where logits are not finite."""
     if not values[:, 0].all():
         return None
-    return list(zip(unpacked(values[:, 2:], num_best), values[:, 1].astype(int).tolist(), strict=True))
+    return list(zip(unpack(values[:, 2:], num_best), values[:, 1].astype(int).tolist(), strict=True))
 
 
-def packed(raw_logits: Tensor, chosen: Tensor, num_best: int) -> Tensor:
+def pack(raw_logits: Tensor, chosen: Tensor, num_best: int) -> Tensor:
     """Return the log-probs to report for one token of each row for `unpacked`, [R, 1 + 2 num_best] float64.
 
     raw_logits: [R, V] float32. chosen: the tokens, [R] int64. num_best: 0 to V.
@@ -57,7 +57,7 @@ def packed(raw_logits: Tensor, chosen: Tensor, num_best: int) -> Tensor:
     return torch.cat((log_probs, ids.gather(1, best.indices).double()), dim=1)  # ids fit a double
 
 
-def unpacked(values: NDArray[np.float64], num_best: int) -> list[Reported]:
+def unpack(values: NDArray[np.float64], num_best: int) -> list[Reported]:
     """Read rows of `packed`, which may have been packed with a larger num_best."""
     ids_from = 1 + values.shape[1] // 2
     best = values[:, 1 : 1 + num_best].tolist()

@@ -135,12 +135,12 @@ _CHUNK = 512
 """Maximum number of entries that are drawn from at once; in longer rows a chunk of so many is drawn first."""
 
 
-class NothingToDraw(ValueError):
+class EmptyDistribution(ValueError):
     """Raised for a row without positive finite mass."""
 
 
 @dataclass(frozen=True)
-class RowLaw:
+class TokenDistribution:
     """A distribution over token ids with N entries: sparse with `ids`, over the whole vocabulary without."""
 
     vocab_size: int
@@ -177,7 +177,7 @@ class RowLaw:
         """Return the probabilities of its entries, [N] float64."""
         return self.weights / self.total
 
-    def probs_at(self, other: RowLaw) -> Weights:
+    def probs_at(self, other: TokenDistribution) -> Weights:
         """Return the probabilities of the ids of another distribution's entries, [M] float64.
 
         this one 0.7 at id 3 and 0.3 at id 5, the other over ids [3, 4]: [0.7, 0]
@@ -209,19 +209,19 @@ class RowLaw:
             return place
         return None
 
-    def without(self, token_id: int) -> RowLaw:
+    def without(self, token_id: int) -> TokenDistribution:
         """Return the distribution without one id, not normalised: what is left to draw its sibling from."""
         place = self.place_of(token_id)
         if place is None:
             return self
         scores = self.scores.copy()
         scores[place] = -math.inf
-        return RowLaw(self.vocab_size, scores, self.ids)
+        return TokenDistribution(self.vocab_size, scores, self.ids)
 
-    def normalised(self) -> RowLaw:
+    def normalised(self) -> TokenDistribution:
         """Return the distribution with log-probs as scores. Rounding changes it: call it before a draw, never after."""
         mass = float(np.exp(self.scores).sum())  # float32 is enough, since probabilities are divided by their own sum
-        return RowLaw(self.vocab_size, self.scores - np.float32(math.log(mass)), self.ids)
+        return TokenDistribution(self.vocab_size, self.scores - np.float32(math.log(mass)), self.ids)
 
     def dense_scores(self) -> Scores:
         """Return the scores of the whole vocabulary, [V] float32, -inf outside the support."""
@@ -238,12 +238,12 @@ class RowLaw:
         return self.ids[places], scores
 
 
-def one_hot(token_id: int, vocab_size: int) -> RowLaw:
+def one_hot(token_id: int, vocab_size: int) -> TokenDistribution:
     """Return the distribution with all its mass on one id."""
-    return RowLaw(vocab_size, np.zeros(1, dtype=np.float32), np.array([token_id], dtype=np.int64))
+    return TokenDistribution(vocab_size, np.zeros(1, dtype=np.float32), np.array([token_id], dtype=np.int64))
 
 
-def truncate_topk(law: RowLaw, n: int) -> RowLaw:
+def truncate_topk(law: TokenDistribution, n: int) -> TokenDistribution:
     """Return the distribution cut to its n most likely ids, not normalised. Cut it before a draw. Raises ValueError for
     n below 1.
     """
@@ -258,7 +258,7 @@ def truncate_topk(law: RowLaw, n: int) -> RowLaw:
         kept = law.scores[places]
     if law.ids is not None:
         places = law.ids[places]
-    return RowLaw(law.vocab_size, kept, places)
+    return TokenDistribution(law.vocab_size, kept, places)
 
 
 def draw_place(weights: Weights, u: float) -> int:
@@ -284,7 +284,7 @@ def draw_place(weights: Weights, u: float) -> int:
         total = float(cdf[-1])
         goal = u * total
     if not 0.0 < total < math.inf:
-        raise NothingToDraw(f"nothing to draw from: the row sums to {total}")
+        raise EmptyDistribution(f"nothing to draw from: the row sums to {total}")
     place = int(np.searchsorted(cdf, goal, side="right"))
     if place == cdf.size:  # the chunk's own sum was rounded below the goal: take the last index with mass
         place = int(np.flatnonzero(weights)[-1])

@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.coupled import MAX_NUMBERS
 from outrider.engine.sampling.penalties import LogitRow
-from outrider.engine.sampling.row_law import COLDEST, RowLaw
+from outrider.engine.sampling.row_law import COLDEST, TokenDistribution
 from outrider.wire.requests.params import SamplingParams
 
 _HALF = 16
@@ -79,7 +79,7 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(reached.any(dim=1), first, last), (total > 0) & total.isfinite()
 
 
-class Laws(NamedTuple):
+class DraftDistributions(NamedTuple):
     """R distributions that a draft worker draws from and sends: whole rows, or the N entries that a cut kept."""
 
     scores: Tensor
@@ -94,27 +94,27 @@ class Laws(NamedTuple):
             places = self.ids.gather(1, places[:, None])[:, 0].long()
         return places, has_mass
 
-    def rows(self, vocab_size: int) -> list[RowLaw]:
+    def rows(self, vocab_size: int) -> list[TokenDistribution]:
         """Return the distributions one by one. The tensors must be on the host."""
-        found = list[RowLaw]()
+        found = list[TokenDistribution]()
         for scores, ids in zip(self.scores.numpy(), self.ids.long().numpy(), strict=True):  # [N], [N] or [0]
             if ids.size:
-                found.append(RowLaw(vocab_size, scores, ids))
+                found.append(TokenDistribution(vocab_size, scores, ids))
             else:
-                found.append(RowLaw(vocab_size, scores))
+                found.append(TokenDistribution(vocab_size, scores))
         return found
 
 
-def cut(log_probs: Tensor, n: int | None) -> Laws:
+def cut(log_probs: Tensor, n: int | None) -> DraftDistributions:
     """Return the n most likely entries of each row of log-probs [R, V] float32, renormalised.
 
     n: at least 1; the rows stay whole where it is None or not below V.
     """
     if n is None or n >= log_probs.shape[1]:
-        return Laws(log_probs, log_probs.new_empty((len(log_probs), 0), dtype=torch.int32))
+        return DraftDistributions(log_probs, log_probs.new_empty((len(log_probs), 0), dtype=torch.int32))
     ids = log_probs.topk(n, dim=1).indices.sort(dim=1).values  # [R, n]
     kept = log_probs.gather(1, ids)  # [R, n]
-    return Laws(kept.double().log_softmax(dim=1).float(), ids.int())
+    return DraftDistributions(kept.double().log_softmax(dim=1).float(), ids.int())
 
 
 def _keep_top_k(scaled: Tensor, processed: Tensor, params: list[SamplingParams]) -> None:

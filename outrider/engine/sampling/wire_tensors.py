@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from outrider.engine.host_copy import to_device
-from outrider.engine.sampling.row_law import Ids, RowLaw, Scores
-from outrider.wire.transport.codec import BadTensor, DenseRows, Rows, SparseRows
+from outrider.engine.sampling.row_law import Ids, Scores, TokenDistribution
+from outrider.wire.transport.codec import BadTensor, DenseDistributions, Rows, SparseDistributions
 
 MASS_TOLERANCE = 1e-3
 """Maximum difference of a row's sum of probabilities from 1. The rounding of 128k float32 values stays below 1e-4."""
 
 
-def encode_laws(laws: Sequence[RowLaw], *, prefer_sparse: bool) -> Rows:
+def encode_distributions(laws: Sequence[TokenDistribution], *, prefer_sparse: bool) -> Rows:
     """Return distributions whose scores are log-probs as rows, in the smaller form, or sparse where that is preferred.
 
     A sparse entry has 8 bytes and a dense one 4, so sparse rows are smaller below half the vocabulary.
@@ -31,22 +31,22 @@ def encode_laws(laws: Sequence[RowLaw], *, prefer_sparse: bool) -> Rows:
         ids.append(own_ids)
         scores.append(own_scores)
     if not prefer_sparse and max(sizes) * 2 >= laws[0].vocab_size:
-        return DenseRows(len(laws), b"".join(law.dense_scores().tobytes() for law in laws))
+        return DenseDistributions(len(laws), b"".join(law.dense_scores().tobytes() for law in laws))
     all_ids = np.concatenate(ids).astype(np.int32)  # [sum(sizes)]
-    return SparseRows(tuple(sizes), all_ids.tobytes(), np.concatenate(scores).tobytes())
+    return SparseDistributions(tuple(sizes), all_ids.tobytes(), np.concatenate(scores).tobytes())
 
 
-def decode_laws(rows: Rows, vocab_size: int, drafted: Sequence[Sequence[int]]) -> list[RowLaw]:
+def decode_distributions(rows: Rows, vocab_size: int, drafted: Sequence[Sequence[int]]) -> list[TokenDistribution]:
     """Return the distribution of each row over the bytes of `rows`, of which none are copied. Raises BadTensor.
 
     drafted: the ids that were drawn from each row. The error is raised for NaN, +inf, ids that are out of range or
     repeated, a mass that is not 1, and a drafted id without mass: acceptance is exact only if the ids were drawn from
     these rows.
     """
-    laws = list[RowLaw]()
-    if isinstance(rows, DenseRows):
+    laws = list[TokenDistribution]()
+    if isinstance(rows, DenseDistributions):
         for scores in np.frombuffer(rows.data, dtype=np.float32).reshape(rows.num_rows, vocab_size):
-            laws.append(RowLaw(vocab_size, scores))
+            laws.append(TokenDistribution(vocab_size, scores))
     else:
         laws = _sparse_laws(rows, vocab_size)
     with np.errstate(over="ignore"):
@@ -65,20 +65,22 @@ def decode_laws(rows: Rows, vocab_size: int, drafted: Sequence[Sequence[int]]) -
     return laws
 
 
-def decode_law(rows: Rows, index: int, vocab_size: int, drafted: Sequence[int]) -> RowLaw:
+def decode_distribution(rows: Rows, index: int, vocab_size: int, drafted: Sequence[int]) -> TokenDistribution:
     """Return the distribution of row `index` as `decode_laws` does. Raises BadTensor."""
-    return decode_laws(_row(rows, index, vocab_size), vocab_size, [drafted])[0]
+    return decode_distributions(_row(rows, index, vocab_size), vocab_size, [drafted])[0]
 
 
 def _row(rows: Rows, index: int, vocab_size: int) -> Rows:
-    if isinstance(rows, DenseRows):
-        return DenseRows(1, rows.data[4 * vocab_size * index : 4 * vocab_size * (index + 1)])
+    if isinstance(rows, DenseDistributions):
+        return DenseDistributions(1, rows.data[4 * vocab_size * index : 4 * vocab_size * (index + 1)])
     start = 4 * sum(rows.row_sizes[:index])
     end = start + 4 * rows.row_sizes[index]
-    return SparseRows((rows.row_sizes[index],), rows.ids[start:end], rows.log_probs[start:end])
+    return SparseDistributions((rows.row_sizes[index],), rows.ids[start:end], rows.log_probs[start:end])
 
 
-def scattered(laws: Sequence[tuple[int, RowLaw]], num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
+def scatter(
+    laws: Sequence[tuple[int, TokenDistribution]], num_rows: int, vocab_size: int, device: torch.device
+) -> Tensor:
     """Return the scores of distributions, each in its row, on `device`: [num_rows, V] float32, -inf elsewhere.
 
     laws: (row, distribution). Sparse ones are copied to the device as they are, a thousandth of the bytes of whole
@@ -103,12 +105,12 @@ def scattered(laws: Sequence[tuple[int, RowLaw]], num_rows: int, vocab_size: int
     return out
 
 
-def _sparse_laws(rows: SparseRows, vocab_size: int) -> list[RowLaw]:
+def _sparse_laws(rows: SparseDistributions, vocab_size: int) -> list[TokenDistribution]:
     ids = np.frombuffer(rows.ids, dtype=np.int32).astype(np.int64)  # [sum(sizes)]
     scores = np.frombuffer(rows.log_probs, dtype=np.float32)
     if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
         raise BadTensor(f"sparse_ids hold an id outside 0 to {vocab_size - 1}")
-    laws = list[RowLaw]()
+    laws = list[TokenDistribution]()
     start = 0
     for size in rows.row_sizes:
         end = start + size
@@ -117,10 +119,10 @@ def _sparse_laws(rows: SparseRows, vocab_size: int) -> list[RowLaw]:
     return laws
 
 
-def _sparse_law(vocab_size: int, ids: Ids, scores: Scores) -> RowLaw:
+def _sparse_law(vocab_size: int, ids: Ids, scores: Scores) -> TokenDistribution:
     if not (ids[1:] > ids[:-1]).all():
         order = ids.argsort()
         ids, scores = ids[order], scores[order]
         if (ids[1:] == ids[:-1]).any():
             raise BadTensor("sparse_ids repeat an id within a row")
-    return RowLaw(vocab_size, scores, ids)
+    return TokenDistribution(vocab_size, scores, ids)

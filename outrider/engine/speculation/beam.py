@@ -33,7 +33,7 @@ Entry = tuple[int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class BeamLevel:
     """The decision of one step of a search, best first."""
 
     live: tuple[Entry, ...]
@@ -58,7 +58,7 @@ class BeamSearch:
     """One search, level by level, until it `is_done`."""
 
     def __init__(self, params: BeamParams, max_tokens: int, stop_ids: Set[int]) -> None:
-        self.levels: list[Level] = []
+        self.levels: list[BeamLevel] = []
         self.sums: tuple[float, ...] = (0.0,)
         """Sum of log-probs of each live beam in nats, best first. The first beam is the prompt, with sum 0."""
         self.is_done = False
@@ -75,7 +75,7 @@ class BeamSearch:
         """
         return self._params.width + len(self._stop_ids)
 
-    def choose(self, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> Level:
+    def choose(self, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> BeamLevel:
         """Return the next level.
 
         ids, log_probs: best continuations of each of B live beams with their log-probs in nats, best first, [B, n]; n
@@ -101,9 +101,9 @@ class BeamSearch:
                     break
             elif len(live) < width:
                 live.append(entry)
-        return Level(tuple(live), tuple(ended))
+        return BeamLevel(tuple(live), tuple(ended))
 
-    def apply(self, level: Level) -> None:
+    def apply(self, level: BeamLevel) -> None:
         """Advance the search by a level that `choose` returned, here or in another process."""
         num_levels = len(self.levels)
         self.levels.append(level)
@@ -162,7 +162,7 @@ def draft_shape(params: SamplingParams, speculation: Speculation) -> tuple[int, 
     return beams, speculation.chain_len(max_draft_tokens // beams)
 
 
-def level_to_proto(level: Level) -> pb.BeamLevel:
+def level_to_proto(level: BeamLevel) -> pb.BeamLevel:
     """Return the message of a level."""
     message = pb.BeamLevel()
     for parent, token_id, total in level.live:
@@ -176,15 +176,15 @@ def level_to_proto(level: Level) -> pb.BeamLevel:
     return message
 
 
-def levels_from_proto(messages: Sequence[pb.BeamLevel], vocab_size: int, num_before: int = 1) -> tuple[Level, ...]:
+def levels_from_proto(messages: Sequence[pb.BeamLevel], vocab_size: int, num_before: int = 1) -> tuple[BeamLevel, ...]:
     """Read levels, and check that each continues beams of the previous one. Raises InvalidRequest.
 
     num_before: number of live beams before the first level.
     """
-    levels = list[Level]()
+    levels = list[BeamLevel]()
     for number, message in enumerate(messages):
         name = f"levels[{number}]"
-        level = Level(
+        level = BeamLevel(
             _entries(name, message.parents, message.ids, message.sums, vocab_size),
             _entries(name, message.ended_parents, message.ended_ids, message.ended_sums, vocab_size),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from outrider.engine.speculation.beam import Level
+from outrider.engine.speculation.beam import BeamLevel
 from outrider.engine.speculation.draft_tree import ROOT, CachedTree
 
 
@@ -34,7 +34,7 @@ class BeamTree(CachedTree):
         """Number of tokens of each live beam, those of the prompt included."""
         return self.num_settled + self.live_depth
 
-    def advance(self, levels: Sequence[Level]) -> Sequence[int]:
+    def advance(self, levels: Sequence[BeamLevel]) -> Sequence[int]:
         """Advance to the live beams of these levels, none of which is empty; return the ids that are settled now.
 
         live [a, b] with children c, d of a; a level continues a with c and with d: a is settled, live is [c, d]

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.transport.codec import Rows
 
 EncodedDistribution = tuple[Rows, int]
 """A distribution as it was delivered: (rows of a message, index among them)."""
-Distribution = RowLaw | EncodedDistribution
+Distribution = TokenDistribution | EncodedDistribution
 Source = TypeVar("Source")
 
 
@@ -33,7 +33,7 @@ class CandidateTree:
     max_len: int = 0
     """Number of draft tokens that a sampled chain might have had; 0 for a tree of a named shape."""
 
-    def offers(self, index: int = 0, factor: float = 1.0) -> list[Offer]:
+    def offers(self, index: int = 0, factor: float = 1.0) -> list[BudgetOffer]:
         """Return one offer for each node, in order. index: of this tree among those of the step. factor: by which all
         acceptance probabilities are multiplied.
 
@@ -42,17 +42,17 @@ class CandidateTree:
 
             sampled chain of 2 tokens, max_len 4, probs 0.6 and 0.36, prob 0.6: 0.6, 0.36, 0.216 and 0.13 (no nodes)
         """
-        offers = [Offer(factor * prob, ((index, node),)) for node, prob in enumerate(self.tree.probs)]
+        offers = [BudgetOffer(factor * prob, ((index, node),)) for node, prob in enumerate(self.tree.probs)]
         if not offers or self.distributions[0] is None:
             return offers
         prob = factor * self.tree.probs[-1]
         for _ in range(len(offers), self.max_len):
             prob *= self.prob
-            offers.append(Offer(prob, ()))
+            offers.append(BudgetOffer(prob, ()))
         return offers
 
 
-class Offer(NamedTuple):
+class BudgetOffer(NamedTuple):
     """One draft token that the budget takes or leaves."""
 
     prob: float
@@ -61,7 +61,7 @@ class Offer(NamedTuple):
     """(index of a candidate tree, node there) of each drafter that proposes it; empty behind a chain's end."""
 
 
-class JoinedTree(NamedTuple):
+class MergedTree(NamedTuple):
     """The draft tree of the offers that were taken."""
 
     tree: DraftTree
@@ -69,7 +69,7 @@ class JoinedTree(NamedTuple):
     """For each candidate tree, the nodes of the joined tree by its own nodes. Two drafters' nodes may be one there."""
 
 
-def join(candidates: Sequence[CandidateTree], offers: Sequence[Offer]) -> JoinedTree:
+def join(candidates: Sequence[CandidateTree], offers: Sequence[BudgetOffer]) -> MergedTree:
     """Return one draft tree of the offers that were taken, which have parents before their children.
 
     chains [a, b] and [a, c] of two drafters: parents [-1, 0, 0], ids [a, b, c], nodes [{0: 0, 1: 1}, {0: 0, 1: 2}]
@@ -86,7 +86,7 @@ def join(candidates: Sequence[CandidateTree], offers: Sequence[Offer]) -> Joined
             nodes[index][node] = joined
     for found in nodes:
         del found[ROOT]
-    return JoinedTree(tree, nodes)
+    return MergedTree(tree, nodes)
 
 
 def outcomes(

@@ -19,7 +19,7 @@ ROOT = -1
 T = TypeVar("T")
 
 
-def moved(column: Mapping[int, T], new_index: Mapping[int, int]) -> dict[int, T]:
+def remap(column: Mapping[int, T], new_index: Mapping[int, int]) -> dict[int, T]:
     """Return a mapping by node with its keys replaced by new indices; nodes without a new index are dropped.
 
     {0: x, 1: y, 2: z} with new_index {0: ROOT, 2: 0}: {ROOT: x, 0: z}

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from outrider.drafting.drafter import Counts
-from outrider.engine.sampling.count_law import law_of_counts
+from outrider.engine.sampling.count_law import distribution_of_counts
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.growth import Growth
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
@@ -28,7 +28,7 @@ class NodeDistribution:
     tree: Growth
     node: int
     state: SamplingState
-    law: Callable[[LogitRow], RowLaw | None]
+    law: Callable[[LogitRow], TokenDistribution | None]
     """Function that returns the distribution under the request's parameters; None where nothing is known to follow.
     Raises NonFiniteLogits."""
     best: Callable[[LogitRow, int], tuple[Sequence[int], Sequence[float]]] | None = None
@@ -76,11 +76,13 @@ class NodeDrafter(Protocol[SlotT]):
         return None
 
 
-def of_logits(tree: Growth, node: int, state: SamplingState, host: HostLogits, index: int) -> NodeDistribution:
+def distribution_of_logits(
+    tree: Growth, node: int, state: SamplingState, host: HostLogits, index: int
+) -> NodeDistribution:
     """Return a model's distribution after a node. index: row of `host` with the logits after it."""
 
-    def law(row: LogitRow) -> RowLaw | None:
-        return host.law_if_any(index, row)
+    def law(row: LogitRow) -> TokenDistribution | None:
+        return host.distribution_if_any(index, row)
 
     def best(row: LogitRow, num: int) -> tuple[Sequence[int], Sequence[float]]:
         return host.ranked(index, row, num)
@@ -88,7 +90,7 @@ def of_logits(tree: Growth, node: int, state: SamplingState, host: HostLogits, i
     return NodeDistribution(tree, node, state, law, best)
 
 
-def of_table(
+def distribution_of_table(
     tree: Growth,
     node: int,
     state: SamplingState,
@@ -100,10 +102,10 @@ def of_table(
     counts_after: returns the counts after the ids of a path; None where the table has none.
     """
 
-    def law(row: LogitRow) -> RowLaw | None:
+    def law(row: LogitRow) -> TokenDistribution | None:
         counts = counts_after(row.draft_prefix)
         if counts is None:
             return None
-        return law_of_counts(counts, row, vocab_size)
+        return distribution_of_counts(counts, row, vocab_size)
 
     return NodeDistribution(tree, node, state, law)

@@ -13,15 +13,15 @@ import numpy as np
 
 from outrider.engine.sampling.coupled import coupled_ranked, uniforms
 from outrider.engine.sampling.host_sampling import HostLogits
-from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
-from outrider.engine.sampling.row_law import RowLaw, Weights, draw_place, exactly_best, truncate_topk
+from outrider.engine.sampling.row_law import TokenDistribution, Weights, draw_place, exactly_best, truncate_topk
 from outrider.engine.speculation.candidates import CandidateTree, Distribution
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.growth import Growth, NumberKey
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.ranks import MAX_RANKS, SlotShares
+from outrider.engine.speculation.ranks import MAX_RANKS, SlotAcceptance
 from outrider.engine.worker.slots import Slot
 from outrider.wire.requests.params import SamplingParams
 
@@ -32,7 +32,7 @@ NUM_LIKELY = 64
 """Number of likeliest ids of a distribution among which recovery nodes are chosen: the target picks another with a
 probability of a hundredth or less."""
 
-NextDistribution = Callable[[LogitRow], RowLaw | None]
+NextDistribution = Callable[[LogitRow], TokenDistribution | None]
 """Function that returns the distribution after a row's draft prefix, or None. Its prefixes grow from call to call."""
 
 
@@ -67,7 +67,7 @@ def _uniforms(distributions: Sequence[NodeDistribution]) -> list[list[float]]:
     if not keys:
         return [[]] * len(counts)
     params, starts, positions, candidates = zip(*keys, strict=True)
-    numbers: list[float] = host_slot_uniforms(params, starts, positions, [Purpose.DRAFT], candidates)[0].tolist()
+    numbers: list[float] = host_slot_uniforms(params, starts, positions, [NoiseStream.DRAFT], candidates)[0].tolist()
     uniforms_of_nodes = list[list[float]]()
     start = 0
     for count in counts:
@@ -93,22 +93,24 @@ def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Seq
     law = distribution.law(row)
     if law is None:
         return
-    if params.determined:
+    if params.is_deterministic:
         tree.add_ranked(node, _best_ids(law, params, tree.committed_len + tree.depth(node), max_ranked))
     elif distribution.best is None and law.scores.size == 1:  # a table's distribution with one token
-        tree.add_child(node, law.id_of(0), NodeKind.GUESS)
+        tree.add_child(node, law.id_of(0), NodeKind.DETERMINISTIC)
     else:
         _draw(tree, distribution, law, numbers)
 
 
-def _best_ids(law: RowLaw, params: SamplingParams, position: int, num: int) -> list[int]:
+def _best_ids(law: TokenDistribution, params: SamplingParams, position: int, num: int) -> list[int]:
     """Return up to num ids that the target most likely chooses at a position, best first, by its own numbers there."""
     if law.scores.size == 1:  # as at temperature 0
         return [law.id_of(0)]
     return coupled_ranked(law, params, position, num)[0]
 
 
-def _draw(tree: GrowingTree, distribution: NodeDistribution, whole: RowLaw, numbers: Sequence[float]) -> None:
+def _draw(
+    tree: GrowingTree, distribution: NodeDistribution, whole: TokenDistribution, numbers: Sequence[float]
+) -> None:
     # Children are drawn one after the other without replacement; then come recovery nodes for the tokens that the
     # target may draw itself.
     law = whole
@@ -121,14 +123,14 @@ def _draw(tree: GrowingTree, distribution: NodeDistribution, whole: RowLaw, numb
             return
         place = draw_place(weights, u)
         weights[place] = 0.0
-        tree.add_child(distribution.node, law.id_of(place), NodeKind.LAW, law)
+        tree.add_child(distribution.node, law.id_of(place), NodeKind.SAMPLED, law)
     num_keys = min(MAX_RANKS - len(numbers), int(np.count_nonzero(weights)))
     if tree.plan.has_keys and num_keys > 0:
         position = tree.committed_len + tree.depth(distribution.node)
         tree.add_ranked(distribution.node, _keys(distribution.state.params, position, law, weights, num_keys))
 
 
-def _keys(params: SamplingParams, position: int, law: RowLaw, weights: Weights, num_keys: int) -> list[int]:
+def _keys(params: SamplingParams, position: int, law: TokenDistribution, weights: Weights, num_keys: int) -> list[int]:
     """Return the ids that the target most likely draws at a position where all drawn tokens are rejected.
 
     Its distribution is taken for the draft's without these. The numbers order the ids and decide nothing else. The ids
@@ -148,7 +150,7 @@ def _keys(params: SamplingParams, position: int, law: RowLaw, weights: Weights, 
 def propose_chain(
     slot: Slot,
     state: SamplingState,
-    shares: SlotShares,
+    shares: SlotAcceptance,
     max_tokens: int,
     next_distribution: NextDistribution,
     *,
@@ -173,13 +175,13 @@ def propose_chain(
             break
         position = len(slot.committed) + depth
         sampled_from = None
-        if params.determined or (is_counted and law.scores.size == 1):
+        if params.is_deterministic or (is_counted and law.scores.size == 1):
             (token_id,) = _best_ids(law, params, position, 1)
         elif depth and distributions[-1] is None:
             break  # a deterministic token is matched, and a sampled one after it would be tested by its distribution
         else:
             sampled_from = law.normalised()
-            numbers = host_slot_uniforms([params], [len(slot.committed)], [position], [Purpose.OWN_DRAFT])
+            numbers = host_slot_uniforms([params], [len(slot.committed)], [position], [NoiseStream.OWN_DRAFT])
             token_id = sampled_from.draw(float(numbers[0, 0]))
         tree.add(depth - 1, token_id, prob=shares.chain_prob(depth + 1))
         distributions.append(sampled_from)
@@ -190,17 +192,17 @@ def propose_chain(
 
 
 def propose_by_logits(
-    slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int, logits: HostLogits | None
+    slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int, logits: HostLogits | None
 ) -> CandidateTree:
     """Return a chain whose token j is proposed by row j of `logits` [K, V], whatever its earlier tokens are.
 
     It is empty where logits are None.
     """
 
-    def next_distribution(row: LogitRow) -> RowLaw | None:
+    def next_distribution(row: LogitRow) -> TokenDistribution | None:
         depth = len(row.draft_prefix)
         if logits is None or depth >= logits.num_rows:
             return None
-        return logits.law_if_any(depth, row)
+        return logits.distribution_if_any(depth, row)
 
     return propose_chain(slot, state, shares, max_tokens, next_distribution)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.drafting.prediction import Prediction, PredictionFollower
-from outrider.engine.sampling.count_law import law_of_counts
+from outrider.engine.sampling.count_law import distribution_of_counts
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.drawing import propose_chain
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.speculation.target_drafter import TargetDrafter
 from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
@@ -47,19 +47,19 @@ class TableDrafter(TargetDrafter):
     def has_next(self, slot: Slot) -> bool:
         return self._followers[slot.key].has_next()
 
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
         follower = self._followers[slot.key]
         num_tokens = slot.num_source_tokens + len(slot.committed)
         assert follower.num_tokens == num_tokens, f"{follower.num_tokens} tokens followed of {num_tokens}"
         walk = follower.walk()
 
-        def next_distribution(row: LogitRow) -> RowLaw | None:
+        def next_distribution(row: LogitRow) -> TokenDistribution | None:
             if row.draft_prefix:
                 walk.step(row.draft_prefix[-1])
             counts = walk.next()
             if counts is None:
                 return None
-            return law_of_counts(counts, row, self._vocab_size)
+            return distribution_of_counts(counts, row, self._vocab_size)
 
         return propose_chain(slot, state, shares, max_tokens, next_distribution, is_counted=True)
 

@@ -11,18 +11,18 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from outrider.engine.speculation.draft_tree import ROOT, CachedTree, moved
+from outrider.engine.speculation.draft_tree import ROOT, CachedTree, remap
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.worker.jobs import JobError, OpenJob
-from outrider.engine.worker.slots import BareSlot
+from outrider.engine.worker.open_slots import BareSlot
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from outrider.engine.sampling.row_law import RowLaw
+    from outrider.engine.sampling.row_law import TokenDistribution
     from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 
 NumberKey = tuple[SamplingParams, int, int, int]
@@ -38,7 +38,7 @@ class GrowthSetup:
 
     slot: BareSlot
     speculation: Speculation
-    shares: SlotShares
+    shares: SlotAcceptance
     drafter: NodeDrafter[Any]
     topk: int | None
     """Number of ids to which distributions are cut; None for whole ones."""
@@ -60,7 +60,7 @@ class Growth(CachedTree, ABC):
         super().__init__()
         self.kinds: dict[int, NodeKind] = {}
         """Kind of each node."""
-        self.distributions: dict[int, RowLaw] = {}
+        self.distributions: dict[int, TokenDistribution] = {}
         """Distribution that each sampled node was drawn from."""
         self.carries: dict[int, Tensor] = {}
         """Output [width] of a head after each fed node and ROOT, where a head drafts."""
@@ -73,11 +73,11 @@ class Growth(CachedTree, ABC):
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
         new_index = super().reroot(node, dropped)
-        self.kinds = moved(self.kinds, new_index)
-        self.distributions = moved(self.distributions, new_index)
+        self.kinds = remap(self.kinds, new_index)
+        self.distributions = remap(self.distributions, new_index)
         self.unsent = [new_index[old] for old in self.unsent if old in new_index]
         with_root = new_index | {node: ROOT}
-        self.carries = moved(self.carries, with_root)
+        self.carries = remap(self.carries, with_root)
         self.ended = [with_root[old] for old in self.ended if old in with_root]
         return new_index
 
@@ -92,7 +92,7 @@ class Growth(CachedTree, ABC):
     @classmethod
     def shares_key(cls, params: SamplingParams) -> object:
         """Return the key of the acceptance probabilities that slots with these parameters share."""
-        return params.greedy, params.determined
+        return params.greedy, params.is_deterministic
 
     @property
     @abstractmethod

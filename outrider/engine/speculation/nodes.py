@@ -11,7 +11,7 @@ import numpy as np
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.requests.params import MAX_CHOICES
-from outrider.wire.transport.codec import BadTensor, Rows, rows_from_proto, rows_to_proto
+from outrider.wire.transport.codec import BadTensor, Rows, distributions_from_proto, distributions_to_proto
 
 MAX_NODES = 256
 """Maximum number of nodes of one delivery."""
@@ -22,13 +22,13 @@ MAX_BUFFERED_NODES = 1024
 class NodeKind(Enum):
     """The kind of a node of a draft worker's tree."""
 
-    GUESS = tpb.NODE_KIND_GUESS
+    DETERMINISTIC = tpb.NODE_KIND_GUESS
     """Deterministic: proposed without a distribution."""
-    LAW = tpb.NODE_KIND_LAW
+    SAMPLED = tpb.NODE_KIND_LAW
     """Sampled from a distribution that is delivered with it."""
-    KEY = tpb.NODE_KIND_KEY
+    RECOVERY = tpb.NODE_KIND_KEY
     """Recovery node: a token that the target may draw itself. It is never verified, but nodes after it may be."""
-    KNOWN = tpb.NODE_KIND_KNOWN
+    REFERENCE = tpb.NODE_KIND_KNOWN
     """Reference node: delivered before, sent again as the parent of others. Without it a target drops those."""
 
 
@@ -78,11 +78,11 @@ class InsertedNodes:
     """Whether some were dropped because the buffer has too few bytes."""
 
 
-def to_proto(delivery: Delivery, target_epoch: int) -> tpb.Delivery:
+def write_delivery(delivery: Delivery, target_epoch: int) -> tpb.Delivery:
     """Return the message of a delivery to the target of that epoch."""
     distributions = None
     if delivery.rows is not None:
-        distributions = rows_to_proto(delivery.rows, delivery.vocab_size)
+        distributions = distributions_to_proto(delivery.rows, delivery.vocab_size)
     return tpb.Delivery(
         ticket=delivery.ticket,
         target_epoch=target_epoch,
@@ -97,7 +97,7 @@ def to_proto(delivery: Delivery, target_epoch: int) -> tpb.Delivery:
     )
 
 
-def from_proto(item: tpb.Delivery, vocab_size: int) -> Delivery:
+def read_delivery(item: tpb.Delivery, vocab_size: int) -> Delivery:
     """Read a message, and check all of it but the values of distributions. Raises BadTensor.
 
     vocab_size: of the target's tokenizer, to which the ids belong.
@@ -116,14 +116,14 @@ def from_proto(item: tpb.Delivery, vocab_size: int) -> Delivery:
         kind = _KINDS.get(number)
         if kind is None:
             raise BadTensor(f"kinds hold {number}, must be of {sorted(_KINDS)}")
-        if kind is NodeKind.LAW:
+        if kind is NodeKind.SAMPLED:
             sampled_parents.add(parent)
         kinds.append(kind)
     rows = None
     if sampled_parents:
         if not item.HasField("distributions"):
             raise BadTensor("distributions are missing, and nodes were drawn from laws")
-        rows = rows_from_proto(item.distributions, len(sampled_parents), vocab_size)
+        rows = distributions_from_proto(item.distributions, len(sampled_parents), vocab_size)
     return Delivery(
         item.ticket,
         item.root_len,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from outrider.engine.speculation.ranks import LEAST_CHANCE, MAX_RANKS, RankShares, SlotShares
+from outrider.engine.speculation.ranks import MAX_RANKS, MIN_PROB, RankAcceptance, SlotAcceptance
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
@@ -21,14 +21,14 @@ Place = tuple[int, ...]
 """Ranks of the nodes from the root to a node, its own the last; () for the root."""
 
 
-class Plan:
+class TreePlan:
     """The limits of one slot's draft tree."""
 
     def __init__(
         self,
         speculation: Speculation,
         params: SamplingParams,
-        shares: SlotShares,
+        shares: SlotAcceptance,
         takes_trees: bool,
         fills_blocks: bool,
     ) -> None:
@@ -38,9 +38,9 @@ class Plan:
         self.shares = shares
         self.first_candidate = CANDIDATES * speculation.place
         """First candidate of this draft's uniform numbers at a position: each of several drafts has its own."""
-        self._is_determined = params.determined
+        self._is_determined = params.is_deterministic
         self._is_narrow = not takes_trees or speculation.sequential
-        self.has_keys = not self._is_narrow and not params.determined and not fills_blocks
+        self.has_keys = not self._is_narrow and not params.is_deterministic and not fills_blocks
         """Whether a node gets recovery nodes (KEY) as children."""
         self.places: Mapping[Place, int] = {}
         """Number of children that the request names for the node at each place; empty where it names none."""
@@ -71,7 +71,7 @@ class Plan:
         if self._is_narrow:
             return min_ranked
         num_likely = 0
-        while num_likely < MAX_RANKS and prob * self.shares.share(num_likely) >= LEAST_CHANCE:
+        while num_likely < MAX_RANKS and prob * self.shares.share(num_likely) >= MIN_PROB:
             num_likely += 1
         return max(min_ranked, num_likely)
 
@@ -96,7 +96,7 @@ def places_of(shape: TreeShape) -> dict[Place, int]:
                     below.append((*place, rank))
             level = below
         return places
-    shares = SlotShares(RankShares())
+    shares = SlotAcceptance(RankAcceptance())
     heap: list[tuple[float, Place]] = [(-shares.share(0), (0,))]  # negated probabilities
     for _ in range(shape.num_nodes):
         negated, place = heapq.heappop(heap)

@@ -18,13 +18,13 @@ _PRIOR_COUNT = 16
 """Number of observations that the prior counts as."""
 _SLOT_WEIGHT = 1 / 16
 """Weight of an observation in the moving mean of its slot."""
-LEAST_CHANCE = 0.01
+MIN_PROB = 0.01
 """Acceptance probability below which draft tokens are not made, unless a request names them."""
 _MIN_PROB = 1e-3
 """Lower bound of a probability, above 0 so that its rank is tried again."""
 
 
-class RankShares:
+class RankAcceptance:
     """Acceptance probabilities by rank, of all slots of one kind of sampling together."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class RankShares:
             self.shares[own_rank] = max(_MIN_PROB, prob + weight * ((own_rank == rank) - prob))
 
 
-class SlotShares:
+class SlotAcceptance:
     """Acceptance probabilities by rank of one slot.
 
     The first rank has the slot's own; the others divide the rest as those of all slots do.
@@ -48,7 +48,7 @@ class SlotShares:
         all slots 0.6, 0.24, 0.096 ..; the slot's first 0.8: the second is 0.24 * (1 - 0.8) / (1 - 0.6) = 0.12
     """
 
-    def __init__(self, shares: RankShares) -> None:
+    def __init__(self, shares: RankAcceptance) -> None:
         """Begin a slot with the probabilities of all slots of its kind."""
         self._all = shares
         self.first = shares.shares[0]
@@ -67,7 +67,7 @@ class SlotShares:
 
     def likely_len(self, max_tokens: int) -> int:
         """Return the length of the longest chain whose last token reaches LEAST_CHANCE: 1 to max_tokens."""
-        num_likely = int(math.log(LEAST_CHANCE) / math.log(self.first))
+        num_likely = int(math.log(MIN_PROB) / math.log(self.first))
         return min(max_tokens, max(1, num_likely))
 
     def note(self, rank: int | None) -> None:

@@ -30,7 +30,7 @@ _OUTLIER = 4.0
 Item = TypeVar("Item")
 
 
-class Unit(NamedTuple, Generic[Item]):
+class BudgetUnit(NamedTuple, Generic[Item]):
     """Rows that are dealt at once."""
 
     item: Item
@@ -61,7 +61,7 @@ class RowBudget(Generic[Item]):
         self,
         weights: Mapping[bytes, float],
         step: Iterable[tuple[bytes, float, int]],
-        alone: Callable[[bytes], Iterable[Unit[Item]]],
+        alone: Callable[[bytes], Iterable[BudgetUnit[Item]]],
     ) -> list[Item] | None:
         """Return the items of the next step; None where no caller is bounded and the step stays as it is.
 
@@ -76,7 +76,7 @@ class RowBudget(Generic[Item]):
         self._alone = None
         self._max_step_s = None
         self.bounding = None
-        units = dict[bytes, deque[Unit[Item]]]()
+        units = dict[bytes, deque[BudgetUnit[Item]]]()
         max_step_s = dict[bytes, float]()  # seconds of a step that leaves each caller its part
         max_rows = 0
         is_fair = True
@@ -121,8 +121,8 @@ class RowBudget(Generic[Item]):
         return dealt
 
     def _stepping(
-        self, units: dict[bytes, deque[Unit[Item]]], bounding: bytes
-    ) -> tuple[dict[bytes, deque[Unit[Item]]], int]:
+        self, units: dict[bytes, deque[BudgetUnit[Item]]], bounding: bytes
+    ) -> tuple[dict[bytes, deque[BudgetUnit[Item]]], int]:
         """Return the units that are dealt, by caller, and their maximum number of rows."""
         self._num_since_alone += 1
         if bounding not in units or self._num_since_alone < ALONE_EVERY:
@@ -144,9 +144,9 @@ class RowBudget(Generic[Item]):
             ratio = min(_OUTLIER, self._max_step_s / (seconds + dealing_s))
             self._num_rows *= 1.0 + _WEIGHT * (ratio - 1.0)
 
-    def _dealt(self, units: dict[bytes, deque[Unit[Item]]], num_rows: int) -> list[Item]:
+    def _dealt(self, units: dict[bytes, deque[BudgetUnit[Item]]], num_rows: int) -> list[Item]:
         def given_with_next(caller: bytes) -> float:
-            return self._given.with_more(caller, waiting[caller][0].num_rows)
+            return self._given.served_after(caller, waiting[caller][0].num_rows)
 
         dealt = list[Item]()
         waiting = dict(units)
@@ -155,13 +155,15 @@ class RowBudget(Generic[Item]):
             unit = waiting[caller].popleft()
             dealt.append(unit.item)
             num_rows -= unit.num_rows
-            self._given.give(caller, unit.num_rows)
+            self._given.add_served(caller, unit.num_rows)
             if not waiting[caller]:
                 del waiting[caller]
         return dealt
 
 
-def _weights_of_waiting(weights: Mapping[bytes, float], units: Mapping[bytes, deque[Unit[Item]]]) -> dict[bytes, float]:
+def _weights_of_waiting(
+    weights: Mapping[bytes, float], units: Mapping[bytes, deque[BudgetUnit[Item]]]
+) -> dict[bytes, float]:
     found = dict[bytes, float]()
     for caller, own in units.items():
         if own:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.requests.drafters import Drafter
@@ -38,7 +38,7 @@ class ExtraRows:
     depth: int
     """Maximum depth of a later step's draft tokens."""
 
-    def gain(self, shares: SlotShares) -> float:
+    def gain(self, shares: SlotAcceptance) -> float:
         """Return the expected number of accepted draft tokens that the rows bring. shares: of their drafter."""
         prob = min(1.0, sum(map(shares.share, range(self.width))))
         gain = 0.0
@@ -80,7 +80,7 @@ class TargetDrafter(Protocol):
     def has_next(self, slot: Slot) -> bool:
         """Return whether its proposal after the last committed token is worth verifying."""
 
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
         """Return at most max_tokens draft tokens, best first; an empty tree where there is no proposal."""
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:

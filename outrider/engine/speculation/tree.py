@@ -19,14 +19,14 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 
-from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.speculation.draft_tree import ROOT, moved
+from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.speculation.draft_tree import ROOT, remap
 from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.drawing import add_children
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup, NumberKey
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.plan import Place, Plan
-from outrider.engine.speculation.ranks import LEAST_CHANCE
+from outrider.engine.speculation.plan import Place, TreePlan
+from outrider.engine.speculation.ranks import MIN_PROB
 from outrider.engine.worker.jobs import JobError
 
 
@@ -39,16 +39,18 @@ class GrowingTree(Growth):
         self.shares = setup.shares
         self.topk = setup.topk
         drafter = setup.drafter
-        self.plan = Plan(setup.speculation, setup.slot.params, setup.shares, drafter.takes_trees, drafter.fills_blocks)
+        self.plan = TreePlan(
+            setup.speculation, setup.slot.params, setup.shares, drafter.takes_trees, drafter.fills_blocks
+        )
         self.segments: dict[int, tuple[int, Place]] = {}
         """Under `rejection`, by node or ROOT: the segment of the tokens that are drawn after it, as the committed
         length at which it begins and the ranks from there to the node."""
-        self._is_determined = setup.slot.params.determined
+        self._is_determined = setup.slot.params.is_deterministic
         self.restart()
 
     def restart(self) -> None:
         super().__init__()  # without nodes; the tokens that are drawn after ROOT stay in its segment
-        self.segments = moved(self.segments, {ROOT: ROOT})
+        self.segments = remap(self.segments, {ROOT: ROOT})
         self.ranked: dict[int, list[int]] = {}
         """By node or ROOT: further ids that may follow it, best first, which are no nodes yet. They become nodes as the
         root comes nearer, since likelier nodes have more children."""
@@ -126,12 +128,12 @@ class GrowingTree(Growth):
             return False
         if self._setup.drafter.fills_blocks and node != ROOT and self.ranks[node] and not self._num_named(node):
             return False
-        if self.plan.has_keys or num_ahead or self.kinds.get(node) is not NodeKind.LAW:
+        if self.plan.has_keys or num_ahead or self.kinds.get(node) is not NodeKind.SAMPLED:
             return True
         return bool(self.number_keys(node))
 
     def _is_likely(self, prob: float) -> bool:
-        return prob * self.shares.share(0) >= LEAST_CHANCE
+        return prob * self.shares.share(0) >= MIN_PROB
 
     def _num_named(self, node: int, num_ahead: int = 0) -> int:
         """Return the number of children that the request names for the node `num_ahead` first children below a node."""
@@ -161,20 +163,20 @@ class GrowingTree(Growth):
     def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
         add_children(self, distribution, numbers)
         node, children = distribution.node, self.children(distribution.node)
-        is_guess = self.kinds.get(node) is NodeKind.GUESS
-        if not children or (is_guess and self.kinds[children[0]] is NodeKind.LAW):
+        is_guess = self.kinds.get(node) is NodeKind.DETERMINISTIC
+        if not children or (is_guess and self.kinds[children[0]] is NodeKind.SAMPLED):
             self.ended.append(node)  # deterministic and sampled nodes do not mix
         elif self.depth(children[0]) >= self._last_depth:
             self.ended.append(children[0])
 
-    def add_child(self, parent: int, token_id: int, kind: NodeKind, law: RowLaw | None = None) -> int:
+    def add_child(self, parent: int, token_id: int, kind: NodeKind, law: TokenDistribution | None = None) -> int:
         """Add the next child of a node or ROOT, and return it. law: the distribution that it was drawn from, if any."""
         rank = len(self.children(parent))
         child = self.add(parent, token_id, prob=self.prob(parent) * self.shares.share(rank))
         self.kinds[child] = kind
         if law is not None:
             self.distributions[child] = law
-        if not self._is_determined and kind is not NodeKind.KEY:
+        if not self._is_determined and kind is not NodeKind.RECOVERY:
             start, place = self._segment(parent)
             self.segments[child] = start, (*place, rank)
         self.unsent.append(child)
@@ -190,9 +192,9 @@ class GrowingTree(Growth):
         ranked = self.ranked.get(node)
         if not ranked:
             return
-        kind = NodeKind.KEY
+        kind = NodeKind.RECOVERY
         if self._is_determined:
-            kind = NodeKind.GUESS
+            kind = NodeKind.DETERMINISTIC
         num_ranked = self.plan.num_ranked(self._num_named(node), self.prob(node))
         num_missing = max(0, num_ranked - len(self.children(node)))
         for token_id in ranked[:num_missing]:
@@ -249,12 +251,12 @@ class GrowingTree(Growth):
         the step that verified its beginning, and goes on with its own numbers. The target's own token in place of a
         draft token is never a node of the segment.
         """
-        return self._is_determined or self.kinds[node] is NodeKind.KEY or bool(self.number_keys(node))
+        return self._is_determined or self.kinds[node] is NodeKind.RECOVERY or bool(self.number_keys(node))
 
     def _grow_below(self, node: int) -> list[int]:
         new_index = self.reroot(node) | {node: ROOT}
-        self.ranked = moved(self.ranked, new_index)
-        self.segments = moved(self.segments, new_index)
+        self.ranked = remap(self.ranked, new_index)
+        self.segments = remap(self.segments, new_index)
         keep = self.keep(range(len(self)))
         self._begin_offers()
         for parent in (ROOT, *self.fed):

@@ -14,7 +14,7 @@ from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
 from outrider.wire.requests.scheduling import Scheduling
 
 
-class Want(Enum):
+class Need(Enum):
     """The reason why a slot needs the next forward."""
 
     STEP = auto()
@@ -27,11 +27,11 @@ class Want(Enum):
     """No step was requested for `DORMANT_S` or longer: its memory is taken first."""
 
 
-class SlotDemand(NamedTuple):
+class SlotState(NamedTuple):
     """State of one slot, as the scheduler reads it."""
 
     key: SlotKey
-    want: Want
+    want: Need
     num_committed: int
     num_cached: int
     num_after: int
@@ -57,14 +57,14 @@ class SlotDemand(NamedTuple):
     @property
     def has_memory(self) -> bool:
         """Return whether the slot holds blocks and is not dormant, so that it may keep them."""
-        return self.num_blocks > 0 and self.want is not Want.DORMANT
+        return self.num_blocks > 0 and self.want is not Need.DORMANT
 
     @property
     def is_waiting(self) -> bool:
         """Return whether the slot waits to be admitted or prefilled."""
-        if self.want is Want.STEP:
+        if self.want is Need.STEP:
             return bool(not self.num_blocks or self.num_to_feed)
-        return self.want is Want.PREFILL and bool(self.num_to_feed)
+        return self.want is Need.PREFILL and bool(self.num_to_feed)
 
     @property
     def num_to_feed(self) -> int:
@@ -103,14 +103,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class PrefillSlot:
     """Prefill at most `num_tokens` of the slot's prompt in the next forward."""
 
     key: SlotKey
     num_tokens: int
 
 
-class Why(Enum):
+class WaitReason(Enum):
     """The reason of a `Wait`."""
 
     MEMORY = auto()
@@ -120,11 +120,11 @@ class Why(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class SkipSlot:
     """Leave a slot that has work out of the next forward."""
 
     key: SlotKey
-    why: Why
+    why: WaitReason
 
 
-Decision = Preempt | Admit | Run | Feed | Wait
+Decision = Preempt | Admit | Run | PrefillSlot | SkipSlot

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from outrider.engine.worker.jobs import Fault, JobError
+from outrider.engine.worker.jobs import JobError, JobFault
 from outrider.wire.errors import OutriderError
 from outrider.wire.telemetry.log import get_logger
 
@@ -250,7 +250,7 @@ class EngineThread:
             message = f"the worker failed to take the message in: {error}"
             respond = getattr(job, "respond", None)  # one-way jobs have none
             if respond is not None:
-                self.answer(lambda: respond(JobError(Fault.INTERNAL, message)))
+                self.answer(lambda: respond(JobError(JobFault.INTERNAL, message)))
             self._note_fault(error, "a job failed")
 
     def _note_fault(self, error: Exception, what: str) -> None:

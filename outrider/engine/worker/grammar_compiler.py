@@ -82,7 +82,7 @@ class GrammarCompiler:
         caller, weight = job.scheduling.caller, job.scheduling.weight
         waiting = {other.scheduling.caller: other.scheduling.weight for other in self._waiting}
         self._shares.wait({**waiting, caller: weight}, ())
-        self._shares.give(caller, time.monotonic() - began_s)
+        self._shares.add_served(caller, time.monotonic() - began_s)
         self._running = None
         self._grant()
 

@@ -20,7 +20,7 @@ SlotKey = tuple[int, int]
 """(owner, slot id). An owner is one Control stream of a gateway."""
 
 
-class Fault(Enum):
+class JobFault(Enum):
     """The reason why a job failed. The servicers translate it to WorkerErrorCode."""
 
     UNKNOWN_SLOT = auto()
@@ -38,21 +38,21 @@ class Fault(Enum):
 class JobError:
     """The answer to a job that failed."""
 
-    fault: Fault
+    fault: JobFault
     message: str
     known_len: int = 0
     """Number of the slot's committed tokens in this worker; set with BEHIND only."""
 
 
-def invalid(name: str, value: int, low: int, high: int) -> JobError | None:
+def check_range(name: str, value: int, low: int, high: int) -> JobError | None:
     """Return an INVALID error when the field `name` is outside `low` to `high` inclusive, else None."""
     if low <= value <= high:
         return None
-    return JobError(Fault.INVALID, f"{name} is {value}, must be from {low} to {high}")
+    return JobError(JobFault.INVALID, f"{name} is {value}, must be from {low} to {high}")
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class SlotOpened:
     """The answer to an `OpenJob`."""
 
     committed_len: int
@@ -79,7 +79,7 @@ class OpenJob:
     committed_ids: tuple[int, ...]
     num_prompt: int
     params: SamplingParams
-    respond: Callable[[Opened | JobError], None]
+    respond: Callable[[SlotOpened | JobError], None]
     """Answers the message; on a draft it also takes later errors of the slot."""
     cache_salt: bytes = b""
     corpus_id: bytes = b""
@@ -137,7 +137,7 @@ class CloseJob:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerGone:
+class CloseOwnerJob:
     """A job that frees all slots of an owner, because its stream ended."""
 
     owner: int

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.drafting.translation import Translation
 
 
-class Behind(OutriderError):
+class MissingTokens(OutriderError):
     """Raised when a message's `base_len` is past the slot's committed tokens: send it again from `known_len`."""
 
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION
@@ -76,7 +76,7 @@ class BareSlot:
     def check_commit(self, base_len: int, num_ids: int) -> None:
         """Raise what `commit_from` raises for `num_ids` ids."""
         if base_len > len(self.committed):
-            raise Behind(base_len, len(self.committed))
+            raise MissingTokens(base_len, len(self.committed))
         new_len = base_len + num_ids
         if base_len < 0 or not self.num_prompt <= new_len <= self.max_len:
             raise InvalidRequest(

@@ -22,7 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engine.worker.decisions import Admit, Decision, Feed, Preempt, Run, SlotDemand, Wait, Want, Why
+from outrider.engine.worker.decisions import (
+    Admit,
+    Decision,
+    Need,
+    Preempt,
+    PrefillSlot,
+    Run,
+    SkipSlot,
+    SlotState,
+    WaitReason,
+)
 from outrider.engine.worker.step_cost import StepCost
 from outrider.wire.requests.scheduling import VirtualTokens
 
@@ -45,7 +55,7 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
         self._fed = VirtualTokens()
 
-    def plan(self, demands: Sequence[SlotDemand], num_free: int) -> list[Decision]:
+    def plan(self, demands: Sequence[SlotState], num_free: int) -> list[Decision]:
         """Return the decisions for the next forward.
 
         `demands`: every open slot, the longest open first. `num_free`: free blocks.
@@ -60,14 +70,14 @@ class Scheduler:
         num_running = plan.run()
         step_budget = self._max_prefill_tokens
         budget = self.cost.prefill_tokens(num_running or plan.num_expected(), step_budget)
-        if num_running and self.cost.wants_probe(num_running):
+        if num_running and self.cost.needs_probe(num_running):
             budget = 0
         plan.feed(self._sort_waiting(demands), budget, step_budget)
         if not plan.preempted:
             self._note_fed(demands, plan.decisions)
         return list(plan.preempted) or plan.decisions
 
-    def _sort_waiting(self, demands: Sequence[SlotDemand]) -> list[int]:
+    def _sort_waiting(self, demands: Sequence[SlotState]) -> list[int]:
         # indices of the slots that wait, by what their caller was given, and within a caller by priority and age
         waiting = [index for index, demand in enumerate(demands) if demand.is_waiting]
         first = dict[bytes, int]()
@@ -85,17 +95,17 @@ class Scheduler:
 
         return sorted(waiting, key=rank)
 
-    def _note_fed(self, demands: Sequence[SlotDemand], decisions: Sequence[Decision]) -> None:
+    def _note_fed(self, demands: Sequence[SlotState], decisions: Sequence[Decision]) -> None:
         callers = {demand.key: demand.scheduling.caller for demand in demands}
         for decision in decisions:
-            if isinstance(decision, Feed):
-                self._fed.give(callers[decision.key], decision.num_tokens)
+            if isinstance(decision, PrefillSlot):
+                self._fed.add_served(callers[decision.key], decision.num_tokens)
 
 
 class _Plan:
     """The decisions of one call of `Scheduler.plan`, which stop at the first `Preempt`."""
 
-    def __init__(self, demands: Sequence[SlotDemand], num_free: int, block_size: int) -> None:
+    def __init__(self, demands: Sequence[SlotState], num_free: int, block_size: int) -> None:
         self.decisions: list[Decision] = []
         self.preempted: list[Preempt] = []
         self._demands = demands
@@ -106,12 +116,12 @@ class _Plan:
         """Run the ready slots that hold blocks; return the number of tokens that they feed."""
         num_tokens = 0
         for index, demand in enumerate(self._demands):
-            if demand.want is not Want.STEP or not demand.num_blocks or demand.num_to_feed or self.preempted:
+            if demand.want is not Need.STEP or not demand.num_blocks or demand.num_to_feed or self.preempted:
                 continue
             missing = self._missing(demand, demand.num_after)
             if missing > self._num_free:
                 self._preempt_for(missing - self._num_free, index)
-                self.decisions.append(Wait(demand.key, Why.MEMORY))
+                self.decisions.append(SkipSlot(demand.key, WaitReason.MEMORY))
                 continue
             self._num_free -= missing
             self.decisions.append(Run(demand.key))
@@ -122,7 +132,7 @@ class _Plan:
         """Return the number of tokens that slots between two steps will feed in their next one."""
         num_tokens = 0
         for demand in self._demands:
-            if demand.want in (Want.NOTHING, Want.PREFILL) and demand.num_blocks and not demand.num_to_feed:
+            if demand.want in (Need.NOTHING, Need.PREFILL) and demand.num_blocks and not demand.num_to_feed:
                 # Draft tokens of the last step may still be in the slot's cache.
                 num_tokens += max(1, demand.num_after - demand.num_cached)
         return num_tokens
@@ -153,10 +163,10 @@ class _Plan:
                 no_memory = True
                 self._preempt(missing - num_spare, self._dormant())
             if no_memory:
-                self.decisions.append(Wait(demand.key, Why.MEMORY))
+                self.decisions.append(SkipSlot(demand.key, WaitReason.MEMORY))
                 continue
             if demand.num_to_feed and budget <= 0:
-                self.decisions.append(Wait(demand.key, Why.BUDGET))
+                self.decisions.append(SkipSlot(demand.key, WaitReason.BUDGET))
                 continue
             self.decisions.append(Admit(demand.key))
             num_spare -= missing + self._reserve(demand)
@@ -175,7 +185,7 @@ class _Plan:
             if demand.has_memory and not demand.num_to_feed:
                 num_running += 1
                 callers.add(demand.scheduling.caller)
-            elif demand.want in (Want.STEP, Want.PREFILL) and demand.num_to_feed and demand.num_to_read <= short:
+            elif demand.want in (Need.STEP, Need.PREFILL) and demand.num_to_feed and demand.num_to_read <= short:
                 num_waiting += 1
                 callers.add(demand.scheduling.caller)
         if num_running and len(callers) > 1:
@@ -184,9 +194,9 @@ class _Plan:
             return 0
         return short
 
-    def _feed(self, demand: SlotDemand, index: int, budget: int) -> int:
+    def _feed(self, demand: SlotState, index: int, budget: int) -> int:
         if budget <= 0:
-            self.decisions.append(Wait(demand.key, Why.BUDGET))
+            self.decisions.append(SkipSlot(demand.key, WaitReason.BUDGET))
             return 0
         num_needed = demand.num_cached
         if not demand.num_to_encode:  # a chunk adds a token at least to the slot's cache; a source adds none
@@ -194,19 +204,19 @@ class _Plan:
         missing = self._missing(demand, num_needed)
         if missing > self._num_free:
             self._preempt_for(missing - self._num_free, index)
-            self.decisions.append(Wait(demand.key, Why.MEMORY))
+            self.decisions.append(SkipSlot(demand.key, WaitReason.MEMORY))
             return 0
         if demand.num_to_encode:
             self._num_free -= missing
-            self.decisions.append(Feed(demand.key, demand.num_to_encode))
+            self.decisions.append(PrefillSlot(demand.key, demand.num_to_encode))
             return demand.num_to_encode
         num_blocks = demand.num_blocks - demand.num_source_blocks + self._num_free - demand.num_copied
         num_tokens = min(demand.num_to_feed, budget, num_blocks * self._block_size - demand.num_cached)
         self._num_free -= self._missing(demand, demand.num_cached + num_tokens)
-        self.decisions.append(Feed(demand.key, num_tokens))
+        self.decisions.append(PrefillSlot(demand.key, num_tokens))
         return num_tokens
 
-    def _run_admitted(self, demand: SlotDemand) -> int:
+    def _run_admitted(self, demand: SlotState) -> int:
         self._num_free -= self._missing(demand, demand.num_after)
         self.decisions.append(Run(demand.key))
         return demand.num_after
@@ -225,11 +235,11 @@ class _Plan:
                 num_spare -= self._missing(demand, demand.num_after)
         return num_spare
 
-    def _reserve(self, demand: SlotDemand) -> int:
+    def _reserve(self, demand: SlotState) -> int:
         # blocks of 256: one more block where fewer than 16 tokens fit into the last one; blocks of 16: always one more
         return int(-demand.num_after % self._block_size < GROWTH_TOKENS)
 
-    def _missing(self, demand: SlotDemand, num_tokens: int) -> int:
+    def _missing(self, demand: SlotState, num_tokens: int) -> int:
         # blocks of 16, 3 held, no source: 50 tokens need 4 blocks, so 1 is missing
         missing = demand.num_source_blocks - (-num_tokens // self._block_size) - demand.num_blocks
         num_missing = max(missing, 0)
@@ -242,10 +252,10 @@ class _Plan:
         younger = [demand for demand in reversed(self._demands[index + 1 :]) if demand.has_memory]
         self._preempt(num_blocks, [*self._dormant(), *younger])
 
-    def _dormant(self) -> list[SlotDemand]:
-        return [demand for demand in self._demands if demand.want is Want.DORMANT and demand.num_blocks]
+    def _dormant(self) -> list[SlotState]:
+        return [demand for demand in self._demands if demand.want is Need.DORMANT and demand.num_blocks]
 
-    def _preempt(self, num_blocks: int, victims: Sequence[SlotDemand]) -> None:
+    def _preempt(self, num_blocks: int, victims: Sequence[SlotState]) -> None:
         """Preempt `victims` in order until `num_blocks` are free; preempt none when all of them do not hold enough."""
         if num_blocks > sum(victim.num_blocks for victim in victims):
             return

@@ -11,13 +11,24 @@ from typing import NamedTuple
 
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.step_plan import VERIFY_TOKENS, Row
-from outrider.engine.worker.decisions import Admit, Decision, Feed, Preempt, Run, SlotDemand, Wait, Want, Why
+from outrider.engine.worker.decisions import (
+    Admit,
+    Decision,
+    Need,
+    Preempt,
+    PrefillSlot,
+    Run,
+    SkipSlot,
+    SlotState,
+    WaitReason,
+)
 from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.worker.open_slots import OpenSlots
 from outrider.engine.worker.planner import Scheduler
-from outrider.engine.worker.slots import OpenSlots, Slot, needs_prefill
+from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.telemetry.metrics import WorkerMetrics
 
-__all__ = ["DORMANT_S", "RETRY_S", "Piece", "StepRequest", "StepScheduler", "Turn", "Want"]
+__all__ = ["DORMANT_S", "RETRY_S", "Chunk", "Need", "ScheduledStep", "StepRequest", "StepScheduler"]
 
 DORMANT_S = 1.0
 """Seconds without a message after which a slot is dormant: its memory is taken first."""
@@ -28,13 +39,13 @@ RETRY_S = DORMANT_S / 10
 class StepRequest(NamedTuple):
     """A worker's request for a slot's step."""
 
-    want: Want
+    want: Need
     num_after: int
     """Number of tokens in the slot's cache after its next step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """A chunk of a prompt, or a source to encode, in the next forward."""
 
     slot: Slot
@@ -50,18 +61,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ScheduledStep:
     """The contents of the next forward."""
 
     running: Sequence[SlotKey]
     """Slots whose step runs."""
-    pieces: Sequence[Piece]
+    pieces: Sequence[Chunk]
     """Chunks of prompts that are prefilled."""
     num_admitted: int
     """Number of slots that were admitted for this forward."""
 
     @property
-    def worked(self) -> bool:
+    def has_work(self) -> bool:
         """Return whether the forward has work, or a slot was admitted, so that the next call would decide otherwise."""
         return bool(self.running or self.pieces or self.num_admitted)
 
@@ -84,7 +95,7 @@ class StepScheduler:
         """Number of slots that were preempted, or waited for memory, in the last call of `take`."""
         return self._num_starved
 
-    def take(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> Turn:
+    def take(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> ScheduledStep:
         """Decide on the next forward; allocate and free memory for it.
 
         `step_requests`: the requested steps, by slot. A slot without one needs no step; with `feed_all` its prompt is
@@ -107,7 +118,7 @@ class StepScheduler:
             return None
         return now + RETRY_S
 
-    def done(self, turn: Turn, num_run_tokens: int, seconds: float) -> None:
+    def done(self, turn: ScheduledStep, num_run_tokens: int, seconds: float) -> None:
         """Record that the forward of `turn` ran and took `seconds` in all.
 
         `num_run_tokens`: tokens of steps in it, without those of prompts.
@@ -121,9 +132,9 @@ class StepScheduler:
         if num_fed:
             self._prefill_tokens.observe(num_fed)
 
-    def _apply(self, decisions: Sequence[Decision], preempted: set[SlotKey]) -> Turn:
+    def _apply(self, decisions: Sequence[Decision], preempted: set[SlotKey]) -> ScheduledStep:
         running: list[SlotKey] = []
-        pieces: list[Piece] = []
+        pieces: list[Chunk] = []
         num_admitted = 0
         starved = set(preempted)
         num_running = sum(isinstance(decision, Run) for decision in decisions)
@@ -132,7 +143,7 @@ class StepScheduler:
             match decision:
                 case Run(key):
                     running.append(key)
-                case Feed(key, num_tokens):
+                case PrefillSlot(key, num_tokens):
                     slot = self._slot(key)
                     # The prefix cache may have held the whole prompt.
                     if needs_prefill(slot) and (num_rows or not slot.num_unscored):
@@ -142,11 +153,11 @@ class StepScheduler:
                 case Admit(key):
                     num_admitted += 1
                     self._admit(self._slot(key))
-                case Wait(key, why):
-                    if why is Why.MEMORY:
+                case SkipSlot(key, why):
+                    if why is WaitReason.MEMORY:
                         starved.add(key)
         self._note_memory(len(starved))
-        return Turn(running, pieces, num_admitted)
+        return ScheduledStep(running, pieces, num_admitted)
 
     def _admit(self, slot: Slot) -> None:
         is_first = slot.num_adopted is None
@@ -174,18 +185,18 @@ class StepScheduler:
         return slot
 
 
-def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: bool) -> SlotDemand:
+def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: bool) -> SlotState:
     num_committed = slot.num_feedable
     num_after = num_committed
-    want = Want.NOTHING
+    want = Need.NOTHING
     if step_request is not None:
         want = step_request.want
         num_after = min(step_request.num_after, slot.most_cached)
     elif now - slot.asked_s >= DORMANT_S:  # no prefill either: it would take back the memory that was taken from it
-        want = Want.DORMANT
+        want = Need.DORMANT
     elif feed_all and needs_prefill(slot):
-        want = Want.PREFILL
-    return SlotDemand(
+        want = Need.PREFILL
+    return SlotState(
         slot.key,
         want,
         num_committed,
@@ -200,10 +211,10 @@ def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: 
     )
 
 
-def _piece(slot: Slot, max_tokens: int, max_logits: int) -> Piece:
+def _piece(slot: Slot, max_tokens: int, max_logits: int) -> Chunk:
     num_cached = len(slot.cached)
     if slot.num_to_encode:
-        return Piece(slot, Row(slot.table, (), num_cached, 0, slot.cached, source=slot.source))
+        return Chunk(slot, Row(slot.table, (), num_cached, 0, slot.cached, source=slot.source))
     num_ids = min(max_tokens, slot.num_feedable - 1 - num_cached)
     num_scored: int | None = None  # prompt tokens whose logprobs are computed; None where no more are
     if slot.scoring is not None and slot.num_unscored:
@@ -214,4 +225,4 @@ def _piece(slot: Slot, max_tokens: int, max_logits: int) -> Piece:
     num_logits = 0
     if num_scored is not None:  # the logits behind each fed token score the token after it
         num_logits = max(0, num_cached + len(ids) - num_scored)
-    return Piece(slot, Row(slot.table, ids, num_cached, num_logits, slot.cached, features=features, source=slot.source))
+    return Chunk(slot, Row(slot.table, ids, num_cached, num_logits, slot.cached, features=features, source=slot.source))

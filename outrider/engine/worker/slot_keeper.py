@@ -11,8 +11,8 @@ from typing import Generic
 
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
-from outrider.engine.worker.open_slots import BareSlot, Behind, OpenSlots, S
+from outrider.engine.worker.jobs import CloseJob, CloseOwnerJob, JobError, JobFault, OpenJob, SlotOpened, TruncateJob
+from outrider.engine.worker.open_slots import BareSlot, MissingTokens, OpenSlots, S
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.requests.params import check_token_ids
 from outrider.wire.telemetry.metrics import WorkerMetrics
@@ -62,21 +62,21 @@ class SlotKeeper(Generic[S]):
                 job.corpus_id,
             )
         except Overloaded as error:
-            self._respond(job.respond, JobError(Fault.EXHAUSTED, error.message))
+            self._respond(job.respond, JobError(JobFault.EXHAUSTED, error.message))
             return None
         except OutriderError as error:
-            self._respond(job.respond, JobError(Fault.INVALID, error.message))
+            self._respond(job.respond, JobError(JobFault.INVALID, error.message))
             return None
         slot.asked_s = time.monotonic()
         slot.scheduling = job.scheduling
         prompt = job.committed_ids[: job.num_prompt]
         self._states[slot.key] = SamplingState(job.params, prompt, ends, job.grammar)
         self._sizes[slot.key] = size
-        self._respond(job.respond, Opened(len(slot.committed)))
+        self._respond(job.respond, SlotOpened(len(slot.committed)))
         self.refresh_gauges()
         return slot
 
-    def _respond(self, respond: Callable[[Opened | JobError], None], result: Opened | JobError) -> None:
+    def _respond(self, respond: Callable[[SlotOpened | JobError], None], result: SlotOpened | JobError) -> None:
         self._engine.answer(lambda: respond(result))
 
     def commit(self, owner: int, slot_id: int, base_len: int, ids: Sequence[int]) -> S | JobError:
@@ -85,7 +85,7 @@ class SlotKeeper(Generic[S]):
         """
         slot = self.table.get(owner, slot_id)
         if slot is None:
-            return JobError(Fault.UNKNOWN_SLOT, f"slot {slot_id} is not open here; open it again")
+            return JobError(JobFault.UNKNOWN_SLOT, f"slot {slot_id} is not open here; open it again")
         wrong = self.check_commit(slot, base_len, ids)
         if wrong is not None:
             return wrong
@@ -104,10 +104,10 @@ class SlotKeeper(Generic[S]):
                 )
             check_token_ids("committed_ids", list(ids), self._sizes[slot.key])
             slot.check_commit(base_len, len(ids))
-        except Behind as behind:
-            return JobError(Fault.BEHIND, f"slot {slot.key[1]} knows {behind.known_len} tokens", behind.known_len)
+        except MissingTokens as behind:
+            return JobError(JobFault.BEHIND, f"slot {slot.key[1]} knows {behind.known_len} tokens", behind.known_len)
         except InvalidRequest as error:
-            return JobError(Fault.INVALID, error.message)
+            return JobError(JobFault.INVALID, error.message)
         return None
 
     def truncate(self, job: TruncateJob, *, keeps: bool = False) -> None:
@@ -129,7 +129,7 @@ class SlotKeeper(Generic[S]):
         self.table.close(job.owner, job.slot_id)
         self.refresh_gauges()
 
-    def close_owner(self, job: OwnerGone) -> None:
+    def close_owner(self, job: CloseOwnerJob) -> None:
         """Free all slots of an owner."""
         for key in list(self._states):
             if key[0] == job.owner:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
-from outrider.engine.worker.open_slots import BareSlot, Behind, OpenSlots
+from outrider.engine.worker.open_slots import BareSlot, MissingTokens, OpenSlots
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.drafting.translation import Translation
-    from outrider.engine.step_plan import Source
+    from outrider.engine.step_plan import EncoderSource
 
-__all__ = ["BareSlot", "Behind", "OpenSlots", "Scoring", "Slot", "SlotTable", "needs_prefill"]
+__all__ = ["BareSlot", "MissingTokens", "OpenSlots", "PromptScores", "Slot", "SlotTable", "needs_prefill"]
 
 
 def needs_prefill(slot: Slot) -> bool:
@@ -33,7 +33,7 @@ def needs_prefill(slot: Slot) -> bool:
 
 
 @dataclass(slots=True)
-class Scoring:
+class PromptScores:
     """Logprobs of a prompt's tokens from the second on. The logits at each token score the token after it."""
 
     num_tokens: int
@@ -67,7 +67,7 @@ class Slot(BareSlot):
         self.table = pool.new_table()
         self.num_adopted: int | None = None
         """Number of tokens found in the prefix cache when the slot was first admitted; None before."""
-        self.scoring: Scoring | None = None
+        self.scoring: PromptScores | None = None
         """Logprobs of the prompt's tokens; None where none were requested, and after they were sent."""
         self._pool = pool
         self._salt = cache_salt
@@ -79,7 +79,7 @@ class Slot(BareSlot):
         return self.committed
 
     @property
-    def source(self) -> Source | None:
+    def source(self) -> EncoderSource | None:
         """Encoder output that its rows attend to by cross-attention; None without an encoder."""
         return None
 

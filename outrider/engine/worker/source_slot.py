@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from outrider.engine.kv_pool import DIGEST_BYTES, KVPool
-from outrider.engine.step_plan import Source
+from outrider.engine.step_plan import EncoderSource
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.requests.params import SamplingParams
@@ -38,13 +38,13 @@ class SourceSlot(Slot):
         source_ids: Sequence[int],
     ) -> None:
         super().__init__(key, committed_ids, num_prompt, params, pool, _salt(b"decoder", cache_salt, source_ids))
-        self._source = Source(pool.new_table(), source_ids)
+        self._source = EncoderSource(pool.new_table(), source_ids)
         self._source_salt = _salt(b"source", cache_salt, source_ids)
         # The salt identifies the tokens: the ids only number the entries. The last block is full, too.
         self._stored_ids = range(self._source.num_stored)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> EncoderSource:
         return self._source
 
     @property

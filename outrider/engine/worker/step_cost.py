@@ -52,7 +52,7 @@ class StepCost:
             added_s = (seconds - self._decode_s[size]) / num_prefill_tokens
             self._token_s = _mean(self._token_s, max(added_s, least_s))
 
-    def wants_probe(self, num_decode_tokens: int) -> bool:
+    def needs_probe(self, num_decode_tokens: int) -> bool:
         """Return whether the cost of a decode step of this size is unknown or was measured too long ago."""
         if self._alone_token_s is None and self._token_s is None:
             return False  # no prompt token has been measured yet: a probe would not give a budget

@@ -103,7 +103,7 @@ process that the worker needs ends by itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Base(Generic[State]):
+class WorkerBase(Generic[State]):
     """The parts that every worker has."""
 
     loaded: State
@@ -115,7 +115,7 @@ class Base(Generic[State]):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class WorkerParts:
     """The parts that only a draft or only a target has."""
 
     worker: EngineWorker
@@ -247,7 +247,7 @@ def start(
     config: WorkerConfig,
     num_threads: int,
     load: Load[State],
-    make: Callable[[Base[State]], Parts],
+    make: Callable[[WorkerBase[State]], WorkerParts],
 ) -> WorkerHandle:
     """Load, then listen; return the handle of the running worker. Ports are checked to be free before loading.
 
@@ -257,7 +257,7 @@ def start(
     check_free(config.host, config.metrics_port or 0, "--metrics-port")
     certificates = part_certificates(config.tls_dir, Role(name), config.host)
     metrics, server = WorkerMetrics(name), ServerThread()
-    made: list[tuple[Base[State], Parts]] = []
+    made: list[tuple[WorkerBase[State], WorkerParts]] = []
     torch.set_num_threads(num_threads)
     with contextlib.ExitStack() as undo:
         spans = open_spans(config.trace_endpoint, name, metrics.registry)
@@ -298,7 +298,7 @@ def _base(
     metrics: WorkerMetrics,
     spans: Spans | None,
     certificates: CertificateFolder | None,
-) -> Base[State]:
+) -> WorkerBase[State]:
     # runs on the engine thread
     load_at_start()
     with tokenizers_read_once():
@@ -310,4 +310,4 @@ def _base(
     grammars = Grammars(loaded.tokenizer.tokenizer_json, info.vocab_size, info.eos_token_ids, must_follow=must_follow)
     service = WorkerService(engine, loaded.info, loaded.tokenizer, loaded.epoch, grammars, spans)
     loaded.draining = lambda: service.draining
-    return Base(loaded, keeper, engine, service, metrics, certificates)
+    return WorkerBase(loaded, keeper, engine, service, metrics, certificates)

@@ -16,12 +16,12 @@ from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.grammar_compiler import GrammarCompiler
 from outrider.engine.worker.jobs import (
     CloseJob,
-    Fault,
+    CloseOwnerJob,
     JobError,
-    Opened,
+    JobFault,
     OpenJob,
-    OwnerGone,
     SlotKey,
+    SlotOpened,
     SlotVocabulary,
     TruncateJob,
 )
@@ -191,14 +191,14 @@ class WorkerService:
             if key[0] == owner:
                 self._drop(key)
                 self.num_opening -= 1
-        self.engine.submit(OwnerGone(owner))
+        self.engine.submit(CloseOwnerJob(owner))
         if self._slot_spans is not None:
             self._slot_spans.gone(owner)
 
     def _open(self, owner: int, message: pb.OpenSlot, respond: Respond) -> None:
         if self.draining:
             why = "this worker takes no new slots because it is about to stop; open it elsewhere"
-            respond(JobError(Fault.DRAINING, why))
+            respond(JobError(JobFault.DRAINING, why))
             return
 
         is_answered = False
@@ -215,7 +215,7 @@ class WorkerService:
             if job.params.grammar:
                 job.params.check(vocabulary.size)  # its length, before it is compiled
         except InvalidRequest as error:
-            respond(JobError(Fault.INVALID, error.message))
+            respond(JobError(JobFault.INVALID, error.message))
             return
         self.num_opening += 1
         grammar = vocabulary.grammars.get(job.params.grammar)
@@ -224,7 +224,7 @@ class WorkerService:
             return
         if len(self._compiling) >= MAX_COMPILING:
             why = f"the grammars of {MAX_COMPILING} slots wait to be compiled, no more are taken; open it later"
-            opened(JobError(Fault.EXHAUSTED, why))
+            opened(JobError(JobFault.EXHAUSTED, why))
             return
         opening = self._compiling[job.owner, job.slot_id] = _Opening(job)
         opening.task = asyncio.create_task(self._compile(opening, vocabulary.grammars))
@@ -236,12 +236,12 @@ class WorkerService:
             grammar = await self._compiler.compile(grammars, job.params.grammar, job.scheduling)
             result = replace(job, grammar=grammar)
         except InvalidRequest as error:
-            result = JobError(Fault.INVALID, error.message)
+            result = JobError(JobFault.INVALID, error.message)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # a panic in Rust is no Exception
             log.exception("compiling the grammar of slot %d failed", job.slot_id)
-            result = JobError(Fault.INTERNAL, f"compiling the grammar failed: {error!r}")
+            result = JobError(JobFault.INTERNAL, f"compiling the grammar failed: {error!r}")
         del self._compiling[job.owner, job.slot_id]
         if isinstance(result, OpenJob):
             self.engine.submit(result)
@@ -258,7 +258,7 @@ class WorkerService:
 
     def _close_opening(self, key: SlotKey) -> None:
         opening = self._drop(key)
-        opening.job.respond(JobError(Fault.CANCELLED, "the slot was closed before its grammar was compiled"))
+        opening.job.respond(JobError(JobFault.CANCELLED, "the slot was closed before its grammar was compiled"))
         for take_up in opening.waiting:
             take_up()
 
@@ -280,17 +280,17 @@ class WorkerService:
         if opening is not None and len(opening.waiting) >= MAX_WAITING:
             if item.id:
                 why = f"slot has {MAX_WAITING} messages that wait for its grammar, no more are taken; wait for its open"
-                respond(JobError(Fault.INVALID, why))
+                respond(JobError(JobFault.INVALID, why))
         elif opening is not None:
             opening.waiting.append(partial(self._dispatch, owner, item, respond, take))
         elif item.epoch != self.epoch:
             if item.id:
                 why = f"message is for epoch {item.epoch}, this worker's is {self.epoch}; open the slot again"
-                respond(JobError(Fault.STALE_EPOCH, why))
+                respond(JobError(JobFault.STALE_EPOCH, why))
         elif (num_ids := _num_committed_ids(item)) > self._context_limit:
-            respond(JobError(Fault.INVALID, f"{num_ids} committed ids, the context limit is {self._context_limit}"))
+            respond(JobError(JobFault.INVALID, f"{num_ids} committed ids, the context limit is {self._context_limit}"))
         elif kind == "open" and (too_long := self._too_long(item.open)) is not None:
-            respond(JobError(Fault.INVALID, f"{too_long}, the context limit is {self._context_limit}"))
+            respond(JobError(JobFault.INVALID, f"{too_long}, the context limit is {self._context_limit}"))
         elif kind == "open":
             self._open(owner, item.open, respond)
         elif kind == "truncate":
@@ -302,7 +302,7 @@ class WorkerService:
             take(owner, item, respond)
         elif item.id:
             why = "message has no item, or one that this worker does not know; set exactly one"
-            respond(JobError(Fault.INVALID, why))
+            respond(JobError(JobFault.INVALID, why))
 
 
 def _num_committed_ids(item: Any) -> int:
@@ -318,6 +318,6 @@ def _num_committed_ids(item: Any) -> int:
 def _shared_reply(result: Any) -> dict[str, Any] | None:
     if isinstance(result, JobError):
         return {"error": error_to_proto(result)}
-    if isinstance(result, Opened):
+    if isinstance(result, SlotOpened):
         return {"open": pb.OpenReply(committed_len=result.committed_len)}
     return None

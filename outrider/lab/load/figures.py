@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.lab.load.load import Asked
+from outrider.lab.load.load import RequestOutcome
 
 NUM_RESAMPLES = 2000
 """Resamples of a bootstrap: the ends of an interval change by less than the last digit shown from run to run."""
@@ -27,7 +27,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 class Turn:
     """Requests that ran beside one another, all with speculation or all without."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[RequestOutcome, ...]
     """The requests, in order of their ends."""
 
     @property

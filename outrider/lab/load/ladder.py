@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import httpx
 
 from outrider.lab.load.figures import MIN_TURNS, LoadFigures, Turn, tokens_per_s
-from outrider.lab.load.load import Asked, Load, keep_running
+from outrider.lab.load.load import Load, RequestOutcome, keep_running
 
 _REQUESTS_PER_PLACE = 2
 """Requests of a turn for each that runs at a time: half of a turn's requests start when others end."""
@@ -102,7 +102,7 @@ class _Stage:
     def _total(self) -> int:
         return max(1, round(self._seconds))
 
-    def count(self, asked: Asked) -> None:
+    def count(self, asked: RequestOutcome) -> None:
         self._num_asked += 1
         self._num_failed += not asked.whole
         self._show(min(int(self._elapsed_s), self._total - 1))

@@ -71,7 +71,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestOutcome:
     """One request and its outcome. Times are seconds of the monotonic clock."""
 
     sent_s: float
@@ -117,7 +117,7 @@ class Asked:
         return int(self.usage["completion_tokens"])
 
 
-def _do_nothing(asked: Asked) -> None:
+def _do_nothing(asked: RequestOutcome) -> None:
     pass
 
 
@@ -126,17 +126,17 @@ async def keep_running(
     load: Load,
     concurrency: int,
     numbers: Iterator[int],
-    done: Callable[[Asked], None] = _do_nothing,
-) -> list[Asked]:
+    done: Callable[[RequestOutcome], None] = _do_nothing,
+) -> list[RequestOutcome]:
     """Send the requests with these numbers, `concurrency` at a time, and return their outcomes in order of their ends.
 
     done: called with each outcome.
     """
-    outcomes: list[Asked] = []
+    outcomes: list[RequestOutcome] = []
 
     async def send_in_turn() -> None:
         for number in numbers:
-            outcome = await ask(client, load, number)
+            outcome = await send_request(client, load, number)
             outcomes.append(outcome)
             done(outcome)
 
@@ -144,7 +144,7 @@ async def keep_running(
     return outcomes
 
 
-async def ask(client: httpx.AsyncClient, load: Load, number: int) -> Asked:
+async def send_request(client: httpx.AsyncClient, load: Load, number: int) -> RequestOutcome:
     """Send the request with this number, read its stream and return the outcome. Raises for no failure of it."""
     sent_s = time.monotonic()
     first_s, status, retry_after, fault, usage = None, 0, None, None, None
@@ -169,7 +169,7 @@ async def ask(client: httpx.AsyncClient, load: Load, number: int) -> Asked:
             fault = f"its stream is none of completions: {type(error).__name__}: {error}"
     elif fault is None and status != 429:
         fault = f"{status}: {_end_of(received)}"
-    return Asked(sent_s, first_s, ended_s, status, retry_after, fault, usage)
+    return RequestOutcome(sent_s, first_s, ended_s, status, retry_after, fault, usage)
 
 
 def _end_of(data: bytes | bytearray) -> str:

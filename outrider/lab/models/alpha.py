@@ -21,21 +21,21 @@ from typing import Any
 from outrider.drafting import drafter as drafting
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
-from outrider.drafting.translation import between
-from outrider.engine.drafters import OF_TEXT
+from outrider.drafting.translation import create_translation
+from outrider.engine.drafters import TEXT_TABLES
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.families import Family, family_of
-from outrider.engine.sampling.count_law import law_of_counts
+from outrider.engine.heads.families import HeadFamily, family_of
+from outrider.engine.sampling.count_law import distribution_of_counts
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.lab.models.alpha_task import MODEL, DrafterSpec, Task
-from outrider.lab.models.law_model import AT_ONCE, LawModel
-from outrider.lab.models.tally import LawAt, Tally, TargetToken, draft_temperatures
+from outrider.lab.models.law_model import AT_ONCE, DistributionModel
+from outrider.lab.models.tally import DistributionAt, Tally, TargetToken, draft_temperatures
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.models.fingerprint import tokenizer_fingerprint
-from outrider.wire.processes.processes import tell_all
+from outrider.wire.processes.processes import write_events
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 
@@ -50,8 +50,8 @@ Event = dict[str, Any]
 class _Models:
     """The models and tables of a measurement, loaded."""
 
-    target: LawModel
-    drafts: dict[str, LawModel]
+    target: DistributionModel
+    drafts: dict[str, DistributionModel]
     """Draft models by the name of their drafter."""
     tables: dict[str, drafting.Drafter]
     """Tables by the name of their drafter."""
@@ -71,7 +71,7 @@ def measure(task: Task) -> Iterator[Event]:
         prompts.append(ids)
     longest = max(map(len, prompts)) + task.max_tokens
     yield {"event": "progress", "text": f"loading {task.target}"}
-    target = LawModel(task.target, task, AT_ONCE * longest)
+    target = DistributionModel(task.target, task, AT_ONCE * longest)
     _check_fits(target, longest, task)
     models = _Models(target, {}, {})
     for drafter in task.drafters:
@@ -121,14 +121,14 @@ def _compare(models: _Models, tallies: dict[str, Tally], ids: list[int], start: 
     for name, tally in tallies.items():
         tally.begin()
         if name in models.drafts:
-            distributions: Iterable[LawAt] = models.drafts[name].drafts(ids, start)
+            distributions: Iterable[DistributionAt] = models.drafts[name].drafts(ids, start)
         else:
             distributions = _table_laws(models.tables[name], ids, start, models.target.runner.facts.vocab_size)
         for token, draft in zip(tokens, distributions, strict=True):
             tally.add(token, draft, params)
 
 
-def _table_laws(table: drafting.Drafter, ids: list[int], start: int, vocab_size: int) -> Iterator[LawAt]:
+def _table_laws(table: drafting.Drafter, ids: list[int], start: int, vocab_size: int) -> Iterator[DistributionAt]:
     """Yield the table's distribution at each token of the output; each is valid until the next is yielded."""
     follower = table.open(ids[:start], start)
     for token_id in ids[start:]:
@@ -136,10 +136,10 @@ def _table_laws(table: drafting.Drafter, ids: list[int], start: int, vocab_size:
         follower.append([token_id])
 
 
-def _law_of_counts(counts: drafting.Counts | None, vocab_size: int, params: SamplingParams) -> RowLaw | None:
+def _law_of_counts(counts: drafting.Counts | None, vocab_size: int, params: SamplingParams) -> TokenDistribution | None:
     if counts is None:
         return None
-    return law_of_counts(counts, LogitRow(SamplingState(params, (), ())), vocab_size)
+    return distribution_of_counts(counts, LogitRow(SamplingState(params, (), ())), vocab_size)
 
 
 def _create_table(drafter: DrafterSpec, tokenizer: Any) -> drafting.Drafter:
@@ -151,7 +151,7 @@ def _create_table(drafter: DrafterSpec, tokenizer: Any) -> drafting.Drafter:
     try:
         with open(drafter.source, encoding="utf-8") as file:
             text_ids = tokenizer.encode(file.read()).ids
-        return OF_TEXT[Drafter(drafter.kind)](text_ids)
+        return TEXT_TABLES[Drafter(drafter.kind)](text_ids)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{drafter.name}: {error}") from None
 
@@ -178,7 +178,7 @@ def check_same_tokens(target: str, draft: str) -> None:
         raise ConfigError(f"the tokenizers of {target} and {draft} differ; a draft must have its target's")
 
 
-def load_draft(target: LawModel, source: str, task: Task, longest: int) -> LawModel:
+def load_draft(target: DistributionModel, source: str, task: Task, longest: int) -> DistributionModel:
     """Load a draft model, and the map between its tokens and the target's where they differ.
 
     source: folder or hub id. longest: most tokens of a text, in the target's tokens.
@@ -191,10 +191,10 @@ def load_draft(target: LawModel, source: str, task: Task, longest: int) -> LawMo
     num_tokens = longest
     if not have_same_tokens(task.target, source):
         num_tokens = AT_ONCE * longest  # a text may have more of the draft's tokens
-    draft = LawModel(source, task, num_tokens)
+    draft = DistributionModel(source, task, num_tokens)
     _check_start(target, draft)
     facts = draft.runner.facts
-    draft.translation = between(
+    draft.translation = create_translation(
         tokenizer_files(task.target).tokenizer_json,
         tokenizer_files(source).tokenizer_json,
         target.runner.facts.vocab_size,
@@ -206,7 +206,7 @@ def load_draft(target: LawModel, source: str, task: Task, longest: int) -> LawMo
     return draft
 
 
-def _check_model(source: str) -> Family:
+def _check_model(source: str) -> HeadFamily:
     family = family_of(Checkpoint(source))
     if family.network is not None:
         raise ConfigError(
@@ -216,7 +216,7 @@ def _check_model(source: str) -> Family:
     return family
 
 
-def _check_fits(model: LawModel, longest: int, task: Task) -> None:
+def _check_fits(model: DistributionModel, longest: int, task: Task) -> None:
     facts = model.runner.facts
     if longest > facts.context_limit:
         raise ConfigError(
@@ -225,7 +225,7 @@ def _check_fits(model: LawModel, longest: int, task: Task) -> None:
         )
 
 
-def _check_start(target: LawModel, draft: LawModel) -> None:
+def _check_start(target: DistributionModel, draft: DistributionModel) -> None:
     target_facts, draft_facts = target.runner.facts, draft.runner.facts
     if target_facts.decoder_start_ids != draft_facts.decoder_start_ids:
         raise ConfigError(
@@ -242,7 +242,7 @@ def _describe(setting: dict[str, float]) -> str:
 
 def main() -> int:
     """Measure as stdin states, and return the exit code of the process."""
-    return tell_all(lambda: measure(Task.read(sys.stdin.readline())))
+    return write_events(lambda: measure(Task.read(sys.stdin.readline())))
 
 
 if __name__ == "__main__":

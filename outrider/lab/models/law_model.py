@@ -12,10 +12,10 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.step_plan import Row, Source
+from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.step_plan import EncoderSource, Row
 from outrider.lab.models.alpha_task import Task
-from outrider.lab.models.tally import LawAt, best_id
+from outrider.lab.models.tally import DistributionAt, best_id
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 
@@ -34,9 +34,9 @@ class _Sequence:
         self.num_before = len(prompt) - len(self.ids)
         """Number of prompt tokens that the decoder is not fed."""
         self._table = runner.pool.new_table()
-        self._source: Source | None = None
+        self._source: EncoderSource | None = None
         if start:
-            self._source = Source(runner.pool.new_table(), list(prompt))
+            self._source = EncoderSource(runner.pool.new_table(), list(prompt))
             runner.forward([Row(self._table, (), 0, 0, (), source=self._source)])
 
     @property
@@ -59,7 +59,7 @@ class _Sequence:
             self._source.table.free()
 
 
-class LawModel:
+class DistributionModel:
     """A draft or target model that returns its distributions along whole sequences."""
 
     def __init__(self, model: str, task: Task, num_tokens: int) -> None:
@@ -74,13 +74,13 @@ class LawModel:
         self.translation: Translation | None = None
         """Map between the model's tokens and the target's; None where they are the same."""
 
-    def drafts(self, ids: Sequence[int], start: int) -> Iterator[LawAt]:
+    def drafts(self, ids: Sequence[int], start: int) -> Iterator[DistributionAt]:
         """Yield the distributions that `laws` yields, for a target's tokens `ids` and over the target's vocabulary."""
         if self.translation is None:
             return self.laws(ids, start)
         return self._retokenized_laws(self.translation, ids, start)
 
-    def laws(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], RowLaw]]:
+    def laws(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], TokenDistribution]]:
         """Yield the distributions after ids[:start], ids[:start + 1], ... ids[:-1]. The prompt is ids[:start]."""
         sequence = _Sequence(self.runner, ids[:start])
         try:
@@ -92,7 +92,7 @@ class LawModel:
         for index in range(len(ids) - start):
             yield partial(_law_of_logits, host, index)
 
-    def _retokenized_laws(self, translation: Translation, ids: Sequence[int], start: int) -> Iterator[LawAt]:
+    def _retokenized_laws(self, translation: Translation, ids: Sequence[int], start: int) -> Iterator[DistributionAt]:
         # a forward for each token: with the next token, those before it may be retokenized in another way
         retokenization = translation.retokenization()
         sequence = _Sequence(self.runner, ())
@@ -145,12 +145,12 @@ class LawModel:
         return texts
 
 
-def _law_of_logits(host: HostLogits, index: int, params: SamplingParams) -> RowLaw:
+def _law_of_logits(host: HostLogits, index: int, params: SamplingParams) -> TokenDistribution:
     return host.law(index, LogitRow(SamplingState(params, (), ())))
 
 
-def _retokenized_law(host: HostLogits, params: SamplingParams) -> RowLaw | None:
-    return host.law_if_any(0, LogitRow(SamplingState(params, (), ())))
+def _retokenized_law(host: HostLogits, params: SamplingParams) -> TokenDistribution | None:
+    return host.distribution_if_any(0, LogitRow(SamplingState(params, (), ())))
 
 
 def _no_law(_params: SamplingParams) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from outrider.engine.sampling.coupled import coupled_id
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.wire.requests.params import SamplingParams
 
 DRAFT_TEMPERATURES = (1.0, 0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
@@ -24,7 +24,7 @@ softmax of the draft's logits a token."""
 ESTIMATES = ("alpha", "bound", "coupled", "greedy", "drafted")
 """Names of the fields of `Tally` whose means are in each row."""
 
-LawAt = Callable[[SamplingParams], RowLaw | None]
+DistributionAt = Callable[[SamplingParams], TokenDistribution | None]
 """Returns the distribution at one position under some parameters; None where the drafter proposes nothing."""
 
 
@@ -75,9 +75,9 @@ class TargetToken:
     id: int
     position: int
     """Index in the sequence, prompt included."""
-    law: RowLaw
+    law: TokenDistribution
     """Distribution that the token was drawn from."""
-    whole: RowLaw
+    whole: TokenDistribution
     """Distribution there at temperature 1, without top-k, top-p and min-p."""
 
     def keeps(self, token_id: int, lenience: float) -> bool:
@@ -121,7 +121,7 @@ class Tally:
         for values in (*self.at_temperature, *self.lenient):
             values.append([])
 
-    def add(self, token: TargetToken, draft: LawAt, params: SamplingParams) -> None:
+    def add(self, token: TargetToken, draft: DistributionAt, params: SamplingParams) -> None:
         """Compare the drafter's distribution with the target's at a token, which the noise of `params` has drawn."""
         distribution = draft(params)
         self.drafted[-1].append(float(distribution is not None))
@@ -187,7 +187,7 @@ def draft_temperatures(temperature: float) -> list[float]:
     return [temperature * factor for factor in DRAFT_TEMPERATURES]
 
 
-def overlap(target: RowLaw, draft: RowLaw, lenience: float = 1.0) -> float:
+def overlap(target: TokenDistribution, draft: TokenDistribution, lenience: float = 1.0) -> float:
     """Return the probability that the rejection rule accepts a token drawn from `draft`.
 
     It is the sum of min(target / lenience, draft) (Leviathan et al. 2023, Corollary 3.6 and, below a lenience of 1,
@@ -196,6 +196,6 @@ def overlap(target: RowLaw, draft: RowLaw, lenience: float = 1.0) -> float:
     return float(np.minimum(target.probs() / lenience, draft.probs_at(target)).sum())
 
 
-def best_id(distribution: RowLaw) -> int:
+def best_id(distribution: TokenDistribution) -> int:
     """Return the likeliest id of a distribution."""
     return distribution.id_of(int(distribution.scores.argmax()))

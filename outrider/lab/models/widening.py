@@ -33,7 +33,7 @@ class WideningError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class WidenedSizes:
     """Sizes of the widened model."""
 
     hidden: int
@@ -48,7 +48,7 @@ class Sizes:
     """Number of layers added behind the others, which change nothing."""
 
 
-def widen(model: LlamaForCausalLM, sizes: Sizes) -> LlamaForCausalLM:
+def widen(model: LlamaForCausalLM, sizes: WidenedSizes) -> LlamaForCausalLM:
     """Return a larger model, same dtype and device, whose logits equal those of `model` up to rounding.
 
     Raises WideningError when `model` is not a Llama without biases, or a size is smaller than the model's own.
@@ -70,7 +70,7 @@ def widen(model: LlamaForCausalLM, sizes: Sizes) -> LlamaForCausalLM:
     return wide.eval()
 
 
-def check(model: torch.nn.Module, sizes: Sizes) -> None:
+def check(model: torch.nn.Module, sizes: WidenedSizes) -> None:
     """Raise WideningError unless `model` can be widened to these sizes; the message names the first obstacle."""
     if not isinstance(model, LlamaForCausalLM):
         raise WideningError(f"the model is a {type(model).__name__}; only LlamaForCausalLM can be widened")
@@ -96,7 +96,7 @@ def check(model: torch.nn.Module, sizes: Sizes) -> None:
         raise WideningError(f"heads / kv_heads is {group}, must be at least the model's own {old_group}: add heads")
 
 
-def wide_config(config: LlamaConfig, sizes: Sizes) -> LlamaConfig:
+def wide_config(config: LlamaConfig, sizes: WidenedSizes) -> LlamaConfig:
     """Return a copy of the configuration with the new sizes. The width of a head, and its rotary embedding, stay."""
     wide = copy.deepcopy(config)
     wide.head_dim = head_dim(config)
@@ -114,7 +114,7 @@ def head_dim(config: LlamaConfig) -> int:
     return int(config.head_dim or config.hidden_size // config.num_attention_heads)
 
 
-def _query_rows(config: LlamaConfig, sizes: Sizes) -> torch.Tensor:
+def _query_rows(config: LlamaConfig, sizes: WidenedSizes) -> torch.Tensor:
     # [old heads * head_dim] int64: the row in the new projection of each row of the old query heads
     # 4 query heads of 2 KV heads widened to 8 of 2: old heads 0, 1, 2, 3 are the new heads 0, 1, 4, 5
     old_group = config.num_attention_heads // config.num_key_value_heads
@@ -162,7 +162,7 @@ def largest_difference(model: LlamaForCausalLM, other: LlamaForCausalLM) -> floa
     return (model(ids).logits - other(ids).logits).abs().max().item()
 
 
-def widen_folder(source: Path, destination: Path, sizes: Sizes, dtype: torch.dtype = torch.float32) -> str:
+def widen_folder(source: Path, destination: Path, sizes: WidenedSizes, dtype: torch.dtype = torch.float32) -> str:
     """Widen the checkpoint in the folder `source` and save it in `destination`, with its tokenizer and chat template.
 
     Returns a line that describes the result. The logits are compared in float32; `dtype` is that of the saved weights.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from outrider.client import Round
-from outrider.lab.tuning.runs import Pass, TimedAnswer
+from outrider.lab.tuning.runs import Pass, TimedOutput
 from outrider.wire.errors import ConfigError
 
 
@@ -99,7 +99,7 @@ def _cost_of_pass(k: int, one: Pass, max_tokens: int) -> Cost:
     )
 
 
-def _later_rounds(k: int, answer: TimedAnswer, max_tokens: int) -> list[tuple[Round, float]]:
+def _later_rounds(k: int, answer: TimedOutput, max_tokens: int) -> list[tuple[Round, float]]:
     """Return the rounds after the first, with their waits, that had K draft tokens or none where K still fitted.
 
     At max_tokens 10 and K = 4 a round that starts after 6 tokens is left out: it may have 3 draft tokens at most.

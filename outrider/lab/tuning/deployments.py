@@ -18,10 +18,10 @@ from outrider.lab.load.load import Load
 from outrider.lab.tuning.money import COLOCATED, SPLIT
 from outrider.lab.tuning.settings import max_draft_tokens
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes.processes import StopFlag
-from outrider.wire.settings.config import parse_cores
+from outrider.wire.processes.stop_flag import StopFlag
+from outrider.wire.settings.cores import parse_cores
 from outrider.wire.settings.pools import Pool
-from outrider.wire.settings.system import SystemConfig, merged
+from outrider.wire.settings.system import SystemConfig, merge_settings
 
 Workers = dict[str, dict[str, str | None]]
 """Settings by role, target or draft, and name; None for a setting that was not given."""
@@ -35,7 +35,7 @@ draft tokens behind the end.
 def settings_of(workers: Workers, max_k: int = 1) -> SystemConfig:
     """Return the settings of a system of these workers, as plain processes. max_k: the largest K that is asked for."""
     gateway = {"port": 0, "grpc_port": 0, "max_draft_tokens": max_draft_tokens(max_k)}
-    return merged({}, {**workers, "gateway": gateway, "ray": {"address": None}}, no_draft=False, no_ray=True)
+    return merge_settings({}, {**workers, "gateway": gateway, "ray": {"address": None}}, no_draft=False, no_ray=True)
 
 
 def with_cache(workers: Workers, prompts: Sequence[str], max_tokens: int, num_at_once: int) -> Workers:

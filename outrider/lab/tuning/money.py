@@ -53,7 +53,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Bought:
+class LoadPrices:
     """Speeds and prices of the deployments at one concurrency."""
 
     concurrency: int
@@ -144,18 +144,18 @@ class Money:
     price: Price
 
     @property
-    def rows(self) -> list[Bought]:
+    def rows(self) -> list[LoadPrices]:
         """One entry for each concurrency."""
-        rows = list[Bought]()
+        rows = list[LoadPrices]()
         for figures in zip(*self.ladders.values(), strict=True):
             gains = dict[str, Gain | None]()
             for name, own in zip(self.ladders, figures, strict=True):
                 gains[name] = own.gain
-            rows.append(Bought(figures[0].concurrency, figures[0].plain_tokens_per_s, gains, self.price))
+            rows.append(LoadPrices(figures[0].concurrency, figures[0].plain_tokens_per_s, gains, self.price))
         return rows
 
 
-def tables(rows: Sequence[Bought]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def tables(rows: Sequence[LoadPrices]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Yield title, columns and lines of two tables: speeds, and tokens for the money."""
     names = list(rows[0].gains)
     speeds, tokens = list[list[str]](), list[list[str]]()
@@ -175,14 +175,14 @@ def _gain_cell(gain: Gain | None) -> str:
     return str(gain or "failed")
 
 
-def _tokens_cell(row: Bought, deployment: str) -> str:
+def _tokens_cell(row: LoadPrices, deployment: str) -> str:
     tokens = row.tokens_per_money(deployment)
     if tokens is None:
         return "failed"
     return f"{1e-3 * tokens:.0f}"
 
 
-def _fair_price_cell(row: Bought) -> str:
+def _fair_price_cell(row: LoadPrices) -> str:
     if row.gains[SPLIT] is None:
         return "failed"
     if row.fair_draft_price is None:
@@ -214,7 +214,7 @@ def show_money(money: Money, commands: Mapping[str, str], console: Console) -> N
             console.print(f"{name}: {command}", markup=False, soft_wrap=not console.is_terminal)
 
 
-def verdict(row: Bought) -> str:
+def verdict(row: LoadPrices) -> str:
     """Return a sentence: what is the cheapest at this concurrency."""
     gains, cheapest = row.gains_for_money, row.cheapest
     at_once = f"{row.concurrency} at once"
@@ -239,7 +239,7 @@ def money_to_json(money: Money) -> dict[str, Any]:
     return {"price": asdict(money.price), "loads": list(map(_row_to_json, money.rows))}
 
 
-def _row_to_json(row: Bought) -> dict[str, Any]:
+def _row_to_json(row: LoadPrices) -> dict[str, Any]:
     gains = dict[str, Any]()
     tokens_per_money = {PLAIN: row.tokens_per_money(PLAIN)}
     for name, gain in row.gains.items():

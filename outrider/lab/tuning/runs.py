@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from outrider.client import AsyncClient, GenerateOptions, Round, Speculation
 from outrider.wire.errors import OutriderError
-from outrider.wire.processes.processes import StopFlag
+from outrider.wire.processes.stop_flag import StopFlag
 
 _LEAD_IN_TOKENS = 16
 """Fewest output tokens of an unmeasured run before a measured one."""
 
 
 @dataclass(frozen=True, slots=True)
-class TimedAnswer:
+class TimedOutput:
     """One output, round by round."""
 
     rounds: tuple[Round, ...]
@@ -35,7 +35,7 @@ class TimedAnswer:
 class Pass:
     """The outputs for all prompts under one setting, once."""
 
-    answers: tuple[TimedAnswer, ...]
+    answers: tuple[TimedOutput, ...]
     """Outputs in the order of the prompts."""
 
     @property
@@ -115,7 +115,7 @@ async def _run_answer(
     speculation: Speculation,
     max_tokens: int,
     cache: str | None = None,
-) -> TimedAnswer:
+) -> TimedOutput:
     """Raises StopRequested between two rounds, and the error tree."""
     rounds = list[Round]()
     gaps_s = list[float]()
@@ -130,7 +130,7 @@ async def _run_answer(
             last_s = now_s
     if not rounds or rounds[-1].usage is None:
         raise OutriderError("the gateway ended an answer without its last message")
-    return TimedAnswer(tuple(rounds), tuple(gaps_s))
+    return TimedOutput(tuple(rounds), tuple(gaps_s))
 
 
 async def run_interleaved(
@@ -147,7 +147,7 @@ async def run_interleaved(
         passes[name] = []
     names = list(settings)
     for position, repeat in enumerate(repeats):
-        answers = dict[str, list[TimedAnswer]]()
+        answers = dict[str, list[TimedOutput]]()
         for index in range(len(load.prompts)):
             # positions and prompts (0, 0), (0, 1), (1, 0), (1, 1): forwards, backwards, backwards, forwards
             order = list(names)

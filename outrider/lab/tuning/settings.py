@@ -73,7 +73,7 @@ def _drafted(k: NumDraftTokens, temperature: float, drafter: Drafter) -> Specula
 
 def needs_draft(options: Speculation) -> bool:
     """Return whether these options use a draft worker."""
-    return options.enabled and options.drafter is not None and Drafter(options.drafter).asks_draft_worker
+    return options.enabled and options.drafter is not None and Drafter(options.drafter).uses_draft_worker
 
 
 def max_draft_tokens(k: int) -> int:

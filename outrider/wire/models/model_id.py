@@ -11,14 +11,14 @@ from pathlib import Path
 
 from outrider.wire.errors import ConfigError
 
-INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 """File that maps tensors to files, where the weights are in several."""
 ADDITIONAL_TEMPLATES = {
     "tool_use": "additional_chat_templates/tool_use.jinja",
     "rag": "additional_chat_templates/rag.jinja",
 }
 """Files by name of the chat templates that a gateway uses in place of the default one."""
-SAFE = ("model.safetensors", "medusa_lm_head.safetensors")
+SAFETENSORS_FILES = ("model.safetensors", "medusa_lm_head.safetensors")
 """Names of a file with all tensors; the first that exists is read."""
 _PATH = re.compile(r"""(?<![\w.~/-])(?:~|\.{1,2})?/(?!/)[^\s'":,;()]*""")
 """A path without spaces in a sentence; neither a part of a hub id nor of a URL."""

@@ -16,7 +16,7 @@ def has_same_tokens(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
     return draft.tokenizer_fingerprint == target.tokenizer_fingerprint
 
 
-def fits(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
+def is_compatible(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
     """Return whether the draft may draft for the target.
 
     It may if both have the same tokens, or the draft retokenizes; and if the outputs of both begin with the same ids
@@ -27,7 +27,7 @@ def fits(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
     return draft.attention_path == TABLES or draft.decoder_start_ids == target.decoder_start_ids
 
 
-def misfit(draft: pb.WorkerInfo, target: pb.WorkerInfo, difference: str | None) -> str:
+def describe_incompatibility(draft: pb.WorkerInfo, target: pb.WorkerInfo, difference: str | None) -> str:
     """Return why a draft is not compatible with a target, and what to do. Call it where `fits` is false.
 
     difference: `fingerprint.first_difference` of their tokenizers, if known; used where the fingerprints differ.

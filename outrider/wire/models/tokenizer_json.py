@@ -95,7 +95,7 @@ def token_text(entry: Any) -> str | None:
     return entry
 
 
-def described(part: Any) -> dict[str, Any] | None:
+def fields_of(part: Any) -> dict[str, Any] | None:
     """Return the fields of a part of a tokenizer, such as its decoder, as the library writes them; None for None. The
     file's own fields may lack types and have others.
     """

@@ -14,7 +14,7 @@ _DOWN = 15
 """Sum of weights of outcomes in a row that puts a peer down."""
 
 
-class Outcome(Enum):
+class CallOutcome(Enum):
     """How a request to the peer ended. The value is its weight: weights in a row that sum to 15 put the peer down."""
 
     OK = 0
@@ -69,7 +69,7 @@ class Health:
         """Whether a request may be sent to the peer now if no other peer can take it."""
         return self.usable or self._clock() >= self._pause_start_s + ALONE_S
 
-    def lets(self, request: object) -> bool:
+    def allows(self, request: object) -> bool:
         """Return whether a request that runs on the peer may continue there."""
         return not self.is_down or self._probe is request
 
@@ -80,11 +80,11 @@ class Health:
         if self.is_down:
             self._pause(request)
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: CallOutcome) -> None:
         """Record how a request ended. While the peer is down any success puts it up again; and once a probe has been
         sent any failure, be it another request's, ends the probe and doubles the pause.
         """
-        if outcome is Outcome.OK:
+        if outcome is CallOutcome.OK:
             self.is_down = False
             self._probe = None
             self._weight = 0

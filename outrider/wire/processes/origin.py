@@ -16,7 +16,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class OriginHost:
     """Host and port of a server."""
 
     name: str
@@ -25,7 +25,7 @@ class Host:
     """None for the scheme's default port."""
 
     @classmethod
-    def parse(cls, text: str) -> Host | None:
+    def parse(cls, text: str) -> OriginHost | None:
         """Parse a `Host` header. Returns None for what is no host, such as user@name."""
         found = _HOST_HEADER.fullmatch(text)
         if found is None:
@@ -57,7 +57,7 @@ class Origin:
     """The origin of a web page. The host's port is not None for a scheme that has a default port."""
 
     scheme: str
-    host: Host
+    host: OriginHost
 
     @classmethod
     def parse(cls, text: str) -> Origin | None:
@@ -71,16 +71,16 @@ class Origin:
         scheme = found[1].lower()
         host = _host(found[2], found[3])
         if host.port is None:
-            host = Host(host.name, _DEFAULT_PORTS.get(scheme))
+            host = OriginHost(host.name, _DEFAULT_PORTS.get(scheme))
         return cls(scheme, host)
 
-    def is_of(self, host: Host) -> bool:
+    def is_of(self, host: OriginHost) -> bool:
         """Return whether a page of this origin came from `host`."""
         default_port = _DEFAULT_PORTS.get(self.scheme)
         if default_port is None:  # a scheme of an extension or an application, which no server has
             return False
         if host.port is None:
-            host = Host(host.name, default_port)
+            host = OriginHost(host.name, default_port)
         return self.host == host
 
 
@@ -103,7 +103,7 @@ def read_host_names(text: str) -> frozenset[str] | None:
     for part in _parts(text):
         if part == ANY:
             return None
-        host = Host.parse(part)
+        host = OriginHost.parse(part)
         if host is None or host.port is not None:
             raise ValueError(f"{part!r} is no name of a host; write it as llm.example, without a port, or *")
         names.add(host.name)
@@ -114,7 +114,7 @@ def _parts(text: str) -> list[str]:
     return list(filter(None, map(str.strip, text.split(","))))
 
 
-def _host(name: str, port: str | None) -> Host:
+def _host(name: str, port: str | None) -> OriginHost:
     if port is None:
-        return Host(name.lower(), None)
-    return Host(name.lower(), int(port))
+        return OriginHost(name.lower(), None)
+    return OriginHost(name.lower(), int(port))

@@ -20,13 +20,6 @@ from typing import IO, Any
 
 from outrider.wire.errors import OutriderError
 from outrider.wire.processes.descendants import LIBC
-from outrider.wire.processes.descendants import become_subreaper as become_subreaper
-from outrider.wire.processes.descendants import descendants as descendants
-from outrider.wire.processes.descendants import end_descendants as end_descendants
-from outrider.wire.processes.stop_flag import StopFlag as StopFlag
-from outrider.wire.processes.stop_flag import StopRequested as StopRequested
-from outrider.wire.processes.stop_flag import ignore_log_rotation as ignore_log_rotation
-from outrider.wire.processes.stop_flag import stop_signals as stop_signals
 
 _HURRY_POLL_S = 0.05
 """Seconds between two calls of `hurry` in `Child.stop`."""
@@ -42,7 +35,7 @@ Event = dict[str, Any]
 OnLog = Callable[[str, str], None]
 """Called with (the child's name, a line of its log) from a reader thread."""
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Seconds between two checks of a child's `has_ended`: no event reports the end of one whose own child holds its stdout
 open."""
 TAIL_LINES = 200
@@ -205,19 +198,19 @@ class Child:
             self._on_log(self.name, line)
 
 
-def tell(event: Event) -> None:
+def write_event(event: Event) -> None:
     """Write an event to stdout for the parent process, as `Child` reads it."""
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
-def tell_all(events: Callable[[], Iterable[Event]]) -> int:
+def write_events(events: Callable[[], Iterable[Event]]) -> int:
     """Write events to stdout as they are made, and an event "failed" for an OutriderError. Return the exit code."""
     try:
         for event in events():
-            tell(event)
+            write_event(event)
     except OutriderError as error:
-        tell({"event": "failed", "message": error.message})
+        write_event({"event": "failed", "message": error.message})
         return 1
     return 0
 

@@ -18,10 +18,10 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
 from outrider.wire.processes.stop_flag import StopFlag, ignore_log_rotation
 from outrider.wire.settings.config import WorkerConfig, load
-from outrider.wire.telemetry.log import configure_logging, tell_end
+from outrider.wire.telemetry.log import configure_logging, log_end
 
 
-class Handle(Protocol):
+class RunningWorker(Protocol):
     """A running worker, as `start_worker` returns it."""
 
     @property
@@ -71,7 +71,7 @@ def _mib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 20):,.0f} MiB"
 
 
-def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], Handle], argv: list[str]) -> int:
+def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], RunningWorker], argv: list[str]) -> int:
     """Run a worker and return the exit code: 0 after a signal, 1 if it could not start or its engine ended.
 
     name: the worker's, for logs. config_type: its settings' class. argv: the command line without the program. A signal
@@ -89,7 +89,7 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
         configure_logging(config.log_level, name, config.log_format)
         handle = start_worker(config)
     except OutriderError as error:
-        tell_end(name, error.message)
+        log_end(name, error.message)
         return 1
     started.set()
     stop.notify()
@@ -110,7 +110,7 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
             handle.drain(config.drain_timeout_s, lambda: stop.hurry)  # a second signal ends it at once
         handle.wait_failed(0.0)
     except Exception as error:
-        tell_end(name, f"the engine ended: {error}")
+        log_end(name, f"the engine ended: {error}")
         return 1
     finally:
         handle.stop()
@@ -127,7 +127,7 @@ def _leave_before_start(stop: StopFlag, started: threading.Event) -> None:
         leave(0)
 
 
-def _await_engine(handle: Handle, ended: threading.Event, notify: Callable[[], None]) -> None:
+def _await_engine(handle: RunningWorker, ended: threading.Event, notify: Callable[[], None]) -> None:
     with contextlib.suppress(Exception):  # the main thread raises it again
         handle.wait_failed()
     ended.set()

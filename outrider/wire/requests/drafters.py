@@ -22,7 +22,7 @@ class DraftWorkerUse(Enum):
     OR = "+"
     """They always draft. A step verifies their draft tokens or those of the target's drafter: those with the higher
     expected number of accepted tokens."""
-    BESIDE = "&"
+    MERGED = "&"
     """They always draft, and their draft tokens and those of the other drafter form one merged tree."""
     IF_ANY = "?"
     """As OR if a draft worker is connected; the request runs without one too."""
@@ -34,7 +34,7 @@ def _started_with(setting: str) -> str:
 
 _NEVER = DraftWorkerUse.NEVER
 _OR = DraftWorkerUse.OR
-_BESIDE = DraftWorkerUse.BESIDE
+_BESIDE = DraftWorkerUse.MERGED
 _IF_ANY = DraftWorkerUse.IF_ANY
 _TEXT = _started_with("drafter-text FILE")
 _TREES = "takes a model and an attention_path that run token trees"
@@ -128,7 +128,7 @@ class Drafter(StrEnum):
         return Drafter(self._own_label)
 
     @property
-    def asks_draft_worker(self) -> bool:
+    def uses_draft_worker(self) -> bool:
         """Whether it uses a draft worker if one is connected."""
         return self.draft_worker is not _NEVER
 

@@ -114,7 +114,7 @@ LOGPROBS = Range(0, MAX_LOGPROBS)
 DRAFT_TOKENS = Range(0, MAX_DRAFT_TOKENS)
 LENGTH_PENALTY = Range(-5, 5)
 """Any context length to the power of it is a float32."""
-BESIDE_BEAMS = (
+NOT_WITH_BEAMS = (
     "temperature",
     "top_k",
     "top_p",
@@ -213,7 +213,7 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def determined(self) -> bool:
+    def is_deterministic(self) -> bool:
         """Whether the next token is a function of the tokens before it and the seed, so that a draft token is accepted
         exactly where it equals that token, whatever distribution it came from.
         """
@@ -281,7 +281,7 @@ class SamplingParams:
     def _check_beams(self, beams: BeamParams, vocab_size: int) -> None:
         beams.check(vocab_size)
         defaults = SamplingParams(temperature=0.0)
-        for name in BESIDE_BEAMS:
+        for name in NOT_WITH_BEAMS:
             value = getattr(self, name)
             if value != getattr(defaults, name):
                 shown = f"{name} is {value:g}" if isinstance(value, int | float) else f"{name} is given"

@@ -19,7 +19,7 @@ STATED = {name: name for name in SAMPLING} | {"max_new_tokens": MAX_TOKENS}
 """A request's name of a parameter, by its name in the file."""
 
 
-def stated_defaults(file: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
+def read_defaults(file: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
     """Return the usable values of a generation_config.json by a request's names, and a sentence for each other value.
 
     `do_sample: false` means greedy decoding: the temperature is then 0, and the file's other parameters do not apply.

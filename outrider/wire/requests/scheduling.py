@@ -81,7 +81,7 @@ class VirtualTokens:
         self._weights = dict(waiting)
         self._total_weight = sum(waiting.values())
 
-    def give(self, caller: bytes, amount: float) -> None:
+    def add_served(self, caller: bytes, amount: float) -> None:
         """Record that a waiting caller was served `amount` tokens."""
         self._served[caller] += amount / self._weights[caller]
         self._average += amount / self._total_weight
@@ -90,6 +90,6 @@ class VirtualTokens:
         """Return the tokens that a caller was served over its weight: the waiting caller with the least is next."""
         return self._served[caller]
 
-    def with_more(self, caller: bytes, amount: float) -> float:
+    def served_after(self, caller: bytes, amount: float) -> float:
         """Return what `given` would be after serving a waiting caller `amount` more tokens."""
         return self._served[caller] + amount / self._weights[caller]

@@ -84,7 +84,7 @@ def check_what_is_drafted(
     if num_draft_tokens is not None:
         why = f"num_draft_tokens {num_draft_tokens}, which is of chains; leave one out"
         raise InvalidRequest(f"{shown} and {why}", param=name)
-    if drafter is not None and not drafter.asks_draft_worker:
+    if drafter is not None and not drafter.uses_draft_worker:
         why = f"drafter {drafter}, which asks no model; say model, or leave tree out"
         raise InvalidRequest(f"{shown} and {why}", param=name)
 

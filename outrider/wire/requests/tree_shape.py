@@ -81,7 +81,7 @@ class TreeShape:
                 f"{name} is {self}: it has {self.most_nodes} nodes, at most {MAX_DRAFT_TOKENS} are allowed", param=name
             )
 
-    def fitted(self, depth: int, num_nodes: int) -> TreeShape | None:
+    def reduced_to(self, depth: int, num_nodes: int) -> TreeShape | None:
         """Return the shape reduced to at most `depth` levels and `num_nodes` nodes, or None where no node remains.
 
         The deepest levels are dropped first, then one child at a time from the widest level.

@@ -26,11 +26,8 @@ from outrider.wire.requests.speculation import (
     read_num_draft_tokens,
 )
 from outrider.wire.requests.tree_shape import TreeShape
-from outrider.wire.settings.cores import parse_cores as parse_cores
-from outrider.wire.settings.variables import OTHER_VARIABLES as OTHER_VARIABLES
+from outrider.wire.settings.cores import parse_cores
 from outrider.wire.settings.variables import check_names
-from outrider.wire.settings.variables import meant as meant
-from outrider.wire.settings.variables import part_of as part_of
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]

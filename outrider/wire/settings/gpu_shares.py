@@ -12,7 +12,7 @@ from pathlib import Path
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.gguf_header import read_header
-from outrider.wire.models.model_id import INDEX, SAFE, is_gguf, local_path, split_hub_id
+from outrider.wire.models.model_id import INDEX_FILE, SAFETENSORS_FILES, is_gguf, local_path, split_hub_id
 from outrider.wire.models.model_json import parse_weight_map
 from outrider.wire.settings.config import GPU_FRACTION, TargetConfig
 from outrider.wire.settings.pools import Pool
@@ -99,10 +99,10 @@ def num_weight_bytes(model: str) -> int | None:
 
 def _weight_files(model: str) -> list[Path]:
     # Empty where one of them is missing.
-    index = _find(model, INDEX)
+    index = _find(model, INDEX_FILE)
     if index is not None:
         return _indexed_files(model, index)
-    for name in SAFE:
+    for name in SAFETENSORS_FILES:
         path = _find(model, name)
         if path is not None:
             return [path]

@@ -21,15 +21,10 @@ from outrider.wire.settings.config import (
     check_variables,
     load,
     location_of,
-    meant,
     reason,
 )
-from outrider.wire.settings.cores import Role as Role
-from outrider.wire.settings.cores import check_offered as check_offered
-from outrider.wire.settings.cores import format_cores as format_cores
-from outrider.wire.settings.cores import given_cores as given_cores
-from outrider.wire.settings.cores import share_cores as share_cores
-from outrider.wire.settings.cores import shares as shares
+from outrider.wire.settings.cores import Role
+from outrider.wire.settings.variables import suggest
 
 Values = dict[str, Any]
 """Settings by name, as a file has them."""
@@ -111,14 +106,14 @@ class Pool(BaseModel):
         return not isinstance(self.worker, DraftConfig) or self.worker.has_model
 
     @property
-    def works_with(self) -> str:
+    def drafter_or_model(self) -> str:
         """The model, or for drafts without one their drafter, for messages."""
         if isinstance(self.worker, DraftConfig) and not self.worker.has_model:
             return f"{self.worker.drafter}, without a model"
         return self.worker.model
 
     @property
-    def sized_by_load(self) -> bool:
+    def is_sized_by_load(self) -> bool:
         """Whether the number of workers follows the load."""
         return self.min < self.max
 
@@ -174,7 +169,9 @@ def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence
     given = mapping(name, values)
     unknown = sorted(set(given) - set(cls.model_fields))
     if unknown:
-        raise ConfigError(f"{name}.{unknown[0]} is no setting; {meant(unknown[0], [*cls.model_fields, *other_names])}")
+        raise ConfigError(
+            f"{name}.{unknown[0]} is no setting; {suggest(unknown[0], [*cls.model_fields, *other_names])}"
+        )
     check_variables(cls)  # before `load`: errors on variables do not need the part's name
     texts: dict[str, str | None] = {}
     for key, value in given.items():
@@ -197,7 +194,7 @@ def read_model(name: str, cls: type[Any], values: object) -> Any:
     given = mapping(name, values)
     for setting in given:
         if setting not in cls.model_fields:
-            raise ConfigError(f"{name}.{setting} is no setting; {meant(setting, cls.model_fields)}")
+            raise ConfigError(f"{name}.{setting} is no setting; {suggest(setting, cls.model_fields)}")
     try:
         return cls(**given)
     except ValidationError as error:

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from outrider.wire.errors import ConfigError
 from outrider.wire.requests.drafters import TABLE_DRAFTERS, Drafter
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, Seconds, TargetConfig, WorkerConfig
-from outrider.wire.settings.pools import Pool, Role, Values, mapping, read_model, read_part, read_pools
+from outrider.wire.settings.cores import Role
+from outrider.wire.settings.pools import Pool, Values, mapping, read_model, read_part, read_pools
 
 _ROLES: tuple[Role, ...] = ("target", "draft")
 """Keys of a system's file that stand for one pool each; the keys of pools by name are "targets" and "drafts"."""
@@ -147,7 +148,7 @@ class SystemConfig:
         """Pools of drafts."""
         return [pool for pool in self.pools if pool.role == "draft"]
 
-    def ending_with_launcher(self) -> list[Pool]:
+    def pools_ending_with_launcher(self) -> list[Pool]:
         """Return the pools of a named system that end with their launcher: split targets, whose ranks Ray ends."""
         if self.ray is None or self.ray.name is None:
             return []
@@ -204,7 +205,7 @@ class SystemConfig:
                 ("labels", bool(pool.labels)),
                 ("num_cpus", pool.num_cpus is not None),
                 ("num_gpus", pool.num_gpus is not None),
-                ("min and max", pool.sized_by_load),
+                ("min and max", pool.is_sized_by_load),
             ):
                 if is_given:
                     raise ConfigError(
@@ -316,7 +317,7 @@ def _named_pools(values: Mapping[str, Any], gateway: Values) -> tuple[Values, Va
     return mapping("targets", values["targets"]), mapping("drafts", values.get("drafts") or {})
 
 
-def merged(
+def merge_settings(
     file: Values,
     flags: Values,
     *,

@@ -51,7 +51,7 @@ def check_names(cls: type[BaseSettings], parts: Sequence[type[BaseSettings]]) ->
     for name, key in variables.items():
         if name not in cls.model_fields:
             known = _variables_of(cls)
-            raise ConfigError(f"{key} is no setting of the {part_of(cls)}; {meant(key.upper(), known)}")
+            raise ConfigError(f"{key} is no setting of the {part_of(cls)}; {suggest(key.upper(), known)}")
     _check_other_variables(parts)
 
 
@@ -82,7 +82,7 @@ def part_of(cls: type[BaseSettings]) -> str:
     return str(cls.model_config["env_prefix"]).removeprefix("OUTRIDER_").removesuffix("_").lower()
 
 
-def meant(written: str, known: Collection[str]) -> str:
+def suggest(written: str, known: Collection[str]) -> str:
     """Return the end of an error on an unknown name: the most similar known name, or all known names."""
     close = difflib.get_close_matches(written, known, 1, _MIN_SIMILARITY)
     if close:

@@ -49,7 +49,7 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def about(**fields: str | int | float | None) -> dict[str, Fields]:
+def log_extra(**fields: str | int | float | None) -> dict[str, Fields]:
     """Return `extra=` of a log call: fields of the line, such as slot or member. JSON shows them, text does not."""
     return {"fields": fields}
 
@@ -101,7 +101,7 @@ def adopt_loggers() -> None:
             logger.propagate = True
 
 
-def tell_end(process: str, message: str) -> None:
+def log_end(process: str, message: str) -> None:
     """Log why a process ends, as its last line. In text it has no time and no level."""
     if _is_json():
         get_logger(process).critical("%s", message)

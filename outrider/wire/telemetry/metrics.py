@@ -243,9 +243,9 @@ class GatewayMetrics:
         ended; fault: the target failed; slot: it had no such slot; behind: its slot had fewer committed tokens; length:
         its verdict was for another length; full, draining: the slot was opened at another target."""
 
-    def answers(self, model: str) -> AnswerMetrics:
+    def answers(self, model: str) -> ChoiceMetrics:
         """Return the series on the choices of a served model."""
-        return AnswerMetrics(self, model)
+        return ChoiceMetrics(self, model)
 
     def pair(self, target: str, draft: str) -> PairMetrics:
         """Return the series on the rounds of a pair of models, by their names; `draft` is empty where there is none."""
@@ -322,7 +322,7 @@ class PairMetrics:
         self.round_seconds = _Bound(metrics.round_seconds, pair)
 
 
-class AnswerMetrics:
+class ChoiceMetrics:
     """The series of GatewayMetrics with the label model, for one served model."""
 
     def __init__(self, metrics: GatewayMetrics, model: str) -> None:
@@ -442,7 +442,7 @@ class WorkerMetrics:
                 series.labels(peer=peer, fate=fate)  # `remove` needs it to exist
                 series.remove(peer=peer, fate=fate)
 
-    def note_parked(self, fate: str, num_tokens: int) -> None:
+    def count_delivered(self, fate: str, num_tokens: int) -> None:
         """Count delivered draft tokens by their fate (target). fate: see `parked_tokens`."""
         if num_tokens:
             self.parked_tokens.labels(fate=fate).inc(num_tokens)

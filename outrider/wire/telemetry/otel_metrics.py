@@ -9,7 +9,13 @@ import os
 from typing import Any
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.telemetry.trace import about, check_endpoint, complain_seldom, not_installed, shut_down
+from outrider.wire.telemetry.trace import (
+    check_endpoint,
+    limit_exporter_log,
+    not_installed,
+    resource_attributes,
+    shut_down,
+)
 
 PROVIDER = "outrider"
 """The attribute `gen_ai.provider.name`."""
@@ -34,11 +40,13 @@ class ServerMetrics:
         try:
             self._exporter: Any = OTLPMetricExporter(endpoint=endpoint)
             reader = export.PeriodicExportingMetricReader(self._exporter)
-            resource = resources.Resource.create(about(service)).merge(resources.OTELResourceDetector().detect())
+            resource = resources.Resource.create(resource_attributes(service)).merge(
+                resources.OTELResourceDetector().detect()
+            )
             self._provider: Any = metrics.MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         except Exception as error:  # the SDK raises many types
             raise ConfigError(f"OpenTelemetry refuses what the environment (OTEL_*) says: {error}") from None
-        complain_seldom()
+        limit_exporter_log()
         meter: Any = self._provider.get_meter("outrider")
 
         def seconds(name: str, text: str, bounds: tuple[float, ...]) -> Any:

@@ -98,7 +98,9 @@ class Spans:
             self._exporter = _Counted(OTLPSpanExporter(endpoint=endpoint), sent, self._dropped)
             processor = export.BatchSpanProcessor(self._exporter, self._max_queued)  # type: ignore[arg-type]
             self._provider: Any = sdk.TracerProvider(
-                resource=resources.Resource.create(about(service)).merge(resources.OTELResourceDetector().detect()),
+                resource=resources.Resource.create(resource_attributes(service)).merge(
+                    resources.OTELResourceDetector().detect()
+                ),
                 shutdown_on_exit=False,
                 id_generator=self._ids,  # type: ignore[arg-type]
             )
@@ -106,7 +108,7 @@ class Spans:
             raise ConfigError(f"OpenTelemetry refuses what the environment (OTEL_*) says: {error}") from None
         self._provider.add_span_processor(processor)
         self._tracer: Any = self._provider.get_tracer("outrider")
-        complain_seldom()
+        limit_exporter_log()
 
     def begin(
         self,
@@ -209,7 +211,7 @@ def open_spans(endpoint: str | None, service: str, registry: CollectorRegistry) 
     return Spans(endpoint, service, registry)
 
 
-def about(service: str) -> dict[str, str]:
+def resource_attributes(service: str) -> dict[str, str]:
     """Return the attributes of OpenTelemetry's resource: the names of the service and of this process."""
     return {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
 
@@ -232,7 +234,7 @@ def shut_down(provider: Any, exporter: Any) -> None:
     timer.cancel()
 
 
-def complain_seldom() -> None:
+def limit_exporter_log() -> None:
     """Limit the SDK's log lines on a collector that does not reply to one in COMPLAIN_S."""
     logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").addFilter(_seldom)
 

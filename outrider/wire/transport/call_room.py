@@ -28,10 +28,10 @@ MAX_WAITING = 256
 MESSAGE_TIMEOUT_S = 10.0
 """Seconds within which the message of a unary call arrives, its wait included. Users' requests have another limit: see
 `gateway.api.grpc_api`."""
-MAX_DELIVERING = 256
+MAX_DELIVERY_STREAMS = 256
 """Streams of proposals to a target, one per draft, a quarter of them from one host. Each may hold one message of the
 largest size in the target's memory."""
-MAX_LOOKING = 16
+MAX_WATCHING_CALLS = 16
 """Calls that watch health or list the services, a quarter of them from one caller."""
 RETRY_S = 1.0
 """`retry-after` in seconds for a call that is refused."""
@@ -72,7 +72,7 @@ class CallLimits:
                 del self._num_open[caller]
 
 
-class CallTurns:
+class CallQueue:
     """Limits on calls that run at once: `total`, and `share` for one caller. Further calls wait in the caller's order.
 
     waiting: the limits of those that run or wait.
@@ -108,19 +108,19 @@ def _caller_of(context: Any) -> str:
     return " ".join([host_of(context), *names])
 
 
-class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+class LimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
     """Applies the limits to every call of a server, before its message is read."""
 
     def __init__(self) -> None:
-        looking = CallLimits("calls watch health or ask for services", MAX_LOOKING, MAX_LOOKING // 4)
-        delivering = CallLimits("streams bring proposals", MAX_DELIVERING, MAX_DELIVERING // 4)
+        looking = CallLimits("calls watch health or ask for services", MAX_WATCHING_CALLS, MAX_WATCHING_CALLS // 4)
+        delivering = CallLimits("streams bring proposals", MAX_DELIVERY_STREAMS, MAX_DELIVERY_STREAMS // 4)
         self._limits = {
             "/grpc.health.v1.Health/Watch": looking,
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": looking,
             "/outrider.v1.TargetService/Deliver": delivering,
         }
         waiting = CallLimits("calls await their message", 4 * MAX_WAITING, MAX_WAITING)
-        self._turns = CallTurns(MAX_MESSAGES, MAX_MESSAGES // 4, waiting)
+        self._turns = CallQueue(MAX_MESSAGES, MAX_MESSAGES // 4, waiting)
 
     async def intercept_service(
         self,
@@ -138,7 +138,7 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         return _limited(handler, limits)
 
 
-def _as_stream(handler: Any, turns: CallTurns) -> Any:
+def _as_stream(handler: Any, turns: CallQueue) -> Any:
     # The same unary method as a stream, whose only message is read when `turns` allows it.
     if handler.response_streaming:
         inner = handler.unary_stream
@@ -166,7 +166,7 @@ def _as_stream(handler: Any, turns: CallTurns) -> Any:
     return create_handler(serve, handler.request_deserializer, handler.response_serializer)
 
 
-async def _read_message(context: Any, turns: CallTurns) -> Any:
+async def _read_message(context: Any, turns: CallQueue) -> Any:
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT_S), turns.one(_caller_of(context)):
             data = await context.read()

@@ -24,7 +24,7 @@ class BadTensor(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class DenseRows:
+class DenseDistributions:
     """Distributions over the whole vocabulary."""
 
     num_rows: int
@@ -34,7 +34,7 @@ class DenseRows:
 
 
 @dataclass(frozen=True, slots=True)
-class SparseRows:
+class SparseDistributions:
     """Distributions over a few tokens each, concatenated."""
 
     row_sizes: tuple[int, ...]
@@ -50,7 +50,7 @@ class SparseRows:
         return len(self.row_sizes)
 
 
-Rows = DenseRows | SparseRows
+Rows = DenseDistributions | SparseDistributions
 
 
 def float32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
@@ -63,9 +63,9 @@ def int32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
     return pb.Tensor(dtype=pb.TENSOR_DTYPE_INT32, shape=shape, data=data)
 
 
-def rows_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions:
+def distributions_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions:
     """Return the message of distributions over a vocabulary of `vocab_size` tokens."""
-    if isinstance(rows, DenseRows):
+    if isinstance(rows, DenseDistributions):
         dense = float32_tensor(rows.data, (rows.num_rows, vocab_size))
         return pb.TokenDistributions(vocab_size=vocab_size, dense=dense)
     total = sum(rows.row_sizes)
@@ -77,7 +77,7 @@ def rows_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions:
     )
 
 
-def rows_from_proto(message: pb.TokenDistributions, num_rows: int, vocab_size: int) -> Rows:
+def distributions_from_proto(message: pb.TokenDistributions, num_rows: int, vocab_size: int) -> Rows:
     """Read `num_rows` distributions. Raises BadTensor for wrong shapes and sizes; values are checked where they become
     tensors.
     """
@@ -85,7 +85,7 @@ def rows_from_proto(message: pb.TokenDistributions, num_rows: int, vocab_size: i
         raise BadTensor(f"vocab_size is {message.vocab_size}, the target's is {vocab_size}")
     if message.HasField("dense"):
         data = _data(message.dense, "dense", pb.TENSOR_DTYPE_FLOAT32, (num_rows, vocab_size))
-        return DenseRows(num_rows, data)
+        return DenseDistributions(num_rows, data)
     sizes = tuple(message.row_sizes)
     if len(sizes) != num_rows:
         raise BadTensor(f"row_sizes has {len(sizes)} entries, expected {num_rows}")
@@ -94,7 +94,7 @@ def rows_from_proto(message: pb.TokenDistributions, num_rows: int, vocab_size: i
     total = sum(sizes)
     ids = _data(message.sparse_ids, "sparse_ids", pb.TENSOR_DTYPE_INT32, (total,))
     log_probs = _data(message.sparse_log_probs, "sparse_log_probs", pb.TENSOR_DTYPE_FLOAT32, (total,))
-    return SparseRows(sizes, ids, log_probs)
+    return SparseDistributions(sizes, ids, log_probs)
 
 
 def _data(tensor: pb.Tensor, name: str, dtype: pb.TensorDType, shape: tuple[int, ...]) -> bytes:

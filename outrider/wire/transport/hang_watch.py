@@ -12,7 +12,7 @@ MIN_SILENCE_S = 4.0
 STEPS = 8
 """Factor on the longest recent step after which an engine counts as hung."""
 
-MOST_STEP_S = 300.0
+MAX_STEP_S = 300.0
 """Seconds after which an engine in one step counts as hung, whatever its other steps took, or if it has made none."""
 
 
@@ -26,12 +26,12 @@ def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
     return min(max_s, max(min_s, STEPS * longest_step_s))
 
 
-def trouble_of_step(step_s: float, longest_step_s: float) -> str | None:
+def describe_hang(step_s: float, longest_step_s: float) -> str | None:
     """Return a sentence on a worker's engine that hangs, or None if it does not.
 
     step_s: seconds since the beginning of its current step. longest_step_s: seconds of the longest recent step.
     """
-    if step_s < allowed_s(longest_step_s, MIN_SILENCE_S, MOST_STEP_S):
+    if step_s < allowed_s(longest_step_s, MIN_SILENCE_S, MAX_STEP_S):
         return None
     return f"its engine has been at one step for {step_s:.0f} s, the longest took {longest_step_s:.3g} s"
 
@@ -51,7 +51,7 @@ class HangWatch:
         self._alive_s = now
         """Time at which the worker last made a step or had no work."""
 
-    def step_seen(self, num_steps: int, longest_step_s: float, now: float) -> None:
+    def note_step(self, num_steps: int, longest_step_s: float, now: float) -> None:
         """Record a report of the worker: the steps that it has made, and the seconds of the longest recent one."""
         self._longest_step_s = longest_step_s
         if num_steps != self._num_steps:

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 Status = health_pb2.HealthCheckResponse
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
     """Servicer of Check and Watch. For one event loop: it has no lock."""
 
     def __init__(self, services: Collection[str]) -> None:

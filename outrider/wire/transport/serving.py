@@ -17,8 +17,8 @@ from grpc_reflection.v1alpha import reflection
 from outrider.wire.errors import ConfigError
 from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.address import join_host_port
-from outrider.wire.transport.call_room import RoomInterceptor
-from outrider.wire.transport.health_servicer import Health
+from outrider.wire.transport.call_room import LimitInterceptor
+from outrider.wire.transport.health_servicer import HealthServicer
 from outrider.wire.transport.roles import RoleInterceptor
 from outrider.wire.transport.rpc import MAX_CONNECTIONS, ErrorInterceptor, server_options
 from outrider.wire.transport.tls import CertificateFolder, server_credentials
@@ -53,7 +53,7 @@ async def start_server(
     certificates: CertificateFolder | None = None,
     window_bytes: int = 64 << 10,
     max_control_bytes: int | None = None,
-) -> tuple[grpc.aio.Server, str, Health]:
+) -> tuple[grpc.aio.Server, str, HealthServicer]:
     """Start a server and return (server, "host:port", health). Raises ConfigError if it cannot listen there.
 
     port: 0 takes a free one. max_message_bytes, max_control_bytes: limits of all messages, and of those of Control
@@ -65,11 +65,11 @@ async def start_server(
         guards.append(RoleInterceptor())
     server = grpc.aio.server(
         options=server_options(max_message_bytes, window_bytes),
-        interceptors=[*guards, RoomInterceptor(), ErrorInterceptor(max_control_bytes)],
+        interceptors=[*guards, LimitInterceptor(), ErrorInterceptor(max_control_bytes)],
         maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
     )
     names = [*add_services(server), health.SERVICE_NAME, reflection.SERVICE_NAME]
-    health_servicer = Health(names)
+    health_servicer = HealthServicer(names)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection(names, server)
     address = join_host_port(host, port)
@@ -97,7 +97,7 @@ class ServerThread:
         self.address = ""
         self._thread = threading.Thread(target=self._run, name="grpc-loop", daemon=True)
         self._server: grpc.aio.Server | None = None
-        self._health: Health | None = None
+        self._health: HealthServicer | None = None
 
     def start(
         self,

@@ -8,7 +8,7 @@ import sys
 
 from draft_service.worker import start_worker
 from outrider.engine.sampling.penalties import SamplingState
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation import drawing
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
@@ -29,7 +29,7 @@ def masked(law, mask, token_id):
     """The law over what the grammar allows and token_id."""
     ids, scores = law.support()
     kept = mask[ids] | (ids == token_id)
-    return RowLaw(law.vocab_size, scores[kept], ids[kept]).normalised()
+    return TokenDistribution(law.vocab_size, scores[kept], ids[kept]).normalised()
 
 
 if __name__ == "__main__":

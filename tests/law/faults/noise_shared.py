@@ -3,7 +3,7 @@
 import sys
 
 from outrider.engine.sampling import noise as slot_noise
-from outrider.engine.sampling.noise import Purpose, host_uniforms
+from outrider.engine.sampling.noise import NoiseStream, host_uniforms
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
 from target_service.worker import start_worker
@@ -11,7 +11,7 @@ from tests.law.faults import replace
 
 
 def shared(seeds, choices, positions, purpose, *others):
-    return host_uniforms(seeds, choices, positions, Purpose.DRAFT, *others)
+    return host_uniforms(seeds, choices, positions, NoiseStream.DRAFT, *others)
 
 
 if __name__ == "__main__":

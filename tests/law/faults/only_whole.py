@@ -4,12 +4,12 @@ import sys
 
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
-from target_service.drafting.choice import Drafting
+from target_service.drafting.choice import DraftChooser
 from target_service.drafting.slot_candidates import Candidates
 from target_service.worker import start_worker
 from tests.law.faults import replace
 
-candidates = Drafting.candidates
+candidates = DraftChooser.candidates
 
 
 def whole(self, lease):
@@ -20,5 +20,5 @@ def whole(self, lease):
 
 
 if __name__ == "__main__":
-    replace(Drafting, "candidates", whole)
+    replace(DraftChooser, "candidates", whole)
     sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

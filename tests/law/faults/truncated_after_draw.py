@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from draft_service.worker import start_worker
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation import drawing
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.wire.processes.worker_main import run_worker
@@ -28,7 +28,7 @@ def cut(law, n, token_id):
     """The law over its n best and token_id."""
     ids, scores = law.support()
     kept = (scores >= np.sort(scores)[-n:][0]) | (ids == token_id)
-    return RowLaw(law.vocab_size, scores[kept], ids[kept]).normalised()
+    return TokenDistribution(law.vocab_size, scores[kept], ids[kept]).normalised()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from draft_service.targets.deliveries import Deliverer
 from draft_service.worker import start_worker
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.transport.codec import DenseRows
+from outrider.wire.transport.codec import DenseDistributions
 from tests.law.faults import replace
 
 DELAY_S = 1.2
@@ -31,7 +31,7 @@ def send_unreliably(self, address, target_epoch, nodes):
 
 def damaged(rows):
     """Every log-prob NaN."""
-    if isinstance(rows, DenseRows):
+    if isinstance(rows, DenseDistributions):
         return dataclasses.replace(rows, data=b"\xff" * len(rows.data))
     return dataclasses.replace(rows, log_probs=b"\xff" * len(rows.log_probs))
 

@@ -25,7 +25,7 @@ add_child, offers, next_wake = GrowingTree.add_child, GrowingTree.offers, Grower
 def add_timed(self, parent, token_id, kind, law=None):
 
     node = add_child(self, parent, token_id, kind, law)
-    if kind is NodeKind.LAW:
+    if kind is NodeKind.SAMPLED:
         self.__dict__.setdefault("from_s", {})[_key(self, node)] = time.monotonic() + DELAY_S * (token_id % 2)
     return node
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from deploy.actors import Started
+from deploy.actors import StartedActor
 from deploy.fleet import Fleet
 from deploy.ray_workers import Answer
-from deploy.sightings import Seen
+from deploy.sightings import Sighting
 from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.errors import Unavailable
 from outrider.wire.settings.config import DraftConfig, TargetConfig
@@ -67,7 +67,7 @@ class Stage:
         self.now_s = 1000.0
         self.workers: dict[str, PlayedWorker] = {}
         self.watched: dict[str, str] = {}
-        self.seen: list[Seen] = []
+        self.seen: list[Sighting] = []
         self.told: list[tuple[str, str]] = []
         self.reports: list[registry_pb2.GatewayReport] = []
         self.room = room
@@ -102,7 +102,7 @@ class Stage:
     def forget(self, member: str) -> None:
         self.watched.pop(member, None)
 
-    def take(self) -> list[Seen]:
+    def take(self) -> list[Sighting]:
         found, self.seen = self.seen, []
         return found
 
@@ -114,19 +114,19 @@ class Stage:
             self.membership = changed
 
     def started(self, member: str, epoch: int = 1, port: int = 7) -> None:
-        self.workers[member].next = Started(f"node:{port}", 1, epoch, f"node:{port + 1}", "node")
+        self.workers[member].next = StartedActor(f"node:{port}", 1, epoch, f"node:{port + 1}", "node")
         self.tick(0.1)
 
     def answers(self, member: str, epoch: int = 1, **info: Any) -> None:
         """The next time that it is asked for its facts; nothing at all with epoch 0."""
         made = common_pb2.WorkerInfo(epoch=epoch, num_steps=1, **info) if epoch else None
-        self.seen.append(Seen(member, self.watched[member], self.now_s, made, False))
+        self.seen.append(Sighting(member, self.watched[member], self.now_s, made, False))
 
     def silent(self, member: str) -> None:
-        self.seen.append(Seen(member, self.watched[member], self.now_s, None, True))
+        self.seen.append(Sighting(member, self.watched[member], self.now_s, None, True))
 
     def refuses(self, member: str) -> None:
-        self.seen.append(Seen(member, self.watched[member], self.now_s, None, refusal="PERMISSION_DENIED: not you"))
+        self.seen.append(Sighting(member, self.watched[member], self.now_s, None, refusal="PERMISSION_DENIED: not you"))
 
     def look(self, seconds: int, **how: str) -> None:
         """Once a second, by worker: answers, silent, refuses, or hangs, which is an engine at one step all the time.
@@ -136,7 +136,7 @@ class Stage:
         names = {name.replace("_", "-"): what for name, what in how.items()}
         for second in range(seconds):
             for member in names.keys() - self.watched.keys():
-                self.workers[member].next = Started("node:7", 1, 1, "node:8", "node")
+                self.workers[member].next = StartedActor("node:7", 1, 1, "node:8", "node")
             self.tick(0.0)
             for member, what in names.items():
                 if what == "hangs":

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy import actors
-from deploy.actors import ActorSpec, Refused, WorkerActor
+from deploy.actors import ActorSpec, StartFailure, WorkerActor
 from deploy.placement import Placement
 from outrider.wire.errors import ConfigError
 
@@ -39,7 +39,7 @@ def test_a_worker_that_does_not_start_says_why(
     monkeypatch.setattr(actors, "_exit_alone", ends_alone.set)
     monkeypatch.setattr(actors, "_start", fail)
     spec = ActorSpec("draft-0", "draft", "draft", {"model": "m"}, Placement("cpu", 0.0, 1.0, None, None))
-    assert WorkerActor(spec).outcome() == Refused(message)
+    assert WorkerActor(spec).outcome() == StartFailure(message)
     assert ends_alone.wait(10 if is_restarted else 0) is is_restarted
     (record,) = [record for record in caplog.records if record.name == "deploy.actors"]
     assert record.levelname == "ERROR"

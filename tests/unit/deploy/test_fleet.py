@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deploy.actors import Refused
+from deploy.actors import StartFailure
 from deploy.member import DRAINING, SERVING, STARTING
-from deploy.ray_workers import Lost
+from deploy.ray_workers import ActorLost
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.settings.config import TargetConfig
@@ -29,7 +29,7 @@ def chat(count: int = 2, **size: Any) -> Pool:
 
 
 def draft_refuses(stage: Stage) -> None:
-    stage.workers["draft-small-0"].next = Refused("model.safetensors ends early")
+    stage.workers["draft-small-0"].next = StartFailure("model.safetensors ends early")
 
 
 def draft_ends(stage: Stage) -> None:
@@ -37,7 +37,7 @@ def draft_ends(stage: Stage) -> None:
 
 
 def draft_is_ended_for_good(stage: Stage) -> None:
-    stage.workers["draft-small-0"].next = Lost("killed by ray kill", is_final=True)
+    stage.workers["draft-small-0"].next = ActorLost("killed by ray kill", is_final=True)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_the_end_trusts_nothing_that_was_seen_before_gateways_knew_of_it() -> No
 
 def test_a_start_that_fails_ends_only_what_it_started() -> None:
     stage = Stage(chat(2), left_behind={"target-chat-0": "chat"})
-    stage.workers["target-chat-1"].next = Refused("no such model")
+    stage.workers["target-chat-1"].next = StartFailure("no such model")
     with pytest.raises(ConfigError):
         stage.tick()
     stage.fleet.end_all(but_what_was_there=True)

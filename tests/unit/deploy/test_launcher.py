@@ -13,7 +13,7 @@ from deploy.cluster import Cluster
 from deploy.launcher import Launcher
 from deploy.placement import ClusterNode
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes.processes import StopFlag
+from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.system import RayConfig, SystemConfig
 
 CONFIG = SystemConfig.read(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from deploy.actors import Refused
+from deploy.actors import StartFailure
 from deploy.member import SERVING, STARTING
-from deploy.ray_workers import Lost
+from deploy.ray_workers import ActorLost
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.pools import Pool
@@ -59,7 +59,7 @@ def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place(cap
     lost = stage.membership.members[0]
     assert (lost.state, lost.address, lost.node) == (STARTING, "", "")
     assert stage.workers["target-chat-0"].num_asked == 2
-    stage.workers["target-chat-0"].next = Lost("restarting", is_final=False)
+    stage.workers["target-chat-0"].next = ActorLost("restarting", is_final=False)
     stage.tick()
     stage.tick()
     assert stage.workers["target-chat-0"].num_asked == 3  # again, after a moment
@@ -74,14 +74,14 @@ def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place(cap
 
 def test_at_first_a_refusal_is_the_end_and_later_another_is_tried_after_a_pause() -> None:
     stage = Stage(chat(1))
-    stage.workers["target-chat-0"].next = Refused("no such model")
+    stage.workers["target-chat-0"].next = StartFailure("no such model")
     with pytest.raises(ConfigError, match="no such model"):
         stage.tick()
     stage = Stage(chat(1))
     stage.serve()
     assert stage.scale("chat", 2).num_starting == 0  # as it was before
     first = stage.workers["target-chat-1"]
-    first.next = Refused("out of memory")
+    first.next = StartFailure("out of memory")
     stage.tick()
     assert list(stage.states()) == ["target-chat-0"]
     stage.tick(10)
@@ -99,7 +99,7 @@ def test_one_that_does_not_start_again_says_why_and_is_tried_after_growing_pause
     stage = Stage(pool, small(), left_behind={"draft-small-0": "small"})
     stage.serve("target-chat-0")
     worker, draft = stage.workers["target-chat-0"], stage.workers["draft-small-0"]
-    draft.next = Refused("model is 'd', and there is no such folder")
+    draft.next = StartFailure("model is 'd', and there is no such folder")
     why = "model is '/srv/private/llama', and there is no such folder"
 
     def tries(seconds: int) -> list[int]:
@@ -107,14 +107,14 @@ def test_one_that_does_not_start_again_says_why_and_is_tried_after_growing_pause
         for _ in range(2):
             stage.answers("target-chat-0", epoch=0)
         stage.tick(0.0)
-        worker.next = Refused(why)
+        worker.next = StartFailure(why)
         found, num_ended = list[int](), worker.num_ended_by_us
         for second in range(seconds):
             stage.tick(1.0)
             if worker.num_ended_by_us > num_ended:
                 num_ended = worker.num_ended_by_us
                 found.append(second)
-                worker.next = Refused(why)
+                worker.next = StartFailure(why)
         return found
 
     assert tries(45) == [1, 4, 9, 18, 29, 40]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from deploy import actors, node_drain
-from deploy.actors import ActorSpec, Started, WorkerActor
+from deploy.actors import ActorSpec, StartedActor, WorkerActor
 from deploy.node_drain import drain_workers, listen
 from deploy.placement import Placement
 
@@ -106,7 +106,7 @@ def test_a_rays_worker_drains_when_its_node_ends(folder: Path, monkeypatch: pyte
     worker.free.set()
     monkeypatch.setattr(actors, "_node_address", lambda: "127.0.0.1")
     monkeypatch.setattr(actors, "_start", lambda config, ranks_folder: worker)
-    monkeypatch.setattr(actors, "_facts", lambda handle, node: Started("127.0.0.1:1", os.getpid(), 1, None, node))
+    monkeypatch.setattr(actors, "_facts", lambda handle, node: StartedActor("127.0.0.1:1", os.getpid(), 1, None, node))
     settings: dict[str, Any] = {"model": "m", "drain_timeout_s": 7.0}
     spec = ActorSpec("draft-0", "draft", "draft", settings, Placement("cpu", 0.0, 1.0, None, None))
     monkeypatch.delenv(node_drain.FOLDER, raising=False)

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.placement import NO_GPU, ClusterNode, Placement, check_fits, place
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings.pools import shares
+from outrider.wire.settings.cores import shares
 from outrider.wire.settings.system import SystemConfig
 
 TWO_GPUS = [ClusterNode(num_cpus=16, num_gpus=2)]

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from deploy.docker.requirements import requirements
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 RUNTIME = ["engine", "ray", "trace", "certs", "tune"]
 TOLD = ("torch", "transformers", "ray", "grpcio", "protobuf", "fastapi", "pydantic", "tokenizers")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.member import SERVING, STARTING
-from deploy.ray_workers import Lost
+from deploy.ray_workers import ActorLost
 from outrider.v1 import registry_pb2
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.pools import Pool
@@ -50,7 +50,7 @@ def test_an_engine_that_hangs_behind_a_server_that_answers_is_lost_and_then_ende
             assert stage.states() == {"target-chat-0": SERVING}
     assert stage.states() == {"target-chat-0": STARTING}
     assert stage.workers["target-chat-0"].num_ended_by_us == 1
-    stage.workers["target-chat-0"].next = Lost("it is being restarted", is_final=False)
+    stage.workers["target-chat-0"].next = ActorLost("it is being restarted", is_final=False)
     stage.tick()
     stage.started("target-chat-0", epoch=2)
     stage.answers("target-chat-0", epoch=2)
@@ -81,7 +81,7 @@ def test_one_whose_process_ended_may_load_as_long_as_it_takes() -> None:
         stage.answers("target-chat-0", epoch=0)
     stage.tick()
     assert stage.states() == {"target-chat-0": STARTING}
-    stage.workers["target-chat-0"].next = Lost("it is being restarted", is_final=False)
+    stage.workers["target-chat-0"].next = ActorLost("it is being restarted", is_final=False)
     for _ in range(40):
         stage.tick(2.0)
     assert stage.workers["target-chat-0"].num_ended_by_us == 0

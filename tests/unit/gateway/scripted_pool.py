@@ -8,7 +8,7 @@ from typing import Any, cast
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import MemberSpec, PoolSpec
 from gateway.workers.reference_target import ReferenceTarget
-from gateway.workers.served import ServedModel, Shared
+from gateway.workers.served import ServedModel, SharedServices
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.settings.config import GatewayConfig
@@ -43,8 +43,8 @@ def served_model(
 ) -> ServedModel:
     """Links by the names of their workers. draft_pools: over which the drafts are spread in turn."""
     config = gateway or GatewayConfig(target="127.0.0.1:9")
-    model = ServedModel(PoolSpec("target", "target"), Shared(config, GatewayMetrics(), None))
-    model.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), INFO.model_id))
+    model = ServedModel(PoolSpec("target", "target"), SharedServices(config, GatewayMetrics(), None))
+    model.set_reference(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), INFO.model_id))
     for name, link in targets.items():
         model.targets[name] = TargetMember(MemberSpec(name, "target", "target", name, name), cast(Any, link))
     model.draft_pools = tuple(f"draft {number}" for number in range(draft_pools)) if drafts else ()

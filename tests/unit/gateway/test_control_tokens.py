@@ -8,7 +8,8 @@ from typing import Any, Literal
 import pytest
 import tokenizers
 
-from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
+from gateway.admission.prompts import ChatSettings, PromptReader
+from gateway.admission.text_threads import TextThreads
 from gateway.api.schemas.openai import ChatBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.coordinator import Answers
+from gateway.coordinator import RunningChoices
 from gateway.generation import GenerationRequest, OutputTimings, RoundOutput
 from outrider.wire.errors import DeadlineExceeded
 from outrider.wire.requests.params import SamplingParams
@@ -22,7 +22,7 @@ async def test_a_handler_that_is_cancelled_while_it_leaves_gives_its_place_back(
     model = served_model({}, {})
     model.places.num_running = model.places.capacity  # nobody gets a place
     request = GenerationRequest("request", "target", (1,), SamplingParams())
-    answers = Answers(model, 2, changes.append)
+    answers = RunningChoices(model, 2, changes.append)
 
     async def handler() -> None:
         async with answers:
@@ -59,7 +59,7 @@ async def test_who_reads_slowly_gets_no_more_after_the_requests_life(monkeypatch
     )
     changes: list[int] = []
     num_read = 0
-    async with Answers(model, 1, changes.append) as answers:
+    async with RunningChoices(model, 1, changes.append) as answers:
         answers.start((GenerationRequest("request", "target", (1,), SamplingParams()),))
         with pytest.raises(DeadlineExceeded, match="request_timeout_s"):
             async for _ in answers.stream():

@@ -9,7 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
-from gateway.admission.requests import Demand, build_requests
+from gateway.admission.demand import UncheckedRequest
+from gateway.admission.requests import build_requests
 from gateway.api.forms.messages_form import MessageForm
 from gateway.api.forms.responses_form import ResponseForm
 from gateway.api.forms.responses_schemas import ResponsesBody
@@ -53,7 +54,7 @@ def tokenizer_of(words: Sequence[str], template: str = TEMPLATE) -> Tokenizer:
 
 async def request_of(tokenizer: Tokenizer, **fields: Any) -> GenerationRequest:
     body = {"messages": [{"role": "user", "content": "x"}], **fields}
-    demand: Demand = parse_body(ChatBody, body).demand("id")
+    demand: UncheckedRequest = parse_body(ChatBody, body).demand("id")
     facts = ServedFacts("m", 2048, tokenizer.vocab_size, 0, 1, None)
     own = reader()
     own.tokenizer = tokenizer

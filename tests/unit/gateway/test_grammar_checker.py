@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.confined.pool import ConfinedPool, WorkExceeded, WorkFailed
-from gateway.grammar_checker import GrammarChecker, Verdict, Verdicts
+from gateway.grammar_checker import GrammarChecker, GrammarVerdict, Verdicts
 from gateway.grammars import of_schema
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest, OutriderError
@@ -70,11 +70,11 @@ async def test_what_has_passed_is_not_checked_again_for_its_caller() -> None:
 
 def test_what_is_kept_is_bounded_and_drops_what_the_largest_caller_has() -> None:
     verdicts = Verdicts(max_bytes=10_000)
-    verdicts.keep(b"small", b"0", Verdict("x" * 500))
+    verdicts.keep(b"small", b"0", GrammarVerdict("x" * 500))
     for number in range(100):
-        verdicts.keep(b"large", b"%d" % number, Verdict("x" * 500))
+        verdicts.keep(b"large", b"%d" % number, GrammarVerdict("x" * 500))
     assert verdicts.get(b"small", b"0") and verdicts.get(b"large", b"99") and not verdicts.get(b"large", b"0")
-    verdicts.keep(b"small", b"0", Verdict("", "too slow", "p", until_s=time.monotonic() - 1))
+    verdicts.keep(b"small", b"0", GrammarVerdict("", "too slow", "p", until_s=time.monotonic() - 1))
     assert verdicts.get(b"small", b"0") is None
 
 

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoTokenizer
 
 from models.recipe.pair import CONTEXT_LIMIT
-from outrider.lab.models.alpha import MODEL, DrafterSpec, Task, measure
+from outrider.lab.models.alpha import measure
+from outrider.lab.models.alpha_task import MODEL, DrafterSpec, Task
 from tests.rendering import inline_template
 
 ROOT = Path(__file__).parents[3]

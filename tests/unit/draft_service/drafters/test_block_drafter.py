@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from draft_service.drafters.block_drafter import MaskDrafter, MedusaDrafter
 from draft_service.drafters.feeding import Feeder
 from draft_service.growing.grower import Grower, MakeDrafter
-from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
+from draft_service.jobs import AdvanceJob, FeaturesJob, FeaturesRequest
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
@@ -24,8 +24,9 @@ from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.jobs import OpenJob
+from outrider.engine.worker.open_slots import OpenSlots
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import OpenSlots, SlotTable
+from outrider.engine.worker.slots import SlotTable
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.settings.config import DraftConfig
@@ -47,7 +48,7 @@ class Draft:
         make_drafter: MakeDrafter = make(keeper, metrics)
         self.requests = list[int]()
 
-        def asked(address: str, epoch: int, request: RowsRequest) -> None:
+        def asked(address: str, epoch: int, request: FeaturesRequest) -> None:
             self.requests.append(request.start)
 
         self.grower = Grower(make_drafter, keeper, engine, self.take, metrics, asked)
@@ -108,7 +109,7 @@ class TestMedusa:
         """Return the last row."""
         rows = torch.randn(num, WIDTH, generator=torch.Generator().manual_seed(start)).to(torch.bfloat16)
         bits = rows.view(torch.int16).numpy().view(np.uint16)
-        draft.grower.handle(RowsJob(1, 0, start, bits, lambda: None, 1))
+        draft.grower.handle(FeaturesJob(1, 0, start, bits, lambda: None, 1))
         return rows[-1]
 
     def test_each_head_says_its_position(self, draft: Draft, heads: MedusaHeads) -> None:

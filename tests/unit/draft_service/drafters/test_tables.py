@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from draft_service.drafters.tables import TableDrafter, TableSlot
+from draft_service.drafters.tables import TableSlot, WorkerTableDrafter
 from draft_service.growing.grower import Grower
-from draft_service.jobs import AdvanceJob, RowsRequest
+from draft_service.jobs import AdvanceJob, FeaturesRequest
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.plan import MAX_DEPTH
-from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob
+from outrider.engine.worker.jobs import CloseJob, JobError, JobFault, OpenJob
+from outrider.engine.worker.open_slots import BareSlot, OpenSlots
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import BareSlot, OpenSlots
 from outrider.papers.tables import Bigram
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
@@ -31,7 +31,7 @@ VOCAB_SIZE = 12
 CIRCLE = [1, 2, 3, 4]
 
 
-def no_rows(address: str, epoch: int, request: RowsRequest) -> None:
+def no_rows(address: str, epoch: int, request: FeaturesRequest) -> None:
     raise AssertionError("a table reads no rows")
 
 
@@ -42,7 +42,7 @@ class Draft:
         metrics, engine = WorkerMetrics("draft"), AtOnce()
         slots = OpenSlots[BareSlot](partial(TableSlot, drafter), 4, 99)
         keeper = SlotKeeper(slots, engine, metrics, VOCAB_SIZE, ())
-        self.grower = Grower(lambda growing: TableDrafter(keeper), keeper, engine, self.take, metrics, no_rows)
+        self.grower = Grower(lambda growing: WorkerTableDrafter(keeper), keeper, engine, self.take, metrics, no_rows)
         self.engine, self.num_messages = engine, 0
         self.committed, self.buffer, self.said = list(prompt), DraftBuffer(), list[Any]()
         self.params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, **params})
@@ -64,7 +64,7 @@ class Draft:
         while self.grower.step(time.monotonic()):
             num_steps += 1
         num_flushes = num_steps
-        if not self.params.determined:
+        if not self.params.is_deterministic:
             num_flushes += self.num_messages  # what is drawn leaves at once
         assert self.engine.num_flushes == num_flushes, "what one step made waits for no rest that may not come"
         return self.chain
@@ -93,7 +93,7 @@ def test_it_follows_what_is_committed(rule: dict[str, Any]) -> None:
     check_circle(draft.chain, CIRCLE, 2)
     check_circle(draft.commit([2, 3]), CIRCLE, 4)
     check_circle(draft.commit([2]), CIRCLE, 3)  # which was not foreseen
-    assert {draft.buffer.tokens[node].kind for node in draft.buffer.chain(99)} == {NodeKind.GUESS}, (
+    assert {draft.buffer.tokens[node].kind for node in draft.buffer.chain(99)} == {NodeKind.DETERMINISTIC}, (
         "there was no choice"
     )
 
@@ -110,12 +110,12 @@ def test_where_it_knows_nothing_nobody_is_to_wait(rule: dict[str, Any]) -> None:
 def test_with_a_choice_it_draws_from_its_law() -> None:
     draft = Draft(Bigram([1, 2, 1, 3, 1, 2, 1, 3, 2, 1]), [9, 1], seed=4)
     (first,) = draft.buffer.chain(1)
-    assert draft.buffer.tokens[first].kind is NodeKind.LAW and draft.buffer.tree.ids[first] in (2, 3)
+    assert draft.buffer.tokens[first].kind is NodeKind.SAMPLED and draft.buffer.tree.ids[first] in (2, 3)
 
 
 def test_a_gap_is_told_and_a_closed_slot_grows_no_more() -> None:
     draft = Draft(Bigram(CIRCLE), [9, 1], temperature=0.0)
     draft.grower.handle(AdvanceJob(1, 1, 1, 7, (1,)))
-    assert isinstance(error := draft.said[-1], JobError) and error.fault is Fault.BEHIND and error.known_len == 2
+    assert isinstance(error := draft.said[-1], JobError) and error.fault is JobFault.BEHIND and error.known_len == 2
     draft.grower.handle(CloseJob(1, 1))
     assert not draft.grower.step(time.monotonic())

@@ -13,7 +13,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.step_plan import Row
-from outrider.engine.worker.jobs import Fault, JobError, Opened, TruncateJob
+from outrider.engine.worker.jobs import JobError, JobFault, SlotOpened, TruncateJob
 from outrider.wire.requests.speculation import Speculation
 from tests.tiny_models import tiny_llama
 from tests.unit.target_service.step.test_step import LARGE, Base, load, open_job, prompt
@@ -37,7 +37,7 @@ class Draft(Base):
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
             before = (nodes.root_len,) if parent == ROOT else found[parent]
             found.append((*before, token_id))
-            if kind is not NodeKind.KNOWN:
+            if kind is not NodeKind.REFERENCE:
                 self.paths[found[-1]] = rank
 
     def open(self, ids: list[int]) -> None:
@@ -45,7 +45,7 @@ class Draft(Base):
             if isinstance(result, JobError):
                 self.errors.append(result)
             else:
-                assert isinstance(result, Opened)
+                assert isinstance(result, SlotOpened)
 
         job = replace(open_job(1, ids), respond=respond, speculation=Speculation(max_draft_tokens=16))
         self.grower.handle(job)
@@ -122,7 +122,7 @@ def test_late_messages_change_nothing_a_gap_is_told_and_a_stop_ends_growth(runne
     assert not draft.paths and not draft.errors
     draft.advance([*ids, 5, 6, 7, 8, 9], len(ids) + 4)
     (error,) = draft.errors
-    assert error.fault is Fault.BEHIND and error.known_len == len(ids) + 2
+    assert error.fault is JobFault.BEHIND and error.known_len == len(ids) + 2
     draft.grower.handle(TruncateJob(1, 1, len(ids) + 9, "stop"))
     assert not draft.grower.step(time.monotonic()) and not draft.paths
     draft.advance([*ids, 5, 6, 7], len(ids))

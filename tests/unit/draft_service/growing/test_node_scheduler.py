@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from draft_service.drafters.tables import TableDrafter, TableSlot
+from draft_service.drafters.tables import TableSlot, WorkerTableDrafter
 from draft_service.growing.grower import Grower
-from draft_service.jobs import AdvanceJob, RowsRequest
+from draft_service.jobs import AdvanceJob, FeaturesRequest
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.jobs import OpenJob
+from outrider.engine.worker.open_slots import BareSlot, OpenSlots
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import BareSlot, OpenSlots
 from outrider.papers.tables import Bigram
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.scheduling import Scheduling
@@ -28,7 +28,7 @@ VOCAB_SIZE = 12
 CIRCLE = [1, 2, 3, 4]
 
 
-def no_rows(address: str, epoch: int, request: RowsRequest) -> None:
+def no_rows(address: str, epoch: int, request: FeaturesRequest) -> None:
     raise AssertionError("a table reads no rows")
 
 
@@ -41,7 +41,7 @@ def test_what_one_caller_has_drafted_does_not_keep_another_waiting(callers: tupl
     def take(address: str, epoch: int, nodes: Delivery) -> None:
         num_nodes[nodes.ticket] += len(nodes.ids)
 
-    grower = Grower(lambda own: TableDrafter(keeper), keeper, engine, take, metrics, no_rows)
+    grower = Grower(lambda own: WorkerTableDrafter(keeper), keeper, engine, take, metrics, no_rows)
     rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=32), "deliver_to": "target:1"}
     for slot in range(60):
         scheduling = Scheduling(callers[slot != 59])
@@ -56,7 +56,7 @@ def test_what_one_caller_has_drafted_does_not_keep_another_waiting(callers: tupl
 def test_a_slot_that_was_not_fed_has_spent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there was no memory for it."""
 
-    class FeedsOne(TableDrafter):
+    class FeedsOne(WorkerTableDrafter):
         def propose(self, requests: Any, now: float) -> Any:
             return super().propose(requests[:1], now)
 

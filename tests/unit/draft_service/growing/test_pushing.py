@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_service.growing import pushing
-from draft_service.growing.pushing import NUM_URGENT, PUSH_S, Pusher
+from draft_service.growing.pushing import NUM_URGENT, PUSH_S, NodeSender
 from draft_service.slots.draft_slot import DraftSlot
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind
@@ -34,7 +34,7 @@ class Course:
         tree: Any = draft.tree
         self.growing = DraftSlot(job, slot, draft.shares, is_growing=True, ticket=7, num_urgent=NUM_URGENT)
         self.growing.tree = tree
-        self.pusher = Pusher(engine, self.take, WorkerMetrics("draft"))
+        self.pusher = NodeSender(engine, self.take, WorkerMetrics("draft"))
         monkeypatch.setattr(pushing.time, "monotonic", lambda: self.now)
 
     def take(self, address: str, epoch: int, nodes: Delivery) -> None:
@@ -96,7 +96,7 @@ def test_a_message_names_what_leads_to_its_nodes_and_carries_their_laws(monkeypa
     assert [each.draft_us for each in course.sent] == [2500, 1], (
         "what it took, and never a field that would be left out"
     )
-    assert (first.kinds, second.kinds) == ([NodeKind.LAW] * 2, [NodeKind.KNOWN] * 2 + [NodeKind.LAW])
+    assert (first.kinds, second.kinds) == ([NodeKind.SAMPLED] * 2, [NodeKind.REFERENCE] * 2 + [NodeKind.SAMPLED])
     assert [each.rows.num_rows for each in course.sent if each.rows is not None] == [2, 1]
     assert (second.ids[:2], second.parents, second.root_len) == (first.ids, [-1, 0, 1], len(PROMPT))
 

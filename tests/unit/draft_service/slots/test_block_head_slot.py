@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from draft_service.drafters.block_drafter import MaskDrafter, SequentialDrafter
 from draft_service.drafters.feeding import Feeder
 from draft_service.growing.grower import MakeDrafter
-from draft_service.jobs import RowsJob
+from draft_service.jobs import FeaturesJob
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.dflash import DFlashConfig, DFlashHead, MarkovKind
@@ -97,7 +97,7 @@ class Drafting(Draft):
 
     def send(self, start: int, end: int) -> None:
         bits = ROWS[start:end].view(torch.int16).numpy().view(np.uint16)
-        self.grower.handle(RowsJob(1, 0, start, bits, lambda: None, self.slot.request_id))
+        self.grower.handle(FeaturesJob(1, 0, start, bits, lambda: None, self.slot.request_id))
 
     @property
     def slot(self) -> HeadSlot:

@@ -15,7 +15,7 @@ from transformers import DeepseekV3Config, LlamaConfig
 from draft_service.drafters.feeding import Feeder
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.growing.grower import Grower
-from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
+from draft_service.jobs import AdvanceJob, FeaturesJob, FeaturesRequest
 from draft_service.slots import head_slot
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
@@ -134,7 +134,7 @@ class Draft:
         ids = tuple(self.committed)
         self.grower.handle(OpenJob(1, 1, ids, len(ids), params, self.said.append, target_epoch=EPOCH, **rest))
 
-    def asked(self, address: str, epoch: int, request: RowsRequest) -> None:
+    def asked(self, address: str, epoch: int, request: FeaturesRequest) -> None:
         assert (address, epoch, request.ticket) == ("target:1", EPOCH, TICKET)
         self.requests.append(request.start)
         self.request_id = request.id
@@ -147,7 +147,7 @@ class Draft:
     ) -> None:
         bits = ROWS[start:end].view(torch.int16).numpy().view(np.uint16)
         answered = self.request_id if request_id is None else request_id
-        self.grower.handle(RowsJob(ticket, epoch, start, bits, lambda: None, answered))
+        self.grower.handle(FeaturesJob(ticket, epoch, start, bits, lambda: None, answered))
 
     def tell(self, ids: Sequence[int] = (), *, is_missed: bool = False) -> None:
         base_len = len(self.committed)
@@ -240,7 +240,7 @@ def test_after_a_hit_it_goes_on_without_rows(head: CarryHead) -> None:
     assert draft.requests[-1] == draft.slot.next_position, "rows of these tokens are wanted all the same"
     draft.run()
     assert len(draft.chain()) == 4
-    assert all(draft.buffer.tokens[node].kind is NodeKind.GUESS for node in draft.buffer.chain(4))
+    assert all(draft.buffer.tokens[node].kind is NodeKind.DETERMINISTIC for node in draft.buffer.chain(4))
 
 
 def test_begins_behind_a_gap(head: CarryHead) -> None:

@@ -21,7 +21,7 @@ from draft_service.slots.translated_slot import TranslatedSlot, make_slot
 from outrider.drafting.translation import Intersection, Translation
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.sampling.grammar import Grammars
-from outrider.engine.sampling.wire_tensors import decode_laws
+from outrider.engine.sampling.wire_tensors import decode_distributions
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.worker.jobs import SlotVocabulary
@@ -261,9 +261,9 @@ def test_a_law_is_the_drafts_over_what_both_have(
     draft.open(ids, speculation, temperature=0.8, seed=3)
     draft.advance(ids, len(ids))
     (nodes,) = draft.sent_nodes
-    assert set(nodes.kinds) == {NodeKind.LAW} and len(nodes.ids) == 3 and nodes.rows is not None
+    assert set(nodes.kinds) == {NodeKind.SAMPLED} and len(nodes.ids) == 3 and nodes.rows is not None
     assert nodes.vocab_size == TARGET_SIZE
-    laws = decode_laws(nodes.rows, TARGET_SIZE, [[each] for each in nodes.ids])
+    laws = decode_distributions(nodes.rows, TARGET_SIZE, [[each] for each in nodes.ids])
     for depth, law in enumerate(laws):
         logits = logits_after(truth, translation, ids, tuple(nodes.ids[:depth])).astype(np.float64) / 0.8
         expected = np.exp(logits - logits.max())

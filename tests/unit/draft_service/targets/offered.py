@@ -24,7 +24,7 @@ class Peer:
         await asyncio.sleep(0)
 
     def says(self, state: Any, why: str = "", digest: bytes = OFFER.digest, epoch: int = 7) -> None:
-        self.registration.replied(tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch))
+        self.registration.handle_reply(tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch))
 
     def took(self) -> list[tuple[Any, ...]]:
         """Return what came since the last call."""

@@ -13,7 +13,7 @@ import torch
 from draft_service.jobs import EngineJob
 from draft_service.targets import pairing as module
 from draft_service.targets.pairing import WiringTest
-from outrider.engine.heads.wiring import MAX_PROBE_TAPS, Seen
+from outrider.engine.heads.wiring import MAX_PROBE_TAPS, ProbeStates
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair
@@ -95,14 +95,14 @@ async def test_more_hidden_states_than_a_target_gives_at_once_are_asked_for_in_p
 ) -> None:
     monkeypatch.setattr(module, "probe_ids", lambda *_: [5, 6])
     monkeypatch.setattr(module, "judge", lambda *_, **__: None)
-    taps, asked, given = tuple(range(1, 25, 4)), list[int](), list[Seen]()
+    taps, asked, given = tuple(range(1, 25, 4)), list[int](), list[ProbeStates]()
 
     async def probe(address: str, request: tpb.ProbeRequest) -> tpb.ProbeReply:
         asked.append(len(request.taps))
         exact = torch.tensor(list(request.taps), dtype=torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
         return tpb.ProbeReply(taps=np.stack([exact, exact]).tobytes(), best_ids=(7, 8))
 
-    def score(seen: Seen) -> float:
+    def score(seen: ProbeStates) -> float:
         given.append(seen)
         return 0.5
 

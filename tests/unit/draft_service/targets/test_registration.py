@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from draft_service.jobs import RowsRequest
+from draft_service.jobs import FeaturesRequest
 from draft_service.targets import registration as module
 from draft_service.targets.registration import HeadOffer
 from outrider.v1 import target_pb2 as tpb
@@ -27,8 +27,8 @@ async def test_weights_are_sent_if_wanted_and_rows_requested_once_the_head_is_re
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 4)
     peer = Peer()
-    peer.registration.request(7, RowsRequest(1, 0, 1))
-    peer.registration.request(7, RowsRequest(2, 30, 1))
+    peer.registration.request(7, FeaturesRequest(1, 0, 1))
+    peer.registration.request(7, FeaturesRequest(2, 30, 1))
     assert peer.took() == [("head", 7, 10)], "once"
     peer.says(WANTED)
     await settle()
@@ -36,7 +36,7 @@ async def test_weights_are_sent_if_wanted_and_rows_requested_once_the_head_is_re
     assert peer.took() == [("weights", 0, data[:4]), ("weights", 4, data[4:8]), ("weights", 8, data[8:])]
     peer.says(READY)
     assert not peer.took(), "the slots request them again"
-    peer.registration.request(7, RowsRequest(3, 9, 1))
+    peer.registration.request(7, FeaturesRequest(3, 9, 1))
     assert peer.took() == [("rows", 3, 9)]
     await peer.registration.register(7)
     assert not peer.took()
@@ -72,7 +72,7 @@ async def test_one_that_is_refused_is_tried_again_only_when_asked_to() -> None:
     peer.says(REFUSED, "no room")
     assert await refusal(waiting) == "no room"
     assert peer.took() == [("head", 7, 10)], "the weights stay here"
-    peer.registration.request(7, RowsRequest(1, 0, 1))
+    peer.registration.request(7, FeaturesRequest(1, 0, 1))
     assert not peer.took()
     again = await registering(peer)
     assert peer.took() == [("head", 7, 10)]
@@ -83,7 +83,7 @@ async def test_one_that_is_refused_is_tried_again_only_when_asked_to() -> None:
 
 async def test_another_life_of_the_target_is_registered_at_anew() -> None:
     peer = Peer()
-    peer.registration.request(7, RowsRequest(1, 0, 1))
+    peer.registration.request(7, FeaturesRequest(1, 0, 1))
     waiting = await registering(peer, 8)
     assert peer.took() == [("head", 7, 10), ("head", 8, 10)]
     peer.says(REFUSED, "for target epoch 7")

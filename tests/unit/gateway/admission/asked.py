@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.admission.prompts import (
-    ChatSettings,
-    PromptReader,
-    TextThreads,
-)
-from gateway.admission.requests import Demand, FieldNames
+from gateway.admission.demand import FieldNames
+from gateway.admission.prompts import ChatSettings, PromptReader
+from gateway.admission.demand import UncheckedRequest
+
+from gateway.admission.text_threads import TextThreads
 from gateway.api.schemas.openai import CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from outrider.v1 import common_pb2 as pb
@@ -34,13 +33,13 @@ def reader_of(**changes: Any) -> PromptReader:
     return PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes, settings, **changes)
 
 
-def predicting(content: Any, **body: Any) -> Demand:
+def predicting(content: Any, **body: Any) -> UncheckedRequest:
     prediction = {"type": "content", "content": content}
     return parse_body(CompletionBody, {"prompt": "x", "prediction": prediction, **body}).demand("id")
 
 
-def demand(beams: BeamParams, **options: Any) -> Demand:
-    return Demand(
+def demand(beams: BeamParams, **options: Any) -> UncheckedRequest:
+    return UncheckedRequest(
         request_id="r",
         model="m",
         prompts=("a",),

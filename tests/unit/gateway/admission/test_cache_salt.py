@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from functools import partial
 
-from gateway.admission.requests import corpus_of, salt_of
+from gateway.admission.identities import corpus_of, salt_of
 
 NAMES = (None, "a", "ab", "b")
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.prompts import INLINE_CHARS, Chat, ChatSettings, PromptReader, TextThreads
-from gateway.admission.requests import Demand, build_requests
-from gateway.admission.text_threads import LARGEST_CHARS, NUM_THREADS, THREAD_NICENESS
+from gateway.admission.prompts import INLINE_CHARS, Chat, ChatSettings, PromptReader
+from gateway.admission.demand import UncheckedRequest
+from gateway.admission.requests import build_requests
+from gateway.admission.text_threads import LARGEST_CHARS, NUM_THREADS, THREAD_NICENESS, TextThreads
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from outrider.wire.errors import ContextExceeded, InvalidRequest
@@ -165,7 +166,7 @@ async def test_the_long_texts_of_one_caller_keep_no_other_waiting() -> None:
 async def test_a_text_that_needs_a_token_beyond_the_rows_is_refused_by_that_token(body: Any, name: str) -> None:
     last = max(range(TOKENIZER.vocab_size), key=lambda each: (TOKENIZER.token_text(each).isalpha(), each))
     demand = body(TOKENIZER.token_text(last).strip())
-    demand = demand if isinstance(demand, Demand) else demand.demand("r-1")
+    demand = demand if isinstance(demand, UncheckedRequest) else demand.demand("r-1")
     facts = dataclasses.replace(FACTS, vocab_size=last)
     with pytest.raises(InvalidRequest, match=rf"^{name} needs the token '.*' \({last}\), .* up to {last - 1} alone"):
         await build_requests(demand, facts, reader(), config(), inline_checker())

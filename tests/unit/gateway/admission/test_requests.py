@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.demand import FieldNames
+from gateway.admission.demand_checks import check_demand, find_model
 from gateway.admission.prompts import (
     PromptReader,
 )
-from gateway.admission.requests import Demand, FieldNames, build_requests, check_demand, find_model
+from gateway.admission.demand import UncheckedRequest
+from gateway.admission.requests import build_requests
 from gateway.api.schemas.openai import CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.generation import ServedFacts, SpeculationOptions
@@ -175,7 +178,7 @@ def test_refused_by_name(wishes: dict[str, Any], no_trees: str | None, why: str)
     facts = ServedFacts("m", 512, 320, 0, 320, "draft", (Drafter.MODEL,), no_trees=no_trees)
     options = SpeculationOptions(tree=TREE, **wishes)
     names = FieldNames(prompt="prompt")
-    demand = Demand(
+    demand = UncheckedRequest(
         request_id="r",
         model="m",
         prompts=("a",),

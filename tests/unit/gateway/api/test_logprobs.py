@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
-from gateway.generation import OutputLogprobs, OutputToken, TokenKind
+from gateway.generation import OutputLogprobs, OutputToken
+from outrider.wire.kinds import TokenKind
 from tests.unit.gateway.rounds.test_detokenizer import BYTE_LEVEL
 
 

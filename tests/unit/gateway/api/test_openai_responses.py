@@ -6,13 +6,13 @@ from gateway.api.openai_responses import delta_of
 from gateway.tools.families import (
     HERMES,
 )
-from gateway.tools.reader import Reader
+from gateway.tools.reader import CallReader
 
 NAMES = frozenset({"weather", "add-2"})
 
 
 def test_arguments_come_while_they_are_written_and_the_name_first() -> None:
-    reader = Reader(HERMES, NAMES, None, False, None)
+    reader = CallReader(HERMES, NAMES, None, False, None)
     deltas = [
         delta_of(reader.push(piece), lambda: "call_1")
         for piece in ["Well.\n<tool", '_call>\n{"name": "weather", "argu', 'ments": {"ci', 'ty": "Paris"', "}}\n</to"]

@@ -6,7 +6,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
+from gateway.admission.prompts import ChatSettings, PromptReader
+from gateway.admission.text_threads import TextThreads
 from gateway.api.schemas.openai import ChatBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.confined.pool import NUM_PROCESSES, ConfinedPool, WorkExceeded, WorkFailed, WorkRefused
-from outrider.wire.processes.processes import descendants
+from outrider.wire.processes.descendants import descendants
 
 ROOT = Path(__file__).parents[4]
 MIB = 1 << 20

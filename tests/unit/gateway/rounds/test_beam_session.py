@@ -19,7 +19,7 @@ def test_levels_are_resent_to_a_slot_that_is_opened_again() -> None:
     for levels in (LEVELS[:2], LEVELS[2:]):
         kinds = [pb.TOKEN_KIND_ACCEPTED] * (len(levels) - 1) + [pb.TOKEN_KIND_BONUS]
         session.apply(tpb.Verdict(committed_len=session.committed_len, levels=levels, kinds=kinds), TIMINGS)
-    assert (session.committed_len, session.draft_room()) == (len(PROMPT) + 3, 8 - 3 - 1)
+    assert (session.committed_len, session.max_draft_tokens()) == (len(PROMPT) + 3, 8 - 3 - 1)
     assert list(session.open_message().committed_ids) == list(PROMPT)
     assert session.resumed(session.committed_len) == {"base_len": len(PROMPT), "levels": LEVELS}
     assert session.news(len(PROMPT) + 1) == {"base_len": len(PROMPT) + 1, "levels": LEVELS[1:]}

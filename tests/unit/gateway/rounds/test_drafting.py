@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
-from gateway.rounds.drafting import DraftAssignment, Drafting
+from gateway.rounds.draft_assignment import DraftAssignment
+from gateway.rounds.drafting import DraftSession
 from gateway.rounds.session import Session
 from gateway.workers.draft_use import TRIAL, TRIAL_PERIOD
-from gateway.workers.member import MAX_CALLERS, DraftMember, Pairing, State, TargetMember
+from gateway.workers.member import MAX_CALLERS, DraftMember, PairingResult, State, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -118,7 +119,7 @@ def test_by_default_all_that_is_there_drafts() -> None:
 
 def paired(draft: DraftMember, target: TargetMember, why: str | None) -> None:
     assert draft.connection is not None and target.connection is not None
-    draft.pairings[target.name] = Pairing(draft.connection, target.connection, why)
+    draft.pairings[target.name] = PairingResult(draft.connection, target.connection, why)
 
 
 def test_a_head_serves_the_targets_that_it_is_paired_with_as_long_as_both_live() -> None:
@@ -138,7 +139,7 @@ def test_a_head_serves_the_targets_that_it_is_paired_with_as_long_as_both_live()
 
     a_link: Any = a.link
     a_link.connection = connection_of()  # another life
-    assert head.lacks_pairing(a) and not answer.may_stay(a)
+    assert head.is_pairing_due(a) and not answer.may_stay(a)
     assert head.state is State.SERVING, "what its last known targets said still stands"
     paired(head, a, "it reads the wrong states")
     assert head.state is State.REFUSED
@@ -150,14 +151,14 @@ def test_a_draft_of_other_tokens_serves_the_targets_whose_own_it_has_learnt(chan
     link.info.MergeFrom(pb.WorkerInfo(**change))
     model = served_model({name: link_of(connection_of()) for name in "ab"}, {"draft": link})
     draft, (a, b) = model.drafts["draft"], model.targets.values()
-    assert not draft.lacks_pairing(a) and not DraftAssignment(model, Drafter.MODEL).take(a), "it does not translate"
+    assert not draft.is_pairing_due(a) and not DraftAssignment(model, Drafter.MODEL).take(a), "it does not translate"
 
     link.info.translates = True
-    assert draft.lacks_pairing(a) and not DraftAssignment(model, Drafter.MODEL).take(a), "it does not know them yet"
+    assert draft.is_pairing_due(a) and not DraftAssignment(model, Drafter.MODEL).take(a), "it does not know them yet"
     paired(draft, a, None)
     assert DraftAssignment(model, Drafter.MODEL).take(a) and not DraftAssignment(model, Drafter.MODEL).take(b)
     paired(draft, b, "they have nothing in common")
-    assert draft.state is State.SERVING and not draft.lacks_pairing(b)
+    assert draft.state is State.SERVING and not draft.is_pairing_due(b)
 
     b_link: Any = b.link
     b_link.info = pb.WorkerInfo()
@@ -181,7 +182,7 @@ class Side:
         params = SamplingParams(max_tokens=max_tokens)
         request = GenerationRequest("r", "m", PROMPT, params, speculation=wish or SpeculationOptions())
         self.session = Session(request, self.model.reference.tokenizer, 1)
-        self.drafting = Drafting(self.model, self.session)
+        self.drafting = DraftSession(self.model, self.session)
 
     def goes_on(self, ticket: int = 1, num_tokens: int = 0, **verdict: Any) -> bool:
         """Commit so many tokens by a verdict, and tell the draft. Returns whether the one before is not trusted."""
@@ -272,7 +273,7 @@ def test_an_unused_draft_is_told_now_and_then() -> None:
         side.goes_on(num_tokens=1, hit=True)
     (draft,) = side.drafts
     assert draft.names == ["open", *["advance"] * TRIAL]
-    other = Drafting(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
+    other = DraftSession(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
     for _ in range(TRIAL_PERIOD - num_noted):
         other.place(side.member)
         other.advance(2, side.target, side.member)
@@ -293,7 +294,7 @@ def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
         side.goes_on(num_tokens=1, hit=True)
     (draft,) = side.drafts
     request = replace(side.session.request, scheduling=Scheduling(b"other"))
-    other = Drafting(side.model, Session(request, side.model.reference.tokenizer, 2))
+    other = DraftSession(side.model, Session(request, side.model.reference.tokenizer, 2))
     other.place(side.member)
     other.advance(2, side.target, side.member)
     assert draft.names == ["open", *["advance"] * TRIAL, "open", "advance"]

@@ -109,7 +109,7 @@ def test_usage_adds_up_over_rounds(tokenizer: Tokenizer) -> None:
     session, ids = session_of(tokenizer), tokenizer.encode("the quick brown fox")
     apply(session, ids[:2], num_drafted=5, num_accepted=1, num_cached_tokens=2)
     apply(session, ids[2:3], num_cached_tokens=3)
-    assert session.draft_room() == 16 - 3 - 1, "a round commits one more than it accepts"
+    assert session.max_draft_tokens() == 16 - 3 - 1, "a round commits one more than it accepts"
     usage = apply(session, ids[3:4], num_drafted=4, finish_reason=pb.FINISH_REASON_LENGTH).usage
     assert usage is not None
     assert (usage.num_prompt_tokens, usage.num_cached_prompt_tokens, usage.num_completion_tokens) == (3, 2, 4)

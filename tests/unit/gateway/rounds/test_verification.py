@@ -10,12 +10,12 @@ import pytest
 
 from gateway.generation import GenerationRequest
 from gateway.rounds.session import Session
-from gateway.rounds.verification import GoElsewhere, Verification
+from gateway.rounds.verification import SlotRefused, Verification
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Unavailable
-from outrider.wire.processes.health import Outcome
+from outrider.wire.processes.health import CallOutcome
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.gateway.scripted_pool import connection_of, link_of, served_model
 from tests.unit.gateway.scripted_workers import ScriptedTarget, error
@@ -62,11 +62,11 @@ async def test_a_request_finishes_where_it_runs_while_that_drains(two: Two) -> N
 async def test_a_lost_target_is_left_and_one_whose_breaker_opens_too(two: Two) -> None:
     model, side, name, other = two
     connection, link = model.targets[name].connection, model.targets[name].link
-    model.targets[name].health.note(Outcome.LOST)
+    model.targets[name].health.note(CallOutcome.LOST)
     assert await placed(side) == other
     assert connection.names[-1] == "close", "its slot there is freed"  # type: ignore[union-attr]
     assert (model.targets[name].num_requests, model.targets[other].num_requests) == (0, 1)
-    model.targets[name].health.note(Outcome.OK)
+    model.targets[name].health.note(CallOutcome.OK)
     model.targets[other].link.connection = None  # type: ignore[misc]
     assert link.connection is connection
     assert await placed(side) == name
@@ -89,7 +89,7 @@ async def test_a_target_that_opens_no_slot_is_changed_for_one_that_does(code: pb
     side = side_of(model)
     target = await side.place()
     assert target is unwilling
-    with pytest.raises(GoElsewhere, match=reason):
+    with pytest.raises(SlotRefused, match=reason):
         await side.open(target, None, None)
     target = await side.place()
     assert target is willing

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import AnswerUsage
+from gateway.generation import ChoiceUsage
 from gateway.telemetry.request_record import (
     RequestRecords,
     current_record,
@@ -74,7 +74,7 @@ def test_one_line_says_what_the_request_was_and_how_it_ended(lines: pytest.LogCa
         record.key, record.model, record.num_prompt_tokens = "alice", "m", 3
         for accepted in (3, 4):
             record.usages.append(
-                AnswerUsage(num_completion_tokens=10, num_rounds=2, num_draft_tokens=8, num_accepted_tokens=accepted)
+                ChoiceUsage(num_completion_tokens=10, num_rounds=2, num_draft_tokens=8, num_accepted_tokens=accepted)
             )
         record.outcome = "ok"
     (line,) = lines.records

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import (
-    TokenKind,
-)
 from gateway.telemetry.round_metrics import note_round
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.kinds import TokenKind
 from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.service.scripted_generator import TIMINGS, demo_tokenizer
 from tests.unit.gateway.rounds.verdicts import session_of

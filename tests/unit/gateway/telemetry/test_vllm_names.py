@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.generation import AnswerUsage, FinishReason
-from gateway.telemetry.vllm_names import FAILED, LEFT, AnswerTimes, EndedAnswers, ModelLoad, VllmNames
+from gateway.generation import ChoiceUsage, FinishReason
+from gateway.telemetry.vllm_names import FAILED, LEFT, ChoiceSeries, ChoiceTimes, ModelLoad, VllmNames
 from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.samples import total
 from tests.stack import parse_metrics
@@ -52,8 +52,8 @@ def metrics() -> GatewayMetrics:
 
 
 @pytest.fixture
-def ended(metrics: GatewayMetrics) -> EndedAnswers:
-    made = EndedAnswers(metrics.registry)
+def ended(metrics: GatewayMetrics) -> ChoiceSeries:
+    made = ChoiceSeries(metrics.registry)
     made.begin("chat")
     metrics.answers("chat")
     metrics.registry.register(VllmNames(metrics, lambda: [LOAD]))
@@ -65,7 +65,7 @@ def text_of(metrics: GatewayMetrics) -> str:
 
 
 def test_every_series_is_there_from_the_start_with_vllms_type_and_labels(
-    metrics: GatewayMetrics, ended: EndedAnswers
+    metrics: GatewayMetrics, ended: ChoiceSeries
 ) -> None:
     metrics.pair("big", "small").drafted_per_position.labels(position="0").inc()
     found = {
@@ -80,9 +80,9 @@ def test_every_series_is_there_from_the_start_with_vllms_type_and_labels(
             assert sample.labels.keys() - {"model_name", "engine", "le"} == MORE_LABELS.get(name, set()), name
 
 
-def test_what_answers_took(metrics: GatewayMetrics, ended: EndedAnswers) -> None:
-    usage = AnswerUsage(num_prompt_tokens=7, num_completion_tokens=5)
-    ended.note("chat", FinishReason.LENGTH, usage, AnswerTimes(10.0, 10.5, 12.5, 16.5, 5))
+def test_what_answers_took(metrics: GatewayMetrics, ended: ChoiceSeries) -> None:
+    usage = ChoiceUsage(num_prompt_tokens=7, num_completion_tokens=5)
+    ended.note("chat", FinishReason.LENGTH, usage, ChoiceTimes(10.0, 10.5, 12.5, 16.5, 5))
     ended.note_pause("chat", 2.0)
     ended.note_failure("chat", LEFT)
     samples = parse_metrics(text_of(metrics))
@@ -115,7 +115,7 @@ def test_what_answers_took(metrics: GatewayMetrics, ended: EndedAnswers) -> None
     ],
 )
 def test_an_endpoint_picker_finds_what_its_flags_ask_for_by_default(
-    metrics: GatewayMetrics, ended: EndedAnswers, name: str, value: float
+    metrics: GatewayMetrics, ended: ChoiceSeries, name: str, value: float
 ) -> None:
     """It parses the text into families, takes a gauge by its name and then the newest sample, which is the last where
     none has a time. Names: defaultEngineConfigs of the Gateway API inference extension. lora_requests_info is absent,

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from gateway.api.openai_responses import message_of
 from gateway.tools.families import (
     NAME,
-    Family,
+    CallFamily,
 )
-from gateway.tools.reader import Part, Reader
+from gateway.tools.parts import Part
+from gateway.tools.reader import CallReader
 
 NAMES = frozenset({"weather", "add-2"})
 MARKS = ("<think>", "</think>")
 Call = tuple[str, str]
 
 
-def written(family: Family, calls: Sequence[Call]) -> str:
+def written(family: CallFamily, calls: Sequence[Call]) -> str:
     """The calls as the family writes them."""
     texts = [family.head.replace(NAME, name) + arguments + family.tail for name, arguments in calls]
     if family.bare and len(calls) == 1:
@@ -28,7 +29,7 @@ def written(family: Family, calls: Sequence[Call]) -> str:
 
 
 def read(
-    family: Family | None,
+    family: CallFamily | None,
     pieces: Sequence[str],
     *,
     reasons: bool = False,
@@ -36,7 +37,7 @@ def read(
     max_calls: int | None = None,
     is_cut: bool = False,
 ) -> list[Part]:
-    reader = Reader(family, NAMES, MARKS if reasons or begun else None, begun, max_calls)
+    reader = CallReader(family, NAMES, MARKS if reasons or begun else None, begun, max_calls)
     parts = [part for piece in pieces for part in reader.push(piece)]
     return parts + reader.finish(is_cut)
 

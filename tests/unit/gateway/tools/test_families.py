@@ -17,7 +17,7 @@ from gateway.tools.families import (
     MISTRAL,
     MISTRAL_ARGS,
     MISTRAL_SPACED,
-    Family,
+    CallFamily,
     family_of,
     reasoning_marks,
 )
@@ -32,7 +32,9 @@ calls = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), arguments), min_size=
 
 
 @given(st.data(), st.sampled_from(FAMILIES), calls)
-def test_what_a_family_writes_is_read_however_it_is_cut(data: st.DataObject, family: Family, calls: list[Call]) -> None:
+def test_what_a_family_writes_is_read_however_it_is_cut(
+    data: st.DataObject, family: CallFamily, calls: list[Call]
+) -> None:
     before = "" if family.bare else data.draw(st.sampled_from(["", "Let me see.", "a < b [x] "]))
     text = f"{before}\n{written(family, calls)}\n" if before else written(family, calls)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
@@ -53,7 +55,7 @@ def test_what_a_family_writes_is_read_however_it_is_cut(data: st.DataObject, fam
         ("json", JSON),
     ],
 )
-def test_the_family_is_that_of_the_templates_markers(name: str, family: Family) -> None:
+def test_the_family_is_that_of_the_templates_markers(name: str, family: CallFamily) -> None:
     text = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     assert family_of(text) is family
     assert reasoning_marks(text) == (MARKS if name == "reasoning" else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.tools.families import Family
+from gateway.tools.families import CallFamily
 from gateway.tools.grammar import MAX_CALLS
 from gateway.tools.offer import Tool, offer_of
 from tests.unit.gateway.tools.answers import written
@@ -30,7 +30,7 @@ def test_properties_come_in_their_order() -> None:
 
 @pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
 @pytest.mark.parametrize("family", ANSWERED, ids=lambda family: family.name)
-def test_required_calls_are_what_the_family_writes(family: Family, control: bool) -> None:
+def test_required_calls_are_what_the_family_writes(family: CallFamily, control: bool) -> None:
     source = SOURCES[family.name]
     reading, grammar = planned(offer_of([WEATHER, ADD], "required", None), source, control)
     assert reading is not None and reading.family is family
@@ -49,7 +49,7 @@ def test_required_calls_are_what_the_family_writes(family: Family, control: bool
 
 @pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
 @pytest.mark.parametrize("family", [each for each in ANSWERED if each.bare], ids=lambda family: family.name)
-def test_under_auto_json_is_a_strict_call_without_markers(family: Family, control: bool) -> None:
+def test_under_auto_json_is_a_strict_call_without_markers(family: CallFamily, control: bool) -> None:
     source = SOURCES[family.name]
     _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), source, control)
     one, two = written(family, [ROME]), written(family, [ROME, ADDED])

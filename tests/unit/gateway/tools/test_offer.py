@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.grammars import of_schema
-from gateway.tools.families import Family
+from gateway.tools.families import CallFamily
 from gateway.tools.offer import Tool, ToolOffer, offer_of
 from outrider.wire.errors import InvalidRequest
 from tests.unit.gateway.tools.answers import written
@@ -20,7 +20,7 @@ ANSWERED = [family for family in FAMILIES if family.opening != "[TOOL_CALLS] ["]
 
 @pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
 @pytest.mark.parametrize("family", [each for each in ANSWERED if not each.bare], ids=lambda family: family.name)
-def test_under_auto_text_is_free_and_strict_calls_are_bound(family: Family, control: bool) -> None:
+def test_under_auto_text_is_free_and_strict_calls_are_bound(family: CallFamily, control: bool) -> None:
     source = SOURCES[family.name]
     _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), source, control)
     calls = written(family, [ROME, ADDED])
@@ -34,7 +34,7 @@ def test_under_auto_text_is_free_and_strict_calls_are_bound(family: Family, cont
 
 
 @pytest.mark.parametrize("family", ANSWERED, ids=lambda family: family.name)
-def test_a_schema_of_answers_leaves_calls_or_such_an_answer(family: Family) -> None:
+def test_a_schema_of_answers_leaves_calls_or_such_an_answer(family: CallFamily) -> None:
     answer = of_schema(
         {"properties": {"x": {"type": "null"}, "name": {"type": "string"}}, "required": ["x"]}, "", strict=False
     )

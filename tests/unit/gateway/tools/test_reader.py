@@ -17,9 +17,10 @@ from gateway.tools.families import (
     MISTRAL,
     MISTRAL_ARGS,
     MISTRAL_SPACED,
-    Family,
+    CallFamily,
 )
-from gateway.tools.reader import MAX_GAP, Content, Reader
+from gateway.tools.parts import Content
+from gateway.tools.reader import MAX_GAP, CallReader
 from tests.unit.gateway.tools.answers import arguments, read, told, written
 
 FAMILIES = [HERMES, MISTRAL, MISTRAL_SPACED, MISTRAL_ARGS, DEEPSEEK, DEEPSEEK_V31, LLAMA3, JSON]
@@ -28,7 +29,7 @@ MARKS = ("<think>", "</think>")
 Call = tuple[str, str]
 
 
-def one(family: Family | None, text: str, **options: Any) -> tuple[str | None, str, list[Call]]:
+def one(family: CallFamily | None, text: str, **options: Any) -> tuple[str | None, str, list[Call]]:
     return told(read(family, [text], **options))
 
 
@@ -49,7 +50,7 @@ NOISE = [
     st.sampled_from([None, 1]),
 )
 def test_no_text_reads_otherwise_by_the_character_and_none_is_lost(
-    family: Family, text: str, reasons: bool, is_cut: bool, max_calls: int | None
+    family: CallFamily, text: str, reasons: bool, is_cut: bool, max_calls: int | None
 ) -> None:
     whole = one(family, text, reasons=reasons, is_cut=is_cut, max_calls=max_calls)
     parts = read(family, list(text), reasons=reasons, is_cut=is_cut, max_calls=max_calls)
@@ -65,7 +66,7 @@ def test_no_text_reads_otherwise_by_the_character_and_none_is_lost(
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_what_cannot_be_read_is_text(family: Family) -> None:
+def test_what_cannot_be_read_is_text(family: CallFamily) -> None:
     for call in [("unknown", '{"a": 1}'), ("weather", '{"a": }'), ("weather", '{"a": 1')]:
         text = written(family, [call])
         assert one(family, text) == (text, "", [])
@@ -73,7 +74,7 @@ def test_what_cannot_be_read_is_text(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_call_at_the_limit_of_tokens_is_cut_and_none_that_only_stops(family: Family) -> None:
+def test_a_call_at_the_limit_of_tokens_is_cut_and_none_that_only_stops(family: CallFamily) -> None:
     text = written(family, [("weather", '{"city": "Par')]).partition("Par")[0] + "Par"
     assert one(family, text, is_cut=True) == (None, "", [("weather", '{"city": "Par')])
     assert one(family, text) == (text, "", [])
@@ -90,8 +91,8 @@ def test_a_stream_whose_call_turns_out_to_be_none_tells_its_text() -> None:
     "text", ['{"answer"', '{"name": "other"', "{ no JSON", '[{"id"'], ids=["key", "name", "no key", "in a list"]
 )
 @pytest.mark.parametrize("family", [LLAMA3, JSON], ids=lambda family: family.name)
-def test_json_that_can_be_no_call_is_told_as_it_comes(family: Family, text: str) -> None:
-    reader = Reader(family, NAMES, None, False, None)
+def test_json_that_can_be_no_call_is_told_as_it_comes(family: CallFamily, text: str) -> None:
+    reader = CallReader(family, NAMES, None, False, None)
     assert told([part for char in text for part in reader.push(char)]) == (text, "", [])
     assert reader.push(': "more') == [Content(': "more', len(text) + 7)]
 
@@ -100,7 +101,7 @@ def test_json_that_can_be_no_call_is_told_as_it_comes(family: Family, text: str)
 def test_white_space_is_held_back_up_to_a_bound_however_it_is_cut(begin: str) -> None:
     text = f"{begin}{' ' * (MAX_GAP + 44)}{written(HERMES, [('weather', '{}')])}"
     for family in (HERMES, JSON):
-        reader = Reader(family, NAMES, MARKS, False, None)
+        reader = CallReader(family, NAMES, MARKS, False, None)
         parts = [part for char in text for part in reader.push(char)]
         if '"name"' not in begin:
             assert len(reader._buffer) <= MAX_GAP + len(begin)

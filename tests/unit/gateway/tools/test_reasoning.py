@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from gateway.tools.families import (
     HERMES,
-    Family,
+    CallFamily,
 )
-from gateway.tools.reader import Content, Reasoning
+from gateway.tools.parts import Content, Reasoning
 from tests.unit.gateway.tools.answers import arguments, read, told, written
 
 NAMES = frozenset({"weather", "add-2"})
 Call = tuple[str, str]
 
 
-def one(family: Family | None, text: str, **options: Any) -> tuple[str | None, str, list[Call]]:
+def one(family: CallFamily | None, text: str, **options: Any) -> tuple[str | None, str, list[Call]]:
     return told(read(family, [text], **options))
 
 

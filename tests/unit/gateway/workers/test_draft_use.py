@@ -8,7 +8,7 @@ from gateway.workers.draft_use import TRIAL, TRIAL_PERIOD, DraftUse
 def test_a_draft_that_adds_nothing_is_tried_now_and_then() -> None:
     use, asked = DraftUse(), list[bool]()
     for _ in range(2 * TRIAL_PERIOD):
-        asked.append(use.is_asked)
+        asked.append(use.is_in_use)
         use.note(0, 1, is_ready=True)
     assert asked == 2 * [*[True] * TRIAL, *[False] * (TRIAL_PERIOD - TRIAL)]
 
@@ -22,11 +22,11 @@ def test_a_draft_is_asked_on_while_it_adds_a_fifth(num_added: int, num_others: i
     use = DraftUse()
     for trial in range(3):
         for place in range(TRIAL):
-            assert use.is_asked
+            assert use.is_in_use
             added = num_added // TRIAL + (place < num_added % TRIAL)
             num_tokens = added + num_others // TRIAL + (place < num_others % TRIAL)
             use.note(added, num_tokens, is_ready=True)
-        assert use.is_asked is goes_on
+        assert use.is_in_use is goes_on
         if not goes_on:
             assert trial == 0
             break
@@ -37,7 +37,7 @@ def test_after_a_pause_a_trial_that_pays_begins_anew() -> None:
     for _ in range(TRIAL_PERIOD):
         use.note(0, 1, is_ready=False)
     for _ in range(TRIAL):
-        assert use.is_asked
+        assert use.is_in_use
         use.note(1, 2, is_ready=False)
     assert use.num_verdicts == 0
 
@@ -49,7 +49,7 @@ def test_what_earlier_trials_brought_outweighs_one_that_brings_little() -> None:
     assert use.num_verdicts == 0
     for _ in range(3 * TRIAL):
         use.note(0, 1, is_ready=True)
-    assert not use.is_asked
+    assert not use.is_in_use
 
 
 def test_draft_tokens_were_ready_where_one_verdict_of_the_last_trial_had_some() -> None:

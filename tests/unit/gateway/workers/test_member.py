@@ -67,7 +67,7 @@ def test_a_slot_that_is_refused_makes_it_full_until_it_says_how_it_is(member: Me
     says(member, 2)
     attach(member, 1)
     assert not member.load.full
-    member.told_exhausted()
+    member.note_exhausted()
     assert member.load.full
     says(member, 2)
     assert not member.load.full

@@ -17,7 +17,7 @@ POOLS = (PoolSpec("chat", "target"), PoolSpec("small", "draft", serves=("chat",)
 SPECS = (
     MemberSpec("chat-0", "chat", "target", "h:1"),
     MemberSpec("chat-1", "chat", "target", "h:2"),
-    MemberSpec("small-0", "small", "draft", "", starting=True),
+    MemberSpec("small-0", "small", "draft", "", is_starting=True),
 )
 
 
@@ -57,7 +57,7 @@ def test_members_are_counted_by_state_and_what_is_being_started_is_one() -> None
     assert value("outrider_member_requests", member="chat-1", pool="chat") == 3
 
 
-STARTING = (MemberSpec("chat-0", "chat", "target", "", starting=True), None)
+STARTING = (MemberSpec("chat-0", "chat", "target", "", is_starting=True), None)
 GONE = None
 
 

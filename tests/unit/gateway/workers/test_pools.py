@@ -35,7 +35,7 @@ async def test_members_come_and_go_with_the_membership(pools: Pools) -> None:
     assert set(code.targets) == {"b", "e"}
     assert set(code.drafts) == {"c"}
     pools.update(
-        Membership((CHAT, SMALL), (*members("chat/a", address="127.0.0.1:10"), *members("small/c", starting=True)))
+        Membership((CHAT, SMALL), (*members("chat/a", address="127.0.0.1:10"), *members("small/c", is_starting=True)))
     )
     assert set(pools.models) == {"chat"}
     assert code.removed

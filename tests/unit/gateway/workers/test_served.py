@@ -7,7 +7,7 @@ import pytest
 from gateway.workers.member import State
 from gateway.workers.membership import Membership, PoolSpec
 from gateway.workers.pools import Pools
-from gateway.workers.served import ReferenceTarget
+from gateway.workers.reference_target import ReferenceTarget
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair
 from tests.unit.gateway.rounds.test_detokenizer import byte_level
@@ -82,8 +82,8 @@ async def test_two_models_of_one_short_name_are_told_apart_or_refused(pools: Poo
     pools.update(Membership((CHAT, CODE, PoolSpec("more", "target")), ()))
     chat, code, more = (pools.models[name] for name in ("chat", "code", "more"))
     for model, path in ((chat, "/a/model"), (code, "/b/model")):
-        model.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), path))
+        model.set_reference(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), path))
     assert [model.id for model in (chat, code)] == ["model", "coder"], "one has a model_name"
     assert [model.load().target for model in (chat, code)] == ["model", "model@code"], "their rounds are counted apart"
     with pytest.raises(IncompatiblePair, match="model id 'model' of the pool more is that of the pool chat already"):
-        more.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), "/c/model"))
+        more.set_reference(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), "/c/model"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draft_service.drafters.tables import TableSlot
 from outrider.drafting.lookup import Lookup
-from outrider.engine.worker.slots import OpenSlots
+from outrider.engine.worker.open_slots import OpenSlots
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.outrider.drafting.drafting import Course, check_a_course, courses, ids, said
 from tests.unit.outrider.drafting.longest import copied
@@ -59,7 +59,7 @@ def test_no_more_is_remembered_than_was_asked_for_the_oldest_goes_first() -> Non
     for start, corpus_id in ((10, b"a"), (20, b"b"), (30, b"b")):
         drafter.open([start, start + 1, start + 2, start + 3], 0, corpus_id).close()
     assert drafter.corpus.num_tokens == 8
-    assert said(drafter.open([10, 11], 2, b"a")) is None and drafter.corpus.shelf(b"a") is None
+    assert said(drafter.open([10, 11], 2, b"a")) is None and drafter.corpus.index_of(b"a") is None
     assert said(drafter.open([20, 21], 2, b"b")) == {22: 1} and said(drafter.open([30, 31], 2, b"b")) == {32: 1}
     drafter.open(list(range(100, 150)), 0, b"b").close()  # more than all: its end
     assert drafter.corpus.num_tokens == 10

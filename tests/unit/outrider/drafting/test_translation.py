@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
 from outrider.drafting.token_bytes import read_spelling
-from outrider.drafting.translation import Intersection, Padded, Retokenization
+from outrider.drafting.translation import Intersection, PaddedTranslation, Retokenization
 from tests.other_tokenizers import TEXT, byte_level, digits_apart, json_of, sentencepiece
 
 FAMILIES = {
@@ -289,9 +289,9 @@ class TestMeetings:
 
 def test_padded_logits_are_cut_and_filled_and_nothing_is_told_anew() -> None:
     row = np.arange(4, dtype=np.float32)
-    assert Padded(6, 4).logits(row).tolist() == [0, 1, 2, 3, -math.inf, -math.inf]
-    assert Padded(3, 4).logits(row).tolist() == [0, 1, 2]
-    retokenization = Padded(6, 4).retokenization()
+    assert PaddedTranslation(6, 4).logits(row).tolist() == [0, 1, 2, 3, -math.inf, -math.inf]
+    assert PaddedTranslation(3, 4).logits(row).tolist() == [0, 1, 2]
+    retokenization = PaddedTranslation(6, 4).retokenization()
     assert retokenization.commit([1, 2, 5, 3], 0) == 0
     assert retokenization.ids == [1, 2, 0, 3]  # no token has the id 5
     assert retokenization.commit([1, 2, 5, 1, 1], 3) == 3

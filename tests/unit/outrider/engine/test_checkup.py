@@ -12,9 +12,10 @@ import torch
 from transformers import MambaConfig
 
 from outrider.engine import checkup
-from outrider.engine.checkup import Task
+from outrider.engine.model_check import Task
+from tests.forked import REPO
 from tests.other_tokenizers import byte_level
-from tests.stack import DEMO_DRAFT, DEMO_TARGET, OTHER_DRAFT, REPO
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, OTHER_DRAFT
 from tests.tiny_models import tiny_llama
 
 
@@ -31,13 +32,13 @@ def test_a_gpu_that_torch_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", too_old)
     monkeypatch.setattr(checkup.shutil, "which", lambda name: None)
     monkeypatch.setattr(checkup, "GPU_DEVICE", Path("/no/such/device"))
-    assert checkup.gpu() == ("ok", "none; workers run on the CPU", "")
+    assert checkup.check_gpu() == ("ok", "none; workers run on the CPU", "")
     monkeypatch.setattr(checkup.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(torch.version, "cuda", None)
-    state, found, remedy = checkup.gpu()
+    state, found, remedy = checkup.check_gpu()
     assert state == "problem" and "was built for CPUs" in found and "--index-url" in remedy
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    state, found, remedy = checkup.gpu()
+    state, found, remedy = checkup.check_gpu()
     assert state == "problem" and "driver on your system is too old" in found and "for CUDA 12.8" in remedy
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from outrider.engine import memory
-from outrider.engine.memory import Budget, Spare
+from outrider.engine.memory import MemoryBudget, SpareMemory
 from outrider.wire.errors import ConfigError
 from tests.forked import CONTEXT
 from tests.native import skip_without_library
@@ -60,11 +60,11 @@ def test_workers_size_their_caches_in_turn(tmp_path: Path, monkeypatch: pytest.M
     entered = threading.Event()
 
     def other() -> None:
-        with memory.in_turn():
+        with memory.hold_memory_lock():
             order.append("other")
             entered.set()
 
-    with memory.in_turn():
+    with memory.hold_memory_lock():
         waiting = threading.Thread(target=other)
         waiting.start()
         assert not entered.wait(0.3)
@@ -79,7 +79,7 @@ def test_a_lock_that_is_not_let_go_is_waited_for_with_a_limit_and_told_of(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(memory, "TURN_TIMEOUT_S", 0.15)
     caplog.set_level("INFO")
-    with memory.in_turn(), memory.in_turn():
+    with memory.hold_memory_lock(), memory.hold_memory_lock():
         pass
     lock = f"{tmp_path}/outrider-{os.getuid()}/memory.lock"
     assert caplog.messages == [
@@ -114,15 +114,15 @@ def test_the_cache_takes_its_fraction_of_the_free_memory(original: str, monkeypa
 
 
 def test_a_cache_never_takes_what_a_step_needs() -> None:
-    budget = Budget(weights_bytes=0, activations_bytes=300, free_bytes=1000)
+    budget = MemoryBudget(weights_bytes=0, activations_bytes=300, free_bytes=1000)
     assert budget.num_blocks(block_bytes=100, num_wanted=50, fraction=1.0) == 7
     assert budget.num_blocks(block_bytes=100, num_wanted=50, fraction=0.5) == 5
     assert budget.num_blocks(block_bytes=100, num_wanted=3, fraction=0.5) == 3
     with pytest.raises(ConfigError, match="about 300 bytes for a step"):
         budget.num_blocks(block_bytes=701, num_wanted=50, fraction=1.0)
     assert replace(budget, graphs_bytes=200).num_blocks(block_bytes=100, num_wanted=50, fraction=0.9) == 5
-    assert replace(budget, graphs_bytes=200, tap_bytes=7).spare(400) == Spare(100, 7)
-    assert budget.spare(800) == Spare(), "a set size may leave nothing"
+    assert replace(budget, graphs_bytes=200, tap_bytes=7).spare(400) == SpareMemory(100, 7)
+    assert budget.spare(800) == SpareMemory(), "a set size may leave nothing"
 
 
 def test_the_masks_of_prompts_are_counted_with_a_step(original: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engine.token_tree import check_parents, check_path, depths, positions, seen
+from outrider.engine.token_tree import check_parents, check_path, depths, positions, visible_tokens
 
 
 @st.composite
@@ -25,7 +25,7 @@ def test_a_node_sees_what_a_chain_of_its_ancestors_would(
     """Queries before the tree, which a wide batch feeds again, too."""
     num_tokens = start + len(parents)
     num_queries = len(parents) + min(num_again, start)
-    sees, places = seen(num_tokens, parents, num_queries, window, chunk), positions(num_tokens, parents)
+    sees, places = visible_tokens(num_tokens, parents, num_queries, window, chunk), positions(num_tokens, parents)
     assert places[:start].tolist() == list(range(start))
     for query in range(num_queries):
         token = num_tokens - num_queries + query
@@ -48,8 +48,8 @@ def test_a_node_sees_what_a_chain_of_its_ancestors_would(
 @given(st.integers(1, 30), st.integers(1, 30), LIMITS)
 def test_a_chain_is_a_tree_without_branches(num_tokens: int, num_queries: int, window: int | None) -> None:
     num_queries = min(num_queries, num_tokens)
-    as_tree = seen(num_tokens, list(range(-1, num_queries - 1)), num_queries, window, None)
-    assert np.array_equal(as_tree, seen(num_tokens, None, num_queries, window, None))
+    as_tree = visible_tokens(num_tokens, list(range(-1, num_queries - 1)), num_queries, window, None)
+    assert np.array_equal(as_tree, visible_tokens(num_tokens, None, num_queries, window, None))
     assert positions(num_tokens, None).tolist() == list(range(num_tokens))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.lab.load.figures import MIN_TURNS, LoadFigures
 from outrider.lab.load.ladder import Plan, climb
-from outrider.lab.load.load import Asked, Load, ask
+from outrider.lab.load.load import Load, RequestOutcome, send_request
 
 LOAD = Load("http://a", ("one", "two"), max_tokens=2, ignore_eos=False)
 USAGE = {"choices": [], "usage": {"completion_tokens": 2}}
@@ -35,11 +35,11 @@ def stream(*events: dict[str, Any], line_end: str = "\n") -> str:
     return "".join(f"data: {event}{2 * line_end}" for event in told)
 
 
-def asked(status: int, content: str, load: Load = LOAD) -> Asked:
-    async def ask_once() -> Asked:
+def asked(status: int, content: str, load: Load = LOAD) -> RequestOutcome:
+    async def ask_once() -> RequestOutcome:
         transport = httpx.MockTransport(lambda request: httpx.Response(status, stream=Body(content)))
         async with httpx.AsyncClient(base_url="http://a", transport=transport) as client:
-            return await ask(client, load, 0)
+            return await send_request(client, load, 0)
 
     return asyncio.run(ask_once())
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.engine.speculation.beam import Level
+from outrider.engine.speculation.beam import BeamLevel
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.growth import GrowthSetup
-from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.worker.slots import BareSlot
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
+from outrider.engine.worker.open_slots import BareSlot
 from outrider.papers.beam_growth import BeamGrowth
 from outrider.wire.requests.params import BeamParams, SamplingParams
 from outrider.wire.requests.speculation import Speculation
@@ -22,11 +22,11 @@ STOP_ID = 1
 PROBS = (0.4, 0.3, 0.2, 0.1)
 
 
-def growing(levels: list[Level]) -> BeamGrowth:
+def growing(levels: list[BeamLevel]) -> BeamGrowth:
     """Two live beams, below which a level of four is drafted."""
     params = SamplingParams(temperature=0.0, max_tokens=97, beams=BeamParams(2))
     slot, drafter = BareSlot((1, 1), PROMPT, len(PROMPT), params), cast(Any, None)
-    setup = GrowthSetup(slot, Speculation(1, 4), SlotShares(RankShares()), drafter, None, 96, [STOP_ID])
+    setup = GrowthSetup(slot, Speculation(1, 4), SlotAcceptance(RankAcceptance()), drafter, None, 96, [STOP_ID])
     tree = BeamGrowth(setup)
     tree.go_on(levels)
     return tree
@@ -46,7 +46,7 @@ def learn(tree: BeamGrowth, node: int, ids: Sequence[int], probs: Sequence[float
     ],
 )
 def test_beams_are_sorted_by_the_targets_sums_and_none_ends(sums: tuple[float, float], best: list[int]) -> None:
-    tree = growing([Level(((0, 8, sums[0]), (0, 9, sums[1])), ())])
+    tree = growing([BeamLevel(((0, 8, sums[0]), (0, 9, sums[1])), ())])
     tree.feed(ROOT)
     for first, node in zip((10, 20), tree.live, strict=True):
         tree.feed(node)
@@ -57,7 +57,7 @@ def test_beams_are_sorted_by_the_targets_sums_and_none_ends(sums: tuple[float, f
 
 
 def test_what_was_lost_is_fed_again_parents_first_and_no_more_at_once_than_asked_for() -> None:
-    levels = [Level(((0, 8, -1.0), (0, 9, -2.0)), ()), *[Level(((0, 8, -1.0), (1, 9, -2.0)), ())] * 4]
+    levels = [BeamLevel(((0, 8, -1.0), (0, 9, -2.0)), ()), *[BeamLevel(((0, 8, -1.0), (1, 9, -2.0)), ())] * 4]
     tree = growing(levels)
     assert [node for _, node in tree.offers(3)] == [ROOT]
     tree.feed(ROOT)

@@ -23,7 +23,7 @@ from outrider.engine.worker.jobs import CloseJob
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
-from outrider.wire.transport.codec import DenseRows
+from outrider.wire.transport.codec import DenseDistributions
 from tests.tiny_models import tiny_llama
 from tests.unit.target_service.step.test_step import BLOCK_SIZE, LARGE, Base, load, open_job, prompt
 
@@ -70,17 +70,17 @@ class Draft(Base):
 
     def sent(self, address: str, epoch: int, nodes: Delivery) -> None:
         paths, laws = list[tuple[int, ...]](), dict[tuple[int, ...], bytes]()
-        size = 0 if not isinstance(nodes.rows, DenseRows) else len(nodes.rows.data) // nodes.rows.num_rows
+        size = 0 if not isinstance(nodes.rows, DenseDistributions) else len(nodes.rows.data) // nodes.rows.num_rows
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
             before = (nodes.root_len,) if parent == ROOT else paths[parent]
             paths.append((*before, token_id))
             law = b""
-            if kind is NodeKind.LAW:
-                assert isinstance(nodes.rows, DenseRows)
+            if kind is NodeKind.SAMPLED:
+                assert isinstance(nodes.rows, DenseDistributions)
                 law = laws.setdefault(before, nodes.rows.data[len(laws) * size :][:size])
-            if kind is not NodeKind.KNOWN:
+            if kind is not NodeKind.REFERENCE:
                 self.nodes[paths[-1]] = (rank, kind, law)
-        self.num_drawn.append(nodes.kinds.count(NodeKind.LAW))
+        self.num_drawn.append(nodes.kinds.count(NodeKind.SAMPLED))
 
     def grow(self) -> None:
         while self.grower.step(time.monotonic()):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.papers import lookahead
 from outrider.papers.lookahead import LookaheadDrafter, Window
@@ -144,7 +144,7 @@ class TestSlots:
         assert beside.ids == alone.ids
         assert beside.parents == [each if each < 0 else 3 + each for each in alone.parents]
         assert (alone.drafter, alone.width, alone.depth) == (Drafter.LOOKAHEAD, GUESSES, NGRAM - 1)
-        shares = SlotShares(RankShares())
+        shares = SlotAcceptance(RankAcceptance())
         prob = shares.share(0) + shares.share(1)
         assert alone.gain(shares) == pytest.approx(prob + prob**2 + prob**3)
 
@@ -161,7 +161,7 @@ class TestSlots:
     def test_ngrams_that_begin_alike_are_branches_of_one_tree_the_latest_first(self) -> None:
         drafter, slot = opened(SHAPE, [5, 6])
         drafter._windows[slot.key]._pool[6] = [[7, 1, 2], [7, 8, 9]]
-        shares, state = SlotShares(RankShares()), Any
+        shares, state = SlotAcceptance(RankAcceptance()), Any
 
         def proposed(slot: Any, max_tokens: int) -> DraftTree:
             return drafter.propose(slot, state, shares, max_tokens).tree  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from outrider.engine.loading.lookahead_embeddings import read_embeddings
 from outrider.engine.sampling.penalties import SamplingState
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.papers.lookahead_embeddings import PassDrafter
 from outrider.wire.errors import ConfigError
@@ -37,7 +37,7 @@ def rows_of(drafter: PassDrafter, slot: Any, parents: Sequence[int]) -> ExtraRow
 def drafted(drafter: PassDrafter, slot: Any, most: int = 9) -> list[int]:
     state = SamplingState(PARAMS, slot.committed[:1], ())
     state.set_output(slot.committed[1:])
-    return drafter.propose(slot, state, SlotShares(RankShares()), most).tree.ids
+    return drafter.propose(slot, state, SlotAcceptance(RankAcceptance()), most).tree.ids
 
 
 def test_ids_follow_each_other_after_each_token_at_which_a_step_may_end() -> None:

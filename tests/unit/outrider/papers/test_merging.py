@@ -16,8 +16,9 @@ import pytest
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.budget import VerifyBudget, VerifyChoice
-from target_service.drafting.choice import Candidates, Drafting
+from target_service.drafting.choice import DraftChooser
 from target_service.drafting.proposal import Proposal
+from target_service.drafting.slot_candidates import Candidates
 from target_service.step.verdicts import drafter_of
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
 from tests.unit.outrider.engine.speculation.test_tree import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
@@ -37,7 +38,7 @@ def guesses(*ids: int) -> list[Token]:
     return [(token_id, None) for token_id in ids]
 
 
-def proposal_of(drafting: Drafting, found: Candidates, num_offers: int) -> Proposal:
+def proposal_of(drafting: DraftChooser, found: Candidates, num_offers: int) -> Proposal:
     return drafting.proposal(found, VerifyChoice(num_offers, False))
 
 

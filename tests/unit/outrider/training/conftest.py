@@ -8,7 +8,7 @@ import pytest
 
 from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.training.teacher import Teacher
-from outrider.training.written import Answer, Assignment, write
+from outrider.training.written import Answer, GenerationTask, generate
 from tests.tiny_models import tiny_llama
 
 
@@ -33,4 +33,4 @@ def target(folder: Path) -> TargetFiles:
 @pytest.fixture(scope="module")
 def answers(folder: Path) -> list[Answer]:
     prompts = [([5 + i, 6, 7], (0.0, 1.0)[i % 2]) for i in range(6)]
-    return write(Assignment(str(folder / "target"), prompts, 12, seed=1), folder, lambda done, total: None)
+    return generate(GenerationTask(str(folder / "target"), prompts, 12, seed=1), folder, lambda done, total: None)

@@ -18,7 +18,7 @@ from outrider.engine.heads.loader import load_head
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.step_plan import Row
 from outrider.training import optimizing
-from outrider.training.eagle3 import Eagle3, Opened, attend_masked, visible
+from outrider.training.eagle3 import Eagle3, ProjectedHead, attend_masked, attention_mask
 from outrider.training.teacher import Batch, Teacher
 from outrider.training.written import Answer
 from outrider.wire.settings.config import DraftConfig, TargetConfig
@@ -43,7 +43,7 @@ def test_the_unrolled_head_says_what_each_chain_says(traits: dict[str, Any]) -> 
         norm_before_residual=truth.residual_normed,
         carries_normed=truth.carry_normed,
     )
-    module = Opened(facts)
+    module = ProjectedHead(facts)
     tensors = dict(truth.tensors)
     module.fc.load_state_dict({"weight": tensors.pop("fc.weight")})
     module.head.load_state_dict(tensors)
@@ -64,7 +64,7 @@ def test_heads_that_have_keys_of_their_own_attend_as_groups_do() -> None:
     """As on a GPU, where a kernel that holds no scores takes them so."""
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(2, heads, n, 8, generator=generator) for heads, n in ((4, 6), (2, 12), (2, 12)))
-    mask = visible(6, 1, torch.device("cpu"))
+    mask = attention_mask(6, 1, torch.device("cpu"))
     own, grouped = (attend_masked(query, key, value, mask, 0.3, repeats_heads=repeats) for repeats in (True, False))
     torch.testing.assert_close(own, grouped)
 
@@ -94,7 +94,7 @@ def test_a_saved_eagle_is_the_one_that_was_trained(
         tiny_llama(start, seed=3, hidden_size=8, num_layers=1, context=64)
         config = Path(start) / "config.json"
         config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
-    student = Eagle3(Opened.new(target, start, (0, 2), kept, seed=5), 2, "cpu")
+    student = Eagle3(ProjectedHead.new(target, start, (0, 2), kept, seed=5), 2, "cpu")
     (tmp_path / "head").mkdir()
     student.save(tmp_path / "head")
     files = Checkpoint(str(tmp_path / "head"))
@@ -109,7 +109,9 @@ def test_a_saved_eagle_is_the_one_that_was_trained(
 def test_a_head_has_the_rotary_base_of_the_layers_that_see_all(folder: Path) -> None:
     """Where a target's layers have windows of their own, such as Gemma 3's."""
     save(random_model(shrunk("gemma3_text"), seed=1), folder / "windows")
-    rope = Opened.new(TargetFiles(str(folder / "windows")), None, (0,), None, seed=5).head.facts.layers.rope_parameters
+    rope = ProjectedHead.new(
+        TargetFiles(str(folder / "windows")), None, (0,), None, seed=5
+    ).head.facts.layers.rope_parameters
     assert rope == {"rope_type": "default", "rope_theta": 1_000_000.0}
 
 
@@ -121,7 +123,7 @@ def test_a_head_says_in_serving_what_it_says_in_training(
     rows a head reads unscaled. The served target's hidden states are those of its own path.
     """
     gemma = save(random_model(shrunk("gemma3_text"), seed=1), tmp_path / "target")
-    student = Eagle3(Opened.new(TargetFiles(gemma), None, (0, 1), kept, seed=5), 2, "cpu")
+    student = Eagle3(ProjectedHead.new(TargetFiles(gemma), None, (0, 1), kept, seed=5), 2, "cpu")
     (tmp_path / "head").mkdir()
     student.save(tmp_path / "head")
     ids = [5 + 7 * i % 40 for i in range(40)]  # more than a window
@@ -131,7 +133,7 @@ def test_a_head_says_in_serving_what_it_says_in_training(
     runner.forward([Row.of(runner.pool.new_table(), ids, 0, 1)])
     taps = dict(enumerate(runner.features.unbind(1)))
     loaded = load_head(DraftConfig(model=str(tmp_path / "head"), device="cpu"), gemma, EAGLE3)
-    seen = wiring.Seen(ids, taps, torch.empty(0))
+    seen = wiring.ProbeStates(ids, taps, torch.empty(0))
     steps = (wiring.text_logits(loaded, seen, (0, 1)), wiring.text_logits(loaded, seen, (0, 1), ahead=2))
     assert (runner.path.name, loaded.path.name) == ("fused", "fused")
     for guess, logits in zip(student.guesses(batch, Teacher(gemma, "cpu").see(batch), 2), steps, strict=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider.training import optimizing
-from outrider.training.measure import measured
+from outrider.training.measure import measure_acceptance
 from outrider.training.student import Draft
 from outrider.training.teacher import Teacher
 from outrider.training.written import Answer
@@ -24,7 +24,7 @@ def test_a_target_accepts_itself_at_every_depth(folder: Path, teacher: Teacher, 
         means = {}
         for name in ("target", "draft"):
             student = Draft(str(folder / name), teacher.vocab_size, "cpu")
-            rows = measured(name, student, teacher, answers, temperature)
+            rows = measure_acceptance(name, student, teacher, answers, temperature)
             assert [row["depth"] for row in rows] == [1, 2, 3]
             assert [row["num_tokens"] for row in rows] == [
                 sum(max(0, len(answer.ids) - answer.start - depth) for answer in answers) for depth in range(3)

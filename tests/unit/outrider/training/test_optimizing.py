@@ -8,7 +8,7 @@ import pytest
 
 from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.training import optimizing
-from outrider.training.run import Plan, Run
+from outrider.training.run import TrainingPlan, TrainingRun
 from outrider.training.teacher import Batch, Teacher
 from outrider.training.written import Answer
 from tests.unit.outrider.training.tiny_training import students
@@ -33,11 +33,11 @@ def test_an_update_in_bfloat16_is_nearly_the_same(
     losses = []
     for in_bfloat16 in (False, True):
         monkeypatch.setattr(optimizing, "has_bfloat16", lambda device, found=in_bfloat16: found)
-        run = Run(
+        run = TrainingRun(
             students(folder, target, teacher)[kind](),
             teacher,
             answers,
-            Plan("kl", 7, 4, 3),
+            TrainingPlan("kl", 7, 4, 3),
             tmp_path / str(in_bfloat16),
             {},
         )

@@ -14,7 +14,7 @@ from outrider.engine.loading.loader import load_runner
 from outrider.engine.step_plan import Row
 from outrider.papers.lookahead_embeddings import PassDrafter
 from outrider.training import optimizing
-from outrider.training.pass_embeddings import Pass
+from outrider.training.pass_embeddings import LookaheadEmbeddings
 from outrider.training.teacher import Batch, Teacher
 from outrider.training.written import Answer
 from outrider.wire.settings.config import TargetConfig
@@ -36,9 +36,9 @@ def test_look_ahead_embeddings_say_when_served_what_they_say_in_training(kind: s
     """
     model, num = save(random_model(shrunk(kind), seed=1), tmp_path / "target"), 3
     teacher = Teacher(model, "cpu")
-    student = Pass.new(teacher, num, seed=1)
+    student = LookaheadEmbeddings.new(teacher, num, seed=1)
     student.save(tmp_path)
-    saved = Pass.load(str(tmp_path), teacher)
+    saved = LookaheadEmbeddings.load(str(tmp_path), teacher)
     ids = [5 + 7 * i % 40 for i in range(40)]  # more than a window
     batch = Batch.of([Answer(np.array(ids, dtype=np.int32), 20, 0.0)], "cpu")
     runner = load_runner(

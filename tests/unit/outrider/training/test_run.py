@@ -13,7 +13,7 @@ from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.training import optimizing
 from outrider.training import run as running
 from outrider.training.medusa import Medusa
-from outrider.training.run import Plan, Run
+from outrider.training.run import TrainingPlan, TrainingRun
 from outrider.training.teacher import Teacher
 from outrider.training.written import Answer
 from outrider.wire.errors import ConfigError, OutriderError
@@ -30,13 +30,13 @@ def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interrupted_training_comes_to_the_same_bits(
     kind: str, folder: Path, teacher: Teacher, target: TargetFiles, answers: list[Answer], tmp_path: Path
 ) -> None:
-    make, plan = students(folder, target, teacher)[kind], Plan("lk", 7, 4, seed=3)
+    make, plan = students(folder, target, teacher)[kind], TrainingPlan("lk", 7, 4, seed=3)
 
     def weights(name: str, ends: list[int]) -> dict[str, torch.Tensor]:
         """Train in as many processes' worth of objects as there are ends."""
         for end in ends:
             student = make()
-            run = Run(student, teacher, answers, plan, tmp_path / name, {"kind": kind})
+            run = TrainingRun(student, teacher, answers, plan, tmp_path / name, {"kind": kind})
             run.go_on(None, lambda run=run, end=end: run.num_updates >= end, lambda progress: None)  # type: ignore[misc]
         assert run.is_done
         return dict(student.module.state_dict())
@@ -46,7 +46,7 @@ def test_an_interrupted_training_comes_to_the_same_bits(
     assert any(not torch.equal(whole[name], untrained[name]) for name in whole)
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     with pytest.raises(ConfigError, match="was begun with updates 7, not 8"):
-        Run(make(), teacher, answers, replace(plan, updates=8), tmp_path / "parts", {"kind": kind})
+        TrainingRun(make(), teacher, answers, replace(plan, updates=8), tmp_path / "parts", {"kind": kind})
 
 
 def test_time_ends_a_training_and_leaves_its_schedule(
@@ -59,10 +59,10 @@ def test_time_ends_a_training_and_leaves_its_schedule(
 ) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr(running.time, "monotonic", lambda: float(next(clock)))
-    run = Run(Medusa.new(target, 1, "cpu"), teacher, answers, Plan("kl", 50, 2, seed=0), tmp_path, {})
+    run = TrainingRun(Medusa.new(target, 1, "cpu"), teacher, answers, TrainingPlan("kl", 50, 2, seed=0), tmp_path, {})
     run.go_on(6.0, lambda: False, lambda progress: None)
     assert 0 < run.num_updates < 5 and not run.is_done
-    again = Run(Medusa.new(target, 1, "cpu"), teacher, answers, Plan("kl", 50, 2, seed=0), tmp_path, {})
+    again = TrainingRun(Medusa.new(target, 1, "cpu"), teacher, answers, TrainingPlan("kl", 50, 2, seed=0), tmp_path, {})
     assert again.num_updates == run.num_updates
 
 
@@ -70,7 +70,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(
     teacher: Teacher, target: TargetFiles, answers: list[Answer], tmp_path: Path
 ) -> None:
     student = Medusa.new(target, 1, "cpu")
-    run = Run(student, teacher, answers, Plan("kl", 5, 2, seed=0), tmp_path, {})
+    run = TrainingRun(student, teacher, answers, TrainingPlan("kl", 5, 2, seed=0), tmp_path, {})
     with torch.no_grad():
         next(student.module.blocks.parameters()).fill_(math.nan)
     with pytest.raises(OutriderError, match="the loss is nan after 0 updates"):

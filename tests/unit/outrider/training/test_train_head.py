@@ -13,8 +13,9 @@ from outrider.cli.main import app
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import EAGLE3, family_of
 from outrider.training import optimizing
-from outrider.training.train_head import Task, default_taps, train, without_shared
-from outrider.wire.processes.processes import StopFlag, StopRequested
+from outrider.training.task import Task
+from outrider.training.train_head import default_taps, exclude_overlaps, train
+from outrider.wire.processes.stop_flag import StopFlag, StopRequested
 from tests.tiny_models import tiny_llama
 
 
@@ -102,8 +103,8 @@ def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prompts_that_overlap_with_one_held_apart_are_left_out() -> None:
     apart = "x" * 20 + "the quick brown fox jumps over the lazy dog, and then it sleeps" + "y" * 20
     shares, shares_less = apart[15:65] + "z", apart[15:64] + "z"
-    assert without_shared([shares, "fox", shares_less], [apart]) == ["fox", shares_less]
-    assert without_shared(["short", "shorter"], ["short"]) == ["shorter"]
+    assert exclude_overlaps([shares, "fox", shares_less], [apart]) == ["fox", shares_less]
+    assert exclude_overlaps(["short", "shorter"], ["short"]) == ["shorter"]
 
 
 def test_taps_are_the_published_ones_where_there_are_layers_enough() -> None:

@@ -10,9 +10,9 @@ import torch
 
 from outrider.training import optimizing, written
 from outrider.training.train_head import frequent_ids
-from outrider.training.written import Answer, Assignment, draw, write
+from outrider.training.written import Answer, GenerationTask, draw, generate
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes.processes import StopRequested
+from outrider.wire.processes.stop_flag import StopRequested
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +24,8 @@ def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_writing_goes_on_with_the_same_text(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(written, "AT_ONCE", 2)
     prompts = [([5 + i, 6] + [7] * i, (0.0, 0.7, 1.0)[i % 3]) for i in range(5)]
-    task = Assignment(str(folder / "target"), prompts, 8, seed=1)
-    whole = write(task, tmp_path / "whole", lambda done, total: None)
+    task = GenerationTask(str(folder / "target"), prompts, 8, seed=1)
+    whole = generate(task, tmp_path / "whole", lambda done, total: None)
     assert [answer.start for answer in whole] == [2, 3, 4, 5, 6]
     assert all(answer.ids[: answer.start].tolist() == ids for answer, (ids, _) in zip(whole, prompts, strict=True))
 
@@ -34,11 +34,11 @@ def test_writing_goes_on_with_the_same_text(folder: Path, tmp_path: Path, monkey
             raise StopRequested
 
     with pytest.raises(StopRequested):
-        write(task, tmp_path / "parts", stops)
+        generate(task, tmp_path / "parts", stops)
     parts = tmp_path / "parts" / f"text-{task.digest}"
     first = {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}
     assert sorted(first) == ["00000.npz", "00001.npz"]
-    again = write(task, tmp_path / "parts", lambda done, total: None)
+    again = generate(task, tmp_path / "parts", lambda done, total: None)
     assert [answer.ids.tolist() for answer in again] == [answer.ids.tolist() for answer in whole]
     assert {name: (parts / name).stat().st_mtime_ns for name in first} == first
 
@@ -63,7 +63,9 @@ def test_ids_that_float32_cannot_tell_apart_are_drawn_by_the_law() -> None:
 def test_prompts_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
     def fails(ids: list[int], max_tokens: int, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
-            write(Assignment(str(folder / "target"), [(ids, 0.0)], max_tokens, 0), tmp_path, lambda done, total: None)
+            generate(
+                GenerationTask(str(folder / "target"), [(ids, 0.0)], max_tokens, 0), tmp_path, lambda done, total: None
+            )
 
     fails([5] * 10, 60, "are 70, the context limit of .* is 64; lower --max-tokens")
     fails([5], 10, r"token ids \[5\], must have 2 or more")

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from outrider.engine.heads.checkpoint import TargetFiles
-from outrider.training.eagle3 import Eagle3, Opened
+from outrider.training.eagle3 import Eagle3, ProjectedHead
 from outrider.training.medusa import Medusa
-from outrider.training.pass_embeddings import Pass
+from outrider.training.pass_embeddings import LookaheadEmbeddings
 from outrider.training.student import Draft, Student
 from outrider.training.teacher import Batch, Teacher
 
@@ -27,8 +27,8 @@ def says_the_same(one: Student, other: Student, batch: Batch, teacher: Teacher) 
 def students(folder: Path, target: TargetFiles, teacher: Teacher) -> dict[str, Callable[[], Student]]:
     draft = str(folder / "draft")
     return {
-        "eagle3": lambda: Eagle3(Opened.new(target, draft, (1, 2), None, seed=5), 2, "cpu"),
+        "eagle3": lambda: Eagle3(ProjectedHead.new(target, draft, (1, 2), None, seed=5), 2, "cpu"),
         "medusa": lambda: Medusa.new(target, 2, "cpu"),
-        "pass": lambda: Pass.new(teacher, 2, seed=5),
+        "pass": lambda: LookaheadEmbeddings.new(teacher, 2, seed=5),
         "draft": lambda: Draft(draft, target.vocab_size, "cpu"),
     }

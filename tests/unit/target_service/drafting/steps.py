@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.scheduling import Scheduling
@@ -31,7 +31,7 @@ def learnt(seconds: Any = cliff, most: int = 24) -> RowCost:
 
 def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = None) -> Any:
     """A slot for which nothing lies ready."""
-    shares = SlotShares(RankShares())
+    shares = SlotAcceptance(RankAcceptance())
     slot: Any = SimpleNamespace(committed=[7], max_len=99, scheduling=Scheduling())
     draft = DeliveredDrafts(Drafter.MODEL, shares, 1, is_active=True)
     draft.starved_since_s[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.speculation.row_budget import ALONE_EVERY
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.scheduling import Scheduling
@@ -196,7 +196,7 @@ def test_a_bounded_step_waits_for_guesses_worth_it_to_who_bounds_it() -> None:
 
 def awaited(caller: bytes) -> PendingDraft:
     """Draft tokens of a slot that is ready since 99 s, for which nothing is here."""
-    own = SlotShares(RankShares())
+    own = SlotAcceptance(RankAcceptance())
     own.first = 0.5
     known: Any = SimpleNamespace(scheduling=Scheduling(caller), committed=[7], max_len=99)
     draft = DeliveredDrafts(Drafter.MODEL, own, 1, is_active=True)

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.candidates import join
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import Delivery, NodeKind
@@ -22,10 +22,11 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from outrider.wire.transport.codec import DenseRows
+from outrider.wire.transport.codec import DenseDistributions
 from target_service.drafting.budget import VerifyChoice
-from target_service.drafting.choice import Candidates, Drafting
+from target_service.drafting.choice import DraftChooser
 from target_service.drafting.proposal import Proposal
+from target_service.drafting.slot_candidates import Candidates
 from target_service.leases.lease import DeliveredDrafts, Lease
 from target_service.step.verdicts import drafter_of, learn
 from tests.enumeration import Prefix
@@ -38,7 +39,7 @@ METRICS = WorkerMetrics("target")
 GREEDY = SamplingParams(temperature=0.0)
 COUPLED = SamplingParams(temperature=1.0, acceptance=AcceptanceRule.COUPLED)
 DRAWN = SamplingParams(temperature=1.0)
-EVEN = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
+EVEN = TokenDistribution(VOCAB, np.zeros(VOCAB, dtype=np.float32))
 Token = tuple[int, Any]
 """A draft token, and what it was sampled from or None."""
 
@@ -58,7 +59,7 @@ def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> Non
                 ranks.append(parents.count(parent))
                 ids.append(path[depth - 1])
                 parents.append(parent)
-    nodes = Delivery(draft, len(PROMPT), ids, parents, ranks, [NodeKind.GUESS] * len(ids), None)
+    nodes = Delivery(draft, len(PROMPT), ids, parents, ranks, [NodeKind.DETERMINISTIC] * len(ids), None)
     lease.drafts[draft].buffer.insert(nodes, lease.slot.committed, 1 << 20)
 
 
@@ -74,11 +75,11 @@ def probs_of(found: Candidates) -> list[float]:
     return [offer.prob for offer in found.offers]
 
 
-def proposal_of(drafting: Drafting, found: Candidates, num_offers: int) -> Proposal:
+def proposal_of(drafting: DraftChooser, found: Candidates, num_offers: int) -> Proposal:
     return drafting.proposal(found, VerifyChoice(num_offers, False))
 
 
-def pending(drafting: Drafting, lease: Lease) -> list[tuple[DeliveredDrafts, float]]:
+def pending(drafting: DraftChooser, lease: Lease) -> list[tuple[DeliveredDrafts, float]]:
     return [(draft, prob) for _, draft, prob in drafting.pending(drafting.candidates(lease))]
 
 
@@ -94,7 +95,7 @@ class TestGuesses:
         assert drafter_of(proposal) is UNION and not proposal.draws
         delivered, own = ({proposal.tree.prefix(node) for node in ranks} for ranks in proposal.sources.values())
         assert (delivered, own) == ({(1,), (1, 3), (1, 3, 4), (6,)}, {(1,), (1, 2), (1, 2, 5)})
-        firsts = [proposal.source_of(node) for node in range(len(proposal.tree))]
+        firsts = [proposal.drafter_of_node(node) for node in range(len(proposal.tree))]
         assert firsts.count(lease.first) == 4, "what both say is the first one's"
 
     def test_trees_of_two_drafts_are_one(self) -> None:
@@ -249,7 +250,7 @@ class TestLearning:
         drafting, lease = made(params, guesses(*own))
         deliver(lease, [delivered])
         seen = list[Any]()
-        lease.own_sources[Drafter.NGRAM].shares.note = seen.append  # type: ignore[method-assign]
+        lease.own_drafters[Drafter.NGRAM].shares.note = seen.append  # type: ignore[method-assign]
         found = drafting.candidates(lease)
         proposal = proposal_of(drafting, found, len(found.offers))
         tree, path, at = proposal.tree, list[int](), ROOT
@@ -304,7 +305,7 @@ def test_what_one_draft_delivers_wrong_is_dropped_and_refused_alone() -> None:
     leases: Any = SimpleNamespace(refuse=lambda ticket, why: refused.append(ticket))
     drafting = replace(drafting, leases=leases)
     park(lease.drafts[0], [(1, EVEN)])
-    park(lease.drafts[1], [(2, (DenseRows(1, b"\0" * 4 * VOCAB), 0))])
+    park(lease.drafts[1], [(2, (DenseDistributions(1, b"\0" * 4 * VOCAB), 0))])
     found = drafting.candidates(lease)
     assert not proposal_of(drafting, found, len(found.offers)).tree.ids
     assert refused == [1] and [len(draft.buffer.tree) for draft in lease.drafts] == [1, 0]

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from outrider.engine.drafters import merge
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
+from outrider.papers.merging import merge
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.drafting.choice import Drafting
+from target_service.drafting.choice import DraftChooser
 from target_service.leases.draft_buffer import BufferedToken
-from target_service.leases.lease import DeliveredDrafts, DraftSource, Lease
+from target_service.leases.lease import DeliveredDrafts, Lease, SlotDrafter
 
 PROMPT = [7, 8, 9]
 VOCAB = 3
@@ -64,22 +64,22 @@ def made(
     probs: Sequence[float] = USUAL,
     name: Drafter = UNION,
     **speculation: Any,
-) -> tuple[Drafting, Lease]:
+) -> tuple[DraftChooser, Lease]:
     """probs: of what each draft says, and last of the chain. name: of the slot's own drafter."""
     slot: Any = SimpleNamespace(committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, most_cached=99, params=params)
     slot.scheduling = Scheduling()
     slot.key = (1, 1)
-    *of_drafts, of_own = (SlotShares(RankShares()) for _ in probs)
+    *of_drafts, of_own = (SlotAcceptance(RankAcceptance()) for _ in probs)
     for shares, prob in zip((*of_drafts, of_own), probs, strict=True):
         shares.first = prob
     drafts = [DeliveredDrafts(Drafter.MODEL, shares, ticket, True) for ticket, shares in enumerate(of_drafts)]
     job: Any = SimpleNamespace(tickets=[(draft.ticket, True) for draft in drafts])
     spec = Speculation(**{"max_draft_tokens": 16, **speculation})
-    lease = Lease(job, slot, spec, drafts, {Drafter.NGRAM: DraftSource(Drafter.NGRAM, of_own)}, 0.0)
+    lease = Lease(job, slot, spec, drafts, {Drafter.NGRAM: SlotDrafter(Drafter.NGRAM, of_own)}, 0.0)
     lease.begin_step(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
     chain: Any = Chain(own, name)
-    return Drafting(chain, keeper, cast(Any, None), METRICS, VOCAB, takes_trees=True, merge=merge), lease
+    return DraftChooser(chain, keeper, cast(Any, None), METRICS, VOCAB, takes_trees=True, merge=merge), lease
 
 
 def park(draft: DeliveredDrafts, chain: Sequence[Token]) -> None:
@@ -90,5 +90,5 @@ def park(draft: DeliveredDrafts, chain: Sequence[Token]) -> None:
 
 
 def add(draft: DeliveredDrafts, parent: int, token_id: int, law: Any) -> int:
-    draft.buffer.tokens.append(BufferedToken(NodeKind.LAW, 0, law, None, None))
+    draft.buffer.tokens.append(BufferedToken(NodeKind.SAMPLED, 0, law, None, None))
     return draft.buffer.tree.add(parent, token_id)

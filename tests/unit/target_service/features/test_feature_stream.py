@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from outrider.engine.memory import Spare
+from outrider.engine.memory import SpareMemory
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.streams import ControlStreams
@@ -34,7 +34,7 @@ class Stream:
         self.may_write = asyncio.Event()
         self.may_write.set()
         self.metrics = WorkerMetrics("target")
-        self.heads = Heads(self, self.metrics, 8, 2, None, Spare(1 << 20))  # type: ignore[arg-type]
+        self.heads = Heads(self, self.metrics, 8, 2, None, SpareMemory(1 << 20))  # type: ignore[arg-type]
         self.heads.is_ready = lambda stream, digest: digest == DIGEST  # type: ignore[method-assign]
         self.stream = FeatureStream(PEER, EPOCH, self.heads, self, self.metrics, self.write, lambda: None)  # type: ignore
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.heads.opening import OpeningMap, OpeningSpec
+from outrider.engine.heads.opening import Projection, ProjectionSpec
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.worker.jobs import CloseJob, JobError, OwnerGone
+from outrider.engine.worker.jobs import CloseJob, CloseOwnerJob, JobError
 from outrider.wire.errors import Unavailable
 from target_service.features import features as module
 from target_service.features.features import FeatureSubscription
@@ -39,10 +39,10 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     return load(tiny_llama(tmp_path_factory.mktemp("model"), sharpness=3.0))
 
 
-def opening(taps: tuple[int, ...] = (0, 2), seed: int = 0) -> OpeningMap:
-    spec = OpeningSpec(taps, WIDTH)
+def opening(taps: tuple[int, ...] = (0, 2), seed: int = 0) -> Projection:
+    spec = ProjectionSpec(taps, WIDTH)
     weights = torch.randn(spec.shapes(32)["fc"], generator=torch.Generator().manual_seed(seed))
-    return OpeningMap(spec, {"fc": weights})
+    return Projection(spec, {"fc": weights})
 
 
 class Link:
@@ -90,7 +90,7 @@ class Served(Target):
         if isinstance(result, Verdict):  # a lease that is ended has no more to say
             super().heard(slot, result)
 
-    def add(self, digest: bytes, made: OpeningMap) -> None:
+    def add(self, digest: bytes, made: Projection) -> None:
         self.features.add_head(digest, made)
 
     def want(self, slot: int = 0, start: int = 0, link: Link | None = None, digest: bytes = HEAD) -> None:
@@ -181,7 +181,7 @@ def test_two_drafts_of_one_answer_each_get_the_rows_under_tickets_of_their_own(t
 
 
 def test_rows_that_cannot_be_made_are_lost_and_no_step(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: OpeningMap, taps: torch.Tensor) -> torch.Tensor:
+    def fails(self: Projection, taps: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     target.open(0, prompt(0))
@@ -189,7 +189,7 @@ def test_rows_that_cannot_be_made_are_lost_and_no_step(target: Served, monkeypat
     target.steps(4)
     before, fed = list(target.link.spans), target.fed_len()
     with monkeypatch.context() as patch:
-        patch.setattr(OpeningMap, "forward", fails)
+        patch.setattr(Projection, "forward", fails)
         target.steps(2)
     assert target.link.spans == before and target.fed_len() > fed
     fed = target.fed_len()
@@ -250,7 +250,7 @@ def test_a_slot_that_is_closed_opened_again_or_gone_keeps_no_rows(target: Served
     assert {key[1] for key in target.features._buffers} == {1, 2}
     target.verifier.handle(replace(open_job(1, prompt(5)), speculation=target.speculation))
     assert {key[1] for key in target.features._buffers} == {2}
-    target.verifier.handle(OwnerGone(1))
+    target.verifier.handle(CloseOwnerJob(1))
     assert not target.features._buffers
 
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
-from outrider.engine.memory import Spare
+from outrider.engine.heads.opening import Projection, ProjectionSpec, digest_of
+from outrider.engine.memory import SpareMemory
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import ConfigError, InvalidRequest
@@ -28,9 +28,9 @@ WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tp
 
 
 def map_of(seed: int = 0, hidden: int = HIDDEN, taps: tuple[int, ...] = (0, 1)) -> bytes:
-    spec = OpeningSpec(taps, 4)
+    spec = ProjectionSpec(taps, 4)
     weights = torch.randn(spec.shapes(hidden)["fc"], generator=torch.Generator().manual_seed(seed))
-    return OpeningMap(spec, {"fc": weights}).to_bytes()
+    return Projection(spec, {"fc": weights}).to_bytes()
 
 
 class Stream:
@@ -47,12 +47,12 @@ class Stream:
 class Target:
     """The registry and what it asks of the engine."""
 
-    def __init__(self, refusal: str | None = None, spare: Spare | None = None) -> None:
+    def __init__(self, refusal: str | None = None, spare: SpareMemory | None = None) -> None:
         self.jobs: list[Any] = []
         self.refusal: str | None = None
         """Why the engine cannot run a projection; None where it can."""
         self.metrics = WorkerMetrics("target")
-        self.heads = Heads(self, self.metrics, HIDDEN, LAYERS, refusal, spare or Spare(1 << 20))  # type: ignore[arg-type]
+        self.heads = Heads(self, self.metrics, HIDDEN, LAYERS, refusal, spare or SpareMemory(1 << 20))  # type: ignore[arg-type]
         self.streams: dict[int, Stream] = {}
         self.replies: dict[int, list[tuple[Any, str]]] = {}
         self.changed = asyncio.Event()
@@ -65,7 +65,7 @@ class Target:
 
     # as `Features`
 
-    def add_head(self, digest: bytes, projection: OpeningMap) -> None:
+    def add_head(self, digest: bytes, projection: Projection) -> None:
         self.jobs.append(SimpleNamespace(digest=digest, projection=projection))
         if self.refusal is not None:
             raise InvalidRequest(self.refusal)
@@ -128,7 +128,7 @@ async def test_one_copy_serves_all_drafts_that_registered_it_and_goes_with_the_l
     assert target.register(2, data) is READY, "it is here already"
     assert target.register(1, data) is READY, "asked for twice"
     assert len(target.jobs) == 1
-    torch.testing.assert_close(target.jobs[0].projection.tensors, OpeningMap.from_bytes(data, HIDDEN, LAYERS).tensors)
+    torch.testing.assert_close(target.jobs[0].projection.tensors, Projection.from_bytes(data, HIDDEN, LAYERS).tensors)
     target.gone(1)
     assert not target.is_ready(1, digest_of(data)) and target.is_ready(2, digest_of(data))
     assert len(target.jobs) == 1
@@ -218,7 +218,7 @@ async def test_heads_are_bounded_in_number_and_memory_those_on_their_way_counted
 async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     facts, opening = SimpleNamespace(num_parameters=50, dtype="bfloat16"), SimpleNamespace(num_bytes=0)
     monkeypatch.setattr(own_heads, "load_head", lambda *_: SimpleNamespace(facts=facts, opening=opening))
-    runner: Any = SimpleNamespace(features_refusal=None, spare=Spare(109, 10))
+    runner: Any = SimpleNamespace(features_refusal=None, spare=SpareMemory(109, 10))
     config = TargetConfig(model="target", heads="medusa")
     with pytest.raises(ConfigError, match=r"are medusa, which take 110 bytes, and 109 are free .* kv_cache_tokens"):
         own_heads.load_own_heads(config, runner, b"", cast(Any, None))

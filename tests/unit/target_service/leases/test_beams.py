@@ -18,13 +18,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from draft_service.jobs import AdvanceJob
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.beam import Hypothesis, Level
-from outrider.engine.speculation.candidates import Offer
+from outrider.engine.speculation.beam import BeamLevel, Hypothesis
+from outrider.engine.speculation.candidates import BudgetOffer
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind
-from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.step_plan import Row
-from outrider.engine.worker.jobs import MAX_NARROW, CloseJob, Fault, JobError, OpenJob
+from outrider.engine.worker.jobs import MAX_NARROW, CloseJob, JobError, JobFault, OpenJob
 from outrider.engine.worker.slots import Slot
 from outrider.wire.kinds import EarlyStopping
 from outrider.wire.requests.params import BeamParams, SamplingParams
@@ -107,7 +107,7 @@ class Searching(Target):
     def __init__(self, runner: ModelRunner, num_blocks: int = LARGE, speculation: Speculation | None = None) -> None:
         super().__init__(runner, num_blocks)
         self.speculation = speculation or Speculation()
-        self.levels: dict[int, list[Level]] = {}
+        self.levels: dict[int, list[BeamLevel]] = {}
         self.steps: dict[int, list[Verdict]] = {}
         self.found: dict[int, list[Hypothesis]] = {}
         self.ticket = 0
@@ -134,7 +134,7 @@ class Searching(Target):
 
     def told(self, slot: int, ticket: int, result: Verdict | JobError) -> None:
         if isinstance(result, JobError):
-            assert result.fault is Fault.CANCELLED, result
+            assert result.fault is JobFault.CANCELLED, result
             return
         assert result.committed_len == len(self.ids[slot]) + len(self.levels[slot]) and not result.token_ids
         assert len(result.kinds) == len(result.levels) == result.num_accepted + 1
@@ -163,7 +163,7 @@ class Foretold(Searching):
 
     def __init__(self, *args: Any, dice: random.Random, wrong: float, depth: int = 4, **rest: Any) -> None:
         super().__init__(*args, **rest)
-        self.known: dict[int, list[Level]] = {}
+        self.known: dict[int, list[BeamLevel]] = {}
         self.dice, self.wrong, self.depth = dice, wrong, depth
 
     def decided(self, slot: int, ticket: int) -> None:
@@ -181,7 +181,7 @@ class Foretold(Searching):
             above = here
         root_len = len(self.ids[slot]) + start - (self.dice.random() < self.wrong / 4)
         if ids and root_len >= len(self.ids[slot]):
-            kinds = [NodeKind.GUESS] * len(ids)
+            kinds = [NodeKind.DETERMINISTIC] * len(ids)
             self.leases.hand_in(Delivery(ticket, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * len(ids)))
 
 
@@ -206,7 +206,7 @@ def test_answers_are_transformers_own_on_every_path(folder: str, path: str) -> N
     assert min(lengths) < MAX_TOKENS and max(lengths) > 8, "the searches exercise nothing"
 
 
-def plain_levels(runner: ModelRunner) -> dict[int, list[Level]]:
+def plain_levels(runner: ModelRunner) -> dict[int, list[BeamLevel]]:
     target = Searching(runner)
     for beams, slot in SEARCHES:
         target.search(slot, prompt(slot), params(beams))
@@ -277,7 +277,7 @@ def test_what_was_lost_is_fed_again_in_pieces(
     monkeypatch.setattr(runner, "forward", noted)
     offers, withheld = Beams.offers, list[tuple[int, int]]()
 
-    def offered(search: Beams, slot: Slot, shares: SlotShares) -> list[Offer]:
+    def offered(search: Beams, slot: Slot, shares: SlotAcceptance) -> list[BudgetOffer]:
         found = offers(search, slot, shares)
         if not search._next_nodes(slot)[1]:
             withheld.append((len(found), len(search.drafts.offers(shares, 99))))
@@ -318,13 +318,13 @@ def test_what_no_search_can_begin_with_is_refused(runner: ModelRunner) -> None:
     target, refused = Searching(runner), list[Any]()
     job = target.open_job(0, prompt(0), params(BeamParams(64), 60))
     target.verifier.handle(replace(job, respond=refused.append))
-    assert refused[0].fault is Fault.INVALID and "n of a beam search" in refused[0].message
+    assert refused[0].fault is JobFault.INVALID and "n of a beam search" in refused[0].message
     target.search(1, prompt(1), params(BeamParams(2), 2))
     target.finish()
     target.verifier.handle(target.open_job(1, prompt(1), params(BeamParams(2), 2)))
     levels = tuple(target.levels[1])
     target.verifier.handle(VerifyJob(1, 1, NUM_PROMPT, (), [(9, False)], 10**6, 0.0, refused.append, levels))
-    assert refused[1].fault is Fault.INVALID
+    assert refused[1].fault is JobFault.INVALID
 
 
 class Draft(Base):
@@ -352,7 +352,9 @@ class Draft(Base):
     def answered(self, result: object) -> None:
         assert not isinstance(result, JobError), result
 
-    def advance(self, slot: int, ids: list[int], levels: list[Level], ticket: int, *, is_missed: bool = False) -> None:
+    def advance(
+        self, slot: int, ids: list[int], levels: list[BeamLevel], ticket: int, *, is_missed: bool = False
+    ) -> None:
         known = self.told_len[slot]
         job = AdvanceJob(1, slot, ticket, len(ids) + known, (), is_missed, tuple(levels[known:]))
         self.grower.handle(job)
@@ -427,7 +429,7 @@ def test_a_part_of_a_level_that_cannot_hold_all_live_beams_is_not_fed(runner: Mo
     lease = target.leases.get((1, 0))
     assert lease is not None and lease.beams is not None
     parents = [*(ROOT - beam for beam in range(4)), ROOT, 0, 1, 2, 3, 3]
-    ids, ranks, kinds = list(range(50, 60)), [*range(5), *range(5)], [NodeKind.GUESS] * 10
+    ids, ranks, kinds = list(range(50, 60)), [*range(5), *range(5)], [NodeKind.DETERMINISTIC] * 10
     length = NUM_PROMPT + len(target.levels[0])
     target.leases.hand_in(Delivery(target.ticket, length, ids, parents, ranks, kinds, None))
     target.leases.take_delivered()

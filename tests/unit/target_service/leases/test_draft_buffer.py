@@ -11,28 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import Delivery, NodeKind
+from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, Delivery, InsertedNodes, NodeKind
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 from outrider.wire.requests.tree_shape import TreeShape
-from outrider.wire.transport.codec import SparseRows
-from target_service.leases.draft_buffer import MAX_BUFFERED_NODES, DraftBuffer, InsertedNodes, buffer_bytes
+from outrider.wire.transport.codec import SparseDistributions
+from target_service.leases.draft_buffer import DraftBuffer, buffer_bytes
 
 PLENTY = 1 << 20
 COMMITTED = [7, 8, 9]
-LAWS = SparseRows((1, 1, 1, 1), b"\0" * 16, b"\0" * 16)
+LAWS = SparseDistributions((1, 1, 1, 1), b"\0" * 16, b"\0" * 16)
 
 
 def chain(
     root_len: int,
     path: Sequence[int],
     ids: Sequence[int],
-    kind: NodeKind = NodeKind.GUESS,
+    kind: NodeKind = NodeKind.DETERMINISTIC,
     ends: Sequence[int] = (),
 ) -> Delivery:
     """Nodes one below the other, after those of a path that was delivered before."""
     num, num_known = len(path) + len(ids), len(path)
-    rows = LAWS if kind is NodeKind.LAW else None
-    kinds = [*[NodeKind.KNOWN] * num_known, *[kind] * len(ids)]
+    rows = LAWS if kind is NodeKind.SAMPLED else None
+    kinds = [*[NodeKind.REFERENCE] * num_known, *[kind] * len(ids)]
     parents = list(range(ROOT, num - 1))
     return Delivery(1, root_len, [*path, *ids], parents, [0] * num, kinds, rows, ends, num_bytes=10 * len(ids))
 
@@ -58,7 +58,7 @@ class TestPlaces:
         buffer = DraftBuffer()
         for nodes in (chain(1, [5], [9, 4]), chain(2, [], [5, 4]), chain(4, [], [1]), chain(3, [6], [1])):
             inserted = buffer.insert(nodes, COMMITTED, PLENTY)
-            num_delivered = sum(kind is not NodeKind.KNOWN for kind in nodes.kinds)
+            num_delivered = sum(kind is not NodeKind.REFERENCE for kind in nodes.kinds)
             assert inserted == InsertedNodes(num_dropped=num_delivered)
         assert len(buffer.tree) == 0
 
@@ -70,7 +70,7 @@ class TestPlaces:
         assert len(buffer.tree) == 2
 
     def test_a_key_on_the_committed_path_was_no_draft_that_came_late(self) -> None:
-        assert DraftBuffer().insert(chain(2, [], [9], NodeKind.KEY), COMMITTED, PLENTY) == InsertedNodes()
+        assert DraftBuffer().insert(chain(2, [], [9], NodeKind.RECOVERY), COMMITTED, PLENTY) == InsertedNodes()
 
     @given(seed=st.integers(0, 10_000))
     @settings(max_examples=60)
@@ -104,7 +104,7 @@ class TestPlaces:
         most_bytes = buffer_bytes(num_slots, 1000, PLENTY << 20) // num_slots
         buffer = DraftBuffer()
         for place in range(2 * MAX_DRAFT_TOKENS):
-            nodes = replace(chain(3, [], [place], NodeKind.LAW), num_bytes=60 + law_bytes)
+            nodes = replace(chain(3, [], [place], NodeKind.SAMPLED), num_bytes=60 + law_bytes)
             buffer.insert(nodes, COMMITTED, most_bytes)
         assert MAX_DRAFT_TOKENS <= len(buffer.tree) < 1.1 * MAX_DRAFT_TOKENS
         assert buffer.num_bytes <= most_bytes
@@ -136,12 +136,12 @@ class TestAdvance:
 
     def test_a_chain_goes_on_under_a_bonus_token_and_below_a_key(self) -> None:
         buffer = DraftBuffer()
-        buffer.insert(chain(3, [], [1, 2], NodeKind.LAW), COMMITTED, PLENTY)
+        buffer.insert(chain(3, [], [1, 2], NodeKind.SAMPLED), COMMITTED, PLENTY)
         buffer.advance([1], 3, None)
         assert chain_ids(buffer) == [2]
         buffer = DraftBuffer()
-        buffer.insert(chain(3, [], [5], NodeKind.KEY), COMMITTED, PLENTY)
-        buffer.insert(chain(3, [5], [6], NodeKind.LAW), COMMITTED, PLENTY)
+        buffer.insert(chain(3, [], [5], NodeKind.RECOVERY), COMMITTED, PLENTY)
+        buffer.insert(chain(3, [5], [6], NodeKind.SAMPLED), COMMITTED, PLENTY)
         assert buffer.chain(9) == []  # a key is never verified
         buffer.advance([5], 4, None)
         assert chain_ids(buffer) == [6]
@@ -184,9 +184,9 @@ class TestEnds:
 def test_a_state_has_one_chain_the_first() -> None:
     """Under `rejection`, whatever is delivered: a longer one that comes later is not taken."""
     buffer = DraftBuffer()
-    buffer.insert(chain(3, [], [1], NodeKind.LAW), COMMITTED, PLENTY)
-    other = SparseRows((1, 1), b"\0" * 8, b"\0" * 8)
-    longer = Delivery(1, 3, [2, 3], [ROOT, 0], [0, 0], [NodeKind.LAW] * 2, other)
+    buffer.insert(chain(3, [], [1], NodeKind.SAMPLED), COMMITTED, PLENTY)
+    other = SparseDistributions((1, 1), b"\0" * 8, b"\0" * 8)
+    longer = Delivery(1, 3, [2, 3], [ROOT, 0], [0, 0], [NodeKind.SAMPLED] * 2, other)
     assert buffer.insert(longer, COMMITTED, PLENTY) == InsertedNodes(num_dropped=2)
     assert chain_ids(buffer) == [1]
 
@@ -194,11 +194,13 @@ def test_a_state_has_one_chain_the_first() -> None:
 def test_the_best_come_first_and_parents_before_their_children() -> None:
     buffer = DraftBuffer()
     for ids, parents, ranks in (([1, 2, 3], [ROOT, 0, 0], [0, 0, 1]), ([4, 5], [ROOT, 0], [1, 0])):
-        kinds = [NodeKind.GUESS] * len(ids)
+        kinds = [NodeKind.DETERMINISTIC] * len(ids)
         buffer.insert(Delivery(1, 3, ids, parents, ranks, kinds, None), COMMITTED, PLENTY)
-    nodes, probs = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, TreeShape(num_nodes=4, max_depth=4))
+    nodes, probs = buffer.likeliest(
+        lambda rank: (0.6, 0.3)[rank], NodeKind.DETERMINISTIC, TreeShape(num_nodes=4, max_depth=4)
+    )
     tree = buffer.tree.select(nodes)
     assert (tree.ids, tree.parents) == ([1, 2, 4, 3], [-1, 0, -1, 0])
     assert [round(prob, 3) for prob in probs] == [0.6, 0.36, 0.3, 0.18]
-    wide, _ = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, TreeShape(widths=(1, 2)))
+    wide, _ = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.DETERMINISTIC, TreeShape(widths=(1, 2)))
     assert [buffer.tree.ids[node] for node in wide] == [1, 2, 3]

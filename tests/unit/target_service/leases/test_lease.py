@@ -7,22 +7,22 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.engine.drafters import merge
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import Delivery, NodeKind
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.speculation.target_drafter import ExtraRows
+from outrider.papers.merging import merge
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.drafting.choice import Drafting
+from target_service.drafting.choice import DraftChooser
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import Proposal
 from target_service.leases.hold import PendingDraft
 from target_service.leases.jobs import Fallback
-from target_service.leases.lease import ETA_WEIGHT, MAX_STARVED, DeliveredDrafts, DraftSource, Lease
+from target_service.leases.lease import ETA_WEIGHT, MAX_STARVED, DeliveredDrafts, Lease, SlotDrafter
 from target_service.step.verdicts import learn
 
 PROMPT = [7, 8, 9]
@@ -34,7 +34,7 @@ class Course:
     def __init__(self) -> None:
         params = SamplingParams(temperature=0.0)
         slot: Any = SimpleNamespace(committed=list(PROMPT), max_len=99, params=params)
-        shares = SlotShares(RankShares())
+        shares = SlotAcceptance(RankAcceptance())
         job: Any = None
         self.draft = DeliveredDrafts(Drafter.MODEL, shares, ticket=1, is_active=True)
         self.lease = Lease(job, slot, Speculation(max_draft_tokens=8), [self.draft], {}, 0.0)
@@ -48,7 +48,7 @@ class Course:
 
     def deliver(self, root_len: int, now: float) -> None:
         """Guesses of one token after the other come, under the first root_len tokens."""
-        nodes = Delivery(1, root_len, [1, 1], [ROOT, 0], [0, 0], [NodeKind.GUESS] * 2, None)
+        nodes = Delivery(1, root_len, [1, 1], [ROOT, 0], [0, 0], [NodeKind.DETERMINISTIC] * 2, None)
         self.draft.buffer.insert(nodes, self.lease.slot.committed, 1 << 20)
         self.draft.arrived(root_len, now)
 
@@ -104,11 +104,11 @@ def test_whatever_comes_brings_hope() -> None:
 
 def test_a_prediction_is_learnt_from_whether_it_was_verified_or_not() -> None:
     """Else texts of no use would have the next one never tried."""
-    course, shares, metrics = Course(), RankShares(), WorkerMetrics("target")
+    course, shares, metrics = Course(), RankAcceptance(), WorkerMetrics("target")
     for _ in range(500):
         shares.note(None)
     lease = course.lease
-    prediction = lease.own_sources[Drafter.PREDICTION] = DraftSource(Drafter.PREDICTION, SlotShares(shares))
+    prediction = lease.own_drafters[Drafter.PREDICTION] = SlotDrafter(Drafter.PREDICTION, SlotAcceptance(shares))
     assert prediction.shares.share(0) < 0.02
     for _ in range(32):
         lease.slot.committed.append(1)
@@ -120,7 +120,7 @@ def test_rows_beside_of_which_a_step_has_no_drafts_are_worth_less() -> None:
     """Else ones that never bring anything would be paid for in every step."""
     course, metrics = Course(), WorkerMetrics("target")
     lease, slot = course.lease, course.lease.slot
-    own = lease.own_sources[Drafter.LOOKAHEAD] = DraftSource(Drafter.LOOKAHEAD, SlotShares(RankShares()))
+    own = lease.own_drafters[Drafter.LOOKAHEAD] = SlotDrafter(Drafter.LOOKAHEAD, SlotAcceptance(RankAcceptance()))
     rows = ExtraRows(Drafter.LOOKAHEAD, [5], [-1], width=2, depth=3)
     before = rows.gain(own.shares)
     slot.committed += [1, 2]
@@ -154,8 +154,8 @@ def test_a_plain_step_says_whether_drafts_did_not_pay(
     assert not lease.is_passed_over, "the next step is another"
 
 
-def drafting(own: Any, keeper: Any = None) -> Drafting:
-    return Drafting(own, keeper, cast(Any, None), WorkerMetrics("target"), 9, takes_trees=True, merge=merge)
+def drafting(own: Any, keeper: Any = None) -> DraftChooser:
+    return DraftChooser(own, keeper, cast(Any, None), WorkerMetrics("target"), 9, takes_trees=True, merge=merge)
 
 
 class _TwoDrafters:
@@ -175,14 +175,14 @@ class _TwoDrafters:
         return CandidateTree(DraftTree.of(ids, [-1] * len(ids)), [None] * len(ids), 0.5)
 
 
-def under_a_grammar(own: Any, forced: list[int], **speculation: Any) -> tuple[Drafting, Lease]:
+def under_a_grammar(own: Any, forced: list[int], **speculation: Any) -> tuple[DraftChooser, Lease]:
     course = Course()
     lease = course.lease
     lease.job, lease.slot.key = cast(Any, SimpleNamespace(tickets=[(1, True)])), (1, 1)
     lease.slot.params = SamplingParams(temperature=0.0, grammar="{}")
     lease.speculation = Speculation(**{"max_draft_tokens": 8, **speculation})
     for drafter in (Drafter.NGRAM, Drafter.LOOKUP):
-        lease.own_sources[drafter] = DraftSource(drafter, SlotShares(RankShares()))
+        lease.own_drafters[drafter] = SlotDrafter(drafter, SlotAcceptance(RankAcceptance()))
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: SimpleNamespace(forced=lambda: forced))
     return drafting(own, keeper), lease
 

@@ -23,9 +23,9 @@ from outrider.engine import memory
 from outrider.engine.sampling import coupled, sampling, side_by_side
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
-from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.sampling.sampling import distributions
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
@@ -107,17 +107,17 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
         state.set_output(output)
         own = 2 * torch.randn(count + 1, vocab_size, generator=generator)
         off = HostLogits(own + 0.7 * torch.randn(own.shape, generator=generator))
-        ids, laws = list[int](), list[RowLaw]()
+        ids, laws = list[int](), list[TokenDistribution]()
         for j in range(count):
             laws.append(off.law(j, LogitRow(state, tuple(ids))).normalised())
             u = float(torch.rand((), generator=generator).clamp_min(1e-9))
             guess = coupled_id(laws[-1], params, len(PROMPT) + len(output) + j) if is_coupled(params) else None
             ids.append(laws[-1].draw(u) if guess is None else guess)
             if index % 3 == 2:  # as it comes from who copies
-                laws[-1] = RowLaw(vocab_size, np.zeros(1, dtype=np.float32), np.array(ids[-1:]))
+                laws[-1] = TokenDistribution(vocab_size, np.zeros(1, dtype=np.float32), np.array(ids[-1:]))
         is_guessed = index % 3 == 2 and params.lenience == 1.0
         slot = PlainSlot(params, [*PROMPT, *output])
-        ready.append(chain_proposal(slot, ids, None if params.determined or is_guessed else laws))
+        ready.append(chain_proposal(slot, ids, None if params.is_deterministic or is_guessed else laws))
         states.append(state)
         logits.append(own)
     return Step(ready, states, torch.cat(logits))
@@ -144,7 +144,7 @@ def one_in_words(r: Proposal, laws: np.ndarray) -> Decided:
     start = len(r.slot.committed)
 
     def u(j: int) -> float:
-        return float(host_slot_uniforms([r.slot.params], [start], [start + j], [Purpose.ACCEPT])[0, 0])
+        return float(host_slot_uniforms([r.slot.params], [start], [start + j], [NoiseStream.ACCEPT])[0, 0])
 
     def own(j: int, weights: np.ndarray) -> int:
         return block_rule.gumbel_max(weights, r.slot.params, start + j)
@@ -190,14 +190,14 @@ def accepted(num: int, next_id: int) -> Decided:
     return Decided(tuple(range(num)), next_id)
 
 
-def law_of(r: Proposal, node: int) -> RowLaw:
+def law_of(r: Proposal, node: int) -> TokenDistribution:
     law = r.draws[node].distribution
     assert law is not None
     return law
 
 
 def is_coupled(params: SamplingParams) -> bool:
-    return params.determined and not params.greedy
+    return params.is_deterministic and not params.greedy
 
 
 STEPS = st.builds(

@@ -18,7 +18,7 @@ from outrider.engine.sampling import coupled
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
-from outrider.engine.sampling.row_law import RowLaw, truncate_topk
+from outrider.engine.sampling.row_law import TokenDistribution, truncate_topk
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
@@ -56,7 +56,7 @@ def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params
     state = SamplingState(made, PROMPT, (0,))
     own = 2 * torch.randn(len(parents) + 1, VOCAB, generator=generator)
     off = HostLogits(own + 0.7 * torch.randn(own.shape, generator=generator))
-    ids, laws, left = list[int](), dict[int, RowLaw](), dict[int, RowLaw]()
+    ids, laws, left = list[int](), dict[int, TokenDistribution](), dict[int, TokenDistribution]()
     for node, parent in enumerate(parents):
         prefix = DraftTree.of(ids, parents[:node]).prefix(parent)
         if parent not in laws:
@@ -64,16 +64,16 @@ def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params
         if made.greedy:
             ranked = off.ranked(parent + 1, LogitRow(state, prefix), VOCAB)[0]
             ids.append(next(i for i in ranked if i not in [ids[c] for c in range(node) if parents[c] == parent]))
-        elif made.determined:
+        elif made.is_deterministic:
             ids.append(coupled_id(left[parent], made, len(PROMPT) + len(prefix)))
         else:
             ids.append(left[parent].draw(float(numbers.uniform(1e-9, 1))))
         left[parent] = left[parent].without(ids[-1])
     slot: Any = PlainSlot(made, PROMPT)
     if chain:
-        return Slot(chain_proposal(slot, ids, None if made.determined else list(laws.values())), state, own)
+        return Slot(chain_proposal(slot, ids, None if made.is_deterministic else list(laws.values())), state, own)
     tree = DraftTree.of(ids, parents)
-    draws = [] if made.determined else tree_draws({at: [(law, tree.children(at))] for at, law in laws.items()})
+    draws = [] if made.is_deterministic else tree_draws({at: [(law, tree.children(at))] for at, law in laws.items()})
     return Slot(Proposal(slot, tree, draws), state, own)
 
 
@@ -150,7 +150,7 @@ def merged(seed: int, vocab_size: int = VOCAB, **params: Any) -> Slot:
     own = SamplingParams(max_tokens=100, seed=seed, temperature=1.0, top_k=int(numbers.integers(4, 9)))
     own = dataclasses.replace(own, **params)
     state = SamplingState(own, PROMPT, (0,))
-    ids, parents, drawn = list[int](), list[int](), dict[int, list[tuple[RowLaw, list[int]]]]()
+    ids, parents, drawn = list[int](), list[int](), dict[int, list[tuple[TokenDistribution, list[int]]]]()
     for parent in range(ROOT, 3):
         if parent >= len(ids):
             break
@@ -164,7 +164,7 @@ def merged(seed: int, vocab_size: int = VOCAB, **params: Any) -> Slot:
             return children[token_id]
 
         for _ in range(int(numbers.integers(0, 3))):
-            law = RowLaw(vocab_size, numbers.normal(size=vocab_size).astype(np.float32) * 2)
+            law = TokenDistribution(vocab_size, numbers.normal(size=vocab_size).astype(np.float32) * 2)
             if numbers.integers(2):
                 law = truncate_topk(law, 5)
             law, left, nodes = law.normalised(), law, list[int]()

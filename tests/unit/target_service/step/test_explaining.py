@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.sampling.row_law import RowLaw, one_hot
+from outrider.engine.sampling.row_law import TokenDistribution, one_hot
 from outrider.engine.sampling.sampling import distributions
 from outrider.engine.speculation.nodes import Delivery, NodeKind
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Proposal
-from target_service.leases.lease import DeliveredDrafts, DraftSource
+from target_service.leases.lease import DeliveredDrafts, SlotDrafter
 from target_service.step.decide import decide
 from target_service.step.decide_on_device import decide_on_device
 from target_service.step.explaining import NUM_BEST, ExplainRequest, explain
@@ -34,7 +34,7 @@ from tests.unit.target_service.step.test_decide_on_device import make, parents_o
 
 def requested(proposal: Proposal, state: SamplingState, decided: Decided, start: int = 0) -> ExplainRequest:
     """What explains a proposal of one drafter, of which nothing was left out."""
-    source = DraftSource(Drafter.NGRAM, SlotShares(RankShares()))
+    source = SlotDrafter(Drafter.NGRAM, SlotAcceptance(RankAcceptance()))
     made = dataclasses.replace(proposal, sources={source: dict(enumerate(proposal.tree.ranks))})
     return ExplainRequest(made, state, decided, start)
 
@@ -122,7 +122,7 @@ def test_a_tree_is_told_of_by_the_laws_that_decided_it(kind: int, parents: list[
 
 def test_of_several_that_drew_there_the_first_with_a_choice_is_told_of() -> None:
     slot = make(4, [-1, -1], 1)
-    r, flat = slot.ready, RowLaw(12, torch.zeros(12).numpy())
+    r, flat = slot.ready, TokenDistribution(12, torch.zeros(12).numpy())
     law = r.draws[0].distribution
     assert law is not None
     other = next(i for i in range(12) if i not in r.tree.ids)
@@ -141,7 +141,7 @@ def test_what_is_forced_and_what_is_predicted_are_guesses_by_name(
     drafter: Drafter | None, kind: pb.DraftTokenKind
 ) -> None:
     slot = make(4, [-1, 0], 1, chain=True)
-    source = DraftSource(drafter, SlotShares(RankShares()))
+    source = SlotDrafter(drafter, SlotAcceptance(RankAcceptance()))
     ready = dataclasses.replace(slot.ready, draws=(), sources={source: {0: 0, 1: 0}})
     other = next(i for i in range(12) if i not in ready.tree.ids)
     (found,) = explain([ExplainRequest(ready, slot.state, Decided((0,), other), 0)], slot.logits).values()
@@ -152,10 +152,10 @@ def test_what_is_forced_and_what_is_predicted_are_guesses_by_name(
 
 def test_a_delivery_tells_once_what_it_took() -> None:
     """Of two deliveries a step verifies a part of each, and the next the rest of the second."""
-    source = DeliveredDrafts(Drafter.MODEL, SlotShares(RankShares()), 1, is_active=True)
+    source = DeliveredDrafts(Drafter.MODEL, SlotAcceptance(RankAcceptance()), 1, is_active=True)
 
     def came(ids: list[int], known: int, us: int) -> None:
-        kinds = [*[NodeKind.KNOWN] * known, *[NodeKind.GUESS] * (len(ids) - known)]
+        kinds = [*[NodeKind.REFERENCE] * known, *[NodeKind.DETERMINISTIC] * (len(ids) - known)]
         parents, ranks = list(range(-1, len(ids) - 1)), [0] * len(ids)
         source.buffer.insert(Delivery(1, 3, ids, parents, ranks, kinds, None, draft_us=us), [1, 2, 3], 1 << 20)
 

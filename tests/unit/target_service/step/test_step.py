@@ -22,7 +22,7 @@ from draft_service.growing.pushing import Send
 from draft_service.jobs import AdvanceJob
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
-from outrider.engine.drafters import SearchDrafts, merge, rows_ahead
+from outrider.engine.drafters import SearchDrafts, lookahead_rows_of
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
@@ -39,6 +39,7 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
 from outrider.papers.lookahead import LookaheadDrafter
 from outrider.papers.lookahead_embeddings import PassDrafter
+from outrider.papers.merging import merge
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.scheduling import Scheduling
@@ -46,7 +47,7 @@ from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.drafting.choice import Drafting
+from target_service.drafting.choice import DraftChooser
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import Proposal
 from target_service.features.features import Features, FeatureSubscription
@@ -121,7 +122,7 @@ class Base:
             send,
             self.metrics,
             lambda address, epoch, request: None,
-            open_ahead=None if table is None else rows_ahead(table),
+            open_ahead=None if table is None else lookahead_rows_of(table),
         )
 
     def metrics_of(self, kind: str) -> float:
@@ -194,7 +195,10 @@ class Target(Base):
         """Guesses: a chain, or a tree with these parents."""
         num = len(ids)
         parents = list(range(ROOT, num - 1)) if parents is None else parents
-        ranks, kinds = [parents[:node].count(parent) for node, parent in enumerate(parents)], [NodeKind.GUESS] * num
+        ranks, kinds = (
+            [parents[:node].count(parent) for node, parent in enumerate(parents)],
+            [NodeKind.DETERMINISTIC] * num,
+        )
         nodes = Delivery(slot, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * num)
         self.leases.hand_in(nodes)
 
@@ -294,15 +298,15 @@ def test_a_drafter_reads_what_the_target_says_behind_each_of_its_tokens(
         read(slot, logits, path, rows)
 
     verified = dict[SlotKey, DraftTree]()
-    make = Drafting.proposal
+    make = DraftChooser.proposal
 
-    def made(drafting: Drafting, *chosen: Any) -> Proposal:
+    def made(drafting: DraftChooser, *chosen: Any) -> Proposal:
         found = make(drafting, *chosen)
         verified[found.slot.key] = found.tree
         return found
 
     monkeypatch.setattr(drafter, "read", compared)
-    monkeypatch.setattr(Drafting, "proposal", made)
+    monkeypatch.setattr(DraftChooser, "proposal", made)
     for slot in range(2):
         target.open(slot, prompt(slot, 12), max_tokens=40)
     while target.table.num_in_use:
@@ -522,7 +526,10 @@ class Draft(Base):
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
             before = () if parent == ROOT else paths[parent]
             paths.append((*before, token_id))
-            if rank == 0 and kind in (NodeKind.GUESS, NodeKind.LAW):  # others are made when they turn likely
+            if rank == 0 and kind in (
+                NodeKind.DETERMINISTIC,
+                NodeKind.SAMPLED,
+            ):  # others are made when they turn likely
                 self.grown[nodes.ticket][(nodes.root_len, *before)] = token_id
 
     def run(self, temperature: float) -> dict[int, dict[tuple[int, ...], int]]:

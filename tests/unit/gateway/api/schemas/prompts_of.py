@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
+from gateway.admission.prompts import ChatSettings, PromptReader
+from gateway.admission.text_threads import TextThreads
 from gateway.api.forms.messages_schemas import MessagesBody
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import ChatBody

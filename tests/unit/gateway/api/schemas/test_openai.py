@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.admission.prompts import Chat
-from gateway.admission.requests import Demand
+from gateway.admission.demand import UncheckedRequest
+
 from gateway.api.forms.messages_schemas import MessagesBody
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import ChatBody, CompletionBody
@@ -20,11 +21,11 @@ from outrider.wire.requests.params import SamplingParams
 from tests.openai_table import DOCUMENT, written
 
 
-def completion(**body: Any) -> Demand:
+def completion(**body: Any) -> UncheckedRequest:
     return parse_body(CompletionBody, {"prompt": "x", **body}).demand("cmpl-1")
 
 
-def chat(**body: Any) -> Demand:
+def chat(**body: Any) -> UncheckedRequest:
     return parse_body(ChatBody, {"messages": [{"role": "user", "content": "x"}], **body}).demand("chatcmpl-1")
 
 

@@ -15,7 +15,8 @@ from outrider.cli.doctor import doctor
 from outrider.cli.main import app
 from outrider.engine import checkup
 from outrider.wire.errors import ConfigError
-from tests.stack import DEMO_TARGET, REPO
+from tests.forked import REPO
+from tests.stack import DEMO_TARGET
 
 
 def in_process(module: str, task: dict[str, Any], *_: Any, env: dict[str, str], **__: Any) -> Iterator[dict[str, Any]]:

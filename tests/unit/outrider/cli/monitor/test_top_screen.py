@@ -11,9 +11,9 @@ import pytest
 from prometheus_client import generate_latest
 from rich.console import Console
 
-from outrider.cli.monitor.series import Scrape, Span
-from outrider.cli.monitor.top import Reader
-from outrider.cli.monitor.top_screen import View, screen
+from outrider.cli.monitor.series import Scrape, ScrapeInterval
+from outrider.cli.monitor.top import SystemReader
+from outrider.cli.monitor.top_screen import SystemView, screen
 from outrider.wire.telemetry.metrics import GatewayMetrics, WorkerMetrics
 
 MEMBERS = """\
@@ -26,13 +26,13 @@ outrider_member_requests{{member="target-chat-0",pool="chat"}} 3
 BAD_ADDRESSES = ("[::1", "[::::]:1", "w:1/path", "w:1?query", "u@w:1", "w:65536")
 
 
-def drawn(view: View, width: int = 80) -> str:
+def drawn(view: SystemView, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(screen(view, width))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def system(serving: int, **workers: Span) -> View:
+def system(serving: int, **workers: ScrapeInterval) -> SystemView:
     """A gateway at work with one target; `serving`: whether that serves."""
     metrics = GatewayMetrics()
     pair = metrics.pair(40 * "target", "hub/" + 40 * "draft")
@@ -53,7 +53,9 @@ def system(serving: int, **workers: Span) -> View:
     metrics.lookups.labels(result="miss").inc(1)
     read.append(Scrape.parse(generate_latest(metrics.registry).decode() + members, 2.0))
     said: dict[str, Any] = {"ready": bool(serving), "reason": None if serving else "no target", "refused": []}
-    return View("http://gateway.example:8000", 5000.0 + (read[1].started_s or 0), Span(*read), said, workers)
+    return SystemView(
+        "http://gateway.example:8000", 5000.0 + (read[1].started_s or 0), ScrapeInterval(*read), said, workers
+    )
 
 
 def test_figures_are_those_of_the_span_and_every_line_fits_80_columns() -> None:
@@ -67,7 +69,9 @@ def test_figures_are_those_of_the_span_and_every_line_fits_80_columns() -> None:
     worker.batch_size.observe(4)
     worker.batch_size.observe(5)
     worker.slots_waiting.set(3)
-    view = system(1, **{"target-chat-0": Span(before, Scrape.parse(generate_latest(worker.registry).decode(), 2.0))})
+    view = system(
+        1, **{"target-chat-0": ScrapeInterval(before, Scrape.parse(generate_latest(worker.registry).decode(), 2.0))}
+    )
     text = drawn(view)
     for line in (
         "outrider http://gateway.example:8000  ready  up 1 h 23 min",
@@ -109,9 +113,9 @@ def test_what_is_said_is_checked_before_it_is_shown_or_asked(
         path = request.url.path
         return httpx.Response(200, text="") if path == "/metrics" else httpx.Response(200, json=said[path])
 
-    async def read() -> View:
+    async def read() -> SystemView:
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-            return await Reader(http, "http://gateway").read()
+            return await SystemReader(http, "http://gateway").read()
 
     view = asyncio.run(read())
     assert view.away == away and list(view.workers) == workers and drawn(view)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.up.child_events import events_of
+from outrider.cli.up.child_events import run_module
 from outrider.wire.processes.processes import Event
 
 _SAVES_WHEN_STOPPED = """
@@ -35,7 +35,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begin(saved: Path, takes_s: float) -> tuple[Generator[Event, None, None], int]:
-    events = events_of("saves_when_stopped", {"saves": str(saved), "takes_s": takes_s}, "work", grace_s=60.0)
+    events = run_module("saves_when_stopped", {"saves": str(saved), "takes_s": takes_s}, "work", grace_s=60.0)
     return events, next(events)["pid"]
 
 

@@ -16,8 +16,8 @@ from outrider.cli.up.machine_shares import with_grpc_port
 from outrider.cli.up.ready import show_ready
 from outrider.cli.up.supervisor import Supervisor
 from outrider.wire.errors import IncompatiblePair
-from outrider.wire.processes.processes import StopFlag
-from outrider.wire.settings.system import merged
+from outrider.wire.processes.stop_flag import StopFlag
+from outrider.wire.settings.system import merge_settings
 from outrider.wire.telemetry.phases import phase_in
 
 ENDPOINTS = Endpoints(
@@ -42,7 +42,7 @@ class Quiet:
 
 def said(gateway: dict[str, Any], endpoints: Endpoints = ENDPOINTS) -> str:
     out = io.StringIO()
-    settings = merged({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
+    settings = merge_settings({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
     show_ready(Console(file=out, width=300), endpoints, settings)
     return out.getvalue()
 
@@ -52,7 +52,7 @@ def test_a_draft_that_is_not_used_ends_the_start_of_a_pair_named_by_hand(monkeyp
     gateway = replace(ENDPOINTS.gateways[0], refused=refused)
     monkeypatch.setattr(Supervisor, "_start_plain", lambda _: None)
     monkeypatch.setattr(Supervisor, "_start_gateway", lambda _, index: gateway)
-    settings = merged({}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
+    settings = merge_settings({}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
     system = Supervisor(settings, StopFlag())
     assert system.start(Quiet(), needs_drafts=False).gateways == [gateway]
     with pytest.raises(IncompatiblePair, match=r"^the draft at 127\.0\.0\.1:4: draft d does not fit target t$"):
@@ -65,13 +65,13 @@ def test_a_gguf_file_is_a_model_to_start(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(Supervisor, "_start_plain", lambda _: None)
     monkeypatch.setattr(Supervisor, "_start_gateway", lambda _, index: ENDPOINTS.gateways[0])
     flags = {**NO_FLAGS, "target": {"model": str(file)}}
-    settings = merged({}, flags, no_draft=True, no_ray=True, certificates=None)
+    settings = merge_settings({}, flags, no_draft=True, no_ray=True, certificates=None)
     assert Supervisor(settings, StopFlag()).start(Quiet()).gateways == ENDPOINTS.gateways
 
 
 def test_grpc_goes_to_the_next_free_port_where_that_of_http_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def grpc_port(gateway: dict[str, object]) -> object:
-        settings = merged({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
+        settings = merge_settings({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
         return with_grpc_port(settings).gateway.get("grpc_port")
 
     with socket.socket() as taken:

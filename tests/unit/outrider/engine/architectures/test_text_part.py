@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, MistralForCausalLM, PreTrainedModel
 
 from outrider.engine.architectures.text_part import whole_class
-from outrider.engine.checkup import Task, read_model
 from outrider.engine.loading.loader import check_class, load_runner
+from outrider.engine.model_check import Task, read_model
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
-from outrider.wire.models.model_id import INDEX, SAFE
+from outrider.wire.models.model_id import INDEX_FILE, SAFETENSORS_FILES
 from outrider.wire.settings.config import TargetConfig
 from tests.shrunk import shrunk
 from tests.tiny_models import write_tokenizer
@@ -49,13 +49,13 @@ def save_apart(model: PreTrainedModel, folder: Path) -> str:
     """Save the model with what is no text in a file of its own."""
     model.save_pretrained(folder)
     write_tokenizer(folder, model.config.get_text_config().vocab_size)
-    tensors = load_file(folder / SAFE[0])
+    tensors = load_file(folder / SAFETENSORS_FILES[0])
     is_text = {name: "language_model" in name or name.startswith("lm_head") for name in tensors}
     save_file({name: tensor for name, tensor in tensors.items() if not is_text[name]}, folder / TOWER)
     save_file({name: tensor for name, tensor in tensors.items() if is_text[name]}, folder / TEXT)
-    (folder / SAFE[0]).unlink()
+    (folder / SAFETENSORS_FILES[0]).unlink()
     weight_map = {name: TEXT if is_text[name] else TOWER for name in tensors}
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return str(folder)
 
 

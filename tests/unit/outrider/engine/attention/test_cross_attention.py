@@ -16,7 +16,7 @@ from transformers import AutoModelForSeq2SeqLM
 from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.step_plan import Row, Source
+from outrider.engine.step_plan import EncoderSource, Row
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.settings.config import TargetConfig
 from tests.rounds import some_ids
@@ -60,7 +60,7 @@ class Answer:
     """An answer that is written a token at a time."""
 
     def __init__(self, runner: ModelRunner, source_ids: list[int]) -> None:
-        self.table, self.source = runner.pool.new_table(), Source(runner.pool.new_table(), source_ids)
+        self.table, self.source = runner.pool.new_table(), EncoderSource(runner.pool.new_table(), source_ids)
         self.ids, self.num_cached = list(runner.facts.decoder_start_ids), 0
 
     def encode(self) -> Row:

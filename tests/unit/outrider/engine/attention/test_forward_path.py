@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
-from outrider.engine.loading.attention_choice import BLOCK_SIZE, FACTORIES
+from outrider.engine.loading.attention_choice import FACTORIES
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row

@@ -18,13 +18,13 @@ import torch
 
 import draft_service.targets.deliveries
 import outrider.engine.worker.worker_handle as worker_handle
-from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
+from draft_service.jobs import AdvanceJob, FeaturesJob, FeaturesRequest
 from draft_service.targets.pairing import seen_in
 from draft_service.targets.registration import HeadOffer
 from draft_service.worker import start_worker as start_draft
-from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import MAX_PROBE_TAPS, Outcome, probe_ids, score_head, taps_to_probe
-from outrider.engine.speculation.beam import Level
+from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.wiring import MAX_PROBE_TAPS, WiringScores, probe_ids, score_head, taps_to_probe
+from outrider.engine.speculation.beam import BeamLevel
 from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, OpenJob, SlotVocabulary
@@ -84,7 +84,7 @@ class Slot:
     prompt: list[int]
     params: SamplingParams
     output: list[int] = field(default_factory=list)
-    levels: list[Level] = field(default_factory=list)
+    levels: list[BeamLevel] = field(default_factory=list)
     """Of a beam search, in place of an output."""
     is_drafted: bool = True
     num_told: int = 0
@@ -113,7 +113,7 @@ class Pair:
         self.delivered: list[Delivery] = []
         self.slots: dict[int, Slot] = {}
         self._verdicts: dict[int, Any] = {}
-        self._rows: list[RowsJob] = []
+        self._rows: list[FeaturesJob] = []
         self._offer: HeadOffer | None = None
         self._digest = b""
         self._stand_in(monkeypatch)
@@ -137,7 +137,7 @@ class Pair:
             def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
                 pair.delivered.append(nodes)
 
-            def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
+            def request_rows(self, address: str, target_epoch: int, request: FeaturesRequest) -> None:
                 wanted = (pair._digest, request.ticket, request.start, request.id)
                 subscription = FeatureSubscription(pair, *wanted)  # type: ignore[arg-type]
                 pair.target.handle(FeatureJob(lambda features: features.subscribe(subscription)))
@@ -151,18 +151,18 @@ class Pair:
 
     def _add_head(self, offer: HeadOffer) -> None:
         facts = self.target.worker._runner.facts
-        opening = OpeningMap.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
+        opening = Projection.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
         self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, opening)))
         self._digest = offer.digest
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
         rows = np.frombuffer(data, dtype=np.uint16).reshape(num_tokens, -1)
-        self._rows.append(RowsJob(subscription.ticket, 0, start, rows, lambda: None, subscription.request_id))
+        self._rows.append(FeaturesJob(subscription.ticket, 0, start, rows, lambda: None, subscription.request_id))
 
     def count(self, fate: str, num_tokens: int, num_bytes: int) -> None:
         raise AssertionError("features were dropped")
 
-    def test_wiring(self) -> Outcome:
+    def test_wiring(self) -> WiringScores:
         """Return what the draft finds when it is paired with the target."""
         state, answers = self.draft.base.loaded, list[Any]()
         ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit)[:NUM_PROBED]
@@ -173,7 +173,7 @@ class Pair:
                 answers.append(features.probe(ids, taps[first : first + MAX_PROBE_TAPS]))
 
         self.target.handle(FeatureJob(probe))
-        outcome: Outcome = score_head(state.head, seen_in(ids, taps, answers))
+        outcome: WiringScores = score_head(state.head, seen_in(ids, taps, answers))
         return outcome
 
     # slots

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.cuda.graphed_path import GraphedPath
-from outrider.engine.host_copy import Moment, to_host
+from outrider.engine.host_copy import DeviceMoment, to_host
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.self_test import TOLERANCE, largest_error
 from outrider.engine.model_runner import ModelRunner, UncachedModel
@@ -87,10 +87,10 @@ def test_a_copy_to_the_host_is_there_when_it_is_returned() -> None:
 @gpu
 def test_a_forward_is_timed_to_its_end() -> None:
     device, tensor = torch.device("cuda"), torch.ones(8192, 8192, device="cuda")
-    began = Moment(device)
+    began = DeviceMoment(device)
     for _ in range(20):
         tensor = tensor @ tensor
-    assert Moment(device).seconds_since(began) > 0.01  # 22 TFLOP; to launch them takes microseconds
+    assert DeviceMoment(device).seconds_since(began) > 0.01  # 22 TFLOP; to launch them takes microseconds
 
 
 @gpu

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.drafting.translation import between
+from outrider.drafting.translation import create_translation
 from outrider.engine.attention.varlen_attention import torch_refusal
-from outrider.engine.heads.wiring import Outcome
+from outrider.engine.heads.wiring import WiringScores
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.wire.requests.drafters import Drafter
@@ -88,7 +88,7 @@ def test_heads_draft(device: FakeCuda, target: str, tmp_path: Path, monkeypatch:
     of_target = folder if name == "MTP" else target
     pair = Pair(monkeypatch, folder, of_target, device="cuda", of_draft={"target_model": of_target}, **SIZES)
     assert type(pair.draft.worker._drafter).__name__ == drafter
-    assert isinstance(pair.test_wiring(), Outcome)
+    assert isinstance(pair.test_wiring(), WiringScores)
     take_rounds(
         device,
         pair,
@@ -116,7 +116,7 @@ def test_a_draft_of_another_tokenizer_drafts(device: FakeCuda, tmp_path: Path, m
     jsons = other.tokenizer.tokenizer_json, own.tokenizer.tokenizer_json
     ends = tuple(other.info().eos_token_ids)
     size = other.info().vocab_size
-    translation = between(*jsons, size, own.info().vocab_size, own.info().eos_token_ids)
+    translation = create_translation(*jsons, size, own.info().vocab_size, own.info().eos_token_ids)
     grammars = Grammars(jsons[0], size, ends, must_follow=False)
     vocabulary = SlotVocabulary(size, ends, grammars, translation)
     take_rounds(

@@ -44,7 +44,7 @@ def test_a_step_waits_once_and_says_what_the_cpu_says(device: FakeCuda, pair: Pa
         for _ in range(3):
             on_cpu.round()
         params = next(iter(pair.slots.values())).params
-        if not params.determined and not case.speculation.is_fixed:
+        if not params.is_deterministic and not case.speculation.is_fixed:
             return  # what is drawn depends on how many drafts were in time
         for slot, other in zip(pair.slots.values(), on_cpu.slots.values(), strict=True):
             num = min(len(slot.decided), len(other.decided))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.engine.checkup import Task, read_model
 from outrider.engine.files.ends import read_ends
 from outrider.engine.loading.loader import read_config
+from outrider.engine.model_check import Task, read_model
 from tests.unit.outrider.engine.files.folders import change, load
 
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.checkup import Task, findings
+from outrider.engine.checkup import findings
 from outrider.engine.files.model_files import gguf_path
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
+from outrider.engine.model_check import Task
 from outrider.engine.model_runner import UncachedModel
 from outrider.engine.step_plan import Row
 from outrider.wire.models.model_id import full_name, local_path, short_name

@@ -16,13 +16,13 @@ from transformers import (
 )
 
 from gateway.tokenizer import Tokenizer
-from outrider.engine.checkup import Task, read_model
 from outrider.engine.files import tokenizer_files as tokenizer_files_module
 from outrider.engine.files.ends import read_ends
 from outrider.engine.files.model_files import MAX_OTHER_BYTES, check_folder
 from outrider.engine.files.tokenizer_files import read_tokenizer, tokenizer_files, tokenizers_read_once
 from outrider.engine.loading import loaded
 from outrider.engine.loading.loader import read_config
+from outrider.engine.model_check import Task, read_model
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig

@@ -22,11 +22,11 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from draft_service.drafters.block_drafter import MaskDrafter
 from outrider.engine.heads import families
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.families import Family, family_of
+from outrider.engine.heads.families import HeadFamily, family_of
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape
-from outrider.engine.heads.opening import OpeningMap, OpeningSpec
+from outrider.engine.heads.opening import Projection, ProjectionSpec
 from outrider.wire.errors import ConfigError
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
@@ -71,13 +71,13 @@ def read_glance(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     mask_id = reader.number("mask_token_id", least=0, most=target.vocab_size - 1)
     block = BlockShape(size, mask_id, from_anchor=False)
     facts = GlanceConfig(**reader.llama_facts(reader.layers(), taps), block=block)
-    opening = OpeningMap(OpeningSpec(taps, facts.width), {"fc": reader.tensors.pop("fc.weight")})
+    opening = Projection(ProjectionSpec(taps, facts.width), {"fc": reader.tensors.pop("fc.weight")})
     return reader.complete(facts, GlanceHead, opening)
 
 
 # The row.
 
-GLANCE = Family(
+GLANCE = HeadFamily(
     name="glance",
     label="glance heads",
     network=GlanceHead,

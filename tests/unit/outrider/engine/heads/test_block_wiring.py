@@ -13,8 +13,8 @@ from torch import Tensor
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.families import DFLASH, DSPARK
 from outrider.engine.heads.loader import LoadedHead, load_head
-from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import Seen, score_head, text_logits
+from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.wiring import ProbeStates, score_head, text_logits
 from outrider.wire.settings.config import DraftConfig
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, BlockHead
 from tests.unit.outrider.engine.heads.layouts import LAYERS, target
@@ -26,7 +26,7 @@ from tests.unit.outrider.engine.heads.test_wiring import NUM_TOKENS, seen_with
 @dataclass(frozen=True)
 class Sound:
     loaded: LoadedHead
-    seen: Seen
+    seen: ProbeStates
     folder: Path
     """Of target and head."""
     truth: BlockHead
@@ -54,13 +54,13 @@ def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Sound(loaded, told(said(loaded, blank)), folder, truth, config)
 
 
-def told(logits: Tensor) -> Seen:
+def told(logits: Tensor) -> ProbeStates:
     """Return random states, and a target that says what logits [T - 2, V] of the third token on say."""
     return seen_with(torch.cat([logits.argmax(-1), torch.zeros(1, dtype=torch.long)]))
 
 
 @torch.inference_mode()
-def said(loaded: LoadedHead, seen: Seen) -> Tensor:
+def said(loaded: LoadedHead, seen: ProbeStates) -> Tensor:
     """Return the logits [T - 2, V] as configured."""
     return text_logits(loaded, seen, loaded.opening.spec.taps)
 
@@ -84,22 +84,22 @@ def test_a_sound_head_passes_and_leaves_nothing(sound: Sound) -> None:
 
 
 def with_taps(loaded: LoadedHead, *taps: int) -> LoadedHead:
-    return replace(loaded, opening=OpeningMap(replace(loaded.opening.spec, taps=taps), loaded.opening.tensors))
+    return replace(loaded, opening=Projection(replace(loaded.opening.spec, taps=taps), loaded.opening.tensors))
 
 
 @pytest.mark.parametrize("taps", [(1, 5), (3, 7), (2, 7), (6, 2)])
 def test_other_taps_are_caught(sound: Sound, taps: tuple[int, ...]) -> None:
     found = score_head(with_taps(sound.loaded, *taps), sound.seen)
-    assert found.winner is not None and found.winner.agreement == 1.0
-    assert found.winner.label == "reading the hidden states [2, 6] (-1 = normed)"
+    assert found.best_other is not None and found.best_other.agreement == 1.0
+    assert found.best_other.label == "reading the hidden states [2, 6] (-1 = normed)"
 
 
 @pytest.mark.parametrize(("trained", "read"), [(LAYERS, NORMED), (NORMED, LAYERS)])
 def test_the_wrong_side_of_the_final_norm_is_caught(sound: Sound, trained: int, read: int) -> None:
     seen = told(said(with_taps(sound.loaded, 2, trained), sound.seen))
     found = score_head(with_taps(sound.loaded, 2, read), seen)
-    assert found.winner is not None and found.winner.agreement == 1.0
-    assert found.winner.label == f"reading the hidden states [2, {trained}] (-1 = normed)"
+    assert found.best_other is not None and found.best_other.agreement == 1.0
+    assert found.best_other.label == f"reading the hidden states [2, {trained}] (-1 = normed)"
 
 
 def test_a_place_that_is_off_by_one_is_caught(sound: Sound) -> None:
@@ -108,8 +108,8 @@ def test_a_place_that_is_off_by_one_is_caught(sound: Sound) -> None:
     other = sound.other(sample_from_anchor=not is_dspark, block_size=size)
     assert other.network.block.num_drafts == sound.loaded.network.block.num_drafts
     found = score_head(other, sound.seen)
-    assert found.winner is not None and found.winner.label.startswith("reading one place")
-    assert found.winner.agreement == 1.0 and found.configured.agreement < 0.9
+    assert found.best_other is not None and found.best_other.label.startswith("reading one place")
+    assert found.best_other.agreement == 1.0 and found.configured.agreement < 0.9
 
 
 def test_a_norm_that_is_too_much_is_caught(sound: Sound) -> None:
@@ -117,8 +117,8 @@ def test_a_norm_that_is_too_much_is_caught(sound: Sound) -> None:
     opening = sound.loaded.opening
     assert opening.fc is not None
     tensors = {**opening.tensors, "fc": 8 * opening.fc}  # which the norm takes back
-    normed = replace(sound.loaded, opening=OpeningMap(opening.spec, tensors))
+    normed = replace(sound.loaded, opening=Projection(opening.spec, tensors))
     spec = replace(opening.spec, norms_output=False)
-    bare = replace(sound.loaded, opening=OpeningMap(spec, {"fc": tensors["fc"]}))
+    bare = replace(sound.loaded, opening=Projection(spec, {"fc": tensors["fc"]}))
     found = score_head(normed, told(said(bare, sound.seen)))
-    assert found.winner is not None and found.winner.label == "with the norm of the rows left out"
+    assert found.best_other is not None and found.best_other.label == "with the norm of the rows left out"

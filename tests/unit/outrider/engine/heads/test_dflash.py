@@ -23,7 +23,7 @@ from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.network import UNMAPPED
-from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.opening import Projection
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
@@ -195,7 +195,7 @@ def shifted(by: int) -> Fault:
 
 def no_hidden_norm(files: HeadFiles) -> HeadFiles:
     spec = replace(files.opening.spec, norms_output=False)
-    return replace(files, opening=OpeningMap(spec, {"fc": files.opening.tensors["fc"]}))
+    return replace(files, opening=Projection(spec, {"fc": files.opening.tensors["fc"]}))
 
 
 FAULTS: dict[str, Fault] = {

@@ -24,7 +24,7 @@ from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
 from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.network import UNMAPPED, CarryHead
-from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.opening import Projection
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
@@ -253,7 +253,7 @@ def absolute_ids(tensors: dict[str, Tensor]) -> None:
 
 def no_opening_norm(files: HeadFiles) -> HeadFiles:
     spec = replace(files.opening.spec, norm="none")
-    return replace(files, opening=OpeningMap(spec, {"fc": files.opening.tensors["fc"]}))
+    return replace(files, opening=Projection(spec, {"fc": files.opening.tensors["fc"]}))
 
 
 FAULTS: dict[str, Fault] = {
@@ -446,7 +446,7 @@ def test_a_head_that_the_fused_path_gets_wrong_runs_on_its_own_modules(
     target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     skip_without_library()
-    right = NativeModel.residual
+    right = NativeModel.set_residual
     monkeypatch.setattr(NativeModel, "residual", lambda self, *, normed: right(self, normed=not normed))
     folder = Eagle3().write(tmp_path, ORIGINAL)
     with caplog.at_level("INFO"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.engine.heads import families
-from outrider.engine.heads.families import Family, family_of, is_same, pard_block
+from outrider.engine.heads.families import HeadFamily, family_of, is_same, pard_block
 from outrider.wire.errors import ConfigError
 from tests.unit.outrider.engine.heads.folders import files
 
@@ -46,7 +46,9 @@ EAGLE3 = ("fc.weight", "lm_head.weight", "midlayer.hidden_norm.weight")
         ({"speculators_model_type": "dspark"}, EAGLE1, families.DSPARK),
     ],
 )
-def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], kind: Family, tmp_path: Path) -> None:
+def test_kinds_that_are_served(
+    config: dict[str, Any], names: tuple[str, ...], kind: HeadFamily, tmp_path: Path
+) -> None:
     assert family_of(files(tmp_path, config, names)) is kind
 
 
@@ -85,7 +87,7 @@ def test_kinds_that_are_not_served(config: dict[str, Any], names: tuple[str, ...
     ],
 )
 def test_a_target_that_drafts_for_itself_is_its_mtp_head(
-    config: dict[str, Any], names: tuple[str, ...], kind: Family, tmp_path: Path
+    config: dict[str, Any], names: tuple[str, ...], kind: HeadFamily, tmp_path: Path
 ) -> None:
     found = files(tmp_path, {**LLAMA, **config}, (*MODEL, *names))
     assert family_of(found, f"{tmp_path}/.") is kind

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.engine.attention.paged_plan import PagedPlan
-from outrider.engine.heads.families import DFLASH, EAGLE3, Family
+from outrider.engine.heads.families import DFLASH, EAGLE3, HeadFamily
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.loader import load_head
 from outrider.engine.step_plan import Row
@@ -20,7 +20,7 @@ from tests.unit.outrider.engine.heads import test_dflash, test_eagle3
 from tests.unit.outrider.engine.heads.block_layouts import BlockHead
 from tests.unit.outrider.engine.heads.layouts import WIDTH, Eagle3
 
-HEADS: tuple[tuple[Family, Eagle3 | BlockHead, dict[str, Any]], ...] = (
+HEADS: tuple[tuple[HeadFamily, Eagle3 | BlockHead, dict[str, Any]], ...] = (
     (EAGLE3, Eagle3(), test_eagle3.ORIGINAL),
     (DFLASH, BlockHead(), test_dflash.ZLAB),
 )
@@ -28,7 +28,7 @@ HEADS: tuple[tuple[Family, Eagle3 | BlockHead, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize(("family", "head", "config"), HEADS)
 def test_a_head_that_the_cache_would_change_is_refused(
-    family: Family,
+    family: HeadFamily,
     head: Any,
     config: dict[str, Any],
     target_folder: str,

@@ -16,8 +16,8 @@ from outrider.engine.heads.families import EAGLE1, MTP, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.joined import JoinedHead, read_eagle1, read_mtp
 from outrider.engine.heads.loader import LoadedHead, load_head
-from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import Seen, score_head, text_logits
+from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.wiring import ProbeStates, score_head, text_logits
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 from tests.unit.outrider.engine.heads.joined_layouts import CASES, Joined, as_qwen, eagle1, in_target
@@ -66,7 +66,7 @@ def norms_less_one(tensors: dict[str, Tensor]) -> None:
 
 
 def before_norm(files: HeadFiles) -> HeadFiles:
-    return replace(files, opening=OpeningMap(replace(files.opening.spec, taps=(LAYERS - 1,)), {}))
+    return replace(files, opening=Projection(replace(files.opening.spec, taps=(LAYERS - 1,)), {}))
 
 
 FAULTS: dict[str, Fault] = {
@@ -111,7 +111,7 @@ def test_the_path_fused_is_not_of_these_heads(tmp_path: Path) -> None:
         load_head(settings(folder, attention_path="fused"), target, EAGLE1)
 
 
-def blank() -> Seen:
+def blank() -> ProbeStates:
     return seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
 
 
@@ -136,7 +136,7 @@ def test_a_miswired_head_is_caught(name: str, tmp_path: Path) -> None:
         wrong = text_logits(loaded, seen_with(best), (NORMED,)).argmax(-1)
         loaded.network.facts = facts
         found = score_head(loaded, seen_with(wrong))
-        assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
+        assert found.best_other is not None and found.best_other.label == label and found.best_other.agreement == 1.0
 
 
 @pytest.mark.parametrize("is_normed", [False, True])

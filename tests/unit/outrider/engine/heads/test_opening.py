@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
-from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
+from outrider.engine.heads.opening import Projection, ProjectionSpec, digest_of
 from outrider.wire.errors import InvalidRequest
 
 LAYERS, WIDTH, OUT, EPSILON = 8, 16, 24, 0.1
@@ -23,7 +23,7 @@ LAYERS, WIDTH, OUT, EPSILON = 8, 16, 24, 0.1
 
 def some_map(
     norm: Any, dtype: torch.dtype = torch.float32, taps: tuple[int, ...] = (2, 0, NORMED), *, after: bool = False
-) -> OpeningMap:
+) -> Projection:
     generator, wide = torch.Generator().manual_seed(1), len(taps) * WIDTH
     tensors = {"fc": torch.randn(OUT, wide, generator=generator) / 6}
     if norm != "none":
@@ -31,10 +31,12 @@ def some_map(
         tensors["norm"] = weight.view(len(taps), WIDTH) if norm == "each" else weight
     if after:
         tensors["output_norm"] = 0.4 + torch.rand(OUT, generator=generator)
-    return OpeningMap(OpeningSpec(taps, OUT, norm, EPSILON, after), {name: t.to(dtype) for name, t in tensors.items()})
+    return Projection(
+        ProjectionSpec(taps, OUT, norm, EPSILON, after), {name: t.to(dtype) for name, t in tensors.items()}
+    )
 
 
-def straight(opening: OpeningMap, taps: Tensor) -> Tensor:
+def straight(opening: Projection, taps: Tensor) -> Tensor:
     """Row by row in float64: [N, m, dt] -> [N, d]."""
     rows = []
     for row in taps.double():
@@ -57,12 +59,12 @@ def straight(opening: OpeningMap, taps: Tensor) -> Tensor:
 @pytest.mark.parametrize("norm", ["none", "each", "all"])
 def test_rows_are_those_of_the_formula(norm: str, after: bool) -> None:
     opening, taps = some_map(norm, after=after), torch.randn(5, 3, WIDTH)
-    sent = OpeningMap.from_bytes(opening.to_bytes(), WIDTH, LAYERS)
+    sent = Projection.from_bytes(opening.to_bytes(), WIDTH, LAYERS)
     assert sent.spec == opening.spec and sent.to_bytes() == opening.to_bytes()
     assert sent.num_bytes == sum(tensor.nbytes for tensor in opening.tensors.values())
     truth = straight(opening, taps)
     assert (sent.double().exact(taps.double()) - truth).abs().max() < 1e-12 * truth.abs().max()
-    rows = OpeningMap.from_bytes(opening.to_bytes(), WIDTH, LAYERS)(taps)
+    rows = Projection.from_bytes(opening.to_bytes(), WIDTH, LAYERS)(taps)
     assert rows.dtype is torch.bfloat16 and (rows - truth).abs().max() < 1e-2 * truth.abs().max()
 
 
@@ -71,12 +73,12 @@ def test_a_transposed_tensor_is_sent_as_any_other() -> None:
     opening = some_map("none")
     fc = opening.tensors["fc"].T.contiguous().T
     assert not fc.is_contiguous()
-    assert OpeningMap(opening.spec, {"fc": fc}).to_bytes() == opening.to_bytes()
+    assert Projection(opening.spec, {"fc": fc}).to_bytes() == opening.to_bytes()
 
 
 def test_the_identity_hands_on_one_tap() -> None:
-    opening = OpeningMap(OpeningSpec((NORMED,), WIDTH), {})
-    sent = OpeningMap.from_bytes(opening.to_bytes(), WIDTH, LAYERS)
+    opening = Projection(ProjectionSpec((NORMED,), WIDTH), {})
+    sent = Projection.from_bytes(opening.to_bytes(), WIDTH, LAYERS)
     taps = torch.randn(4, 1, WIDTH)
     assert torch.equal(sent(taps), taps[:, 0].bfloat16()) and sent.num_bytes == 0
 
@@ -93,7 +95,7 @@ def test_another_map_has_another_digest() -> None:
 def spec(**changes: Any) -> Callable[[], bytes]:
     def data() -> bytes:
         opening = some_map("each")
-        return OpeningMap(replace(opening.spec, **changes), opening.tensors).to_bytes()
+        return Projection(replace(opening.spec, **changes), opening.tensors).to_bytes()
 
     return data
 
@@ -162,11 +164,11 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_a_target_refuses_what_is_no_map_of_its_own(name: str) -> None:
     data, message = REFUSALS[name]
     with pytest.raises(InvalidRequest, match=message):
-        OpeningMap.from_bytes(data(), WIDTH, LAYERS)
+        Projection.from_bytes(data(), WIDTH, LAYERS)
 
 
 def test_a_map_past_the_limit_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     data = some_map("none").to_bytes()
     monkeypatch.setattr("outrider.engine.heads.opening.MAX_OPENING_BYTES", len(data) - 1)
     with pytest.raises(InvalidRequest, match=f"has {len(data)} bytes, at most {len(data) - 1}"):
-        OpeningMap.from_bytes(data, WIDTH, LAYERS)
+        Projection.from_bytes(data, WIDTH, LAYERS)

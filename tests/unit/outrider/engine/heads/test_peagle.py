@@ -15,7 +15,7 @@ from torch import Tensor
 from draft_service.drafters.block_drafter import MaskDrafter
 from draft_service.drafters.feeding import Feeder
 from draft_service.drafters.loading import HeadState, load_draft
-from draft_service.jobs import RowsJob
+from draft_service.jobs import FeaturesJob
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
@@ -180,7 +180,7 @@ class TestDrafter:
 
     def send(self, draft: Draft, start: int, end: int, request_id: int = 1) -> None:
         bits = ROWS[start:end].view(torch.int16).numpy().view(np.uint16)
-        draft.grower.handle(RowsJob(1, 0, start, bits, lambda: None, request_id))
+        draft.grower.handle(FeaturesJob(1, 0, start, bits, lambda: None, request_id))
 
     def expected(self, head: Eagle3, committed: list[int], first: int = 1) -> list[int]:
         rows = ROWS[first - 1 : len(committed) - 1].double()

@@ -18,7 +18,7 @@ from outrider.engine.heads.eagle3 import read_eagle3
 from outrider.engine.heads.families import EAGLE3, MEDUSA
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.loader import LoadedHead, load_head
-from outrider.engine.heads.wiring import Seen, score_head, taps_to_probe, text_logits
+from outrider.engine.heads.wiring import ProbeStates, score_head, taps_to_probe, text_logits
 from outrider.wire.settings.config import DraftConfig
 from tests.random_heads import random_medusa
 from tests.unit.outrider.engine.heads.layouts import LAYERS, SHAPE, VOCAB, Eagle3, hidden_states, target
@@ -39,7 +39,7 @@ FAULTS = (
 class Sound:
     loaded: LoadedHead
     files: HeadFiles
-    seen: Seen
+    seen: ProbeStates
 
     def said(self, loaded: LoadedHead) -> Tensor:
         """Return the logits of a head at every position, and of the step behind each."""
@@ -47,12 +47,12 @@ class Sound:
         return torch.cat([first, text_logits(loaded, self.seen, loaded.opening.spec.taps, ahead=2)])
 
 
-def seen_with(best: Tensor, num_tokens: int = NUM_TOKENS) -> Seen:
+def seen_with(best: Tensor, num_tokens: int = NUM_TOKENS) -> ProbeStates:
     """Return random states, and a target that says after the tokens from the second on what `best` [T - 1] is."""
     hidden = hidden_states(num_tokens).float()
     ids = torch.randint(0, VOCAB, (num_tokens,), generator=torch.Generator().manual_seed(4)).tolist()
     taps = {**{tap: hidden[tap] for tap in range(LAYERS + 1)}, NORMED: hidden[LAYERS].roll(1, -1)}  # as large
-    return Seen(ids, taps, torch.cat([torch.zeros(1, dtype=torch.long), best]))
+    return ProbeStates(ids, taps, torch.cat([torch.zeros(1, dtype=torch.long), best]))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_planted_fault_changes_what_the_head_says_and_is_caught_where_it_is_tr
     assert not torch.allclose(sound.said(loaded), sound.said(sound.loaded), rtol=1e-2, atol=1e-2)
     if fault.is_tried:
         outcome = score_head(loaded, sound.seen)
-        assert outcome.winner is not None and outcome.winner.agreement == 1.0
+        assert outcome.best_other is not None and outcome.best_other.agreement == 1.0
         assert outcome.configured.agreement < 0.9
 
 
@@ -108,7 +108,9 @@ def test_medusa_before_the_final_norm_is_caught(tmp_path: Path) -> None:
     seen = seen_with(best)
     assert score_head(loaded, seen).fault is None
     found = score_head(loaded, exchanged(seen))
-    assert found.winner is not None and found.winner.label == f"reading the hidden states [{LAYERS}] (-1 = normed)"
+    assert (
+        found.best_other is not None and found.best_other.label == f"reading the hidden states [{LAYERS}] (-1 = normed)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.loader import LoadedHead
-from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import MAX_TOKENS, Seen
+from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.wiring import MAX_TOKENS, ProbeStates
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelRunner
 
@@ -69,13 +69,13 @@ def eagle3_faults(files: HeadFiles, num_layers: int) -> Iterator[Fault]:
 def with_taps(files: HeadFiles, taps: tuple[int, ...]) -> HeadFiles:
     opening = files.opening
     spec = replace(opening.spec, taps=taps)
-    return replace(files, facts=replace(files.facts, taps=taps), opening=OpeningMap(spec, opening.tensors))
+    return replace(files, facts=replace(files.facts, taps=taps), opening=Projection(spec, opening.tensors))
 
 
 def without_opening_norm(files: HeadFiles) -> HeadFiles:
     spec = replace(files.opening.spec, norm="none")
     assert files.opening.fc is not None
-    return replace(files, opening=OpeningMap(spec, {"fc": files.opening.fc}))
+    return replace(files, opening=Projection(spec, {"fc": files.opening.fc}))
 
 
 def swapped_norms(files: HeadFiles) -> HeadFiles:
@@ -113,7 +113,7 @@ def shuffled(tensors: Mapping[str, Tensor], generator: torch.Generator) -> dict[
 def another_head(files: HeadFiles, seed: int) -> HeadFiles:
     """Return a head that was not trained for this target."""
     generator = torch.Generator().manual_seed(seed)
-    opening = OpeningMap(files.opening.spec, shuffled(files.opening.tensors, generator))
+    opening = Projection(files.opening.spec, shuffled(files.opening.tensors, generator))
     return replace(files, tensors=shuffled(files.tensors, generator), opening=opening)
 
 
@@ -131,7 +131,7 @@ def made(files: HeadFiles, sound: LoadedHead) -> LoadedHead:
     return replace(sound, network=head, opening=files.opening, runner=runner, undecided=files.undecided)
 
 
-def exchanged(seen: Seen) -> Seen:
+def exchanged(seen: ProbeStates) -> ProbeStates:
     """Return what a head sees that reads the last hidden state on the wrong side of the final norm."""
     last = max(seen.taps)
     return replace(seen, taps={**seen.taps, NORMED: seen.taps[last], last: seen.taps[NORMED]})

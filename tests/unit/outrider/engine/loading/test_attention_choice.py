@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.attention.paged import PagedPath, PathUnavailable
+from outrider.engine.attention.paged import PagedPath
+from outrider.engine.errors import PathUnavailable
 from outrider.engine.loading.attention_choice import choose_path
 from outrider.engine.model_facts import ModelFacts
 from outrider.wire.errors import ConfigError

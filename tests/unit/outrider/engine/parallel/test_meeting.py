@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.parallel.meeting import join_host, make_meeting_place, receive_guests
+from outrider.engine.parallel.meeting import accept_followers, connect_to_rank_zero, make_meeting_place
 from outrider.wire.errors import ConfigError, Unavailable
 
 
@@ -16,12 +16,12 @@ def test_ranks_meet_in_any_order_and_miss_each_other_at_once(tmp_path: Path) -> 
     hosts = {}
 
     def come(rank: int) -> None:
-        hosts[rank] = join_host(tmp_path, rank, 10)
+        hosts[rank] = connect_to_rank_zero(tmp_path, rank, 10)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (2, 1)]
     for thread in threads:
         thread.start()
-    guests = receive_guests(tmp_path, 3, 10)
+    guests = accept_followers(tmp_path, 3, 10)
     for thread in threads:
         thread.join()
     assert [guest.rank for guest in guests] == [1, 2]
@@ -41,9 +41,9 @@ def test_ranks_meet_in_any_order_and_miss_each_other_at_once(tmp_path: Path) -> 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"ranks \[1, 2\] of 3 did not come within 0.05 s"):
-        receive_guests(tmp_path, 3, 0.05)
+        accept_followers(tmp_path, 3, 0.05)
     with pytest.raises(Unavailable, match="rank 0 does not listen"):
-        join_host(tmp_path, 1, 0.05)
+        connect_to_rank_zero(tmp_path, 1, 0.05)
 
 
 def test_the_meeting_place_is_private(tmp_path: Path) -> None:

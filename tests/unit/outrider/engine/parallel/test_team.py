@@ -25,7 +25,7 @@ from outrider.engine.loading.attention_choice import choose_path
 from outrider.engine.loading.loaded import load_split
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.parallel import messages, team
-from outrider.engine.parallel.meeting import Host, join_host
+from outrider.engine.parallel.meeting import RankZeroLines, connect_to_rank_zero
 from outrider.engine.parallel.team import ParallelPath, Team
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
@@ -76,7 +76,7 @@ class Computes:
 class Met:
     """A team over real lines, whose follower is this test."""
 
-    def __init__(self, team: Team, host: Host, lost: list[OutriderError]) -> None:
+    def __init__(self, team: Team, host: RankZeroLines, lost: list[OutriderError]) -> None:
         self.team, self.host, self.lost = team, host, lost
         self.part = Computes()
         self.path = ParallelPath(self.part, team, VOCAB_SIZE)
@@ -92,7 +92,7 @@ def met(folder: Path) -> Iterator[Met]:
     lost: list[OutriderError] = []
     leader = Team(2, lost.append)
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(join_host, folder, 1, 10)
+        coming = pool.submit(connect_to_rank_zero, folder, 1, 10)
         leader.meet(torch.device("cpu"), config_of("any"), str(folder))
         host = coming.result()
     try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outrider.engine.sampling.penalties import (
     SamplingState,
 )
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.wire.requests.params import SamplingParams
 
 EOS = (7, 11)
@@ -67,7 +67,7 @@ def scores(draw: st.DrawFn, sizes: st.SearchStrategy[int] = st.integers(1, 300))
     return x.astype(np.float32)
 
 
-def dense(law: RowLaw) -> torch.Tensor:
+def dense(law: TokenDistribution) -> torch.Tensor:
     """[V] float64 probabilities."""
     probs = np.zeros(law.vocab_size)
     probs[slice(None) if law.ids is None else law.ids] = law.probs()

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.sampling.acceptance import Accepted, Noise, accept_block, accept_block_one
+from outrider.engine.sampling.acceptance import ChainDecisions, Noise, accept_block, accept_block_one
 from outrider.engine.sampling.coupled import coupled_place, device_keys
-from outrider.engine.sampling.row_law import Ids, RowLaw, Weights
+from outrider.engine.sampling.row_law import Ids, TokenDistribution, Weights
 from outrider.wire.requests.params import SamplingParams
 from tests.proposals import accept_token, accept_token_one
 from tests.unit.outrider.engine.sampling.drawing import draw
@@ -19,7 +19,7 @@ from tests.unit.outrider.engine.sampling.drawing import draw
 INF = math.inf
 
 
-def pairs(outcome: Accepted) -> list[tuple[int, int]]:
+def pairs(outcome: ChainDecisions) -> list[tuple[int, int]]:
     return list(zip(outcome.num_accepted.tolist(), outcome.next_ids.tolist(), strict=True))
 
 
@@ -75,7 +75,8 @@ def test_host_and_device_recover_and_add_the_same_ids(one: Callable[..., tuple[i
     for b, (num_accepted, next_id) in enumerate(pairs(batched(**batch))):
         num = int(batch["num_drafted"][b])
         targets, drafts = (
-            [RowLaw(40, row.numpy()) for row in batch[f"{name}_log_probs"][b]] for name in ("target", "draft")
+            [TokenDistribution(40, row.numpy()) for row in batch[f"{name}_log_probs"][b]]
+            for name in ("target", "draft")
         )
 
         def own(place: int, weights: Weights, ids: Ids | None, b: int = b) -> int:

@@ -19,9 +19,9 @@ from torch import Tensor
 from outrider.engine.sampling import acceptance
 from outrider.engine.sampling.acceptance import Noise, accept_block, accept_block_one
 from outrider.engine.sampling.coupled import device_keys
-from outrider.engine.sampling.noise import Purpose, host_uniforms
+from outrider.engine.sampling.noise import NoiseStream, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.sampling.row_law import RowLaw, draw_place
+from outrider.engine.sampling.row_law import TokenDistribution, draw_place
 from outrider.engine.sampling.sampling import distributions, probabilities
 from outrider.wire.requests.params import SamplingParams
 from tests.law.table import ENUMERATED, Row, enumerated_row
@@ -95,7 +95,7 @@ class Round:
     RULE = staticmethod(accept_token)
     NAME, WHERE = "rejection by token", "batch on a device"
 
-    def decide(self, rows: Tensor, accept: Tensor, own: Tensor) -> acceptance.Accepted:
+    def decide(self, rows: Tensor, accept: Tensor, own: Tensor) -> acceptance.ChainDecisions:
         """own [N, K + 1] stands for the numbers that the target draws its own tokens with."""
         counts, keys = torch.full_like(rows, self.num_drafted), torch.zeros(len(rows), 4, dtype=torch.int64)
         laws = self.target[rows], self.shipped[rows], self.ids[rows]
@@ -103,7 +103,7 @@ class Round:
             patch.setattr(acceptance, "picked", lambda log_weights, at: by_number(log_weights, own, at[:, 3]))
             return self.rule(*laws, counts, accept, keys)
 
-    def rule(self, *args: Tensor) -> acceptance.Accepted:
+    def rule(self, *args: Tensor) -> acceptance.ChainDecisions:
         return self.RULE(*args)
 
     def noise(self, num: int, accepted: int) -> tuple[Tensor, Tensor]:
@@ -194,14 +194,14 @@ class HostRound(Round):
         self.target_laws = [[sparse(row) for row in rows] for rows in self.target]
         self.draft_laws = [[sparse(row) for row in rows] for rows in self.shipped]
 
-    def decide(self, rows: Tensor, accept: Tensor, own: Tensor) -> acceptance.Accepted:
+    def decide(self, rows: Tensor, accept: Tensor, own: Tensor) -> acceptance.ChainDecisions:
         noises = [
             Noise(kept, lambda place, weights, ids, u=u: draw_place(weights, u[place]))
             for kept, u in zip(accept.numpy(), own.tolist(), strict=True)
         ]
         found = [self.decide_one(row, noise) for row, noise in zip(rows.tolist(), noises, strict=True)]
         num_accepted, next_ids = torch.tensor(found).T
-        return acceptance.Accepted(num_accepted, next_ids)
+        return acceptance.ChainDecisions(num_accepted, next_ids)
 
     def decide_one(self, row: int, noise: Noise) -> tuple[int, int]:
         n = self.num_drafted
@@ -227,10 +227,10 @@ def by_numbers_from(first: Tensor, own: Tensor) -> Callable[[Tensor, Tensor], Te
     )
 
 
-def sparse(log_probs: Tensor) -> RowLaw:
+def sparse(log_probs: Tensor) -> TokenDistribution:
     """[V] float32, over its support alone; a whole row where that is everything."""
-    ids, scores = RowLaw(len(log_probs), log_probs.numpy()).support()
-    return RowLaw(len(log_probs), scores, None if len(ids) == len(log_probs) else ids)
+    ids, scores = TokenDistribution(len(log_probs), log_probs.numpy()).support()
+    return TokenDistribution(len(log_probs), scores, None if len(ids) == len(log_probs) else ids)
 
 
 def emitted_law(
@@ -420,7 +420,7 @@ def lenient(share: float) -> tuple[type[Round], type[Round]]:
     """On a device and a slot at a time."""
 
     class OnDevice(Round):
-        def rule(self, *args: Tensor) -> acceptance.Accepted:
+        def rule(self, *args: Tensor) -> acceptance.ChainDecisions:
             return accept_token(*args, share)
 
     class OneSlot(HostRound):
@@ -480,7 +480,7 @@ class TestBrokenRulesFail:
 
     def test_always_accepting(self) -> None:
         class Broken(Round):
-            def rule(self, *args: Tensor) -> acceptance.Accepted:
+            def rule(self, *args: Tensor) -> acceptance.ChainDecisions:
                 return accept_token(*args[:4], torch.full_like(args[4], TINY), args[5])
 
         assert error(TARGET, DRAFT, 4, 2, rounds=Broken) > BROKEN
@@ -495,8 +495,8 @@ def simulate(
     target: Tensor,
     draft: Tensor,
     k: int,
-    purposes: dict[Purpose, Purpose],
-    rule: Callable[..., acceptance.Accepted] = accept_token,
+    purposes: dict[NoiseStream, NoiseStream],
+    rule: Callable[..., acceptance.ChainDecisions] = accept_token,
     round_counts: bool = True,
 ) -> Tensor:
     """Decode LENGTH tokens under NUM_RUNS seeds with the real generator; returns counts [VOCAB ** LENGTH].
@@ -512,7 +512,7 @@ def simulate(
     tokens = torch.zeros(NUM_RUNS, 1 + LENGTH + k + 1, dtype=torch.int64)  # the first is the prompt's
     length = torch.ones(NUM_RUNS, dtype=torch.int64)
 
-    def noise(purpose: Purpose, num: int) -> Tensor:
+    def noise(purpose: NoiseStream, num: int) -> Tensor:
         stream = purposes.get(purpose, purpose)
         keys, choices = (column.numpy().astype(np.uint64) for column in (seeds, seeds * 0))
         positions = length.numpy().astype(np.uint64)
@@ -522,15 +522,15 @@ def simulate(
 
     while bool((length <= LENGTH).any()):
         context = [tokens[rows, length - 1]]
-        for u in noise(Purpose.DRAFT, k).unbind(1):
+        for u in noise(NoiseStream.DRAFT, k).unbind(1):
             context.append(draw(draft[context[-1]], u))
         path = torch.stack(context, dim=1)  # [NUM_RUNS, k + 1]
         keys = device_keys(params, length.tolist(), length.device)
         laws = target[path], draft[path[:, :-1]]
         with pytest.MonkeyPatch.context() as patch:
-            if Purpose.TARGET in purposes:
-                patch.setattr(acceptance, "picked", by_numbers_from(length, noise(Purpose.TARGET, k + 1)))
-            outcome = rule(*laws, path[:, 1:], num_drafted, noise(Purpose.ACCEPT, k), keys)
+            if NoiseStream.TARGET in purposes:
+                patch.setattr(acceptance, "picked", by_numbers_from(length, noise(NoiseStream.TARGET, k + 1)))
+            outcome = rule(*laws, path[:, 1:], num_drafted, noise(NoiseStream.ACCEPT, k), keys)
         going = length <= LENGTH
         for j in range(k):
             keep = going & (j < outcome.num_accepted)
@@ -569,11 +569,11 @@ class TestNoiseInRounds:
     @pytest.mark.parametrize(
         "shared",
         [
-            {Purpose.ACCEPT: Purpose.DRAFT},
-            {Purpose.TARGET: Purpose.DRAFT},
-            {Purpose.TARGET: Purpose.ACCEPT},
+            {NoiseStream.ACCEPT: NoiseStream.DRAFT},
+            {NoiseStream.TARGET: NoiseStream.DRAFT},
+            {NoiseStream.TARGET: NoiseStream.ACCEPT},
         ],
         ids=["accept with the draft's noise", "recover with the draft's noise", "recover with the acceptance's noise"],
     )
-    def test_shared_noise_is_caught(self, shared: dict[Purpose, Purpose]) -> None:
+    def test_shared_noise_is_caught(self, shared: dict[NoiseStream, NoiseStream]) -> None:
         assert p_value(simulate(self.TARGET, self.DRAFT, 2, shared), self.TARGET) < 1e-6

@@ -18,13 +18,13 @@ from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.engine.sampling.acceptance import Noise
-from outrider.engine.sampling.count_law import law_of_counts
+from outrider.engine.sampling.count_law import distribution_of_counts
 from outrider.engine.sampling.coupled import coupled_id
-from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.papers.tables import Bigram, Unigram
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.drafters import Drafter
@@ -44,19 +44,19 @@ VOCAB, K = 3, 2
 SEQUENCE = [0, 1, 2, 0, 1, 1, 2, 1, 2, 0, 1]
 
 
-def law_at(follower: Follower, state: SamplingState, prefix: tuple[int, ...]) -> RowLaw | None:
+def law_at(follower: Follower, state: SamplingState, prefix: tuple[int, ...]) -> TokenDistribution | None:
     """Anew from the end of the sequence."""
     walk = follower.walk()
     for token_id in prefix:
         walk.step(token_id)
     counts = walk.next()
-    return None if counts is None else law_of_counts(counts, LogitRow(state, prefix), VOCAB)
+    return None if counts is None else distribution_of_counts(counts, LogitRow(state, prefix), VOCAB)
 
 
 class Stopping(HostRound):
     """A draft sequence ends where the drafter has nothing to say: the zeros there are not drafts."""
 
-    law: Callable[[tuple[int, ...]], RowLaw | None]
+    law: Callable[[tuple[int, ...]], TokenDistribution | None]
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -101,7 +101,7 @@ def test_the_output_has_the_targets_law(name: str, how: str, rounds: type[Stoppi
 def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> CandidateTree:
     """The chain that the target grows in a slot that has this sequence."""
     own, slot = opened(drafter, params)
-    chain = own.candidates(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), most)
+    chain = own.candidates(slot, Drafter.NGRAM, state_of(params), SlotAcceptance(RankAcceptance()), most)
     assert chain.tree.is_chain and chain.max_len == most
     return chain
 
@@ -131,7 +131,7 @@ def test_a_chain_is_drawn_from_the_laws_that_come_with_it(name: str, how: str) -
             if law is None:
                 assert expected.support()[0].tolist() == [token_id]
                 continue
-            assert isinstance(law, RowLaw)
+            assert isinstance(law, TokenDistribution)
             assert np.array_equal(law.dense_scores(), expected.normalised().dense_scores())
             share *= law.prob(token_id)
         after = law_at(follower, state, ids)
@@ -151,9 +151,9 @@ def test_its_numbers_are_no_drafts() -> None:
         chain = grown(DRAFTERS["bigram"](), params)
         start, num = len(SEQUENCE), len(chain.tree)
         positions = range(start, start + num)
-        (numbers,) = host_slot_uniforms([params] * num, [start] * num, positions, [Purpose.OWN_DRAFT])
+        (numbers,) = host_slot_uniforms([params] * num, [start] * num, positions, [NoiseStream.OWN_DRAFT])
         for token_id, law, u in zip(chain.tree.ids, chain.distributions, numbers, strict=True):
-            assert law is None or (isinstance(law, RowLaw) and token_id == law.draw(float(u)))
+            assert law is None or (isinstance(law, TokenDistribution) and token_id == law.draw(float(u)))
 
 
 @pytest.mark.parametrize("how", PARAMS)
@@ -186,5 +186,5 @@ def test_an_output_is_copied_on_from_what_an_encoder_reads(make: Callable[[], Se
     for base_len, ids, expected in ((6, [0, 2, 2], (1, 0, 1)), (7, [2], (2, 1, 0)), (6, [1], ())):
         slot.committed = [*SEQUENCE[:6], *([0] if base_len == 7 else []), *ids]
         own.commit(slot, base_len)
-        chain = own.candidates(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), 3)
+        chain = own.candidates(slot, Drafter.NGRAM, state_of(params), SlotAcceptance(RankAcceptance()), 3)
         assert ids_of(chain)[: len(expected)] == expected

@@ -19,11 +19,11 @@ from outrider.engine.sampling.coupled import (
     device_keys,
     fixed_log,
     gumbels_of,
-    picked,
+    pick,
     uniforms,
 )
-from outrider.engine.sampling.noise import Purpose, host_uniforms
-from outrider.engine.sampling.row_law import NothingToDraw, RowLaw
+from outrider.engine.sampling.noise import NoiseStream, host_uniforms
+from outrider.engine.sampling.row_law import EmptyDistribution, TokenDistribution
 from tests.coupled_bits import (
     SEEDS,
     check_ids,
@@ -52,8 +52,8 @@ class TestNoise:
         own = uniforms(params_of(), 9, 100)
         others = [
             host_uniforms(*(np.array([value], dtype=np.uint64) for value in (7, 0, 9)), purpose)[0]
-            for purpose in Purpose
-            if purpose is not Purpose.TARGET
+            for purpose in NoiseStream
+            if purpose is not NoiseStream.TARGET
         ]
         assert not set(others) & set(own)
 
@@ -120,15 +120,15 @@ class TestToken:
             weights[rng.integers(60)] = 1.0
             every = coupled_place(weights, None, params_of(), position)
             keys = device_keys([params_of()], [position], cpu)
-            assert picked(torch.from_numpy(weights)[None].log(), keys).tolist() == [every]
+            assert pick(torch.from_numpy(weights)[None].log(), keys).tolist() == [every]
             ids = np.flatnonzero(weights)
             assert ids[coupled_place(weights[ids], ids, params_of(), position)] == every
 
     def test_nothing_to_draw(self) -> None:
         for score in (-math.inf, math.nan):
-            with pytest.raises(NothingToDraw):
-                coupled_id(RowLaw(3, np.full(3, score, dtype=np.float32)), params_of(), 1)
-            with pytest.raises(NothingToDraw):
+            with pytest.raises(EmptyDistribution):
+                coupled_id(TokenDistribution(3, np.full(3, score, dtype=np.float32)), params_of(), 1)
+            with pytest.raises(EmptyDistribution):
                 coupled_place(np.exp(np.full(3, score)), None, params_of(), 1)
 
 
@@ -156,7 +156,7 @@ class TestLaw:
         """At least (1 - TV) / (1 + TV), at most 1 - TV."""
         rng = np.random.default_rng(5)
         target, draft = random_law(rng, 50), random_law(rng, 50)
-        draft = RowLaw(50, np.float32(0.7) * target.scores + np.float32(0.3) * draft.scores)
+        draft = TokenDistribution(50, np.float32(0.7) * target.scores + np.float32(0.3) * draft.scores)
         tv = 0.5 * np.abs(target.probs() - draft.probs()).sum()
         count = 8_000
         same = sum(coupled_id(target, params_of(), i) == coupled_id(draft, params_of(), i) for i in range(count))

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from gateway.grammars import of_schema
 from outrider.engine.sampling import grammar as grammar_module
 from outrider.engine.sampling import penalties
-from outrider.engine.sampling.count_law import law_of_counts
+from outrider.engine.sampling.count_law import distribution_of_counts
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.grammar import Grammars, GrammarState
 from outrider.engine.sampling.host_sampling import HostLogits
@@ -145,9 +145,9 @@ class TestMasks:
     def test_what_is_counted_is_what_is_allowed(self) -> None:
         """Tables, and their way around a law of one id."""
         row = LogitRow(state_of(SCHEMA))
-        assert law_of_counts((np.array([COMMA]), np.array([3.0])), row, VOCAB) is None
-        one = law_of_counts((np.array([OPEN]), np.array([3.0])), row, VOCAB)
-        many = law_of_counts((np.array([ONE, OPEN]), np.array([9.0, 1.0])), row, VOCAB)
+        assert distribution_of_counts((np.array([COMMA]), np.array([3.0])), row, VOCAB) is None
+        one = distribution_of_counts((np.array([OPEN]), np.array([3.0])), row, VOCAB)
+        many = distribution_of_counts((np.array([ONE, OPEN]), np.array([9.0, 1.0])), row, VOCAB)
         assert one is not None and many is not None
         assert one.prob(OPEN) == many.prob(OPEN) == 1.0
 

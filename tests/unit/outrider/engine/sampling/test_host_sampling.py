@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.sampling.host_sampling import HostLogits, law_of
+from outrider.engine.sampling.host_sampling import HostLogits, distribution_of
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_row, process_unchecked
 from outrider.engine.sampling.sampling import distributions, probabilities
 from outrider.wire.requests.params import SamplingParams
@@ -52,7 +52,7 @@ class TestLaws:
     @given(x=scores() | scores(st.just(5_000)), params=CHAINS)
     @settings(max_examples=150)
     def test_equal_a_devices(self, x: np.ndarray, params: SamplingParams) -> None:
-        got, wanted = dense(law_of(x, params)), on_a_device(x, params)
+        got, wanted = dense(distribution_of(x, params)), on_a_device(x, params)
         # Sums in another order may part by one token where thousands are nearly equal, and by any that weigh nothing.
         parted = torch.maximum(got, wanted)[(got > 0) != (wanted > 0)]
         assert len(parted) <= 1 or parted.sum() - parted.max() < 1e-12
@@ -61,7 +61,7 @@ class TestLaws:
     @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-38, 100.0])
     def test_extremes_neither_warn_nor_lose_the_best(self, temperature: float) -> None:
         x = np.array([3e38, -3e38, 3e38, 0.0], dtype=np.float32)
-        law = law_of(x, SamplingParams(temperature=temperature, top_p=0.9, min_p=0.01))
+        law = distribution_of(x, SamplingParams(temperature=temperature, top_p=0.9, min_p=0.01))
         assert law.prob(0) == pytest.approx(0.5) and law.prob(1) == 0.0
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outrider.engine.sampling.noise import Purpose, host_philox4x32, host_uniforms
+from outrider.engine.sampling.noise import NoiseStream, host_philox4x32, host_uniforms
 
 # Random123, tests/kat_vectors, the three "philox4x32 10" lines: counter, key, result.
 KNOWN_ANSWERS = [
@@ -29,7 +29,7 @@ def column(*values: int) -> NDArray[np.uint64]:
     return np.array(values, dtype=np.uint64)
 
 
-def draw(seed: int, choice: int, position: int, purpose: Purpose, round_: int = 0, candidate: int = 0) -> float:
+def draw(seed: int, choice: int, position: int, purpose: NoiseStream, round_: int = 0, candidate: int = 0) -> float:
     return float(host_uniforms(column(seed), column(choice), column(position), purpose, round_, candidate)[0])
 
 
@@ -50,22 +50,22 @@ def test_equals_unbounded_integers_on_random_input(num: int) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
 def test_key_and_counter_layout(seed: int) -> None:
     choice, position, round_, candidate = 1023, 4_000_000_000, 3_999_999_998, 5
-    counter = [round_, position, Purpose.OWN_DRAFT | choice << 8, candidate]
+    counter = [round_, position, NoiseStream.OWN_DRAFT | choice << 8, candidate]
     words = philox_by_hand(counter, [seed & WORD, seed >> 32])
     expected = (words[0] << 21 | words[1] >> 11) / 2**53
-    assert draw(seed, choice, position, Purpose.OWN_DRAFT, round_, candidate) == expected
+    assert draw(seed, choice, position, NoiseStream.OWN_DRAFT, round_, candidate) == expected
 
 
 def test_every_part_of_the_key_changes_the_number() -> None:
-    base = draw(5, 1, 9, Purpose.ACCEPT)
+    base = draw(5, 1, 9, NoiseStream.ACCEPT)
     others = [
-        draw(5 + 2**32, 1, 9, Purpose.ACCEPT),
-        draw(6, 1, 9, Purpose.ACCEPT),
-        draw(5, 2, 9, Purpose.ACCEPT),
-        draw(5, 1, 10, Purpose.ACCEPT),
-        draw(5, 1, 9, Purpose.OWN_DRAFT),
-        draw(5, 1, 9, Purpose.ACCEPT, round_=8),
-        draw(5, 1, 9, Purpose.ACCEPT, candidate=1),
+        draw(5 + 2**32, 1, 9, NoiseStream.ACCEPT),
+        draw(6, 1, 9, NoiseStream.ACCEPT),
+        draw(5, 2, 9, NoiseStream.ACCEPT),
+        draw(5, 1, 10, NoiseStream.ACCEPT),
+        draw(5, 1, 9, NoiseStream.OWN_DRAFT),
+        draw(5, 1, 9, NoiseStream.ACCEPT, round_=8),
+        draw(5, 1, 9, NoiseStream.ACCEPT, candidate=1),
     ]
     assert len({base, *others}) == 8
 
@@ -74,12 +74,12 @@ def test_a_number_does_not_depend_on_its_batch() -> None:
     generator = np.random.default_rng(0)
     seeds = generator.integers(0, 2**64, 100, dtype=np.uint64)
     positions = np.arange(100, dtype=np.uint64)
-    choices, purposes = positions % 3, generator.choice(np.array(Purpose, dtype=np.uint64), 100)
+    choices, purposes = positions % 3, generator.choice(np.array(NoiseStream, dtype=np.uint64), 100)
     together = host_uniforms(seeds, choices, positions, purposes)
     order = generator.permutation(100)
     reordered = host_uniforms(seeds[order], choices[order], positions[order], purposes[order])
     assert reordered.tolist() == together[order].tolist()
-    alone = [draw(int(seeds[i]), i % 3, i, Purpose(int(purposes[i]))) for i in range(100)]
+    alone = [draw(int(seeds[i]), i % 3, i, NoiseStream(int(purposes[i]))) for i in range(100)]
     assert together.tolist() == alone
 
 
@@ -87,5 +87,5 @@ def test_open_interval_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for word, expected in ((0, 2.0**-54), (WORD, 1 - 2.0**-53)):
         words = np.full((4, 1), word, dtype=np.uint64)
         monkeypatch.setattr("outrider.engine.sampling.noise.host_philox4x32", lambda counter, key, words=words: words)
-        assert draw(0, 0, 0, Purpose.DRAFT) == expected
+        assert draw(0, 0, 0, NoiseStream.DRAFT) == expected
         assert 0.0 < expected < 1.0

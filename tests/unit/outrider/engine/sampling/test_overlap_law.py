@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from outrider.engine.sampling.acceptance import Noise, accept_block_one
-from outrider.engine.sampling.noise import Purpose
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.noise import NoiseStream
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Proposal
@@ -80,14 +80,14 @@ class Step:
         """Return the id of the chain that is drawn after `place` others."""
         segments = self.chain[: place + 1]
         if segments not in self._tokens:
-            number = self.numbers[Purpose.DRAFT, self.length + place, segments[-1]]
+            number = self.numbers[NoiseStream.DRAFT, self.length + place, segments[-1]]
             self._tokens[segments] = self.law(place).draw(number)
         return self._tokens[segments]
 
     def prefix(self, num: int) -> Prefix:
         return (*self.start, *(self.token(place) for place in range(num)))
 
-    def law(self, place: int) -> RowLaw:
+    def law(self, place: int) -> TokenDistribution:
         """Return the draft's law after so many tokens of the chain."""
         return self.pair.draft(self.prefix(place))
 
@@ -109,10 +109,10 @@ class Step:
         ids, laws = self.prefix(num_drafted)[self.length :], [self.law(place) for place in range(num_drafted)]
         return self.verdict(ids, laws)
 
-    def verdict(self, ids: Sequence[int], laws: Sequence[RowLaw]) -> tuple[int, int]:
+    def verdict(self, ids: Sequence[int], laws: Sequence[TokenDistribution]) -> tuple[int, int]:
         at, now = self.length, self.length
         noise = Noise(
-            [self.numbers[Purpose.ACCEPT, at + j, now] for j in range(len(ids))],  # type: ignore[arg-type]
+            [self.numbers[NoiseStream.ACCEPT, at + j, now] for j in range(len(ids))],  # type: ignore[arg-type]
             own_draw(self.own_number),
         )
         return self.scheme.rule(lambda j: self.pair.target((*self.start, *ids[:j])), laws, ids, noise)
@@ -401,14 +401,14 @@ class TestPlantedFaultsOfKnownNoise:
     def test_drafts_drawn_with_it(self) -> None:
         def drafts(step: Step, place: int) -> Hashable:
             if place < len(step.chain):
-                return Purpose.DRAFT, step.length + place, step.chain[place]
+                return NoiseStream.DRAFT, step.length + place, step.chain[place]
             return one_a_position(step, place)
 
         for rule in (accept_token_one, accept_block_one):
             assert off(Scheme(fixed(2), own_key=drafts, rule=rule), WIDE, 2) > BROKEN
 
 
-def with_own_drafts(rule: Callable[..., tuple[int, int]], pair: Pair, purpose: Purpose) -> float:
+def with_own_drafts(rule: Callable[..., tuple[int, int]], pair: Pair, purpose: NoiseStream) -> float:
     """Every other step verifies two drafts that the target makes itself, of another law, while the draft's chain lies
     there, which goes on where it has foreseen what was committed. purpose: of the numbers of the target's drafts.
     """
@@ -419,7 +419,7 @@ def with_own_drafts(rule: Callable[..., tuple[int, int]], pair: Pair, purpose: P
             return next_state(scheme, pair, state, chooser)
         step = Step(scheme, pair, state, chooser)
         step.chain = scheme.grow(step)
-        ids, laws = list[int](), list[RowLaw]()
+        ids, laws = list[int](), list[TokenDistribution]()
         for place in range(2):
             laws.append(other((*step.start, *ids)))
             ids.append(laws[-1].draw(step.numbers[purpose, step.length + place, step.length]))
@@ -436,10 +436,10 @@ def with_own_drafts(rule: Callable[..., tuple[int, int]], pair: Pair, purpose: P
 class TestDraftsOfTheTargetsOwn:
     @pytest.mark.parametrize("rule", [accept_token_one, accept_block_one])
     def test_exact(self, rule: Callable[..., tuple[int, int]]) -> None:
-        assert max(with_own_drafts(rule, pair, Purpose.OWN_DRAFT) for pair in PAIRS) < TOLERANCE
+        assert max(with_own_drafts(rule, pair, NoiseStream.OWN_DRAFT) for pair in PAIRS) < TOLERANCE
 
     def test_a_block_drawn_with_the_numbers_of_the_chain_beside_it_is_not(self) -> None:
-        assert min(with_own_drafts(accept_block_one, pair, Purpose.DRAFT) for pair in PAIRS) > BROKEN
+        assert min(with_own_drafts(accept_block_one, pair, NoiseStream.DRAFT) for pair in PAIRS) > BROKEN
 
 
 @dataclass(frozen=True)
@@ -465,7 +465,7 @@ class TreeStep:
         law, found = self.pair.draft((*self.start, *prefix)), list[int]()
         for candidate in range(num):
             at = len(self.start) + len(prefix)
-            found.append(law.draw(self.numbers[Purpose.DRAFT, at, self.segment, candidate]))
+            found.append(law.draw(self.numbers[NoiseStream.DRAFT, at, self.segment, candidate]))
             law = law.without(found[-1])
         return found
 
@@ -488,7 +488,8 @@ class TreeStep:
             {node: [(self.pair.draft((*self.start, *tree.prefix(node))), tree.children(node))] for node in parents}
         )
         uniforms: Any = [
-            self.numbers[Purpose.ACCEPT, now + tree.depth(draw.node) - 1, now, tree.ranks[draw.node]] for draw in draws
+            self.numbers[NoiseStream.ACCEPT, now + tree.depth(draw.node) - 1, now, tree.ranks[draw.node]]
+            for draw in draws
         ]
         noise = Noise(uniforms, own_draw(lambda place: self.numbers["own", now + place]))
         slot: Any = PlainSlot(SamplingParams(), [])
@@ -506,7 +507,7 @@ def next_tree_state(pair: Pair, arrived: Arrived, state: TreeState, chooser: Cho
     known = {
         (purpose, at, *rest): value
         for (purpose, at, *rest), value in step.numbers.known.items()  # type: ignore[misc]
-        if purpose in (Purpose.DRAFT, "own") and at >= len(committed)  # others are keyed with the step
+        if purpose in (NoiseStream.DRAFT, "own") and at >= len(committed)  # others are keyed with the step
     }
     return TreeState(committed, state.segment if goes_on else len(committed), tuple(sorted(known.items(), key=str)))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.sampling.reported import packed_ranks, reported, unpacked_ranks
+from outrider.engine.sampling.reported import pack_ranks, reported, unpack_ranks
 from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda, fake_cuda
 
 
@@ -23,9 +23,9 @@ def test_a_prompts_scores_are_those_of_its_logits(device: FakeCuda) -> None:
     ids = [3, 29, 0, 8]
     on_device = logits.to("cuda")
     device.take()
-    there = packed_ranks(on_device, ids, 2)
+    there = pack_ranks(on_device, ids, 2)
     assert not device.take().waits
-    found = unpacked_ranks(there.cpu().numpy(), 2)
+    found = unpack_ranks(there.cpu().numpy(), 2)
     laws = logits.double().log_softmax(dim=1)
     assert found is not None
     for row, ((own, best, _), rank) in enumerate(found):
@@ -33,7 +33,7 @@ def test_a_prompts_scores_are_those_of_its_logits(device: FakeCuda) -> None:
         assert rank == 1 + int((laws[row] > laws[row, ids[row]]).sum())
         assert list(best) == laws[row].topk(2).indices.tolist()
     logits[2, 5] = torch.inf
-    assert unpacked_ranks(packed_ranks(logits, ids, 2).numpy(), 2) is None
+    assert unpack_ranks(pack_ranks(logits, ids, 2).numpy(), 2) is None
 
 
 def random_logits(num_rows: int, vocab_size: int = 64, seed: int = 0) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.sampling.host_sampling import law_of
-from outrider.engine.sampling.row_law import NothingToDraw, RowLaw, draw_place, truncate_topk
+from outrider.engine.sampling.host_sampling import distribution_of
+from outrider.engine.sampling.row_law import EmptyDistribution, TokenDistribution, draw_place, truncate_topk
 from outrider.engine.sampling.sampling import probabilities
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.outrider.engine.sampling.drawing import cut_dense, draw
@@ -34,7 +34,7 @@ class TestDraw:
     @given(x=scores(st.sampled_from((1, 7, 50, 511, 512, 513, 1500))), u=st.floats(2.0**-54, 1 - 2.0**-53))
     @settings(max_examples=100)
     def test_equals_a_devices_draw(self, x: np.ndarray, u: float) -> None:
-        law = RowLaw(x.size, x - x.max()).normalised()
+        law = TokenDistribution(x.size, x - x.max()).normalised()
         got = law.draw(u)
         cdf = np.cumsum(law.weights)
         below, above = cdf[got - 1] if got else 0.0, cdf[got]
@@ -46,8 +46,8 @@ class TestDraw:
     @pytest.mark.parametrize("size", [5, 2000])
     @pytest.mark.parametrize("value", [-INF, INF, math.nan])
     def test_nothing_to_draw_from(self, size: int, value: float) -> None:
-        with pytest.raises(NothingToDraw, match="nothing to draw from"):
-            RowLaw(size, np.full(size, value, dtype=np.float32)).draw(0.5)
+        with pytest.raises(EmptyDistribution, match="nothing to draw from"):
+            TokenDistribution(size, np.full(size, value, dtype=np.float32)).draw(0.5)
 
     def test_a_goal_past_a_chunks_own_sum_is_its_last_with_mass(self) -> None:
         weights = np.zeros(2000)
@@ -60,14 +60,14 @@ class TestLaw:
     @given(first=scores(st.just(40)), second=scores(st.just(40)), k=st.integers(0, 40), n=st.integers(0, 40))
     @settings(max_examples=100)
     def test_at_the_ids_of_another(self, first: np.ndarray, second: np.ndarray, k: int, n: int) -> None:
-        one, other = law_of(first, SamplingParams(top_k=k)), law_of(second, SamplingParams(top_k=n))
+        one, other = distribution_of(first, SamplingParams(top_k=k)), distribution_of(second, SamplingParams(top_k=n))
         at = np.arange(40) if other.ids is None else other.ids
         assert one.probs_at(other).tolist() == dense(one)[at].tolist()
 
     @given(x=scores(), n=st.integers(1, 60), k=st.integers(0, 80))
     @settings(max_examples=50)
     def test_cut_to_the_best(self, x: np.ndarray, n: int, k: int) -> None:
-        law = law_of(x, SamplingParams(top_k=k))
+        law = distribution_of(x, SamplingParams(top_k=k))
         cut = truncate_topk(law, n)
         whole = probabilities(cut_dense(torch.from_numpy(law.dense_scores())[None].log_softmax(1), n))[0]
         values = torch.sort(dense(cut), descending=True).values

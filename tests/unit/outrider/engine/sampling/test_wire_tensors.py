@@ -10,7 +10,7 @@ import torch
 from outrider.engine.sampling.wire_tensors import MASS_TOLERANCE
 from outrider.wire.transport.codec import (
     BadTensor,
-    DenseRows,
+    DenseDistributions,
 )
 from tests.unit.outrider.wire.transport.rows import laws
 from tests.wire_rows import decode_rows
@@ -38,6 +38,6 @@ def test_every_bad_value_is_named() -> None:
         (no_mass.log_softmax(dim=1), "probability 0"),
     ]
     for log_probs, named in cases:
-        rows = DenseRows(2, log_probs.numpy().tobytes())
+        rows = DenseDistributions(2, log_probs.numpy().tobytes())
         with pytest.raises(BadTensor, match=named):
             decode_rows(rows, VOCAB, ids)

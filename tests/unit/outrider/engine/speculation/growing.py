@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.drawing import grow
 from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.plan import MAX_FED
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.speculation.tree import GrowingTree
-from outrider.engine.worker.slots import BareSlot
+from outrider.engine.worker.open_slots import BareSlot
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.requests.speculation import Speculation
 
@@ -49,18 +49,18 @@ class Draft:
         self.committed, self.scale, self.world = list(committed), scale, world
         self.vocab_size = vocab_size
         self.state = SamplingState(self.params, PROMPT, [])
-        self.shares = SlotShares(RankShares())
+        self.shares = SlotAcceptance(RankAcceptance())
         self.slot = BareSlot((1, 1), self.committed, len(PROMPT), self.params)
         drafter: Any = SimpleNamespace(takes_trees=takes_trees, fills_blocks=fills_blocks, max_depth=MAX_DRAFT_TOKENS)
         self.tree = GrowingTree(GrowthSetup(self.slot, speculation, self.shares, drafter, None, max_fed, ()))
         self.order: list[int] = []
         """Nodes and ROOT as they were fed, before anything was committed."""
 
-    def law(self, row: LogitRow) -> RowLaw:
+    def law(self, row: LogitRow) -> TokenDistribution:
         key = [self.world, *self.committed, *row.draft_prefix]
         scores = np.random.default_rng(key).normal(0.0, self.scale, self.vocab_size).astype(np.float32)
         scores -= scores.max()
-        return RowLaw(self.vocab_size, scores - np.float32(np.log(np.exp(scores).sum())))
+        return TokenDistribution(self.vocab_size, scores - np.float32(np.log(np.exp(scores).sum())))
 
     def best(self, row: LogitRow, num: int) -> tuple[list[int], list[float]]:
         probs = self.law(row).probs()
@@ -87,10 +87,10 @@ class Draft:
         return [child for child in self.tree.children(node) if self.tree.kinds[child] is kind]
 
     def key_of(self, node: int) -> int:
-        return self.kinds_after(node, NodeKind.KEY)[0]
+        return self.kinds_after(node, NodeKind.RECOVERY)[0]
 
     def law_of(self, node: int) -> int:
-        return self.kinds_after(node, NodeKind.LAW)[0]
+        return self.kinds_after(node, NodeKind.SAMPLED)[0]
 
     def ids_after(self, node: int) -> list[int]:
         return [self.tree.ids[child] for child in self.tree.children(node)]
@@ -98,7 +98,7 @@ class Draft:
     def chain(self, node: int = ROOT) -> list[tuple[int, int]]:
         """The LAW nodes in a row: ids and where their segment began."""
         found = list[tuple[int, int]]()
-        while drawn := self.kinds_after(node, NodeKind.LAW):
+        while drawn := self.kinds_after(node, NodeKind.SAMPLED):
             node = drawn[0]
             found.append((self.tree.ids[node], self.tree.segments[node][0]))
         return found
@@ -107,7 +107,7 @@ class Draft:
         """By path of ids: which LAW nodes follow, all within the root's segment."""
         queue, found = [ROOT], dict[tuple[int, ...], tuple[int, ...]]()
         for node in queue:
-            laws = self.kinds_after(node, NodeKind.LAW)
+            laws = self.kinds_after(node, NodeKind.SAMPLED)
             if laws:
                 found[self.tree.prefix(node)] = tuple(self.tree.ids[child] for child in laws)
             queue += laws

@@ -13,9 +13,9 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, Pr
 from transformers.modeling_outputs import CausalLMOutput
 
 from outrider.engine.speculation.beam import (
+    BeamLevel,
     BeamSearch,
     Hypothesis,
-    Level,
     draft_shape,
     level_to_proto,
     levels_from_proto,
@@ -75,7 +75,7 @@ def by_transformers(model: Table, params: BeamParams, max_tokens: int, stop_ids:
     return answers
 
 
-def step(search: BeamSearch, model: Table) -> Level:
+def step(search: BeamSearch, model: Table) -> BeamLevel:
     """Decide and take in one level, by the laws after what all levels so far say."""
     rows = torch.stack([model.logits([*PROMPT, *ids]) for ids in live(search)]).log_softmax(1)
     log_probs, ids = rows.topk(min(search.num_candidates, model.vocab_size), dim=1)
@@ -124,7 +124,7 @@ def test_where_fewer_tokens_are_left_than_beams_there_are_fewer() -> None:
 
 
 def test_levels_travel() -> None:
-    levels = (Level(((0, 7, -1.5), (0, 9, -2.0)), ((0, 1, -0.25),)), Level((), ((1, 7, -3.0),)))
+    levels = (BeamLevel(((0, 7, -1.5), (0, 9, -2.0)), ((0, 1, -0.25),)), BeamLevel((), ((1, 7, -3.0),)))
     assert levels_from_proto([level_to_proto(level) for level in levels], 10) == levels
 
 

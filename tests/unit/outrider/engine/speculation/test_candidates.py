@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.engine.drafters import merge
 from outrider.engine.speculation.candidates import CandidateTree, join
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.papers.merging import merge
 from tests.enumeration import Prefix
 from tests.unit.target_service.drafting.unions import chain_of
 

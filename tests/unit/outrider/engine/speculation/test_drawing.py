@@ -40,7 +40,7 @@ def test_keys_are_other_ids_than_what_was_drawn_however_little_is_left(vocab_siz
     for node in draft.order:
         drawn_id = draft.tree.ids[draft.law_of(node)]
         left = draft.law(LogitRow(draft.state, draft.tree.prefix(node))).without(drawn_id)
-        keys = [draft.tree.ids[key] for key in draft.kinds_after(node, NodeKind.KEY)]
+        keys = [draft.tree.ids[key] for key in draft.kinds_after(node, NodeKind.RECOVERY)]
         assert len(set(keys)) == len(keys) and all(left.prob(key) > 0 for key in keys)
 
 
@@ -50,7 +50,7 @@ def test_keys_come_in_the_order_of_the_targets_noise() -> None:
     num_reordered = 0
     for node in draft.order:
         drawn = draft.law_of(node)
-        keys = [draft.tree.ids[key] for key in draft.kinds_after(node, NodeKind.KEY)]
+        keys = [draft.tree.ids[key] for key in draft.kinds_after(node, NodeKind.RECOVERY)]
         left = draft.tree.distributions[drawn].without(draft.tree.ids[drawn])
         position = len(PROMPT) + draft.tree.depth(node)
         ranked, _ = coupled_ranked(left, draft.params, position, MAX_RANKS - 1)

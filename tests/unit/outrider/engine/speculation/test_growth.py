@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.drawing import grow
@@ -37,10 +37,10 @@ def test_what_a_block_did_not_begin_with_waits_for_the_next(rule: dict[str, Any]
     tree = draft.tree
     assert any(tree.children(node) for node in range(len(tree)))
     for node in range(len(tree)):
-        assert tree.kinds[node] is not NodeKind.KEY
+        assert tree.kinds[node] is not NodeKind.RECOVERY
         assert not tree.children(node) or tree.ranks[node] == 0
     others = [node for node in tree.children(ROOT) if tree.ranks[node]]
-    assert bool(others) == (tree.kinds[0] is NodeKind.GUESS)
+    assert bool(others) == (tree.kinds[0] is NodeKind.DETERMINISTIC)
     ids = [tree.ids[node] for node in others[:1]] or [VOCAB_SIZE - 1]
     draft.commit(ids)
     assert not len(tree) and [node for _, node in tree.offers(4)] == [ROOT]
@@ -121,8 +121,8 @@ def test_a_state_has_one_proposal_however_early_it_is_made(
         for _ in range(min(num_accepted, num_drafts)):
             node = ahead.law_of(node)
         ids = list(ahead.tree.prefix(node))
-        drawn = [ahead.tree.ids[child] for child in ahead.kinds_after(node, NodeKind.LAW)]
-        keys = [ahead.tree.ids[child] for child in ahead.kinds_after(node, NodeKind.KEY)]
+        drawn = [ahead.tree.ids[child] for child in ahead.kinds_after(node, NodeKind.SAMPLED)]
+        keys = [ahead.tree.ids[child] for child in ahead.kinds_after(node, NodeKind.RECOVERY)]
         ids.append(keys[guess] if guess < len(keys) else next(i for i in range(VOCAB_SIZE) if i not in drawn + keys))
         ahead.commit(ids)
         just_now = Draft(ahead.committed, speculation, world=world, **REJECTION)
@@ -175,10 +175,10 @@ def test_a_table_without_a_choice_guesses_within_the_segment_that_goes_on() -> N
     draft = Draft(**REJECTION)
     tree = draft.tree
     tree.feed(ROOT)
-    one = RowLaw(VOCAB_SIZE, np.zeros(1, dtype=np.float32), np.array([9]))
+    one = TokenDistribution(VOCAB_SIZE, np.zeros(1, dtype=np.float32), np.array([9]))
     grow([NodeDistribution(tree, ROOT, draft.state, lambda row: one)])
     (guess,) = tree.children(ROOT)
-    assert (tree.ids[guess], tree.kinds[guess]) == (9, NodeKind.GUESS)
+    assert (tree.ids[guess], tree.kinds[guess]) == (9, NodeKind.DETERMINISTIC)
     tree.feed(guess)
     grow([NodeDistribution(tree, guess, draft.state, draft.law)])
     assert tree.segments[draft.law_of(guess)][0] == tree.segments[guess][0] == len(PROMPT)

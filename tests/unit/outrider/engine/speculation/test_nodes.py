@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.wire_tensors import encode_laws
+from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.wire_tensors import encode_distributions
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind, from_proto, to_proto
+from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind, read_delivery, write_delivery
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.transport.codec import BadTensor
 
 VOCAB_SIZE = 16
-LAW = RowLaw(VOCAB_SIZE, np.log(np.array([0.75, 0.25], dtype=np.float32)), np.array([3, 5]))
+LAW = TokenDistribution(VOCAB_SIZE, np.log(np.array([0.75, 0.25], dtype=np.float32)), np.array([3, 5]))
 
 
 def tree() -> Delivery:
     """One that was delivered before, under it two draws and a key, and a guess beside it."""
-    kinds = [NodeKind.KNOWN, NodeKind.GUESS, NodeKind.LAW, NodeKind.LAW, NodeKind.KEY]
-    rows = encode_laws([LAW], prefer_sparse=True)
+    kinds = [NodeKind.REFERENCE, NodeKind.DETERMINISTIC, NodeKind.SAMPLED, NodeKind.SAMPLED, NodeKind.RECOVERY]
+    rows = encode_distributions([LAW], prefer_sparse=True)
     return Delivery(
         9,
         40,
@@ -37,7 +37,7 @@ def tree() -> Delivery:
 
 
 def sent(**changes: Any) -> tpb.Delivery:
-    message = to_proto(tree(), 4)
+    message = write_delivery(tree(), 4)
     for name, value in changes.items():
         message.ClearField(name)
         if value is not None:
@@ -51,15 +51,15 @@ def ints(*values: int) -> bytes:
 
 def test_what_is_read_is_what_was_sent() -> None:
     message, before = sent(), tree()
-    found = from_proto(message, VOCAB_SIZE)
+    found = read_delivery(message, VOCAB_SIZE)
     for name in ("ticket", "root_len", "ids", "parents", "ranks", "kinds", "ends"):
         assert getattr(found, name) == getattr(before, name), name
-    assert from_proto(to_proto(replace(before, draft_us=70), 4), VOCAB_SIZE).draft_us == 70
+    assert read_delivery(write_delivery(replace(before, draft_us=70), 4), VOCAB_SIZE).draft_us == 70
     assert found.num_bytes == message.ByteSize() and found.rows is not None and found.rows.num_rows == 1
 
 
 def test_only_an_end_may_be_told() -> None:
-    found = from_proto(to_proto(Delivery(1, 3, [], [], [], [], None, [ROOT]), 4), VOCAB_SIZE)
+    found = read_delivery(write_delivery(Delivery(1, 3, [], [], [], [], None, [ROOT]), 4), VOCAB_SIZE)
     assert (found.ids, found.ends, found.rows) == ([], [ROOT], None)
 
 
@@ -83,4 +83,4 @@ def test_only_an_end_may_be_told() -> None:
 )
 def test_what_breaks_a_rule_is_refused_by_name(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(BadTensor, match=why):
-        from_proto(sent(**changes), VOCAB_SIZE)
+        read_delivery(sent(**changes), VOCAB_SIZE)

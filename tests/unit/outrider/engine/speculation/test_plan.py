@@ -8,7 +8,8 @@ import pytest
 
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.plan import LEAST_CHANCE, MAX_DEPTH, MAX_FED
+from outrider.engine.speculation.plan import MAX_DEPTH, MAX_FED
+from outrider.engine.speculation.ranks import MIN_PROB
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.speculation import Speculation
 from tests.unit.outrider.engine.speculation.growing import Draft
@@ -27,7 +28,7 @@ def test_the_likeliest_is_fed_first_and_whatever_is_fed_has_a_follower(rule: dic
     assert all(tree.children(node) for node in draft.order)
     assert 20 < len(tree.fed) <= MAX_FED
     assert max(map(tree.depth, range(len(tree)))) <= MAX_DEPTH
-    assert all(tree.probs[node] >= LEAST_CHANCE or tree.kinds[node] is NodeKind.LAW for node in range(len(tree)))
+    assert all(tree.probs[node] >= MIN_PROB or tree.kinds[node] is NodeKind.SAMPLED for node in range(len(tree)))
 
 
 def test_a_tree_of_large_laws_is_bounded_by_their_bytes_except_for_what_is_named() -> None:
@@ -40,7 +41,7 @@ def test_a_tree_of_large_laws_is_bounded_by_their_bytes_except_for_what_is_named
 @RULES
 def test_in_turns_nothing_is_made_past_the_next_step(rule: dict[str, Any]) -> None:
     draft = Draft(speculation=Speculation(5, 5, sequential=True), **rule).grow()
-    assert set(draft.tree.kinds.values()) == {NodeKind.LAW if rule == REJECTION else NodeKind.GUESS}
+    assert set(draft.tree.kinds.values()) == {NodeKind.SAMPLED if rule == REJECTION else NodeKind.DETERMINISTIC}
     assert len(draft.tree) == 5 and draft.tree.is_chain
     assert not draft.tree.offers(4)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.wire.requests.drafters import Drafter
 from tests.unit.outrider.engine.sampling.counted import DRAFTERS, PARAMS, opened, state_of
 
@@ -13,7 +13,7 @@ def test_a_slot_that_waits_is_drafted_for_once() -> None:
     """Other callers' steps go on meanwhile: what it costs to draft for those that wait would be taken from them."""
     drafter = DRAFTERS["ngram"]()
     own, slot = opened(drafter, PARAMS["penalties"])
-    state, shares = state_of(PARAMS["penalties"]), SlotShares(RankShares())
+    state, shares = state_of(PARAMS["penalties"]), SlotAcceptance(RankAcceptance())
     first = own.candidates(slot, Drafter.NGRAM, state, shares, K)
     assert own.candidates(slot, Drafter.NGRAM, state, shares, K) is first
     assert len(own.candidates(slot, Drafter.NGRAM, state, shares, 1).tree) == 1 < len(first.tree)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from outrider.engine.speculation.row_budget import ALONE_EVERY, RowBudget, Unit
+from outrider.engine.speculation.row_budget import ALONE_EVERY, BudgetUnit, RowBudget
 from outrider.engine.speculation.row_cost import RowCost
 
 FORWARD_S, ROW_S = 0.010, 0.001
@@ -41,8 +41,8 @@ class Machine:
         weights = {caller: weight for caller, weight in self.weights.items() if caller in self.num_slots}
         counts = {caller: count for caller, count in self.num_slots.items() if caller != gone}
 
-        def alone(caller: bytes) -> list[Unit[tuple[bytes, int]]]:
-            return [Unit((caller, slot), 1.0, 1) for slot in self.order[caller]] if caller in counts else []
+        def alone(caller: bytes) -> list[BudgetUnit[tuple[bytes, int]]]:
+            return [BudgetUnit((caller, slot), 1.0, 1) for slot in self.order[caller]] if caller in counts else []
 
         dealt = self.budget.deal(weights, [(caller, count, count) for caller, count in counts.items()], alone)
         if dealt is None:

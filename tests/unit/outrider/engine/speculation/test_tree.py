@@ -17,16 +17,16 @@ from llguidance import LLMatcher
 
 from outrider.engine.sampling import acceptance
 from outrider.engine.sampling.acceptance import Noise
-from outrider.engine.sampling.noise import Purpose
+from outrider.engine.sampling.noise import NoiseStream
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import TokenDistribution
 from outrider.engine.speculation import drawing
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.growth import GrowthSetup
-from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.speculation.tree import GrowingTree
-from outrider.engine.worker.slots import BareSlot
+from outrider.engine.worker.open_slots import BareSlot
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
@@ -55,7 +55,7 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
     """Grow all that the shape names, with numbers keyed as in service: cousins are drawn with the same."""
 
     def keyed(
-        params: Any, starts: Sequence[int], at: Sequence[int], purposes: Sequence[Purpose], ranks: Sequence[int]
+        params: Any, starts: Sequence[int], at: Sequence[int], purposes: Sequence[NoiseStream], ranks: Sequence[int]
     ) -> np.ndarray:
         (purpose,) = purposes
         return np.array([[numbers[purpose, *key] for key in zip(at, starts, ranks, strict=True)]])
@@ -65,7 +65,7 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
         BareSlot((1, 1), [0], 1, PARAMS),
         cast(Any, SimpleNamespace(takes_trees=True, fills_blocks=False, max_depth=128)),
     )
-    tree = GrowingTree(GrowthSetup(slot, speculation, SlotShares(RankShares()), drafter, None, 96, ()))
+    tree = GrowingTree(GrowthSetup(slot, speculation, SlotAcceptance(RankAcceptance()), drafter, None, 96, ()))
     state = SamplingState(PARAMS, (), ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "host_slot_uniforms", keyed)
@@ -80,7 +80,7 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
 
 def delivered(growing: GrowingTree) -> Proposal:
     """Return the drafts, each with its draw."""
-    drawn = dict[int, list[tuple[RowLaw, Sequence[int]]]]()
+    drawn = dict[int, list[tuple[TokenDistribution, Sequence[int]]]]()
     for node in range(ROOT, len(growing)):
         children = growing.children(node)
         if children:
@@ -168,8 +168,8 @@ class TestExactLaw:
         state = SamplingState(PARAMS, (), (0,), grammar)
 
         def masked(law: Law) -> Law:
-            def at(prefix: Prefix) -> RowLaw:
-                return RowLaw(4, process_row(law(prefix).scores, LogitRow(state, prefix)))
+            def at(prefix: Prefix) -> TokenDistribution:
+                return TokenDistribution(4, process_row(law(prefix).scores, LogitRow(state, prefix)))
 
             return at
 
@@ -188,7 +188,7 @@ class TestExactLaw:
 
 class TestBrokenRulesFail:
     def test_siblings_taken_for_draws_with_replacement(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(RowLaw, "without", lambda self, token_id: self)
+        monkeypatch.setattr(TokenDistribution, "without", lambda self, token_id: self)
         pair = random_law(4, 5), random_law(4, 6)
         for shape in ("2", "3", "best:3x1"):
             assert error(*pair, shape, vocab_size=4) > BROKEN

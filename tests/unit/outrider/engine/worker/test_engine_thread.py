@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from outrider.engine.worker.engine_thread import MAX_CONSECUTIVE_FAULTS, MEMORY_S, EngineThread, StepTimes
-from outrider.engine.worker.jobs import Fault
+from outrider.engine.worker.jobs import JobFault
 from tests.unit.outrider.wire.telemetry.test_metrics import Clock
 
 POISON = "poison"
@@ -60,7 +60,7 @@ def test_a_message_that_cannot_be_taken_in_is_answered_and_the_next_one_is_serve
     ended, (refused, served) = run([POISON, "fine"])
     assert ended is None and served == "done"
     assert (refused.fault, refused.message) == (
-        Fault.INTERNAL,
+        JobFault.INTERNAL,
         "the worker failed to take the message in: no such thing",
     )
 
@@ -68,7 +68,7 @@ def test_a_message_that_cannot_be_taken_in_is_answered_and_the_next_one_is_serve
 def test_a_worker_that_takes_nothing_in_any_more_ends() -> None:
     ended, answers = run([POISON] * MAX_CONSECUTIVE_FAULTS)
     assert isinstance(ended, RuntimeError)
-    assert [answer.fault for answer in answers] == [Fault.INTERNAL] * MAX_CONSECUTIVE_FAULTS
+    assert [answer.fault for answer in answers] == [JobFault.INTERNAL] * MAX_CONSECUTIVE_FAULTS
 
 
 def test_a_long_step_is_remembered_for_a_while() -> None:

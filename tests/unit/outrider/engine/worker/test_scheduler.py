@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.worker.decisions import Admit, Decision, Feed, Preempt, Run, SlotDemand, Wait, Want, Why
+from outrider.engine.worker.decisions import (
+    Admit,
+    Decision,
+    Need,
+    Preempt,
+    PrefillSlot,
+    Run,
+    SkipSlot,
+    SlotState,
+    WaitReason,
+)
 from outrider.engine.worker.planner import Scheduler
 from outrider.engine.worker.step_cost import MIN_PREFILL_TOKENS
 from outrider.wire.requests.scheduling import Scheduling
@@ -21,23 +31,23 @@ BLOCK_SIZE = 4
 
 def demand(
     index: int,
-    want: Want = Want.STEP,
+    want: Need = Need.STEP,
     committed: int = 9,
     cached: int | None = None,
     k: int = 4,
     blocks: int | None = None,
-) -> SlotDemand:
+) -> SlotState:
     """A slot of 9 committed tokens that verifies 4 drafts, all but the last token cached, unless said otherwise."""
     num_cached = committed - 1 if cached is None else cached
     num_blocks = -(-num_cached // BLOCK_SIZE) if blocks is None else blocks
-    return SlotDemand((1, index), want, committed, num_cached, committed + k, num_blocks)
+    return SlotState((1, index), want, committed, num_cached, committed + k, num_blocks)
 
 
-def blank(index: int, committed: int = 9, want: Want = Want.STEP) -> SlotDemand:
+def blank(index: int, committed: int = 9, want: Need = Need.STEP) -> SlotState:
     return demand(index, want, committed, cached=0)
 
 
-def plan(*demands: SlotDemand, num_free: int = 100, budget: int = 64) -> list[Decision]:
+def plan(*demands: SlotState, num_free: int = 100, budget: int = 64) -> list[Decision]:
     return Scheduler(BLOCK_SIZE, budget).plan(demands, num_free)
 
 
@@ -46,13 +56,13 @@ def keys(decisions: list[Decision], kind: type) -> list[int]:
 
 
 def test_ready_steps_go_before_an_older_prompt() -> None:
-    decisions = plan(demand(1, Want.PREFILL, 300, cached=20), demand(2), demand(3))
-    assert decisions == [Run((1, 2)), Run((1, 3)), Feed((1, 1), 64)]
+    decisions = plan(demand(1, Need.PREFILL, 300, cached=20), demand(2), demand(3))
+    assert decisions == [Run((1, 2)), Run((1, 3)), PrefillSlot((1, 1), 64)]
 
 
 def test_nobody_younger_overtakes_one_who_waits_for_memory() -> None:
     decisions = plan(demand(1), blank(2, 80), blank(3), num_free=12)
-    assert decisions == [Run((1, 1)), Wait((1, 2), Why.MEMORY), Wait((1, 3), Why.MEMORY)]
+    assert decisions == [Run((1, 1)), SkipSlot((1, 2), WaitReason.MEMORY), SkipSlot((1, 3), WaitReason.MEMORY)]
 
 
 def test_a_slot_begins_when_all_that_it_needs_is_there() -> None:
@@ -67,33 +77,35 @@ def test_a_block_that_has_tokens_left_is_what_its_slot_grows_into(num_free: int,
     scheduler = Scheduler(256, 64)
     begun = keys(scheduler.plan([blank(index, 20) for index in range(3)], num_free), Admit)
     assert begun == list(range(num_begun))
-    running, nearly_full = demand(0, Want.NOTHING, 20, k=0, blocks=1), demand(1, Want.NOTHING, 250, k=0, blocks=1)
+    running, nearly_full = demand(0, Need.NOTHING, 20, k=0, blocks=1), demand(1, Need.NOTHING, 250, k=0, blocks=1)
     assert keys(scheduler.plan([running, blank(2, 20)], num_free=1), Admit) == [2]
     assert keys(scheduler.plan([nearly_full, blank(2, 20)], num_free=1), Admit) == [], "the one block is for its growth"
 
 
 def test_the_youngest_gives_its_memory_up() -> None:
     assert plan(demand(1), demand(2), demand(3), num_free=1) == [Preempt((1, 3))]
-    assert plan(demand(1), demand(2, Want.NOTHING), demand(3, Want.PREFILL), num_free=0) == [Preempt((1, 3))]
+    assert plan(demand(1), demand(2, Need.NOTHING), demand(3, Need.PREFILL), num_free=0) == [Preempt((1, 3))]
 
 
 def test_nobody_takes_from_an_older_one_unless_it_is_dormant() -> None:
-    assert plan(demand(1, Want.NOTHING), demand(2), num_free=0) == [Wait((1, 2), Why.MEMORY)]
-    assert plan(demand(1, Want.DORMANT), demand(2), demand(3), num_free=0) == [Preempt((1, 1))]
-    assert plan(demand(1, Want.DORMANT), blank(2, 12), num_free=0)[0] == Wait((1, 2), Why.MEMORY)  # that would not do
-    assert plan(demand(1, Want.DORMANT), blank(2, 4), num_free=1) == [Preempt((1, 1))]
+    assert plan(demand(1, Need.NOTHING), demand(2), num_free=0) == [SkipSlot((1, 2), WaitReason.MEMORY)]
+    assert plan(demand(1, Need.DORMANT), demand(2), demand(3), num_free=0) == [Preempt((1, 1))]
+    assert plan(demand(1, Need.DORMANT), blank(2, 12), num_free=0)[0] == SkipSlot(
+        (1, 2), WaitReason.MEMORY
+    )  # that would not do
+    assert plan(demand(1, Need.DORMANT), blank(2, 4), num_free=1) == [Preempt((1, 1))]
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=12), st.integers(0, 8), st.data())
 def test_dormant_slots_keep_nobody_waiting(held: list[tuple[int, bool]], num_free: int, data: st.DataObject) -> None:
     """Whatever they hold, and half-fed or not: a text that fits the pool begins, though none of them ever wakes."""
     dormant = [
-        demand(index, Want.DORMANT, (100 if half_fed else 1) + blocks * BLOCK_SIZE, blocks * BLOCK_SIZE, 0, blocks)
+        demand(index, Need.DORMANT, (100 if half_fed else 1) + blocks * BLOCK_SIZE, blocks * BLOCK_SIZE, 0, blocks)
         for index, (blocks, half_fed) in enumerate(held)
     ]
     num_pool = num_free + sum(blocks for blocks, _ in held)
     committed = data.draw(st.integers(1, num_pool * BLOCK_SIZE))
-    asking = demand(99, Want.STEP, committed, cached=0, k=0)
+    asking = demand(99, Need.STEP, committed, cached=0, k=0)
     decisions = plan(*dormant, asking, num_free=num_free, budget=10_000)
     taken = set(keys(decisions, Preempt))
     if taken:
@@ -102,17 +114,17 @@ def test_dormant_slots_keep_nobody_waiting(held: list[tuple[int, bool]], num_fre
     assert keys(decisions, Admit) == [99]
 
 
-def sourced(index: int, num_source: int, want: Want = Want.STEP, blocks: int = 0) -> SlotDemand:
+def sourced(index: int, num_source: int, want: Need = Need.STEP, blocks: int = 0) -> SlotState:
     """A slot that has a start token, 4 drafts, and a source that is not encoded."""
     num_source_blocks = -(-num_source // BLOCK_SIZE)
-    return SlotDemand((1, index), want, 1, 0, 5, blocks, 0, num_source_blocks, num_source)
+    return SlotState((1, index), want, 1, 0, 5, blocks, 0, num_source_blocks, num_source)
 
 
 def test_a_source_is_encoded_whole_and_counts_against_the_budget() -> None:
     """What is left of the budget does for one that is longer, and for none after it."""
-    assert plan(sourced(1, 100)) == [Admit((1, 1)), Feed((1, 1), 100)]
+    assert plan(sourced(1, 100)) == [Admit((1, 1)), PrefillSlot((1, 1), 100)]
     decisions = plan(*(sourced(index, 40) for index in range(1, 4)))
-    assert fed_tokens(decisions) == {1: 40, 2: 40} and Wait((1, 3), Why.BUDGET) in decisions
+    assert fed_tokens(decisions) == {1: 40, 2: 40} and SkipSlot((1, 3), WaitReason.BUDGET) in decisions
     decisions = plan(sourced(1, 64), demand(2), sourced(3, 1))
     assert fed_tokens(decisions) == {1: 64} and keys(decisions, Run) == [2]
 
@@ -150,10 +162,10 @@ def test_a_step_with_prefill_is_at_most_half_as_long_again(
         assert seconds(num_decode, chosen + 2) >= 1.45 * seconds(num_decode, 0)
 
 
-def asked(index: int, committed: int, caller: bytes = b"", **scheduling: float) -> SlotDemand:
+def asked(index: int, committed: int, caller: bytes = b"", **scheduling: float) -> SlotState:
     """A prompt that has not begun."""
     own = Scheduling(caller, **scheduling)  # type: ignore[arg-type]
-    return blank(index, committed, Want.PREFILL)._replace(scheduling=own)
+    return blank(index, committed, Need.PREFILL)._replace(scheduling=own)
 
 
 def test_a_caller_with_a_short_prompt_waits_for_one_piece_of_anothers_and_no_more() -> None:
@@ -171,7 +183,7 @@ def test_prompts_are_fed_by_weight() -> None:
     assert fed == {1: 640, 2: 1920}
 
 
-def busy(num_running: int) -> tuple[Scheduler, list[SlotDemand]]:
+def busy(num_running: int) -> tuple[Scheduler, list[SlotState]]:
     """Slots that run, of a scheduler that knows its costs: beside them 10 tokens go, alone 256."""
     scheduler = Scheduler(BLOCK_SIZE, 256)
     scheduler.cost.note(0, 256, 0.256)
@@ -180,14 +192,14 @@ def busy(num_running: int) -> tuple[Scheduler, list[SlotDemand]]:
 
 
 def fed_tokens(decisions: list[Decision]) -> dict[int, int]:
-    return {d.key[1]: d.num_tokens for d in decisions if isinstance(d, Feed)}
+    return {d.key[1]: d.num_tokens for d in decisions if isinstance(d, PrefillSlot)}
 
 
 def test_those_who_run_pause_for_many_short_prompts() -> None:
     """Three beside ten are enough; two are not, and a long one does not count."""
     scheduler, running = busy(10)
-    short = [demand(20 + index, Want.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
-    long = demand(30, Want.PREFILL, 2 * 256 + 1, cached=500, blocks=125)  # nearly done
+    short = [demand(20 + index, Need.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
+    long = demand(30, Need.PREFILL, 2 * 256 + 1, cached=500, blocks=125)  # nearly done
     assert fed_tokens(scheduler.plan([*running, *short], 500)) == {20: 100, 21: 100, 22: 56}
     assert fed_tokens(scheduler.plan([*running, *short[:2]], 500)) == {20: 10}
     assert fed_tokens(scheduler.plan([*running, *short[:2], long], 500)) == {20: 10}
@@ -195,7 +207,7 @@ def test_those_who_run_pause_for_many_short_prompts() -> None:
 
 def test_nobody_pauses_for_another_callers_prompts() -> None:
     scheduler, running = busy(2)
-    others = [demand(20 + index, Want.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
+    others = [demand(20 + index, Need.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
     others = [each._replace(scheduling=Scheduling(b"another")) for each in others]
     assert fed_tokens(scheduler.plan([*running, *others], 500)) == {20: 10}
     assert fed_tokens(scheduler.plan(others, 500)) == {20: 100, 21: 100, 22: 56}
@@ -203,8 +215,8 @@ def test_nobody_pauses_for_another_callers_prompts() -> None:
 
 def test_a_long_prompt_gets_no_more_beside_short_ones_and_keeps_none_of_them_waiting() -> None:
     scheduler, running = busy(2)
-    short = demand(20, Want.PREFILL, 101, cached=0, blocks=1)
-    long = demand(30, Want.PREFILL, 6000, cached=0, blocks=1)
+    short = demand(20, Need.PREFILL, 101, cached=0, blocks=1)
+    long = demand(30, Need.PREFILL, 6000, cached=0, blocks=1)
     assert fed_tokens(scheduler.plan([*running, long, short], 500)) == {30: 10, 20: 100}
     assert fed_tokens(scheduler.plan([*running, short, long], 500)) == {20: 100}
     assert fed_tokens(scheduler.plan([*running, long], 500)) == {30: 10}
@@ -212,18 +224,18 @@ def test_a_long_prompt_gets_no_more_beside_short_ones_and_keeps_none_of_them_wai
 
 def test_short_prompts_pass_a_long_one_that_has_not_begun() -> None:
     scheduler, running = busy(10)
-    half_fed = demand(20, Want.PREFILL, 6000, cached=400, blocks=100)
-    waiting = blank(21, 6000, Want.PREFILL)
-    short = [blank(30 + index, 101, Want.PREFILL) for index in range(3)]
+    half_fed = demand(20, Need.PREFILL, 6000, cached=400, blocks=100)
+    waiting = blank(21, 6000, Need.PREFILL)
+    short = [blank(30 + index, 101, Need.PREFILL) for index in range(3)]
     decisions = scheduler.plan([*running, half_fed, waiting, *short], 5000)
     assert fed_tokens(decisions) == {20: 10, 30: 100, 31: 100, 32: 46}
-    assert Wait((1, 21), Why.BUDGET) in decisions
+    assert SkipSlot((1, 21), WaitReason.BUDGET) in decisions
 
 
 def steps(scheduler: Scheduler, num_steps: int, decode_s: float, token_s: float) -> list[int]:
     """What a long prompt is fed beside eight slots, step by step, on a machine where they cost so much."""
     running = [demand(index, k=0) for index in range(8)]
-    prompt = demand(30, Want.PREFILL, 6000, cached=0, blocks=1)
+    prompt = demand(30, Need.PREFILL, 6000, cached=0, blocks=1)
     fed = []
     for _ in range(num_steps):
         fed.append(fed_tokens(scheduler.plan([*running, prompt], 5000)).get(30, 0))
@@ -247,15 +259,15 @@ class Sequence:
     """Tokens that an encoder reads; 0 without one."""
     num_cached: int = 0
     k: int = 0
-    want: Want = Want.PREFILL
+    want: Need = Need.PREFILL
     num_preempted: int = 0
 
-    def demand(self, pool: KVPool) -> SlotDemand:
+    def demand(self, pool: KVPool) -> SlotState:
         num_after = min(len(self.ids) + self.k, self.num_end)
         first = self.num_cached // BLOCK_SIZE
         shared = any(pool.num_references(block) > 1 for block in self.table.blocks[first : first + 1])
         blocks = (len(self.table.blocks) + len(self.source.blocks), int(shared), pool.num_blocks_for(self.num_source))
-        return SlotDemand(self.key, self.want, len(self.ids), self.num_cached, num_after, *blocks, self.num_to_encode)
+        return SlotState(self.key, self.want, len(self.ids), self.num_cached, num_after, *blocks, self.num_to_encode)
 
     @property
     def num_to_encode(self) -> int:
@@ -302,39 +314,39 @@ class World:
             for decision in decisions:
                 self.preempt(self.find(decision))
         self.check(demands, decisions)
-        worked = [decision for decision in decisions if isinstance(decision, Run | Feed)]
-        num_fed = sum(decision.num_tokens for decision in worked if isinstance(decision, Feed))
+        worked = [decision for decision in decisions if isinstance(decision, Run | PrefillSlot)]
+        num_fed = sum(decision.num_tokens for decision in worked if isinstance(decision, PrefillSlot))
         for decision in decisions:
             self.apply(decision)
         if worked:
             self.scheduler.cost.note(self.num_run(demands, decisions), num_fed, 0.010 + 0.001 * num_fed)
         return bool(worked)
 
-    def num_run(self, demands: list[SlotDemand], decisions: list[Decision]) -> int:
+    def num_run(self, demands: list[SlotState], decisions: list[Decision]) -> int:
         """Tokens of those whose step goes and who held memory before."""
         going = [d.key for d in decisions if isinstance(d, Run)]
         return sum(d.num_after - d.num_cached for d in demands if d.key in going and d.num_blocks)
 
-    def check(self, demands: list[SlotDemand], decisions: list[Decision]) -> None:
-        going = [d.key for d in decisions if isinstance(d, Run | Feed)]
+    def check(self, demands: list[SlotState], decisions: list[Decision]) -> None:
+        going = [d.key for d in decisions if isinstance(d, Run | PrefillSlot)]
         assert len(set(going)) == len(going)
-        ready = [d for d in demands if d.want is Want.STEP and d.num_blocks and not d.num_to_feed]
-        waiting = [d.key for d in decisions if isinstance(d, Wait)]
+        ready = [d for d in demands if d.want is Need.STEP and d.num_blocks and not d.num_to_feed]
+        waiting = [d.key for d in decisions if isinstance(d, SkipSlot)]
         assert all(d.key in going or d.key in waiting for d in ready)
         num_run = self.num_run(demands, decisions)
-        probe = bool(num_run) and self.scheduler.cost.wants_probe(num_run)  # prompts wait for one step
+        probe = bool(num_run) and self.scheduler.cost.needs_probe(num_run)  # prompts wait for one step
         for d in demands:  # the oldest that wants something gets it, unless older ones hold the memory
-            wants_work = d.want is Want.STEP or (d.want is Want.PREFILL and d.num_to_feed)
+            wants_work = d.want is Need.STEP or (d.want is Need.PREFILL and d.num_to_feed)
             if wants_work and not any(other.num_blocks for other in demands if other.key < d.key):
                 younger_hold = any(other.num_blocks for other in demands if other.key > d.key)
                 assert d.key in going or (not d.num_blocks and younger_hold) or (d.num_to_feed and probe)
             if wants_work:
                 break
         begun = [d.key for d in decisions if isinstance(d, Admit)]
-        for wait in (d for d in decisions if isinstance(d, Wait)):
+        for wait in (d for d in decisions if isinstance(d, SkipSlot)):
             one = next(d for d in demands if d.key == wait.key)
             overtaking = [d for d in demands if d.key in begun and d.key > one.key and not one.num_blocks]
-            if wait.why is Why.BUDGET:  # some need none of it, or have more of it
+            if wait.why is WaitReason.BUDGET:  # some need none of it, or have more of it
                 overtaking = [d for d in overtaking if d.num_to_feed and d.num_to_read >= one.num_to_read]
             assert not overtaking
 
@@ -358,10 +370,10 @@ class World:
         match decision:
             case Admit():
                 sequence.num_cached = self.pool.prefix.adopt(sequence.table, sequence.ids[:-1], sequence.salt)
-            case Feed() if sequence.num_to_encode:
+            case PrefillSlot() if sequence.num_to_encode:
                 assert decision.num_tokens == sequence.num_source
                 sequence.source.reserve(sequence.num_source)
-            case Feed():
+            case PrefillSlot():
                 left = len(sequence.ids) - 1 - sequence.num_cached
                 sequence.num_cached += max(0, min(left, decision.num_tokens))
                 sequence.table.reserve(sequence.num_cached)  # raises when the plan promised what is not there
@@ -380,7 +392,7 @@ class World:
         sequence.num_cached = num_known
         sequence.table.truncate(sequence.num_cached)
         self.publish(sequence)
-        sequence.want = Want.NOTHING
+        sequence.want = Need.NOTHING
         if len(sequence.ids) >= sequence.num_end:
             sequence.table.free()
             sequence.source.free()
@@ -390,14 +402,14 @@ class World:
     def ask(self, everybody: bool) -> None:
         """Gateways send the next verify, sometimes with drafts that are still on their way."""
         for sequence in self.open:
-            if sequence.want is Want.NOTHING and self.dice.random() < 0.1:
-                sequence.want = Want.DORMANT
+            if sequence.want is Need.NOTHING and self.dice.random() < 0.1:
+                sequence.want = Need.DORMANT
             if everybody or self.dice.random() < 0.5:
-                if sequence.want in (Want.NOTHING, Want.DORMANT):
+                if sequence.want in (Need.NOTHING, Need.DORMANT):
                     sequence.k = self.dice.choice((0, 1, 4))
-                    sequence.want = Want.PREFILL
+                    sequence.want = Need.PREFILL
                 if everybody or self.dice.random() < 0.7:
-                    sequence.want = Want.STEP
+                    sequence.want = Need.STEP
 
 
 def test_every_request_ends_in_any_pool_that_holds_the_largest() -> None:

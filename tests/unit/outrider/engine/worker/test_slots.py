@@ -6,7 +6,7 @@ import pytest
 
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.scheduler import _piece
-from outrider.engine.worker.slots import Scoring, Slot, SlotTable, needs_prefill
+from outrider.engine.worker.slots import PromptScores, Slot, SlotTable, needs_prefill
 from outrider.wire.errors import InvalidRequest, Overloaded
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.outrider.engine.worker.opened import feed
@@ -217,7 +217,7 @@ def test_a_prompt_that_is_scored_is_fed_whole_and_goes_on_after_its_memory_was_t
     first.reconcile()
     first.publish()
     slot = table.open(1, 2, ids, len(ids), params())
-    slot.scoring = Scoring(len(ids) - 1, 0)
+    slot.scoring = PromptScores(len(ids) - 1, 0)
     assert slot.adopt() == 0 and needs_prefill(slot)
     piece = _piece(slot, 10, 100)
     assert (piece.row.num_new, piece.row.num_logits) == (10, 10)
@@ -237,5 +237,5 @@ def test_a_prompt_that_is_scored_is_fed_whole_and_goes_on_after_its_memory_was_t
 def test_the_end_of_a_prompt_that_is_scored_does_not_ride_along() -> None:
     slot = open_slot()
     assert not needs_prefill(slot)
-    slot.scoring = Scoring(len(PROMPT) - 1, 0)
+    slot.scoring = PromptScores(len(PROMPT) - 1, 0)
     assert needs_prefill(slot) and _piece(slot, 100, 100).row.num_logits == 3

@@ -39,7 +39,8 @@ from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.native.build import BuildError
 from outrider.engine.native.library import library
 from outrider.engine.step_plan import Row
-from outrider.engine.worker.slots import Behind, Slot, SlotTable
+from outrider.engine.worker.open_slots import MissingTokens
+from outrider.engine.worker.slots import Slot, SlotTable
 from outrider.wire.errors import InvalidRequest, Overloaded
 from outrider.wire.requests.params import SamplingParams
 from tests.forked_table import forked
@@ -289,7 +290,7 @@ class Workers(RuleBasedStateMachine):
             return
         base_len, ids = request.sent[message % len(request.sent)]
         if base_len > len(request.worker):
-            with pytest.raises(Behind):
+            with pytest.raises(MissingTokens):
                 slot.commit_from(base_len, ids)
             return
         slot.commit_from(base_len, ids)
@@ -303,7 +304,7 @@ class Workers(RuleBasedStateMachine):
     def send_nonsense(self, which: int) -> None:
         """Too short, too long, or past the end: refused, and nothing changes."""
         slot, request = self.pick(which)
-        with pytest.raises(Behind) as caught:
+        with pytest.raises(MissingTokens) as caught:
             slot.commit_from(len(request.worker) + 1, [1])
         assert caught.value.known_len == len(request.worker)
         with pytest.raises(InvalidRequest):
@@ -359,7 +360,7 @@ class Workers(RuleBasedStateMachine):
         ids = request.committed[base_len:]
         request.sent.append((base_len, ids))
         if base_len > len(request.worker):
-            with pytest.raises(Behind) as caught:
+            with pytest.raises(MissingTokens) as caught:
                 slot.commit_from(base_len, ids)
             assert caught.value.known_len == len(request.worker)
             SEEN["behind"] += 1

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from outrider.engine.worker import worker_service
-from outrider.engine.worker.jobs import Fault, JobError
+from outrider.engine.worker.jobs import JobError, JobFault
 from outrider.engine.worker.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -41,12 +41,14 @@ async def test_a_compile_that_breaks_is_answered_and_what_waits_for_it_is_bounde
     for number in range(3):
         item = tpb.TargetRequest(id=2 + number, epoch=1, verify=tpb.Verify(slot=1))
         service._dispatch(1, item, said.append, lambda owner, item, respond: taken.append(item.id))
-    assert [each.fault for each in said] == [Fault.INVALID] and "2 messages" in said[0].message
+    assert [each.fault for each in said] == [JobFault.INVALID] and "2 messages" in said[0].message
     for opening in list(service._compiling.values()):
         assert opening.task is not None
         await opening.task
     assert (
-        isinstance(said[1], JobError) and said[1].fault is Fault.INTERNAL and "index out of bounds" in said[1].message
+        isinstance(said[1], JobError)
+        and said[1].fault is JobFault.INTERNAL
+        and "index out of bounds" in said[1].message
     )
     assert taken == [2, 3] and not service._compiling and service.num_opening == 0
 
@@ -62,7 +64,7 @@ async def test_a_slot_that_is_closed_waits_for_no_grammar() -> None:
         service._dispatch(1, tpb.TargetRequest(id=slot, epoch=1, open=message), said.append, lambda *_: None)
     await asyncio.sleep(0.01)
     service._dispatch(1, tpb.TargetRequest(epoch=1, close=pb.CloseSlot(slot=2)), said.append, lambda *_: None)
-    assert [each.fault for each in said] == [Fault.CANCELLED] and list(service._compiling) == [(1, 1)]
+    assert [each.fault for each in said] == [JobFault.CANCELLED] and list(service._compiling) == [(1, 1)]
     service._gone(1)
     grammars.may_go_on.set()
     await asyncio.sleep(0.05)

@@ -14,10 +14,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.engine.sampling.row_law import RowLaw, one_hot
+from outrider.engine.sampling.row_law import TokenDistribution, one_hot
 from outrider.lab.alpha import show
-from outrider.lab.models.alpha import MODEL, DrafterSpec, Tally, TargetToken, Task, measure
-from outrider.lab.models.tally import Estimate
+from outrider.lab.models.alpha import measure
+from outrider.lab.models.alpha_task import MODEL, DrafterSpec, Task
+from outrider.lab.models.tally import Estimate, Tally, TargetToken
 from outrider.wire.requests.params import SamplingParams
 from tests.stack import DEMO_TARGET, OTHER_DRAFT
 from tests.tiny_models import tiny_llama, tiny_t5
@@ -115,5 +116,5 @@ def test_lenience_keeps_what_the_paper_says() -> None:
     assert greedy.keeps(0, 1.0) and not greedy.keeps(2, 0.5)
 
 
-def law(*probs: float) -> RowLaw:
-    return RowLaw(len(probs), np.log(np.array(probs, dtype=np.float32)))
+def law(*probs: float) -> TokenDistribution:
+    return TokenDistribution(len(probs), np.log(np.array(probs, dtype=np.float32)))

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from outrider.client import Round, RoundTimings, Token, TokenKind
-from outrider.lab.tuning.runs import Pass, TimedAnswer
+from outrider.lab.tuning.runs import Pass, TimedOutput
 
 MAX_TOKENS = 96
 PROMPT_S = 0.05
@@ -32,7 +32,7 @@ def moods(draws: random.Random) -> list[bool]:
     return flags[:MAX_TOKENS]
 
 
-def answer(k: int, right: Sequence[bool], is_late: Callable[[], bool] = lambda: False) -> TimedAnswer:
+def answer(k: int, right: Sequence[bool], is_late: Callable[[], bool] = lambda: False) -> TimedOutput:
     rounds: list[Round] = []
     gaps_s: list[float] = []
     start = 0
@@ -47,7 +47,7 @@ def answer(k: int, right: Sequence[bool], is_late: Callable[[], bool] = lambda: 
         rounds.append(_round(kinds, num_drafted, num_accepted))
         gaps_s.append(round_s(num_drafted) + (0.0 if start else PROMPT_S))
         start += len(kinds)
-    return TimedAnswer(tuple(rounds), tuple(gaps_s))
+    return TimedOutput(tuple(rounds), tuple(gaps_s))
 
 
 def one_pass(k: int, texts: Sequence[Sequence[bool]], is_late: Callable[[], bool] = lambda: False) -> Pass:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from outrider.lab.load.figures import Gain, LoadFigures, Turn
-from outrider.lab.load.load import Asked
+from outrider.lab.load.load import RequestOutcome
 from outrider.lab.tuning.deployments import deployments_of, settings_of, with_cache
 from outrider.lab.tuning.money import COLOCATED, NGRAM, SPLIT, Money, Price, money_to_json, show_money
 
@@ -17,11 +17,11 @@ ROLES = list(enumerate(("target", "draft")))
 PRICE = Price(target=2.0, draft=0.5)
 
 
-REFUSED = Asked(0.0, None, 0.1, 429, "1")
+REFUSED = RequestOutcome(0.0, None, 0.1, 429, "1")
 
 
 def turns(seconds: list[float]) -> list[Turn]:
-    return [Turn((Asked(0.0, 0.1, each, 200, None, None, {"completion_tokens": 10}),)) for each in seconds]
+    return [Turn((RequestOutcome(0.0, 0.1, each, 200, None, None, {"completion_tokens": 10}),)) for each in seconds]
 
 
 def rung(concurrency: int, plain_s: list[float], drafted_s: list[float]) -> LoadFigures:

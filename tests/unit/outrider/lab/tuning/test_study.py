@@ -19,12 +19,12 @@ from outrider.lab.tuning import study as study_module
 from outrider.lab.tuning.choice import choose, fastest_drafted
 from outrider.lab.tuning.costs import costs_of
 from outrider.lab.tuning.report import reason, show, to_json
-from outrider.lab.tuning.runs import Pass, TimedAnswer, Workload
+from outrider.lab.tuning.runs import Pass, TimedOutput, Workload
 from outrider.lab.tuning.settings import chain, chain_name, compared_drafters, environment, gateway_settings
 from outrider.lab.tuning.study import Study, acceptance_probability, points_of
 from outrider.lab.tuning.theory import improvement
 from outrider.wire.errors import ConfigError, InvalidRequest
-from outrider.wire.processes.processes import StopFlag
+from outrider.wire.processes.stop_flag import StopFlag
 from tests.unit.outrider.lab.tuning import simulated_pair
 from tests.unit.outrider.lab.tuning.simulated_pair import MAX_TOKENS, PROMPT_S, answer, moods, one_pass, round_s
 
@@ -152,7 +152,7 @@ def test_every_prompt_is_answered_under_all_settings_before_the_next(monkeypatch
         wish: Speculation,
         max_tokens: int,
         cache: str | None = None,
-    ) -> TimedAnswer:
+    ) -> TimedOutput:
         nonlocal num_led
         k = cast(int, wish.num_draft_tokens)
         if cache is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.workers.retry_budget import REQUESTS_PER_RETRY, RESERVE_S, RetryBudget
-from outrider.wire.processes.health import ALONE_S, FIRST_PAUSE_S, MAX_PAUSE_S, Health, Outcome
+from outrider.wire.processes.health import ALONE_S, FIRST_PAUSE_S, MAX_PAUSE_S, CallOutcome, Health
 from tests.unit.outrider.wire.telemetry.test_metrics import Clock
 
 
@@ -20,36 +20,36 @@ def health(clock: Clock) -> Health:
     return Health(clock, jitter=lambda: 0.0)
 
 
-def note(health: Health, outcome: Outcome, times: int = 1) -> None:
+def note(health: Health, outcome: CallOutcome, times: int = 1) -> None:
     for _ in range(times):
         health.note(outcome)
 
 
-@pytest.mark.parametrize(("outcome", "most"), [(Outcome.LATE, 5), (Outcome.REFUSED, 3), (Outcome.LOST, 1)])
-def test_only_failures_in_a_row_put_it_down(health: Health, outcome: Outcome, most: int) -> None:
+@pytest.mark.parametrize(("outcome", "most"), [(CallOutcome.LATE, 5), (CallOutcome.REFUSED, 3), (CallOutcome.LOST, 1)])
+def test_only_failures_in_a_row_put_it_down(health: Health, outcome: CallOutcome, most: int) -> None:
     for _ in range(3):
         note(health, outcome, most - 1)
         assert health.usable and not health.is_down
-        health.note(Outcome.OK)
+        health.note(CallOutcome.OK)
     note(health, outcome, most)
     assert health.is_down and not health.usable
 
 
 def test_one_probe_after_a_pause_brings_it_back(health: Health, clock: Clock) -> None:
-    note(health, Outcome.REFUSED, 64)  # those that were under way do not prolong the pause
+    note(health, CallOutcome.REFUSED, 64)  # those that were under way do not prolong the pause
     clock.now += FIRST_PAUSE_S / 2 - 0.001
     assert not health.usable
     clock.now += 0.001
     assert health.usable
     health.begin("probe")
     assert not health.usable, "one request at a time"
-    assert health.lets("probe") and not health.lets("another")
-    health.note(Outcome.OK)
-    assert health.usable and not health.is_down and health.lets("another")
+    assert health.allows("probe") and not health.allows("another")
+    health.note(CallOutcome.OK)
+    assert health.usable and not health.is_down and health.allows("another")
 
 
 def test_pauses_double_up_to_a_bound(health: Health, clock: Clock) -> None:
-    health.note(Outcome.LOST)
+    health.note(CallOutcome.LOST)
     pauses = []
     for _ in range(8):
         started = clock.now
@@ -57,14 +57,14 @@ def test_pauses_double_up_to_a_bound(health: Health, clock: Clock) -> None:
             clock.now += 0.01
         pauses.append(clock.now - started)
         health.begin("probe")
-        health.note(Outcome.REFUSED)
-        assert not health.lets("probe")
+        health.note(CallOutcome.REFUSED)
+        assert not health.allows("probe")
     assert pauses == pytest.approx([min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**n) / 2 for n in range(8)], abs=0.02)
 
 
 def test_a_probe_that_is_never_heard_of_makes_room_for_another(health: Health, clock: Clock) -> None:
     """Its client may have left."""
-    health.note(Outcome.LOST)
+    health.note(CallOutcome.LOST)
     clock.now += FIRST_PAUSE_S
     health.begin("probe")
     assert not health.usable
@@ -73,7 +73,7 @@ def test_a_probe_that_is_never_heard_of_makes_room_for_another(health: Health, c
 
 
 def test_a_new_life_is_probed_at_once(health: Health) -> None:
-    health.note(Outcome.LOST)
+    health.note(CallOutcome.LOST)
     health.restarted()
     assert health.is_down and health.usable
     health.begin("probe")
@@ -81,11 +81,11 @@ def test_a_new_life_is_probed_at_once(health: Health) -> None:
 
 
 def test_where_there_is_nobody_else_pauses_are_short(health: Health, clock: Clock) -> None:
-    health.note(Outcome.LOST)
+    health.note(CallOutcome.LOST)
     for _ in range(8):
         clock.now += 2 * MAX_PAUSE_S
         health.begin("probe")
-        health.note(Outcome.REFUSED)
+        health.note(CallOutcome.REFUSED)
     assert not health.usable_alone
     clock.now += ALONE_S
     assert health.usable_alone and not health.usable
@@ -96,7 +96,7 @@ def test_where_there_is_nobody_else_pauses_are_short(health: Health, clock: Cloc
 @pytest.mark.parametrize("value", [0.0, 0.5, 0.999])
 def test_jitter_is_within_the_upper_half(clock: Clock, value: float) -> None:
     health, started = Health(clock, jitter=lambda: value), clock.now
-    health.note(Outcome.LOST)
+    health.note(CallOutcome.LOST)
     while not health.usable:
         clock.now += 0.001
     assert clock.now - started == pytest.approx(FIRST_PAUSE_S * (0.5 + value / 2), abs=0.002)

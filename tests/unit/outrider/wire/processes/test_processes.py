@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.wire.processes.processes import Child, StopFlag, stop_signals
+from outrider.wire.processes.processes import Child
+from outrider.wire.processes.stop_flag import StopFlag, stop_signals
 
 HUNG_AFTER_S = 30.0
 _STUBBORN = """

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.requests import Demand, build_requests
+from gateway.admission.demand import UncheckedRequest
+from gateway.admission.requests import build_requests
 from gateway.api.forms.messages_schemas import MessagesBody
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.generation import GenerationRequest, ServedFacts
 from outrider.wire.requests.params import SamplingParams
-from outrider.wire.requests.sampling_defaults import stated_defaults, usable_defaults
+from outrider.wire.requests.sampling_defaults import read_defaults, usable_defaults
 from tests.checkers import inline_checker
 from tests.service.scripted_generator import config
 from tests.unit.gateway.admission.test_prompts import reader
@@ -29,7 +30,7 @@ BODIES: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-async def built(demand: Demand, stated: dict[str, float] = STATED) -> GenerationRequest:
+async def built(demand: UncheckedRequest, stated: dict[str, float] = STATED) -> GenerationRequest:
     facts = ServedFacts("m", 2048, 4096, 0, 1, None, sampling_defaults=stated)
     request, *_ = await build_requests(demand, facts, reader(), config(), inline_checker())
     return request
@@ -40,15 +41,15 @@ def sampling(params: SamplingParams) -> dict[str, float]:
 
 
 def test_a_file_states_what_it_names_and_no_more() -> None:
-    assert stated_defaults(FILE | {"transformers_version": "5", "do_sample": True}) == (STATED, [])
-    assert stated_defaults({"top_k": None, "eos_token_id": 2}) == ({}, [])
-    found, wrong = stated_defaults({"top_k": float("inf"), "max_new_tokens": float("nan"), "temperature": 10**400})
+    assert read_defaults(FILE | {"transformers_version": "5", "do_sample": True}) == (STATED, [])
+    assert read_defaults({"top_k": None, "eos_token_id": 2}) == ({}, [])
+    found, wrong = read_defaults({"top_k": float("inf"), "max_new_tokens": float("nan"), "temperature": 10**400})
     assert found == {} and len(wrong) == 3
-    assert stated_defaults(FILE | {"do_sample": False}) == ({"temperature": 0.0, "max_tokens": 40}, [])
-    found, wrong = stated_defaults({"temperature": "0.6", "top_k": 1.5, "top_p": 0, "min_p": True, "max_new_tokens": 0})
+    assert read_defaults(FILE | {"do_sample": False}) == ({"temperature": 0.0, "max_tokens": 40}, [])
+    found, wrong = read_defaults({"temperature": "0.6", "top_k": 1.5, "top_p": 0, "min_p": True, "max_new_tokens": 0})
     assert found == {} and len(wrong) == 5 and "top_p is 0, must be greater than 0 and at most 1" in wrong
     for value in (float("nan"), float("inf"), 10**400):
-        assert stated_defaults({"top_k": value, "max_new_tokens": value})[0] == {}
+        assert read_defaults({"top_k": value, "max_new_tokens": value})[0] == {}
     assert usable_defaults({"temperature": 1e9, "top_p": float("nan"), "top_k": 3}) == {"top_k": 3}
 
 

@@ -19,7 +19,7 @@ def dealt(tokens: VirtualTokens, weights: dict[bytes, float], count: int, amount
     order = ""
     for _ in range(count):
         caller = min(weights, key=tokens.given)
-        tokens.give(caller, amount)
+        tokens.add_served(caller, amount)
         order += caller.decode()
     return order
 
@@ -37,8 +37,8 @@ def test_each_is_given_by_its_weight() -> None:
 
 def test_nobody_saves_up_and_nobody_owes() -> None:
     tokens, weights = waiting(a=1.0, b=3.0)
-    tokens.give(A, 100.0)
-    tokens.give(B, 60.0)
+    tokens.add_served(A, 100.0)
+    tokens.add_served(B, 60.0)
     tokens.wait(weights | {C: 1.0}, [A, B, C])
     assert tokens.given(C) == pytest.approx(40.0), "the average of all that waited"
     tokens.wait({B: 3.0, C: 1.0}, [A, B, C])
@@ -48,7 +48,7 @@ def test_nobody_saves_up_and_nobody_owes() -> None:
     tokens.wait(weights | {C: 1.0}, [A, B, C])
     assert tokens.given(A) == pytest.approx(40.0), "it was not"
     tokens.wait(weights, [A, B, C])
-    tokens.give(B, 80.0)
+    tokens.add_served(B, 80.0)
     tokens.wait(weights | {C: 1.0}, [A, B, C])
     assert tokens.given(C) == pytest.approx(60.0), "it wanted none meanwhile"
 
@@ -59,7 +59,7 @@ def test_who_goes_on_waiting_has_its_turn_beside_others_that_come_and_go() -> No
         others = {b"%d" % each: 1.0 for each in range(number, number + 4)}  # one is gone, and one is new
         tokens.wait({A: 1.0} | others, [A, *others])
         first = min((A, *others), key=tokens.given)
-        tokens.give(first, 1.0)
+        tokens.add_served(first, 1.0)
         num_given[first] += 1
     assert num_given[A] >= 400 / 6
 
@@ -73,7 +73,7 @@ def test_who_is_served_whole_does_not_go_before_others_again() -> None:
         served = sorted(names, key=tokens.given)[:5]
         got.update(served)
         for caller in served:
-            tokens.give(caller, 1.0)
+            tokens.add_served(caller, 1.0)
         tokens.wait({caller: 1.0 for caller in names if caller not in served}, names)
     assert set(got.values()) == {50}
 

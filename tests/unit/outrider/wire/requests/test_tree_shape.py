@@ -77,11 +77,11 @@ def test_a_message_is_checked_likewise(message: pb.TreeShape) -> None:
     ],
 )
 def test_cut_to_the_room(text: str, depth: int, num_nodes: int, fits: str) -> None:
-    shape = TreeShape.parse(text).fitted(depth, num_nodes)
+    shape = TreeShape.parse(text).reduced_to(depth, num_nodes)
     assert str(shape) == fits
     assert shape is not None and shape.most_nodes <= num_nodes and shape.depth <= depth
 
 
 def test_no_room() -> None:
-    assert TreeShape.parse("4x2x1").fitted(0, 64) is None
-    assert TreeShape.parse("best:12x4").fitted(4, 0) is None
+    assert TreeShape.parse("4x2x1").reduced_to(0, 64) is None
+    assert TreeShape.parse("best:12x4").reduced_to(4, 0) is None

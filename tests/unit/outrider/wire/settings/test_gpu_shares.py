@@ -16,7 +16,7 @@ from deploy.ray_workers import RayWorkers
 from outrider.cli.up import machine_shares
 from outrider.engine import memory
 from outrider.wire.errors import ConfigError
-from outrider.wire.models.model_id import INDEX
+from outrider.wire.models.model_id import INDEX_FILE
 from outrider.wire.settings.gpu_shares import gpu_shares, num_weight_bytes
 from outrider.wire.settings.system import SystemConfig, flags
 from tests.forked import REPO
@@ -158,7 +158,7 @@ def test_weights_that_leave_nothing_of_the_share_are_refused_with_the_remedy(mon
 def test_the_size_of_a_model_is_that_of_all_its_files_or_not_known(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).write_bytes(bytes(100))
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
     assert num_weight_bytes(str(tmp_path)) == 200
     (tmp_path / "b.safetensors").unlink()
     assert num_weight_bytes(str(tmp_path)) is None

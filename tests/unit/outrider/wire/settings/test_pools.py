@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings.system import SystemConfig, merged
+from outrider.wire.settings.system import SystemConfig, merge_settings
 from tests.unit.outrider.wire.settings.clusters import CLUSTER, NO_FLAGS
 
 
@@ -22,7 +22,7 @@ def test_pools_are_read_whole_and_come_back_from_json() -> None:
     assert (chat.name, chat.role, chat.count, chat.min, chat.max, chat.num_gpus) == ("chat", "target", 2, 2, 4, 0.5)
     assert (code.count, code.min, code.max, code.model_name, code.worker.max_slots) == (1, 1, 1, "coder", 3)
     assert (small.role, small.count, small.min, small.max, small.serves) == ("draft", 3, 1, 3, ("chat", "code"))
-    assert [pool.sized_by_load for pool in config.pools] == [True, False, True]
+    assert [pool.is_sized_by_load for pool in config.pools] == [True, False, True]
     assert (chat.member(0), chat.setting) == ("target-chat-0", "targets.chat")
     assert config.scaling.up_after_s == 2
     assert read(json.loads(config.to_json())) == config
@@ -53,10 +53,10 @@ def test_a_drafter_that_nobody_here_has_is_refused_before_anything_loads(
 ) -> None:
     flags = {**NO_FLAGS, "gateway": {"drafter": drafter}}
     with pytest.raises(ConfigError) as error:
-        merged({}, flags, no_draft=True, no_ray=True)
+        merge_settings({}, flags, no_draft=True, no_ray=True)
     assert error.value.message.startswith(message)
     monkeypatch.setenv("OUTRIDER_TARGET_DRAFTER_TEXT", "a.txt")
-    assert merged({}, flags, no_draft=drafter == "unigram", no_ray=True).gateway["drafter"] == drafter
+    assert merge_settings({}, flags, no_draft=drafter == "unigram", no_ray=True).gateway["drafter"] == drafter
 
 
 @pytest.mark.parametrize(

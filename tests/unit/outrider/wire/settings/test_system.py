@@ -10,8 +10,8 @@ import pytest
 
 from outrider.cli.up.supervisor import Supervisor
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes.processes import StopFlag
-from outrider.wire.settings.system import SystemConfig, merged
+from outrider.wire.processes.stop_flag import StopFlag
+from outrider.wire.settings.system import SystemConfig, merge_settings
 from tests.unit.outrider.wire.settings.clusters import CLUSTER, NO_FLAGS
 
 
@@ -21,7 +21,7 @@ def read(values: dict[str, Any]) -> SystemConfig:
 
 @pytest.mark.parametrize("file", [CLUSTER, {}], ids=["pools", "pair"])
 def test_one_folder_of_certificates_is_that_of_every_part(file: dict[str, Any], tmp_path: Path) -> None:
-    found = merged(copy.deepcopy(file), NO_FLAGS, no_draft=False, no_ray=False, certificates=tmp_path)
+    found = merge_settings(copy.deepcopy(file), NO_FLAGS, no_draft=False, no_ray=False, certificates=tmp_path)
     assert {pool.worker.tls_dir for pool in found.targets} == {str(tmp_path / "target")}
     assert {pool.worker.tls_dir for pool in found.drafts} == {str(tmp_path / "draft")}
     assert found.gateway["tls_dir"] == str(tmp_path / "gateway")

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from outrider.wire.telemetry.log import JsonFormatter, TextFormatter, about, get_logger, log_fields
+from outrider.wire.telemetry.log import JsonFormatter, TextFormatter, get_logger, log_extra, log_fields
 
 log = get_logger("tests.log")
 SECRET = "what the user wrote"
@@ -45,7 +45,7 @@ both = pytest.mark.parametrize("formatter", [JsonFormatter, TextFormatter], indi
 
 @only_json
 def test_a_line_says_when_who_and_what(written: Callable[[], list[str]]) -> None:
-    log.warning("lost %d\nof %s", 3, "five", extra=about(slot=7, member=None))
+    log.warning("lost %d\nof %s", 3, "five", extra=log_extra(slot=7, member=None))
     line = json.loads(written()[0])
     assert (line["level"], line["process"], line["logger"], line["slot"]) == ("warning", "gateway", "tests.log", 7)
     assert (line["message"], line["pid"]) == ("lost 3\nof five", os.getpid())
@@ -73,7 +73,7 @@ def test_a_record_is_one_line_whatever_others_wrote_into_it(written: Callable[[]
 @only_json
 async def test_lines_of_a_block_and_of_tasks_begun_in_it_are_about_its_fields(written: Callable[[], list[str]]) -> None:
     async def work() -> None:
-        log.warning("inside", extra=about(slot=1))
+        log.warning("inside", extra=log_extra(slot=1))
 
     with log_fields(request_id="req-1"):
         task = asyncio.create_task(work())

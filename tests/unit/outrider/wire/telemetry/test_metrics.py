@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
-from gateway.telemetry.vllm_names import EndedAnswers, VllmNames
+from gateway.telemetry.vllm_names import ChoiceSeries, VllmNames
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics
 
@@ -59,7 +59,7 @@ def test_histograms_of_times_reach_the_longest_request() -> None:
     gateway, registry = GatewayMetrics(), CollectorRegistry()
     gateway.pair("big", "small").round_seconds.labels(phase="total")
     gateway.answers("big")
-    EndedAnswers(registry).begin("big")
+    ChoiceSeries(registry).begin("big")
     registry.register(VllmNames(gateway, lambda: ()))
     times = [
         family

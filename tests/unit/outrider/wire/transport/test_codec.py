@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.transport.codec import (
     BadTensor,
-    DenseRows,
-    SparseRows,
+    DenseDistributions,
+    SparseDistributions,
+    distributions_from_proto,
+    distributions_to_proto,
     float32_tensor,
     int32_tensor,
-    rows_from_proto,
-    rows_to_proto,
 )
 from tests.unit.outrider.wire.transport.rows import laws
 from tests.wire_rows import decode_rows, encode_rows
@@ -27,8 +27,8 @@ from tests.wire_rows import decode_rows, encode_rows
 VOCAB = 50
 
 
-def over_the_wire(rows: DenseRows | SparseRows) -> pb.TokenDistributions:
-    return pb.TokenDistributions.FromString(rows_to_proto(rows, VOCAB).SerializeToString())
+def over_the_wire(rows: DenseDistributions | SparseDistributions) -> pb.TokenDistributions:
+    return pb.TokenDistributions.FromString(distributions_to_proto(rows, VOCAB).SerializeToString())
 
 
 @given(
@@ -38,8 +38,8 @@ def over_the_wire(rows: DenseRows | SparseRows) -> pb.TokenDistributions:
 def test_round_trip_is_exact_to_the_bit(num_rows: int, support: int, seed: int, prefer_sparse: bool) -> None:
     log_probs, ids = laws(num_rows, support, seed)
     rows = encode_rows(log_probs, prefer_sparse=prefer_sparse)
-    assert isinstance(rows, SparseRows) is (prefer_sparse or support * 2 < VOCAB)
-    back = decode_rows(rows_from_proto(over_the_wire(rows), num_rows, VOCAB), VOCAB, ids)
+    assert isinstance(rows, SparseDistributions) is (prefer_sparse or support * 2 < VOCAB)
+    back = decode_rows(distributions_from_proto(over_the_wire(rows), num_rows, VOCAB), VOCAB, ids)
     assert back.dtype == torch.float32 and torch.equal(back, log_probs)
 
 
@@ -47,17 +47,17 @@ def test_rows_of_different_support() -> None:
     log_probs = torch.cat([laws(1, n, n)[0] for n in (1, 7, 3)])
     ids = log_probs.argmax(dim=1).tolist()
     rows = encode_rows(log_probs, prefer_sparse=True)
-    assert isinstance(rows, SparseRows) and rows.row_sizes == (1, 7, 3)
+    assert isinstance(rows, SparseDistributions) and rows.row_sizes == (1, 7, 3)
     assert torch.equal(decode_rows(rows, VOCAB, ids), log_probs)
 
 
 def test_bytes_are_little_endian_and_row_major() -> None:
     log_probs = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0]]).log()
     dense = encode_rows(log_probs, prefer_sparse=False)
-    assert isinstance(dense, DenseRows)
+    assert isinstance(dense, DenseDistributions)
     assert struct.unpack("<8f", dense.data)[:2] == pytest.approx([math.log(0.5), math.log(0.25)])
     sparse = encode_rows(log_probs, prefer_sparse=True)
-    assert isinstance(sparse, SparseRows)
+    assert isinstance(sparse, SparseDistributions)
     assert struct.unpack("<4i", sparse.ids) == (0, 1, 2, 2)
     assert struct.unpack("<4f", sparse.log_probs)[3] == 0.0
 
@@ -100,13 +100,13 @@ def sparse_message(sizes: tuple[int, ...] = (1, 2), num_ids: int = 3, num_probs:
 )
 def test_malformed_messages(message: pb.TokenDistributions, named: str) -> None:
     with pytest.raises(BadTensor) as error:
-        rows_from_proto(message, 2, VOCAB)
+        distributions_from_proto(message, 2, VOCAB)
     assert named in str(error.value)
 
 
 @pytest.mark.parametrize("message", [dense_message(), sparse_message()])
 def test_the_messages_above_are_otherwise_sound(message: pb.TokenDistributions) -> None:
-    assert rows_from_proto(message, 2, VOCAB).num_rows == 2
+    assert distributions_from_proto(message, 2, VOCAB).num_rows == 2
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_the_messages_above_are_otherwise_sound(message: pb.TokenDistributions) 
 def test_sparse_ids(ids: tuple[int, int, int], named: str) -> None:
     log_probs = struct.pack("<3f", math.log(0.5), math.log(0.5), 0.0)
     with pytest.raises(BadTensor, match=named):
-        decode_rows(SparseRows((2, 1), struct.pack("<3i", *ids), log_probs), VOCAB, [3, 7])
+        decode_rows(SparseDistributions((2, 1), struct.pack("<3i", *ids), log_probs), VOCAB, [3, 7])
