@@ -1,7 +1,8 @@
 """The HTTP endpoints.
 
 A request for an answer runs so: its body becomes an UncheckedRequest, that becomes GenerationRequests, these are
-admitted, and their outputs become the JSON or the events of the answer. `gateway.api.app` puts the routes into the application.
+admitted, and their outputs become the JSON or the events of the answer. `gateway.api.app` puts the routes into the
+application.
 """
 
 from __future__ import annotations

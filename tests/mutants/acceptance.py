@@ -1,4 +1,4 @@
-"""Which drafts are kept, what replaces the first that is not, and where the answer is cut."""
+"""MatrixName drafts are kept, what replaces the first that is not, and where the answer is cut."""
 
 from tests.mutants import Mutant
 from tests.mutants.operators import always, argument, call, comparison, display, drop, operation

@@ -15,7 +15,7 @@ CASCADES = (
     ),
     Mutant(
         "draft_service:ModelDrafter._read",
-        call("of_logits", to="_f(_0, _1, _2, _3, _4 - (_1 < -1))"),
+        call("distribution_of_logits", to="_f(_0, _1, _2, _3, _4 - (_1 < -1))"),
         "what follows a guess is drawn from the row before it",
         DRAFTED_FOR,
     ),

@@ -17,7 +17,7 @@ from tests.mutants.operators import (
 TREE, BUFFER, DRAFTING = (
     "outrider.engine.speculation:GrowingTree",
     "target_service:DraftBuffer",
-    "target_service:Drafting",
+    "target_service:DraftChooser",
 )
 GROWTH = tuple(f"tests/unit/outrider/engine/speculation/test_{name}.py" for name in ("growth", "draft_tree", "drawing"))
 BUFFERED = ("tests/unit/target_service/leases/test_draft_buffer.py",)
@@ -44,7 +44,7 @@ DELIVERIES = (
     ),
     Mutant(
         f"{TREE}.add_child",
-        always("KEY"),
+        always("RECOVERY"),
         "a branch is drawn with the trunk's numbers, at which block verification has looked",
         GROWTH,
     ),
@@ -62,7 +62,7 @@ DELIVERIES = (
         GROWTH,
     ),
     Mutant(
-        "gateway.rounds:Drafting._open",
+        "gateway.rounds:DraftSession._open",
         call("replace", to="_0"),
         "two drafts of one answer are not told that they are two, and draw with the same numbers",
         ("tests/unit/gateway/rounds/test_decode_loop.py",),
@@ -74,7 +74,7 @@ DELIVERIES = (
         ("tests/unit/gateway/rounds/test_decode_loop.py",),
     ),
     Mutant(
-        "target_service:Drafting._proposed",
+        "target_service:DraftChooser._proposed",
         call("max", to="max(_0, key=lambda each: list(map(lambda own: own.tree.ids, each.trees.values())))"),
         "what was sampled decides who drafts",
         UNIONS,
@@ -86,7 +86,7 @@ DELIVERIES = (
         UNIONS,
     ),
     Mutant(
-        "target_service:Drafting._proposed",
+        "target_service:DraftChooser._proposed",
         call("max", to=BY_ACCEPTANCE),
         "the numbers by which a step accepts decide who drafts for it",
         UNIONS,
@@ -117,7 +117,7 @@ DELIVERIES = (
     ),
     Mutant(
         f"{BUFFER}.insert",
-        drop("GUESS", "LAW"),
+        drop("DETERMINISTIC", "SAMPLED"),
         "drafts that came too late are not counted as wasted",
         BUFFERED,
     ),
@@ -201,7 +201,7 @@ DELIVERIES = (
     ),
     Mutant(
         "target_service:_advance_buffer",
-        argument("advance", 0, to="_ if len(lease.drafts) + len(lease.own_sources) < 2 else _[:-1]"),
+        argument("advance", 0, to="_ if len(lease.drafts) + len(lease.own_drafters) < 2 else _[:-1]"),
         "beside another source a draft's nodes are verified that were made for an older state",
         UNIONS,
     ),
@@ -218,7 +218,7 @@ DELIVERIES = (
         UNIONS,
     ),
     Mutant(
-        "target_service:Proposal.source_of",
+        "target_service:Proposal.drafter_of_node",
         call("items", to="reversed([*_])"),
         "a token that two sources say is counted for the later one",
         UNIONS,

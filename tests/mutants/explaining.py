@@ -1,4 +1,4 @@
-"""What is told of a round: where the target stood, what the draft drew from, and to nobody who did not ask."""
+"""What is told of a round: where the target stood, what the draft drew from, and to nobody who did not send_request."""
 
 from tests.mutants import Mutant
 from tests.mutants.operators import always, argument, call, comparison, constant, drop, never

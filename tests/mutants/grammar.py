@@ -34,10 +34,11 @@ GRAMMAR = (
     Mutant(
         f"{SAMPLING}:HostLogits.law",
         statement(
-            "law_of",
-            to="law, allowed = law_of(self._rows[index], row.state.params), row.state.allowed(row.draft_prefix)\n"
+            "distribution_of",
+            to="law = distribution_of(self._rows[index], row.state.params)\n"
+            "allowed = row.state.allowed(row.draft_prefix)\n"
             "kept = True if allowed is None else allowed[slice(None) if law.ids is None else law.ids]\n"
-            "return RowLaw(law.vocab_size, np.where(kept, law.scores, np.float32(-np.inf)), law.ids)",
+            "return TokenDistribution(law.vocab_size, np.where(kept, law.scores, np.float32(-np.inf)), law.ids)",
         ),
         "the mask comes after top-k and top-p, which keep what the grammar forbids",
         (f"{OWN}::TestMasks::test_a_law_is_cut_once_it_is_masked",),

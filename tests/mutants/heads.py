@@ -114,7 +114,7 @@ HEADS = (
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}:OpeningMap.exact",
+        f"{HEADS_ROOM}:Projection.exact",
         never("each"),
         "3.1's norms of the taps are taken for one of all",
         ("tests/unit/outrider/engine/heads/test_opening.py",),

@@ -53,7 +53,7 @@ HEALTH = (
         HEALTH_TESTS,
     ),
     Mutant(
-        "outrider.wire:HangWatch.step_seen",
+        "outrider.wire:HangWatch.note_step",
         always(),
         "an engine that hangs while its server answers is never noticed",
         HANG_TESTS,

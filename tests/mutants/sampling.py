@@ -83,7 +83,7 @@ SAMPLING = (
         HOST,
     ),
     Mutant(
-        f"{SAMPLING_ROOM}:RowLaw.probs_at",
+        f"{SAMPLING_ROOM}:TokenDistribution.probs_at",
         call("where", to="_1"),
         "tokens that the draft could not have drawn count as if it could",
         (*HOST, "tests/unit/outrider/engine/sampling/test_acceptance_law.py"),

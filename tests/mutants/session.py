@@ -17,7 +17,7 @@ SESSION = (
     Mutant(f"{TEXT}.push", read("_held", to='""'), "text that was held back is lost", DETOKENIZER),
     Mutant(
         f"{TEXT}.push",
-        call("Pushed", "_ended", to="_f(_0, len(ids), _2, _3)"),
+        call("TextUpdate", "_ended", to="_f(_0, len(ids), _2, _3)"),
         "tokens after the one that completed a stop string are counted",
         DETOKENIZER,
     ),
@@ -53,7 +53,7 @@ SESSION = (
         VERDICTS,
     ),
     Mutant(
-        f"{STATE}.draft_room",
+        f"{STATE}.max_draft_tokens",
         constant(1, to="0"),
         "a round drafts a token that can never be committed",
         VERDICTS,

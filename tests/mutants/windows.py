@@ -1,4 +1,4 @@
-"""Rows that the target's own drafters have fed: what is fed beside drafts, where it hangs, and whose it is."""
+"""FeatureBits that the target's own drafters have fed: what is fed beside drafts, where it hangs, and whose it is."""
 
 from tests.mutants import Mutant
 from tests.mutants.operators import call, drop, never, operation, read, statement, subscript
@@ -46,7 +46,7 @@ WINDOWS = (
         PASS_TESTS,
     ),
     Mutant(
-        "outrider.training:Pass.guesses",
+        "outrider.training:LookaheadEmbeddings.guesses",
         operation("+", "1", to="_0"),
         "look-ahead embeddings are trained to say the token that they stand for",
         ("tests/unit/outrider/training/test_pass_embeddings.py",),
@@ -70,14 +70,14 @@ WINDOWS = (
         MERGED,
     ),
     Mutant(
-        "target_service:Drafting.proposal",
+        "target_service:DraftChooser.proposal",
         call("_rows_beside", to="found.rows_beside"),
         "beside fewer drafts than there were, ids hang under other ids than their own",
         MERGED,
     ),
     Mutant(
         "target_service:learn",
-        drop("own_sources", "drafter", "note"),
+        drop("own_drafters", "drafter", "note"),
         "windows that bring nothing are fed for ever",
         ("tests/unit/target_service/leases/test_lease.py",),
     ),

@@ -92,5 +92,5 @@ def to_lying_proto(nodes, target_epoch):
 
 
 if __name__ == "__main__":
-    replace(draft_service.targets.deliveries, "to_proto", to_lying_proto)
+    replace(draft_service.targets.deliveries, "write_delivery", to_lying_proto)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

@@ -19,7 +19,7 @@ def choose(self, demands, max_rows, max_extra_rows, absent):
 
 
 def hold_until(self, awaited, now):
-    """Wait for a guess at two of three lengths, whatever it costs."""
+    """SkipSlot for a guess at two of three lengths, whatever it costs."""
     until = [lease.ready_s + 0.2 for lease, *_ in awaited if len(lease.slot.committed) % 3]
     return max((each for each in until if now < each), default=None)
 

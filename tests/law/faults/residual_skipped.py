@@ -1,4 +1,4 @@
-"""A target that replaces a rejected draft by a draw from its own law instead of the residual."""
+"""A target that replaces a rejected draft by a draw from its own law instead of the set_residual."""
 
 import sys
 
@@ -11,5 +11,5 @@ from tests.law.faults.by_token import decide_by_token
 
 if __name__ == "__main__":
     decide_by_token()
-    replace(acceptance, "residual", lambda target_probs, draft_probs: target_probs)
+    replace(acceptance, "set_residual", lambda target_probs, draft_probs: target_probs)
     sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.admission.demand import FieldNames
+from gateway.admission.demand import FieldNames, UncheckedRequest
 from gateway.admission.prompts import ChatSettings, PromptReader
-from gateway.admission.demand import UncheckedRequest
-
 from gateway.admission.text_threads import TextThreads
 from gateway.api.schemas.openai import CompletionBody
 from gateway.api.schemas.parsing import parse_body

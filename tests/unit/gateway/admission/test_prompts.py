@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.prompts import INLINE_CHARS, Chat, ChatSettings, PromptReader
 from gateway.admission.demand import UncheckedRequest
+from gateway.admission.prompts import INLINE_CHARS, Chat, ChatSettings, PromptReader
 from gateway.admission.requests import build_requests
 from gateway.admission.text_threads import LARGEST_CHARS, NUM_THREADS, THREAD_NICENESS, TextThreads
 from gateway.api.schemas.openai import ChatBody, CompletionBody

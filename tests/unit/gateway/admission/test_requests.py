@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.demand import FieldNames
+from gateway.admission.demand import FieldNames, UncheckedRequest
 from gateway.admission.demand_checks import check_demand, find_model
 from gateway.admission.prompts import (
     PromptReader,
 )
-from gateway.admission.demand import UncheckedRequest
 from gateway.admission.requests import build_requests
 from gateway.api.schemas.openai import CompletionBody
 from gateway.api.schemas.parsing import parse_body
