@@ -20,7 +20,7 @@ import tokenizers
 
 from benchmarks.common import DEMO_TARGET, Report, parser
 from gateway.grammars import of_schema
-from outrider.engine.sampling.grammar import Grammars, GrammarState
+from outrider.engine.sampling.grammar_state import Grammars, GrammarState
 
 SMALL, LARGE = 4096, 262_144
 MAX_OUTPUT = 96

@@ -43,7 +43,7 @@ from outrider.engine.sampling.coupled import coupled_place
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.transport.rpc import tune_malloc

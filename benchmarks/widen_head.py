@@ -17,9 +17,9 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import read_eagle3
 from outrider.engine.heads.families import EAGLE3, MEDUSA, family_of
 from outrider.engine.heads.medusa import read_medusa
-from outrider.engine.loading.lookahead_embeddings import FILE as EMBEDDINGS_FILE
-from outrider.engine.loading.lookahead_embeddings import NAME as EMBEDDINGS
-from outrider.engine.loading.lookahead_embeddings import read_embeddings
+from outrider.engine.loading.embedding_files import FILE as EMBEDDINGS_FILE
+from outrider.engine.loading.embedding_files import NAME as EMBEDDINGS
+from outrider.engine.loading.embedding_files import read_embeddings
 from outrider.lab.models.widening import WideningError
 
 

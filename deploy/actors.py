@@ -20,7 +20,7 @@ from typing import Any
 from deploy import node_drain
 from deploy.placement import Placement
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes import places
+from outrider.wire.processes import folders
 from outrider.wire.processes.worker_main import memory_taken
 from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
 from outrider.wire.settings.cores import format_cores
@@ -49,12 +49,12 @@ def is_limited() -> bool:
 def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] | None = None) -> frozenset[int]:
     """Lock the `count` least occupied of the offered cores until this process ends, or all where they are fewer.
 
-    folder: folder of the locks, which all workers of a machine share; None for `places.shared_folder`. offered: None
+    folder: folder of the locks, which all workers of a machine share; None for `folders.shared_folder`. offered: None
     for the cores that this process may run on. Raises ConfigError where the locks cannot be made.
     """
     # level 0 is free cores; at level 1 each core has a second holder
     if folder is None:
-        folder = places.shared_folder()
+        folder = folders.shared_folder()
     if offered is None:
         offered = frozenset(os.sched_getaffinity(0))
     cores = sorted(offered)
@@ -65,7 +65,7 @@ def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] |
                 return frozenset(taken)
             if core in taken:
                 continue
-            lock = places.try_lock(folder / f"core-{core}.{level}")  # stays open for the life of the process
+            lock = folders.try_lock(folder / f"core-{core}.{level}")  # stays open for the life of the process
             if lock is not None:
                 taken.add(core)
     raise AssertionError("some level is free")

@@ -19,7 +19,7 @@ from deploy.placement import ClusterNode
 from deploy.ray_workers import NAMESPACE, STOP_GRACE_S
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes.descendants import become_subreaper, end_descendants
-from outrider.wire.processes.places import RAY_SOCKET, parent_for_sockets
+from outrider.wire.processes.folders import RAY_SOCKET, parent_for_sockets
 from outrider.wire.processes.stop_flag import StopRequested
 from outrider.wire.telemetry.log import get_logger
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from deploy.actors import StartedActor, StartFailure
-from deploy.member import DRAINING, ROLES, SERVING, STARTING, PoolMember, Replica, trouble_of
+from deploy.pool_member import DRAINING, ROLES, SERVING, STARTING, PoolMember, Replica, trouble_of
 from deploy.ray_workers import ActorLost
 from deploy.sightings import PERIOD_S, Sighting
 from deploy.sizes import Census, PoolLoads, PoolSizes

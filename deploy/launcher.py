@@ -25,8 +25,8 @@ from typing import TextIO
 from deploy.actors import StartedActor
 from deploy.cluster import Cluster
 from deploy.fleet import NOTICE_S, Fleet
-from deploy.member import SERVING, PoolMember
 from deploy.placement import Placement, check_fits, place
+from deploy.pool_member import SERVING, PoolMember
 from deploy.ray_workers import RayWorkers
 from deploy.registry import Registry, reachable
 from deploy.sightings import PERIOD_S, WorkerCalls

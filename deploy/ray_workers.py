@@ -21,7 +21,7 @@ from deploy.actors import ActorSpec, FollowerActor, StartedActor, StartFailure, 
 from deploy.placement import Placement
 from outrider.engine.parallel.meeting import SOCKET
 from outrider.wire.errors import Unavailable
-from outrider.wire.processes.places import parent_for_sockets
+from outrider.wire.processes.folders import parent_for_sockets
 from outrider.wire.settings.config import WorkerConfig
 from outrider.wire.settings.cores import format_cores, parse_cores
 from outrider.wire.settings.pools import Pool

@@ -25,7 +25,7 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
     log_phase("importing torch")
     from draft_service.drafters.loading import load_draft
-    from draft_service.drafters.tables import load_tables
+    from draft_service.drafters.table_drafters import load_tables
     from outrider.engine.worker import worker_handle
 
     load: Any = load_tables
@@ -35,7 +35,7 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
 
 def _parts(base: WorkerBase[Any]) -> WorkerParts:
-    from draft_service.drafters.choice import create_drafter
+    from draft_service.drafters.drafter_choice import create_drafter
     from draft_service.drafters.loading import ModelState
     from draft_service.growing.grower import Grower
     from draft_service.servicer import DraftServicer, PairingCheck

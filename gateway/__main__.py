@@ -26,8 +26,8 @@ from gateway.api.operations import Operations, follow_readiness
 from gateway.coordinator import Coordinator
 from gateway.workers.membership import from_config
 from gateway.workers.named_workers import NamedWorkers
-from gateway.workers.pools import START_TIMEOUT_S, Pools
 from gateway.workers.registry_client import RegistryClient
+from gateway.workers.worker_pools import START_TIMEOUT_S, Pools
 from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.processes.stop_flag import ignore_log_rotation, stop_signals
 from outrider.wire.processes.worker_main import announce, leave

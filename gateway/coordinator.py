@@ -16,8 +16,8 @@ from gateway.rounds.verification import timed_out
 from gateway.telemetry.request_record import current_record
 from gateway.telemetry.vllm_names import FAILED, LEFT, ChoiceTimes
 from gateway.tokenizer import Tokenizer
-from gateway.workers.pools import Pools
 from gateway.workers.served import ServedModel
+from gateway.workers.worker_pools import Pools
 from outrider.wire.errors import ENDINGS, OutriderError, Overloaded, Unavailable
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.telemetry.log import get_logger

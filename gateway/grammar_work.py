@@ -10,8 +10,8 @@ from typing import Any
 
 from gateway import grammars
 from gateway.output_format import OutputFormat
-from gateway.tools.grammar import tool_grammar
 from gateway.tools.grammar_request import ToolGrammarRequest
+from gateway.tools.tool_grammar import tool_grammar
 
 
 def prepare() -> None:

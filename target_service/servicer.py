@@ -23,8 +23,8 @@ from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
 from target_service.features.feature_stream import FeatureStream
 from target_service.features.features import FeatureJob, Features
-from target_service.features.heads import Heads
-from target_service.leases.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
+from target_service.features.registered_heads import Heads
+from target_service.leases.lease_jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
 
 
 class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):

@@ -35,17 +35,16 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     log_phase("importing torch")
     import torch
 
-    from outrider.engine.drafters import SearchDrafts, target_drafters
+    from outrider.engine.drafter_table import SearchDrafts, merge, target_drafters
     from outrider.engine.loading.cache_size import CPU_FRACTION
     from outrider.engine.loading.loaded import ModelWorkerState, load
     from outrider.engine.memory import free_memory_bytes
     from outrider.engine.worker.worker_handle import WorkerBase, WorkerParts, start
-    from outrider.papers.merging import merge
     from outrider.v1 import target_pb2, target_pb2_grpc
     from target_service.drafting.own_drafts import OwnDrafts
     from target_service.features.features import Features
-    from target_service.features.heads import Heads
     from target_service.features.own_heads import load_own_heads
+    from target_service.features.registered_heads import Heads
     from target_service.leases.draft_buffer import buffer_bytes
     from target_service.leases.leases import Leases
     from target_service.servicer import TargetServicer

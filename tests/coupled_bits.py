@@ -14,7 +14,7 @@ from outrider.engine.sampling.coupled import (
     uniforms,
 )
 from outrider.engine.sampling.noise import NoiseStream
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
 

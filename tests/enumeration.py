@@ -15,9 +15,9 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from outrider.engine.sampling import row_law
+from outrider.engine.sampling import token_distribution
 from outrider.engine.sampling.acceptance import OwnDraw
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation import drawing
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ def drawn_place(weights: np.ndarray, u: float) -> int:
 
 @pytest.fixture
 def every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (drawing, row_law):
+    for module in (drawing, token_distribution):
         monkeypatch.setattr(module, "draw_place", drawn_place)
 
 

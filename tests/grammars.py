@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from outrider.engine.sampling.grammar import Grammar, Grammars
+from outrider.engine.sampling.grammar_state import Grammar, Grammars
 
 WORDS = ("</s>", "<unk>", "1", "2", "[", "]", ",", "11")
 """Enough for lists of numbers, in which 11 can be written in two ways."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.engine.sampling import acceptance
 from outrider.engine.sampling.acceptance import ChainDecisions, DrawTable, Noise, accept_draws
 from outrider.engine.sampling.penalties import NonFiniteLogits
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Draw, Proposal

@@ -9,7 +9,7 @@ from functools import partial
 
 from gateway.__main__ import main
 from gateway.rounds import verification
-from gateway.workers import draft_limits
+from gateway.workers.drafts import draft_limits
 from outrider.wire.requests.speculation import Speculation
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.sampling.wire_tensors import decode_distributions, encode_distributions, scatter
 from outrider.wire.transport.codec import Rows
 

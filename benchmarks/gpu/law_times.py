@@ -15,7 +15,7 @@ from benchmarks.gpu.steps import timed
 from outrider.engine.native.library import load_at_start
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams

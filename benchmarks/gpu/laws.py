@@ -19,9 +19,9 @@ from torch import Tensor
 from benchmarks.gpu.bench import Bench
 from outrider.engine.sampling.acceptance import ChainDecisions, accept_block
 from outrider.engine.sampling.coupled import device_keys, pick
+from outrider.engine.sampling.device_sampling import distributions, inverse_cdf
 from outrider.engine.sampling.noise import NoiseStream, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.sampling import distributions, inverse_cdf
 from outrider.wire.requests.params import SamplingParams
 from tests.proposals import accept_token
 

@@ -23,7 +23,7 @@ from gateway.coordinator import Coordinator
 from gateway.generation import ChoiceUsage, GenerationRequest, RoundOutput, SpeculationOptions
 from gateway.workers.membership import from_config
 from gateway.workers.named_workers import NamedWorkers
-from gateway.workers.pools import Pools
+from gateway.workers.worker_pools import Pools
 from outrider.wire.processes.processes import Child
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig

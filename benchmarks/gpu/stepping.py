@@ -26,7 +26,7 @@ from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.leases.jobs import ExtendJob, VerifyJob
+from target_service.leases.lease_jobs import ExtendJob, VerifyJob
 from target_service.worker import start_worker as start_target
 
 OWNER = 1

@@ -21,7 +21,7 @@ RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/outrider --cre
 COPY --from=libraries /opt/venv /opt/venv
 WORKDIR /app
 COPY LICENSE ./
-COPY deploy/docker/health.py deploy/docker/
+COPY deploy/docker/container_health.py deploy/docker/
 COPY outrider outrider
 COPY gateway gateway
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

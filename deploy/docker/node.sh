@@ -30,7 +30,7 @@ make_token() {
 
 wait_for_head() {
     give_up=$(($(date +%s) + OUTRIDER_START_TIMEOUT_S))
-    until have_token && python deploy/docker/health.py tcp "$OUTRIDER_HEAD" 2>/dev/null; do
+    until have_token && python deploy/docker/container_health.py tcp "$OUTRIDER_HEAD" 2>/dev/null; do
         if [ "$(date +%s)" -ge "$give_up" ]; then
             echo "node: no Ray head at $OUTRIDER_HEAD after $OUTRIDER_START_TIMEOUT_S s, or no token in" \
                 "$RAY_AUTH_TOKEN_PATH; is ray-head up, and is its token's volume mounted here?" >&2

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from outrider.wire.processes.places import cache_folder
+from outrider.wire.processes.folders import cache_folder
 
 
 class NotFound(Exception):

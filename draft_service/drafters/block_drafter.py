@@ -24,7 +24,7 @@ from outrider.engine.heads.network import BlockShape
 from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, distribution_of_logits
+from outrider.engine.speculation.node_drafter import NodeDistribution, NodeDrafter, distribution_of_logits
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from draft_service.slots.head_slot import HeadSlot
 from draft_service.slots.translated_slot import make_slot
-from outrider.engine.drafters import lookahead_rows_of, make_drafters
+from outrider.engine.drafter_table import lookahead_rows_of, make_drafters
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import MODEL, PARD, HeadFamily, family_of, is_same, pard_block
-from outrider.engine.heads.loader import LoadedHead, load_head
+from outrider.engine.heads.head_loader import LoadedHead, load_head
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loaded import ModelWorkerState, describe_model, load

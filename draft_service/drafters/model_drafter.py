@@ -16,12 +16,12 @@ from draft_service.drafters.feeding import Feeder, FeedRequest, cache_slot_of
 from draft_service.slots.draft_slot import DraftSlot, NodeRequest
 from draft_service.slots.head_slot import is_fed
 from draft_service.slots.translated_slot import TranslatedSlot
-from outrider.engine.heads.loader import AnyHeadPath
+from outrider.engine.heads.head_loader import AnyHeadPath
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, distribution_of_logits
 from outrider.engine.speculation.growth import Growth
+from outrider.engine.speculation.node_drafter import NodeDistribution, NodeDrafter, distribution_of_logits
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot

@@ -21,10 +21,10 @@ from draft_service.growing.pushing import NUM_URGENT, NodeSender, Send
 from draft_service.jobs import AdvanceJob, EngineJob, FeaturesJob, FeaturesRequest
 from draft_service.slots.draft_slot import DraftSlot
 from draft_service.slots.head_slot import HeadSlot
-from outrider.engine.drafters import draft_tree_class
-from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
+from outrider.engine.drafter_table import draft_tree_class
 from outrider.engine.speculation.drawing import grow
 from outrider.engine.speculation.growth import Growth, GrowthSetup, OpenAhead
+from outrider.engine.speculation.node_drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.plan import MAX_FED
 from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.worker.engine_thread import EngineThread

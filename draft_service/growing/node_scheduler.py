@@ -12,8 +12,8 @@ import numpy as np
 
 from draft_service.slots.draft_slot import DraftSlot
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import NodeDrafter
 from outrider.engine.speculation.growth import RowsAhead
+from outrider.engine.speculation.node_drafter import NodeDrafter
 from outrider.engine.speculation.row_budget import BudgetUnit, RowBudget
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.engine.worker.scheduler import DORMANT_S

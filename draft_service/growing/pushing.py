@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from draft_service.slots.draft_slot import DraftSlot
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.sampling.wire_tensors import encode_distributions
 from outrider.engine.speculation.growth import Growth
 from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import grpc.aio
 
 from outrider.drafting.translation import Intersection, create_translation
-from outrider.engine.sampling.grammar import Grammars
+from outrider.engine.sampling.grammar_state import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2_grpc

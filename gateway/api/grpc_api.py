@@ -46,7 +46,7 @@ from outrider.wire.requests.params import (
 )
 from outrider.wire.requests.speculation import NumDraftTokens, num_draft_tokens_from_proto
 from outrider.wire.requests.tree_shape import TreeShape
-from outrider.wire.transport.call_room import CallLimits, CallQueue, host_of
+from outrider.wire.transport.call_limits import CallLimits, CallQueue, host_of
 from outrider.wire.transport.rpc import abort, parse_message
 
 Context = grpc.aio.ServicerContext[Any, Any]

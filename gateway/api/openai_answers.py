@@ -20,7 +20,7 @@ from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.usage import Json, Step, acceptance_of, usage_of, usage_so_far
 from gateway.generation import ChoiceUsage, GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.workers.draft_limits import requested_speculation
+from gateway.workers.drafts.draft_limits import requested_speculation
 
 INLINE_ENTRIES = 1000
 """Tokens and log-probs of an answer whose JSON is made on the event loop, in about 5 ms."""

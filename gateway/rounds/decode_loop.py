@@ -24,7 +24,7 @@ from gateway.rounds.verification import SlotRefused, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
 from gateway.telemetry.round_metrics import note_drafts, note_lookups, note_round, note_truncate, why_plain
 from gateway.workers.connection import Connection, WorkerSlot
-from gateway.workers.draft_limits import speculation_of
+from gateway.workers.drafts.draft_limits import speculation_of
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb

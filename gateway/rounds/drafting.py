@@ -11,8 +11,8 @@ from dataclasses import replace
 from gateway.rounds.draft_assignment import DraftAssignment
 from gateway.rounds.session import Session
 from gateway.workers.connection import Connection, WorkerSlot
-from gateway.workers.draft_limits import requested_speculation, speculation_of
-from gateway.workers.draft_use import DraftUse
+from gateway.workers.drafts.draft_limits import requested_speculation, speculation_of
+from gateway.workers.drafts.draft_use import DraftUse
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb

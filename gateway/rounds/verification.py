@@ -16,7 +16,7 @@ from gateway.rounds.session import Session
 from gateway.rounds.verdict_check import why_invalid
 from gateway.workers.connection import Connection, WorkerSlot
 from gateway.workers.member import TargetMember
-from gateway.workers.placement import prefix_key
+from gateway.workers.request_placement import prefix_key
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.tools.families import MARKER, NAME, CallFamily, Marks
+from gateway.tools.call_families import MARKER, NAME, CallFamily, Marks
 from gateway.tools.offer import Tool, ToolOffer
 
 

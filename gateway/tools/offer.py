@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.tools.families import TOOL_NAME
+from gateway.tools.call_families import TOOL_NAME
 from outrider.wire.errors import InvalidRequest
 
 MAX_LISTED_TOOLS = 4096

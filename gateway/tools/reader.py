@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.tools.families import TOOL_NAME, CallFamily, Marks
+from gateway.tools.call_families import TOOL_NAME, CallFamily, Marks
 from gateway.tools.json_scan import JsonScan
 from gateway.tools.parts import Arguments, CallRetraction, CallStart, Content, Part, Reasoning
 from gateway.tools.reasoning import begins_reasoning

@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from gateway.tokenizer import Tokenizer
-from gateway.tools.families import MARKER, CallFamily, Marks, family_of, reasoning_marks
+from gateway.tools.call_families import MARKER, CallFamily, Marks, family_of, reasoning_marks
 from gateway.tools.grammar_request import ToolGrammarRequest, has_grammar, markers
 from gateway.tools.offer import ToolOffer
 from gateway.tools.reader import CallReader

@@ -5,7 +5,7 @@ The reader of calls, the stops that wait for the answer, and the grammar of the 
 
 from __future__ import annotations
 
-from gateway.tools.families import Marks
+from gateway.tools.call_families import Marks
 
 MAX_SPACE_CHARS = 256
 """Characters at the start of an output within which its reasoning has to begin."""

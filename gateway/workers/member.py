@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gateway.workers.connection import Connection
-from gateway.workers.draft_use import DraftUse
+from gateway.workers.drafts.draft_use import DraftUse
 from gateway.workers.links import WorkerLink
 from gateway.workers.membership import MemberSpec
-from gateway.workers.placement import WorkerLoad
+from gateway.workers.request_placement import WorkerLoad
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.models.pair import has_same_tokens
 from outrider.wire.processes.health import CallOutcome, Health

@@ -19,13 +19,13 @@ from gateway.chat_template import ChatTemplate, create_renderers
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.telemetry.vllm_names import ChoiceSeries, ModelLoad
 from gateway.tokenizer import read_tokenizer
-from gateway.workers.capabilities import offered_drafters, why_no_beams, why_no_trees
-from gateway.workers.draft_limits import requested_speculation
+from gateway.workers.drafts.capabilities import offered_drafters, why_no_beams, why_no_trees
+from gateway.workers.drafts.draft_limits import requested_speculation
+from gateway.workers.drafts.reference_target import ReferenceTarget
 from gateway.workers.links import WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
-from gateway.workers.placement import WorkerLoad, choose_draft, choose_target
-from gateway.workers.reference_target import ReferenceTarget
+from gateway.workers.request_placement import WorkerLoad, choose_draft, choose_target
 from gateway.workers.retry_budget import RetryBudget
 from gateway.workers.round_series import RoundSeries
 from outrider.v1 import common_pb2 as pb

@@ -16,7 +16,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from outrider.wire.processes.places import cache_folder
+from outrider.wire.processes.folders import cache_folder
 
 VARIABLE = "OUTRIDER_CHAT_MODEL"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from outrider.wire.processes.places import cache_folder
+from outrider.wire.processes.folders import cache_folder
 
 VARIABLE = "OUTRIDER_REAL_MODEL"
 STAMP = "made.json"

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from outrider.drafting.drafter import ChainWalk, Counts, Follower, SequenceDrafter
+from outrider.drafting.sequence_drafter import ChainWalk, Counts, Follower, SequenceDrafter
 
 
 class AnswerStart:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from outrider.drafting.drafter import Counts, sorted_counts
+from outrider.drafting.sequence_drafter import Counts, sorted_counts
 from outrider.drafting.suffixes import SuffixIndex
 
 MIN_N = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.drafting.drafter import Counts, TokenSequence, sorted_counts
+from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_counts
 
 ORDERS = (4, 3, 2)
 """Lengths of the counted n-grams in tokens, the longest first. The longest with a count decides."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider.drafting.drafter import Counts, TokenSequence, sorted_counts
+from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_counts
 
 MAX_N = 16
 """Maximum number of tokens that must match before it proposes; after a jump, at least two must."""

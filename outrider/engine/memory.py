@@ -19,7 +19,7 @@ from outrider.engine.architectures.layer_memory import layer_config
 from outrider.engine.files.model_files import first_line
 from outrider.engine.sampling.coupled import MAX_NUMBERS
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes import places
+from outrider.wire.processes import folders
 from outrider.wire.settings.config import GPU_FRACTION
 from outrider.wire.telemetry.log import get_logger
 
@@ -212,7 +212,7 @@ def hold_memory_lock() -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(places.hold_lock(places.shared_folder() / "memory.lock", LOCK_TIMEOUT_S))
+            held.enter_context(folders.hold_lock(folders.shared_folder() / "memory.lock", LOCK_TIMEOUT_S))
         except ConfigError as error:
             log.warning("free memory is counted without a lock: %s", error.message)
         yield

@@ -23,7 +23,7 @@ from outrider.engine.files.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import PARD, HeadFamily, family_of, is_same, pard_block
 from outrider.engine.heads.head_files import HeadFiles
-from outrider.engine.heads.loader import dtype_of
+from outrider.engine.heads.head_loader import dtype_of
 from outrider.engine.loading.loader import check_class, check_weights, read_config, resolve_device
 from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.memory import readable_bytes

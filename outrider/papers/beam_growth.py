@@ -14,8 +14,8 @@ from outrider.engine.sampling.penalties import LogitRow
 from outrider.engine.speculation.beam import BeamLevel, draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.draft_tree import ROOT, remap
-from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup
+from outrider.engine.speculation.node_drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import MIN_PROB
 from outrider.engine.worker.jobs import JobError, JobFault

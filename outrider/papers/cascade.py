@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
-from outrider.drafting.drafter import SequenceDrafter
+from outrider.drafting.sequence_drafter import SequenceDrafter
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import NodeDistribution
+from outrider.engine.speculation.growing_tree import GrowingTree
 from outrider.engine.speculation.growth import Growth, RowAhead
+from outrider.engine.speculation.node_drafter import NodeDistribution
 from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
-from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.jobs import OpenJob
 from outrider.engine.worker.open_slots import BareSlot
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.attention.dense import TreeMasks
-from outrider.engine.loading.lookahead_embeddings import NAME, read_embeddings
+from outrider.engine.loading.embedding_files import NAME, read_embeddings
 from outrider.engine.token_tree import positions
 from outrider.training.student import DraftLogits, write_tensors
 from outrider.training.teacher import Batch, TargetOutput, Teacher

@@ -24,10 +24,10 @@ from torch import Tensor
 from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.engine.loading.loader import resolve_device
 from outrider.training.chats import prompt_ids
-from outrider.training.eagle3 import Eagle3, ProjectedHead
+from outrider.training.eagle3_student import Eagle3, ProjectedHead
 from outrider.training.estimate import describe
 from outrider.training.measure import measure_acceptance
-from outrider.training.medusa import Medusa
+from outrider.training.medusa_student import Medusa
 from outrider.training.pass_embeddings import LookaheadEmbeddings
 from outrider.training.run import Progress, TrainingPlan, TrainingRun, peak_bytes
 from outrider.training.student import Draft, Student

@@ -23,7 +23,7 @@ from outrider.engine.attention.varlen_attention import BLOCK_SIZE
 from outrider.engine.kv_pool import BlockTable
 from outrider.engine.loading.loaded import load
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.sampling.row_law import COLDEST
+from outrider.engine.sampling.token_distribution import COLDEST
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig

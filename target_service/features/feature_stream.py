@@ -14,7 +14,7 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.streams import MAX_UNREAD, Outbox
 from target_service.features.features import FeatureJob, Features, FeatureSubscription
-from target_service.features.heads import Heads
+from target_service.features.registered_heads import Heads
 
 MAX_BACKLOG_BYTES = 64 << 20
 """Maximum bytes of features that wait to be written to one draft; later ones are sent as far as they are still kept."""

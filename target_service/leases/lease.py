@@ -10,9 +10,9 @@ from outrider.engine.worker.scheduler import DORMANT_S
 from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.speculation import Speculation
-from target_service.leases.beams import Beams
 from target_service.leases.draft_buffer import DraftBuffer
-from target_service.leases.jobs import VerifyJob
+from target_service.leases.lease_jobs import VerifyJob
+from target_service.leases.slot_search import Beams
 
 MAX_STARVED = 8
 """Maximum number of committed lengths of one draft at which a starved slot is remembered, to time late deliveries."""

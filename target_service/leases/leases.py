@@ -19,9 +19,9 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.log import get_logger, log_extra
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.leases.beams import Beams
-from target_service.leases.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.leases.lease import DeliveredDrafts, Lease, SlotDrafter
+from target_service.leases.lease_jobs import ExtendJob, Verdict, VerifyJob
+from target_service.leases.slot_search import Beams
 
 log = get_logger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from outrider.wire.kinds import TokenKind
 from outrider.wire.requests.params import SamplingParams
-from target_service.leases.jobs import Finish
+from target_service.leases.lease_jobs import Finish
 
 
 def kinds_of(num_accepted: int, num_drafted: int, is_path_accepted: bool) -> list[TokenKind]:

@@ -19,8 +19,8 @@ from outrider.engine.sampling.coupled import coupled_id, coupled_place
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
 from outrider.engine.sampling.reported import reported
-from outrider.engine.sampling.row_law import Ids, TokenDistribution, Weights
-from outrider.engine.sampling.side_by_side import side_by_side
+from outrider.engine.sampling.threads import side_by_side
+from outrider.engine.sampling.token_distribution import Ids, TokenDistribution, Weights
 from target_service.drafting.proposal import Proposal
 from target_service.step.decide_on_device import decide_on_device
 from target_service.step.step_rows import Decided, StepRows, is_block, walk

@@ -24,10 +24,10 @@ from torch import Tensor
 from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.acceptance import DrawTable, accept_block, accept_draws
 from outrider.engine.sampling.coupled import MAX_NUMBERS, device_keys, pick
+from outrider.engine.sampling.device_sampling import argmax, distributions, probabilities
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
 from outrider.engine.sampling.reported import pack, unpack
-from outrider.engine.sampling.row_law import TokenDistribution
-from outrider.engine.sampling.sampling import argmax, distributions, probabilities
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.sampling.wire_tensors import scatter
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.wire.requests.params import SamplingParams

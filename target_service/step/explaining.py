@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import TokenDistribution, exactly_best
+from outrider.engine.sampling.token_distribution import TokenDistribution, exactly_best
 from outrider.engine.worker.jobs import SlotKey
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.requests.drafters import Drafter

@@ -14,8 +14,8 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import Proposal
 from target_service.features.features import Features
-from target_service.leases.jobs import Fallback, Verdict
 from target_service.leases.lease import Lease
+from target_service.leases.lease_jobs import Fallback, Verdict
 from target_service.step.commit import commit_tokens, kinds_of
 from target_service.step.prompt_scores import take_scores
 from target_service.step.step_rows import Decided

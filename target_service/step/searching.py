@@ -10,9 +10,9 @@ from outrider.engine.speculation.beam import BeamLevel, Hypothesis
 from outrider.engine.step_plan import Row
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.leases.beams import Beams, SearchInput
-from target_service.leases.jobs import DraftOutcome, Fallback, Finish, Verdict
 from target_service.leases.lease import Lease
+from target_service.leases.lease_jobs import DraftOutcome, Fallback, Finish, Verdict
+from target_service.leases.slot_search import Beams, SearchInput
 from target_service.step.commit import kinds_of
 from target_service.step.verdicts import StepClock
 

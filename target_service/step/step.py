@@ -37,16 +37,16 @@ from outrider.wire.kinds import TokenKind
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.drafting.budget import VerifyBudget, VerifyChoice
-from target_service.drafting.choice import DraftChooser, Merge
+from target_service.drafting.draft_chooser import DraftChooser, Merge
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import split_logits
 from target_service.drafting.slot_candidates import Candidates
 from target_service.features.features import Features
-from target_service.leases.beams import best_tokens
 from target_service.leases.hold import PendingDraft, note_missing, waits_alone
-from target_service.leases.jobs import Verdict
 from target_service.leases.lease import Lease
+from target_service.leases.lease_jobs import Verdict
 from target_service.leases.leases import Leases
+from target_service.leases.slot_search import best_tokens
 from target_service.step.decide import decide, until_grammar_fails
 from target_service.step.explaining import ExplainRequest, explain
 from target_service.step.prompt_scores import note_scores

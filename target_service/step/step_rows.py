@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.reported import Reported
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Proposal

@@ -9,8 +9,8 @@ from outrider.engine.speculation.candidates import outcomes
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.drafting.proposal import Proposal
-from target_service.leases.jobs import DraftOutcome, Timings
 from target_service.leases.lease import DeliveredDrafts, Lease
+from target_service.leases.lease_jobs import DraftOutcome, Timings
 
 
 @dataclass(slots=True)

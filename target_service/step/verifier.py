@@ -16,14 +16,14 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.features.features import FeatureJob, Features
-from target_service.leases.beams import Beams
-from target_service.leases.jobs import ExtendJob, RefusedDelivery, VerifyJob
+from target_service.leases.lease_jobs import ExtendJob, RefusedDelivery, VerifyJob
 from target_service.leases.leases import Leases
+from target_service.leases.slot_search import Beams
 from target_service.step.prompt_scores import begin_scoring, scoring_refusal
 from target_service.step.step import Step
 
 if TYPE_CHECKING:
-    from outrider.engine.drafters import SearchDrafts
+    from outrider.engine.drafter_table import SearchDrafts
 
 
 class Verifier:

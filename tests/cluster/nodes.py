@@ -45,7 +45,7 @@ def enter_network() -> None:
     os.execvpe("unshare", [*unshare, sys.executable, *sys.orig_argv[1:]], {**os.environ, _INSIDE: "1"})
 
 
-class Delivery:
+class Nodes:
     """Use as `with`, in a network of its own: leaving the block ends every machine. Joined only with the token."""
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +68,7 @@ class Delivery:
     def address(self) -> str:
         return f"{HEAD}:{PORT}"
 
-    def __enter__(self) -> Delivery:
+    def __enter__(self) -> Nodes:
         return self
 
     def __exit__(self, *raised: object) -> None:

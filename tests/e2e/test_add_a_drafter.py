@@ -55,7 +55,7 @@ def test_a_drafter_is_added_in_three_files_by_the_page_alone(product: Path) -> N
     assert touched == {
         "outrider/drafting/repeat.py",
         "outrider/wire/requests/drafters.py",
-        "outrider/engine/drafters.py",
+        "outrider/engine/drafter_table.py",
     }
     ended = subprocess.run(
         (sys.executable, "try.py"),

@@ -26,8 +26,8 @@ SEARCHES = [
         for search in [(2, 1.0, False), (4, 0.0, "never"), (8, 2.0, False)]
     ),
 ]
-"""Width, length penalty and early stopping. `tests/unit/target_service/leases/test_beams.py` has more of them, without
-services.
+"""Width, length penalty and early stopping. `tests/unit/target_service/leases/test_slot_search.py` has more of them,
+without services.
 """
 
 pytestmark = pytest.mark.timeout(600)

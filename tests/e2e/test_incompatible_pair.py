@@ -32,7 +32,7 @@ def refusal(target: Process, draft_folder: Path) -> str:
 
 
 def test_a_target_that_is_not_there_is_named() -> None:
-    at_once = "@gateway.workers.pools.START_TIMEOUT_S=1"
+    at_once = "@gateway.workers.worker_pools.START_TIMEOUT_S=1"
     made = run("gateway", "--port", "0", "--grpc-port", "0", "--log-level", "error", "--target", "127.0.0.1:9", at_once)
     assert (made.returncode, made.stdout) == (1, ""), "nothing was announced"
     assert made.stderr.splitlines() == ["gateway: no target at 127.0.0.1:9 within 1 s: is it running there?"]

@@ -28,7 +28,7 @@ async def post(base_url: str, **body: object) -> httpx.Response:
 
 async def test_requests_behind_the_prompts_of_others_do_not_fail(stack: Stack) -> None:
     """Feeding all prompts takes many times what one step may take; no reply comes for long, but steps are made."""
-    with gateway_beside(stack, "@gateway.workers.pools.ROUND_TIMEOUT_S=1") as gateway:
+    with gateway_beside(stack, "@gateway.workers.worker_pools.ROUND_TIMEOUT_S=1") as gateway:
         answers = [post(f"http://{gateway.ready['http']}", prompt=LONG_PROMPT, max_tokens=2) for _ in range(8)]
         statuses = [answer.status_code for answer in await asyncio.gather(*answers)]
     assert statuses == [200] * 8
@@ -36,7 +36,7 @@ async def test_requests_behind_the_prompts_of_others_do_not_fail(stack: Stack) -
 
 async def test_a_hung_target_is_given_up_and_its_request_goes_on_when_it_is_back() -> None:
     """Its server would answer for ever if only the engine hung; here all of it stands still."""
-    with running(draft=None, gateway_args=("@gateway.workers.pools.ROUND_TIMEOUT_S=2",)) as stack:
+    with running(draft=None, gateway_args=("@gateway.workers.worker_pools.ROUND_TIMEOUT_S=2",)) as stack:
         whole = (await post(stack.http, prompt="def main():\n", max_tokens=400)).json()["choices"][0]["text"]
         answer = asyncio.create_task(post(stack.http, prompt="def main():\n", max_tokens=400))
         await asyncio.sleep(0.3)

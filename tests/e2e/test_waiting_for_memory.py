@@ -27,7 +27,7 @@ WISHES = {"temperature": 0.0, "ignore_eos": True, "speculation": False}
 
 async def test_waiting_for_memory_is_no_fault_and_ends_with_the_deadline(tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path / "model", hidden_size=512, num_layers=4, context=CONTEXT, sharpness=3.0)
-    options = (f"@gateway.workers.pools.ROUND_TIMEOUT_S={ROUND_TIMEOUT_S}",)
+    options = (f"@gateway.workers.worker_pools.ROUND_TIMEOUT_S={ROUND_TIMEOUT_S}",)
     pool = ("--kv-cache-tokens", str(CONTEXT))
     with running(folder, None, target_args=pool, gateway_args=options, log_folder=tmp_path) as stack:
         address = ("--target", stack.target.address, "--port", "0", "--grpc-port", "0")

@@ -90,13 +90,16 @@ class Samples:
             options: dict[str, Any] = {"draft_module": "tests.law.faults.unreliable", "target_options": HASTY}
             return self._services.gateway(pair=self._services.models.pair(batch[0].group), **options)
         if batch[0].group in ADAPTS:
-            options = (*OPTIONS, "@gateway.workers.draft_use.TRIAL_PERIOD=16")  # drafts that add little never pause
+            options = (
+                *OPTIONS,
+                "@gateway.workers.drafts.draft_use.TRIAL_PERIOD=16",
+            )  # drafts that add little never pause
             module = "turns" if batch[0].group == ADAPTS[2] else "adaptive"
             return self._services.gateway(target_module=f"tests.law.faults.{module}", options=options)
         if batch[0].group == DRAFTED_FOR:
             by = ("--drafted-by", "lookup", "@outrider.drafting.lookup.MIN_N=1")
             modules = ("tests.law.faults.adaptive", "tests.law.faults.guessing")
-            options = (*OPTIONS, "@gateway.workers.draft_use.TRIAL_PERIOD=16")
+            options = (*OPTIONS, "@gateway.workers.drafts.draft_use.TRIAL_PERIOD=16")
             return self._services.gateway(*modules, options=options, draft_options=by)
         if batch[0].group == "by token":
             return self._services.gateway(target_module="tests.law.faults.by_token")

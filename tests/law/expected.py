@@ -119,7 +119,7 @@ class _Grammar(LogitsProcessor):
 
 
 def _chain(num_prompt: int, params: SamplingParams, stops: frozenset[int]) -> LogitsProcessorList:
-    """In the order that `outrider/engine/sampling/sampling.py` and `penalties.py` promise."""
+    """In the order that `outrider/engine/sampling/device_sampling.py` and `penalties.py` promise."""
     chain: list[LogitsProcessor] = [_Grammar(num_prompt, params.grammar)] if params.grammar else []
     if params.repetition_penalty != 1.0:
         chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))

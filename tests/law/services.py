@@ -27,8 +27,8 @@ from tests.tiny_models import random_model, save, tiny_llama, tiny_t5
 
 OPTIONS = (
     *("--max-queue-wait-s", "600"),
-    *(f"@gateway.workers.pools.{name}=600" for name in ("MIN_SILENCE_S", "ROUND_TIMEOUT_S", "DRAFTS_WAIT_S")),
-    f"@gateway.workers.draft_limits.DEFAULT_TOPK={TOPK}",
+    *(f"@gateway.workers.worker_pools.{name}=600" for name in ("MIN_SILENCE_S", "ROUND_TIMEOUT_S", "DRAFTS_WAIT_S")),
+    f"@gateway.workers.drafts.draft_limits.DEFAULT_TOPK={TOPK}",
     *("--lookup-scope", "shared"),
 )
 """Nobody is refused or taken for dead, however slow the machine is, and `lookup` copies from all answers."""

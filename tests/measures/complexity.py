@@ -26,7 +26,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "moved in or out": (
         "outrider/drafting/lookahead.py",
         "outrider/drafting/tables.py",
-        "outrider/engine/drafters.py",
+        "outrider/engine/drafter_table.py",
         "outrider/engine/sampling/acceptance.py",
         "outrider/engine/sampling/tree_acceptance.py",
     ),

@@ -6,7 +6,7 @@ from tests.mutants.operators import always, argument, call, comparison, display,
 RULES = "outrider.engine.sampling"
 LAW, TREE_LAW = (
     ("tests/unit/outrider/engine/sampling/test_acceptance_law.py",),
-    ("tests/unit/outrider/engine/speculation/test_tree.py",),
+    ("tests/unit/outrider/engine/speculation/test_growing_tree.py",),
 )
 OUTCOMES, DECIDED = (
     ("tests/unit/outrider/engine/sampling/test_acceptance.py",),

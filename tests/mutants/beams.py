@@ -18,7 +18,7 @@ LAWS, DRAFTED = (
     ("tests/unit/outrider/engine/speculation/test_beam.py",),
     ("tests/unit/outrider/papers/test_beam_growth.py",),
 )
-ENGINE = "tests/unit/target_service/leases/test_beams.py"
+ENGINE = "tests/unit/target_service/leases/test_slot_search.py"
 STEPS, LOST, MOVED = (
     (f"{ENGINE}::test_drafts_change_no_answer_and_right_ones_save_steps",),
     (f"{ENGINE}::test_what_was_lost_is_fed_again_in_pieces",),

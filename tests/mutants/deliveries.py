@@ -27,9 +27,9 @@ BY_ACCEPTANCE = (
     "max(_0, key=lambda each: __import__('outrider.engine.sampling.noise', fromlist=['x']).host_slot_uniforms("
     "[lease.slot.params], [lease.length], [lease.length], [2])[0][0] if each.drafter else 0.5)"
 )
-CHAINS = ("tests/unit/outrider/engine/sampling/test_count_law.py",)
+CHAINS = ("tests/unit/outrider/engine/sampling/test_count_distribution.py",)
 UNIONS = (
-    "tests/unit/target_service/drafting/test_choice.py",
+    "tests/unit/target_service/drafting/test_draft_chooser.py",
     "tests/unit/outrider/papers/test_merging.py",
     "tests/unit/outrider/engine/speculation/test_candidates.py",
 )
@@ -53,7 +53,7 @@ DELIVERIES = (
         f"{TREE}.number_keys",
         call("range", to="[0] * _0"),
         "siblings are drawn with one number, and the second of them by what is left of the first one's",
-        ("tests/unit/outrider/engine/speculation/test_tree.py",),
+        ("tests/unit/outrider/engine/speculation/test_growing_tree.py",),
     ),
     Mutant(
         f"{TREE}.number_keys",
@@ -95,7 +95,7 @@ DELIVERIES = (
         "gateway.workers:DraftUse.note",
         comparison(">", "MIN_GAIN", to="True"),
         "a draft that adds little is asked on, and takes of every step",
-        ("tests/unit/gateway/workers/test_draft_use.py",),
+        ("tests/unit/gateway/workers/drafts/test_draft_use.py",),
     ),
     Mutant(
         "outrider.engine.speculation:_draw",

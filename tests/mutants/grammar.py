@@ -4,7 +4,7 @@ from tests.mutants import Mutant
 from tests.mutants.operators import argument, call, comparison, drop, never, statement
 
 SAMPLING = "outrider.engine.sampling"
-OWN = "tests/unit/outrider/engine/sampling/test_grammar.py"
+OWN = "tests/unit/outrider/engine/sampling/test_grammar_state.py"
 
 GRAMMAR = (
     Mutant(
@@ -29,7 +29,7 @@ GRAMMAR = (
         "outrider.engine.speculation:_draw",
         call("copy", to="np.maximum(_self, 0.1)"),
         "a draft draws what the grammar forbids, and ships its law as masked: the mask is on the target alone",
-        ("tests/unit/outrider/engine/speculation/test_tree.py::TestExactLaw::test_laws_that_a_grammar_masks",),
+        ("tests/unit/outrider/engine/speculation/test_growing_tree.py::TestExactLaw::test_laws_that_a_grammar_masks",),
     ),
     Mutant(
         f"{SAMPLING}:HostLogits.law",

@@ -7,7 +7,7 @@ HEALTH_TESTS, HANG_TESTS = (
     ("tests/unit/outrider/wire/processes/test_health.py",),
     ("tests/unit/outrider/wire/transport/test_hang_watch.py",),
 )
-PLACEMENT_TESTS = ("tests/unit/gateway/workers/test_placement.py",)
+PLACEMENT_TESTS = ("tests/unit/gateway/workers/test_request_placement.py",)
 
 HEALTH = (
     Mutant(

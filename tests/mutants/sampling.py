@@ -16,10 +16,10 @@ SAMPLING_ROOM = "outrider.engine.sampling"
 STATE = f"{SAMPLING_ROOM}:SamplingState"
 HOST = (
     "tests/unit/outrider/engine/sampling/test_host_sampling.py",
-    "tests/unit/outrider/engine/sampling/test_row_law.py",
+    "tests/unit/outrider/engine/sampling/test_token_distribution.py",
 )
 DENSE = (
-    "tests/unit/outrider/engine/sampling/test_sampling.py",
+    "tests/unit/outrider/engine/sampling/test_device_sampling.py",
     "tests/unit/outrider/engine/sampling/test_penalties.py",
 )
 NOISE, COUPLED = (

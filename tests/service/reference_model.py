@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from outrider.engine.sampling.device_sampling import distributions
 from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.sampling.sampling import distributions
 from outrider.wire.requests.params import SamplingParams
 from tests import block_rule
 from tests.block_rule import gumbel_max

@@ -21,7 +21,7 @@ from outrider.v1 import gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Overloaded
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
-from outrider.wire.transport.call_room import MAX_DELIVERY_STREAMS, MAX_WATCHING_CALLS, CallLimits, CallQueue
+from outrider.wire.transport.call_limits import MAX_DELIVERY_STREAMS, MAX_WATCHING_CALLS, CallLimits, CallQueue
 from outrider.wire.transport.serving import start_server
 from tests.partial_messages import unfinished_calls
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
@@ -84,7 +84,7 @@ async def test_without_a_key_nothing_is_read(tmp_path: Path) -> None:
 
 
 async def test_a_message_that_does_not_come_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.wire.transport.call_room.MESSAGE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("outrider.wire.transport.call_limits.MESSAGE_TIMEOUT_S", 0.3)
     async with front_door() as address, grpc.aio.insecure_channel(address) as channel:
         error = await refusal(channel.stream_unary(CHECK)(_nothing(), timeout=TIMEOUT_S))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED

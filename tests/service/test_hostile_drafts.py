@@ -20,7 +20,7 @@ from gateway.api.app import create_app
 from gateway.coordinator import Coordinator
 from gateway.workers import links
 from gateway.workers.membership import from_config
-from gateway.workers.pools import Pools
+from gateway.workers.worker_pools import Pools
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.wire.errors import IncompatiblePair

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.processes.places import RAY_SOCKET, parent_for_sockets
+from outrider.wire.processes.folders import RAY_SOCKET, parent_for_sockets
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, check_variables
 from outrider.wire.settings.cores import shares
 from outrider.wire.transport.address import check_free

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
-from outrider.engine.heads.loader import LoadedHead
+from outrider.engine.heads.head_loader import LoadedHead
 from outrider.engine.heads.opening import Projection
 from outrider.wire.telemetry.log import get_logger
 

@@ -67,7 +67,7 @@ def _serve(host: RankZeroLines, rank: int, config: TargetConfig, store: Path, nu
 
     from outrider.engine.loading.loader import load_runner
     from outrider.engine.parallel.group import Group, join_group
-    from outrider.engine.parallel.messages import END, decode
+    from outrider.engine.parallel.rank_messages import END, decode
 
     torch.set_num_threads(num_threads)
     groups: list[Group] = []

@@ -43,7 +43,7 @@ from outrider.engine.files.model_files import (
 from outrider.engine.files.weight_headers import bounded_build, check_counts, read_headers
 from outrider.engine.loading.attention_choice import choose_path
 from outrider.engine.loading.cache_size import size_cache
-from outrider.engine.loading.lookahead_embeddings import append_embeddings
+from outrider.engine.loading.embedding_files import append_embeddings
 from outrider.engine.loading.network_weights import load_weights
 from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.model_facts import ModelFacts

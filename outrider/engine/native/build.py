@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from outrider.wire.processes.places import cache_folder
+from outrider.wire.processes.folders import cache_folder
 from outrider.wire.telemetry.phases import log_phase
 
 FLAGS = (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.wire.errors import ConfigError, Unavailable
-from outrider.wire.processes import places
+from outrider.wire.processes import folders
 
 SOCKET = "control.sock"
 """Name of the socket in the ranks' folder."""
@@ -33,10 +33,10 @@ def make_meeting_place(folder: Path) -> Path:
 
     Raises ConfigError where the folder is another user's, or its name too long for a socket.
     """
-    if len(os.fsencode(folder / SOCKET)) > places.MAX_SOCKET_PATH_BYTES:
+    if len(os.fsencode(folder / SOCKET)) > folders.MAX_SOCKET_PATH_BYTES:
         raise ConfigError(f"the ranks' folder is {str(folder)!r}, too long for a socket; give a shorter one")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return places.make_private(folder)
+    return folders.make_private(folder)
 
 
 class MessageConnection:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import FeaturePath, ForwardPath, TreePath
-from outrider.engine.parallel import messages
+from outrider.engine.parallel import rank_messages
 from outrider.engine.parallel.checks import check_devices
 from outrider.engine.parallel.group import STEP_TIMEOUT, Group, join_group
 from outrider.engine.parallel.meeting import (
@@ -36,7 +36,7 @@ from outrider.engine.parallel.meeting import (
 )
 from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.errors import OutriderError, Unavailable
-from outrider.wire.processes.places import parent_for_sockets
+from outrider.wire.processes.folders import parent_for_sockets
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.host import split_evenly
@@ -169,7 +169,7 @@ class Team:
         if self._lost is None:  # else they end with an error, so that Ray, too, takes them for failed
             for guest in self._guests:
                 with contextlib.suppress(OSError):  # it has ended already
-                    guest.commands.send(messages.encode(messages.END))
+                    guest.commands.send(rank_messages.encode(rank_messages.END))
         for guest in self._guests:
             guest.close()
         self._end_processes()
@@ -244,19 +244,19 @@ class ParallelPath:
         return self._path.kv_bytes_per_token
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        with self._team.together(messages.encode(messages.STORAGE, (num_blocks, block_size))):
+        with self._team.together(rank_messages.encode(rank_messages.STORAGE, (num_blocks, block_size))):
             self._path.set_storage(num_blocks, block_size)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         blocks: list[int] = []
         for pair in copies:
             blocks += pair
-        with self._team.together(messages.encode(messages.COPY, blocks)):
+        with self._team.together(rank_messages.encode(rank_messages.COPY, blocks)):
             self._path.copy_blocks(copies)
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         assert isinstance(self._path, TreePath)
-        with self._team.together(messages.encode(messages.MOVE, [*sources, *destinations])):
+        with self._team.together(rank_messages.encode(rank_messages.MOVE, [*sources, *destinations])):
             self._path.move_tokens(sources, destinations)
 
     def set_taps(self, taps: Sequence[int]) -> None:
@@ -273,7 +273,7 @@ class ParallelPath:
         """Run a forward on all ranks. When one of them fails, raises Unavailable, and the team is lost."""
         if rows:  # a bad request must be found before it is sent to the followers
             check_ids(np.concatenate([np.asarray(row.new_ids, dtype=np.int64) for row in rows]), self._vocab_size)
-        with self._team.together(messages.encode_forward(rows, with_past=self.name == "dense")):
+        with self._team.together(rank_messages.encode_forward(rows, with_past=self.name == "dense")):
             return self._path.forward(rows)
 
 

@@ -42,8 +42,8 @@ from torch import Tensor
 
 from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.coupled import pick
-from outrider.engine.sampling.row_law import Array, Ids, TokenDistribution, Weights
-from outrider.engine.sampling.sampling import probabilities
+from outrider.engine.sampling.device_sampling import probabilities
+from outrider.engine.sampling.token_distribution import Array, Ids, TokenDistribution, Weights
 from outrider.engine.sampling.wire_tensors import scatter
 
 OwnDraw = Callable[[int, Weights, Ids | None], int]

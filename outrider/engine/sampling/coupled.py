@@ -28,7 +28,7 @@ from torch import Tensor
 from outrider.engine.host_copy import to_device
 from outrider.engine.native.library import loaded
 from outrider.engine.sampling.noise import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, WORD, NoiseStream
-from outrider.engine.sampling.row_law import Array, EmptyDistribution, Ids, TokenDistribution, Weights
+from outrider.engine.sampling.token_distribution import Array, EmptyDistribution, Ids, TokenDistribution, Weights
 from outrider.wire.requests.params import SamplingParams
 
 MAX_NUMBERS = 1 << 23

@@ -18,7 +18,15 @@ import numpy as np
 from torch import Tensor
 
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, process_row
-from outrider.engine.sampling.row_law import COLDEST, Ids, Scores, TokenDistribution, exactly_best, kth_best, nucleus
+from outrider.engine.sampling.token_distribution import (
+    COLDEST,
+    Ids,
+    Scores,
+    TokenDistribution,
+    exactly_best,
+    kth_best,
+    nucleus,
+)
 from outrider.wire.requests.params import SamplingParams
 
 

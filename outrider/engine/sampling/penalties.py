@@ -24,8 +24,8 @@ from torch import Tensor
 
 from outrider.engine.host_copy import to_device
 from outrider.engine.sampling.column_edits import ColumnEdits, Columns
-from outrider.engine.sampling.grammar import Grammar, GrammarState, Mask, MaskBits
-from outrider.engine.sampling.row_law import Array, Ids, Scores
+from outrider.engine.sampling.grammar_state import Grammar, GrammarState, Mask, MaskBits
+from outrider.engine.sampling.token_distribution import Array, Ids, Scores
 from outrider.wire.errors import WorkerFault
 from outrider.wire.requests.params import SamplingParams
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.host_copy import to_device
-from outrider.engine.sampling.row_law import Ids, Scores, TokenDistribution
+from outrider.engine.sampling.token_distribution import Ids, Scores, TokenDistribution
 from outrider.wire.transport.codec import BadTensor, DenseDistributions, Rows, SparseDistributions
 
 MASS_TOLERANCE = 1e-3

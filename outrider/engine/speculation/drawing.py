@@ -15,18 +15,24 @@ from outrider.engine.sampling.coupled import coupled_ranked, uniforms
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
-from outrider.engine.sampling.row_law import TokenDistribution, Weights, draw_place, exactly_best, truncate_topk
+from outrider.engine.sampling.token_distribution import (
+    TokenDistribution,
+    Weights,
+    draw_place,
+    exactly_best,
+    truncate_topk,
+)
 from outrider.engine.speculation.candidates import CandidateTree, Distribution
 from outrider.engine.speculation.draft_tree import DraftTree
-from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.growth import Growth, NumberKey
+from outrider.engine.speculation.node_drafter import NodeDistribution
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import MAX_RANKS, SlotAcceptance
 from outrider.engine.worker.slots import Slot
 from outrider.wire.requests.params import SamplingParams
 
 if TYPE_CHECKING:
-    from outrider.engine.speculation.tree import GrowingTree
+    from outrider.engine.speculation.growing_tree import GrowingTree
 
 NUM_LIKELY = 64
 """Number of likeliest ids of a distribution among which recovery nodes are chosen: the target picks another with a

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.drafting.prediction import Prediction, PredictionFollower
-from outrider.engine.sampling.count_law import distribution_of_counts
+from outrider.drafting.sequence_drafter import Follower, SequenceDrafter
+from outrider.engine.sampling.count_distribution import distribution_of_counts
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.drawing import propose_chain
 from outrider.engine.speculation.ranks import SlotAcceptance

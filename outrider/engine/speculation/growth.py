@@ -1,7 +1,7 @@
 """The interface of the draft tokens that grow in a slot of a draft worker, and of rows that are fed beside them.
 
-The table of drafters (outrider/engine/drafters.py) chooses the implementation for a request: a draft tree (`tree.py`),
-or levels of beams for a search. Called by the draft worker's grower.
+The table of drafters (outrider/engine/drafter_table.py) chooses the implementation for a request: a draft tree
+(`growing_tree.py`), or levels of beams for a search. Called by the draft worker's grower.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from outrider.wire.requests.speculation import Speculation
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from outrider.engine.sampling.row_law import TokenDistribution
-    from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
+    from outrider.engine.sampling.token_distribution import TokenDistribution
+    from outrider.engine.speculation.node_drafter import NodeDistribution, NodeDrafter
 
 NumberKey = tuple[SamplingParams, int, int, int]
 """(parameters, committed length at which a segment begins, position, candidate) of a uniform number."""

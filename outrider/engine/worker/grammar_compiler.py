@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from outrider.engine.sampling.grammar import Grammar, Grammars
+from outrider.engine.sampling.grammar_state import Grammar, Grammars
 from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 
 NICENESS = 10

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from outrider.drafting.translation import Translation
-from outrider.engine.sampling.grammar import Grammar, Grammars
+from outrider.engine.sampling.grammar_state import Grammar, Grammars
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.scheduling import Scheduling

@@ -17,7 +17,7 @@ import torch
 from outrider import __version__
 from outrider.engine.files.tokenizer_files import tokenizers_read_once
 from outrider.engine.native.library import load_at_start
-from outrider.engine.sampling.grammar import Grammars
+from outrider.engine.sampling.grammar_state import Grammars
 from outrider.engine.worker.engine_thread import EngineThread, EngineWorker, StepTimes
 from outrider.engine.worker.open_slots import OpenSlots
 from outrider.engine.worker.slot_keeper import SlotKeeper

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from outrider.engine.sampling.grammar import Grammars
+from outrider.engine.sampling.grammar_state import Grammars
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.grammar_compiler import GrammarCompiler
 from outrider.engine.worker.jobs import (

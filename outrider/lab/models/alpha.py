@@ -18,17 +18,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from outrider.drafting import drafter as drafting
+from outrider.drafting import sequence_drafter as drafting
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.translation import create_translation
-from outrider.engine.drafters import TEXT_TABLES
+from outrider.engine.drafter_table import TEXT_TABLES
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import HeadFamily, family_of
-from outrider.engine.sampling.count_law import distribution_of_counts
+from outrider.engine.sampling.count_distribution import distribution_of_counts
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.lab.models.alpha_task import MODEL, DrafterSpec, Task
 from outrider.lab.models.law_model import AT_ONCE, DistributionModel
 from outrider.lab.models.tally import DistributionAt, Tally, TargetToken, draft_temperatures

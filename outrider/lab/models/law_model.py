@@ -12,7 +12,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.step_plan import EncoderSource, Row
 from outrider.lab.models.alpha_task import Task
 from outrider.lab.models.tally import DistributionAt, best_id

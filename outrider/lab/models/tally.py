@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from outrider.engine.sampling.coupled import coupled_id
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.wire.requests.params import SamplingParams
 
 DRAFT_TEMPERATURES = (1.0, 0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from outrider.wire.errors import ConfigError
 from outrider.wire.telemetry.log import get_logger
 from outrider.wire.transport.address import join_host_port
-from outrider.wire.transport.call_room import LimitInterceptor
+from outrider.wire.transport.call_limits import LimitInterceptor
 from outrider.wire.transport.health_servicer import HealthServicer
 from outrider.wire.transport.roles import RoleInterceptor
 from outrider.wire.transport.rpc import MAX_CONNECTIONS, ErrorInterceptor, server_options

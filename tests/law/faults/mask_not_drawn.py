@@ -8,7 +8,7 @@ import sys
 
 from draft_service.worker import start_worker
 from outrider.engine.sampling.penalties import SamplingState
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation import drawing
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig

@@ -4,7 +4,7 @@ import sys
 
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig
-from target_service.drafting.choice import DraftChooser
+from target_service.drafting.draft_chooser import DraftChooser
 from target_service.drafting.slot_candidates import Candidates
 from target_service.worker import start_worker
 from tests.law.faults import replace

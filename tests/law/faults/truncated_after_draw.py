@@ -8,9 +8,9 @@ import sys
 import numpy as np
 
 from draft_service.worker import start_worker
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation import drawing
-from outrider.engine.speculation.tree import GrowingTree
+from outrider.engine.speculation.growing_tree import GrowingTree
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
 from tests.law.faults import replace

@@ -10,8 +10,8 @@ from draft_service.growing import pushing
 from draft_service.growing.grower import Grower
 from draft_service.worker import start_worker
 from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.growing_tree import GrowingTree
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.tree import GrowingTree
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
 from tests.law.faults import replace

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.actors import StartFailure
-from deploy.member import DRAINING, SERVING, STARTING
+from deploy.pool_member import DRAINING, SERVING, STARTING
 from deploy.ray_workers import ActorLost
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable

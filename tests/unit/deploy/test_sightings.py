@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.member import SERVING, STARTING
+from deploy.pool_member import SERVING, STARTING
 from deploy.ray_workers import ActorLost
 from outrider.v1 import registry_pb2
 from outrider.wire.settings.config import TargetConfig

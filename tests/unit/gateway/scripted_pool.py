@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from gateway.workers.drafts.reference_target import ReferenceTarget
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import MemberSpec, PoolSpec
-from gateway.workers.reference_target import ReferenceTarget
 from gateway.workers.served import ServedModel, SharedServices
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.protocol import PROTOCOL

@@ -22,7 +22,7 @@ from gateway.rounds.session import Session
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from target_service.leases.jobs import Finish
+from target_service.leases.lease_jobs import Finish
 from target_service.step.commit import commit_tokens, kinds_of
 from tests.checkers import inline_checker
 from tests.rendering import inline_template

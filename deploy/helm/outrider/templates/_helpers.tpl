@@ -214,7 +214,7 @@ securityContext:
 {{/* How a probe asks a part for its gRPC health: (list ROOT PORT). Kubernetes asks by itself, but speaks no TLS. */}}
 {{- define "outrider.health" -}}
 {{- if (index . 0).Values.secrets.tls -}}
-exec: {command: [python, deploy/docker/health.py, grpc, "hostname:{{ index . 1 }}"]}
+exec: {command: [python, deploy/docker/container_health.py, grpc, "hostname:{{ index . 1 }}"]}
 {{- else -}}
 grpc: {port: {{ index . 1 }}}
 {{- end }}
@@ -228,7 +228,7 @@ startupProbe:
   timeoutSeconds: 10
   failureThreshold: {{ div (first .).Values.loadTimeoutSeconds 10 }}
 livenessProbe:
-  exec: {command: [python, deploy/docker/health.py, {{ index . 1 }}, "hostname:{{ last . }}"]}
+  exec: {command: [python, deploy/docker/container_health.py, {{ index . 1 }}, "hostname:{{ last . }}"]}
   periodSeconds: 10
   timeoutSeconds: 10
   failureThreshold: 3

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from deploy import node_drain
-from deploy.docker import health
 from gateway.workers.membership import DNS, from_config
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.settings.system import SystemConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draft_service.drafters.tables import TableSlot, WorkerTableDrafter
+from draft_service.drafters.table_drafters import TableSlot, WorkerTableDrafter
 from draft_service.growing.grower import Grower
 from draft_service.jobs import AdvanceJob, FeaturesRequest
 from outrider.engine.speculation.draft_tree import ROOT
@@ -17,7 +17,7 @@ from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.jobs import OpenJob
 from outrider.engine.worker.open_slots import BareSlot, OpenSlots
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.papers.tables import Bigram
+from outrider.papers.count_tables import Bigram
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import Speculation

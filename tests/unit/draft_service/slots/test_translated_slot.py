@@ -20,7 +20,7 @@ from draft_service.jobs import AdvanceJob
 from draft_service.slots.translated_slot import TranslatedSlot, make_slot
 from outrider.drafting.translation import Intersection, Translation
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.sampling.grammar import Grammars
+from outrider.engine.sampling.grammar_state import Grammars
 from outrider.engine.sampling.wire_tensors import decode_distributions
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind

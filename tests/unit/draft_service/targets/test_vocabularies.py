@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draft_service.targets.vocabularies import TargetVocabularies
-from outrider.engine.sampling.grammar import Grammars
+from outrider.engine.sampling.grammar_state import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import Unavailable

@@ -15,7 +15,7 @@ from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template
 from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
 from tests.unit.gateway.tools.offers import SCHEMA
-from tests.unit.gateway.tools.test_families import TEMPLATES
+from tests.unit.gateway.tools.test_call_families import TEMPLATES
 
 STRICT = (
     '{% for m in messages %}{% if m.role == "system" and not loop.first %}'

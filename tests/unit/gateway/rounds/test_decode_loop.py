@@ -14,7 +14,7 @@ from gateway.generation import GenerationRequest, RoundOutput, SpeculationOption
 from gateway.rounds import verification
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
-from gateway.workers.draft_use import TRIAL
+from gateway.workers.drafts.draft_use import TRIAL
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb

@@ -11,7 +11,7 @@ from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds.draft_assignment import DraftAssignment
 from gateway.rounds.drafting import DraftSession
 from gateway.rounds.session import Session
-from gateway.workers.draft_use import TRIAL, TRIAL_PERIOD
+from gateway.workers.drafts.draft_use import TRIAL, TRIAL_PERIOD
 from gateway.workers.member import MAX_CALLERS, DraftMember, PairingResult, State, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb

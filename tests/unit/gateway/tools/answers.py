@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from gateway.api.openai_responses import message_of
-from gateway.tools.families import (
+from gateway.tools.call_families import (
     NAME,
     CallFamily,
 )

@@ -11,13 +11,13 @@ import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from gateway.tokenizer import Tokenizer
-from gateway.tools.families import MARKER
-from gateway.tools.grammar import tool_grammar
+from gateway.tools.call_families import MARKER
 from gateway.tools.grammar_request import ToolGrammarRequest
 from gateway.tools.offer import ToolOffer
 from gateway.tools.reading import Reading, grammar_request, reading_of
+from gateway.tools.tool_grammar import tool_grammar
 from tests.rendering import inline_template
-from tests.unit.gateway.tools.test_families import FAMILIES
+from tests.unit.gateway.tools.test_call_families import FAMILIES
 
 DEMO = Path(__file__).parents[4] / "models/demo/target"
 SCHEMA = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gateway.grammars import of_schema
-from gateway.tools.families import CallFamily
+from gateway.tools.call_families import CallFamily
 from gateway.tools.offer import Tool, ToolOffer, offer_of
 from outrider.wire.errors import InvalidRequest
 from tests.unit.gateway.tools.answers import written
 from tests.unit.gateway.tools.offers import SCHEMA, SOURCES, planned, takes
-from tests.unit.gateway.tools.test_families import FAMILIES
+from tests.unit.gateway.tools.test_call_families import FAMILIES
 
 WEATHER = Tool("weather", "The weather.", SCHEMA, strict=True)
 ADD = Tool("add-2", parameters={"type": "object", "properties": {"a": {"type": "number"}}})

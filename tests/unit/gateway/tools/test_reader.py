@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tools.families import (
+from gateway.tools.call_families import (
     DEEPSEEK,
     DEEPSEEK_V31,
     HERMES,

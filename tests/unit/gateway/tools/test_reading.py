@@ -14,14 +14,14 @@ from gateway.api.schemas.parsing import parse_body
 from gateway.grammars import of_schema
 from gateway.rounds.detokenizer import Detokenizer
 from gateway.tokenizer import Tokenizer
-from gateway.tools.grammar import tool_grammar
 from gateway.tools.offer import Tool, ToolOffer, offer_of
 from gateway.tools.reading import grammar_request, reading_of
-from outrider.engine.sampling.grammar import Grammars, GrammarState
+from gateway.tools.tool_grammar import tool_grammar
+from outrider.engine.sampling.grammar_state import Grammars, GrammarState
 from tests.rendering import inline_template
 from tests.unit.gateway.tools.answers import told, written
 from tests.unit.gateway.tools.offers import SCHEMA, SOURCES, planned, takes, tokenizer_of
-from tests.unit.gateway.tools.test_families import FAMILIES
+from tests.unit.gateway.tools.test_call_families import FAMILIES
 
 DEMO = Path(__file__).parents[4] / "models/demo/target"
 WEATHER = Tool("weather", "The weather.", SCHEMA, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from gateway.tools.families import (
+from gateway.tools.call_families import (
     HERMES,
     CallFamily,
 )

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.workers.pools import Pools
+from gateway.workers.worker_pools import Pools
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.metrics import GatewayMetrics
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import Membership, MemberSpec, PoolSpec
-from gateway.workers.pools import Pools
+from gateway.workers.worker_pools import Pools
 from outrider.v1 import common_pb2 as pb
 from tests.unit.gateway.scripted_pool import connection_of
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.workers.drafts.reference_target import ReferenceTarget
 from gateway.workers.member import State
 from gateway.workers.membership import Membership, PoolSpec
-from gateway.workers.pools import Pools
-from gateway.workers.reference_target import ReferenceTarget
+from gateway.workers.worker_pools import Pools
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair
 from tests.unit.gateway.rounds.test_detokenizer import byte_level

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from outrider.drafting.drafter import Counts, Follower, SequenceDrafter
+from outrider.drafting.sequence_drafter import Counts, Follower, SequenceDrafter
 
 VOCAB = 4
 AHEAD = 6

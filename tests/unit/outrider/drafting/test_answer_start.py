@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from outrider.drafting.answer_start import AnswerStart
-from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
+from outrider.drafting.sequence_drafter import SequenceDrafter
 from tests.unit.outrider.drafting.drafting import said
 
 

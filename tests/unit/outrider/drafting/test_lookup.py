@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.drafters.tables import TableSlot
+from draft_service.drafters.table_drafters import TableSlot
 from outrider.drafting.lookup import Lookup
 from outrider.engine.worker.open_slots import OpenSlots
 from outrider.wire.requests.params import SamplingParams

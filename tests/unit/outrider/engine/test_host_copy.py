@@ -10,7 +10,7 @@ import torch
 
 from draft_service.drafters.block_drafter import own_parts
 from outrider.engine.host_copy import DeferredCopies
-from target_service.leases.beams import best_tokens
+from target_service.leases.slot_search import best_tokens
 from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda, fake_cuda
 
 

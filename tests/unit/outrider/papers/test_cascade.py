@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from draft_service.jobs import AdvanceJob
-from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
+from outrider.drafting.sequence_drafter import SequenceDrafter
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind

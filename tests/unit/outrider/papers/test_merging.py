@@ -16,12 +16,12 @@ import pytest
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.budget import VerifyBudget, VerifyChoice
-from target_service.drafting.choice import DraftChooser
+from target_service.drafting.draft_chooser import DraftChooser
 from target_service.drafting.proposal import Proposal
 from target_service.drafting.slot_candidates import Candidates
 from target_service.step.verdicts import drafter_of
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
-from tests.unit.outrider.engine.speculation.test_tree import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
+from tests.unit.outrider.engine.speculation.test_growing_tree import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
 from tests.unit.target_service.drafting.unions import made, park
 
 __all__ = ["every_draw"]

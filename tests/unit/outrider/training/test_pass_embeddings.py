@@ -12,7 +12,7 @@ import torch
 
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.step_plan import Row
-from outrider.papers.lookahead_embeddings import PassDrafter
+from outrider.papers.pass_drafter import PassDrafter
 from outrider.training import optimizing
 from outrider.training.pass_embeddings import LookaheadEmbeddings
 from outrider.training.teacher import Batch, Teacher

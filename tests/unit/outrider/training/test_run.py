@@ -12,7 +12,7 @@ import torch
 from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.training import optimizing
 from outrider.training import run as running
-from outrider.training.medusa import Medusa
+from outrider.training.medusa_student import Medusa
 from outrider.training.run import TrainingPlan, TrainingRun
 from outrider.training.teacher import Teacher
 from outrider.training.written import Answer

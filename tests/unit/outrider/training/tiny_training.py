@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from outrider.engine.heads.checkpoint import TargetFiles
-from outrider.training.eagle3 import Eagle3, ProjectedHead
-from outrider.training.medusa import Medusa
+from outrider.training.eagle3_student import Eagle3, ProjectedHead
+from outrider.training.medusa_student import Medusa
 from outrider.training.pass_embeddings import LookaheadEmbeddings
 from outrider.training.student import Draft, Student
 from outrider.training.teacher import Batch, Teacher

@@ -16,7 +16,7 @@ from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.drafting.choice import DraftChooser
+from target_service.drafting.draft_chooser import DraftChooser
 from target_service.leases.draft_buffer import BufferedToken
 from target_service.leases.lease import DeliveredDrafts, Lease, SlotDrafter
 

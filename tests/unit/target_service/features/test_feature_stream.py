@@ -18,7 +18,7 @@ from outrider.wire.transport.streams import ControlStreams
 from target_service.features import feature_stream as module
 from target_service.features.feature_stream import FeatureStream
 from target_service.features.features import FeatureJob, FeatureSubscription
-from target_service.features.heads import Heads
+from target_service.features.registered_heads import Heads
 from target_service.servicer import TargetServicer
 
 EPOCH, DIGEST, PEER = 7, b"d" * 32, "ipv4:10.0.0.1:40000"

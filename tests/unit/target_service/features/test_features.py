@@ -17,7 +17,7 @@ from outrider.engine.worker.jobs import CloseJob, CloseOwnerJob, JobError
 from outrider.wire.errors import Unavailable
 from target_service.features import features as module
 from target_service.features.features import FeatureSubscription
-from target_service.leases.jobs import Verdict, VerifyJob
+from target_service.leases.lease_jobs import Verdict, VerifyJob
 from tests.tiny_models import tiny_llama
 from tests.unit.target_service.step.test_step import (
     LARGE,

@@ -17,12 +17,12 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.drafting.choice import DraftChooser
+from target_service.drafting.draft_chooser import DraftChooser
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import Proposal
 from target_service.leases.hold import PendingDraft
-from target_service.leases.jobs import Fallback
 from target_service.leases.lease import ETA_WEIGHT, MAX_STARVED, DeliveredDrafts, Lease, SlotDrafter
+from target_service.leases.lease_jobs import Fallback
 from target_service.step.verdicts import learn
 
 PROMPT = [7, 8, 9]

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.wire.kinds import TokenKind
 from outrider.wire.requests.params import SamplingParams
-from target_service.leases.jobs import Finish
+from target_service.leases.lease_jobs import Finish
 from target_service.step.commit import commit_tokens, kinds_of
 
 DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.engine import memory
-from outrider.engine.sampling import coupled, sampling, side_by_side
+from outrider.engine.sampling import coupled, device_sampling, threads
 from outrider.engine.sampling.coupled import coupled_id
+from outrider.engine.sampling.device_sampling import distributions
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked
-from outrider.engine.sampling.row_law import TokenDistribution
-from outrider.engine.sampling.sampling import distributions
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Proposal
@@ -264,7 +264,7 @@ class TestDecide:
         wanted, before = decide(step.ready, step.states, step.logits), threading.active_count()
         torch.set_num_threads(2)
         seen: set[str] = set()
-        monkeypatch.setattr(side_by_side, "WORTH_THREADS", 1)
+        monkeypatch.setattr(threads, "WORTH_THREADS", 1)
         monkeypatch.setattr(HostLogits, "law", told(HostLogits.law, seen))
         assert decide(step.ready, step.states, step.logits) == wanted
         assert seen and threading.current_thread().name not in seen
@@ -317,7 +317,7 @@ def undecided(decisions: Sequence[Decided | NonFiniteLogits]) -> set[int]:
 def test_what_a_decision_holds_on_a_device_is_counted(kind: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory budget's bytes are enough for each rule, and for the fullest not much too many."""
     vocab_size, num_slots = 16384, 2
-    for module in (coupled, memory, sampling):
+    for module in (coupled, memory, device_sampling):
         monkeypatch.setattr(module, "MAX_NUMBERS", num_slots * vocab_size)
     step = make_step([kind] * num_slots, [5] * num_slots, seed=kind, vocab_size=vocab_size)
     with torch.inference_mode(), LiveBytes(step.logits) as live:

@@ -18,7 +18,7 @@ from outrider.engine.sampling import coupled
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
-from outrider.engine.sampling.row_law import TokenDistribution, truncate_topk
+from outrider.engine.sampling.token_distribution import TokenDistribution, truncate_topk
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import SamplingParams

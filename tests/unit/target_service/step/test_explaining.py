@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.engine.sampling.device_sampling import distributions
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.sampling.row_law import TokenDistribution, one_hot
-from outrider.engine.sampling.sampling import distributions
+from outrider.engine.sampling.token_distribution import TokenDistribution, one_hot
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.v1 import common_pb2 as pb

@@ -20,12 +20,12 @@ from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.growing.grower import Grower
 from draft_service.growing.pushing import Send
 from draft_service.jobs import AdvanceJob
-from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
-from outrider.engine.drafters import SearchDrafts, lookahead_rows_of
+from outrider.drafting.sequence_drafter import SequenceDrafter
+from outrider.engine.drafter_table import SearchDrafts, lookahead_rows_of
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading.embedding_files import append_embeddings
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.followers import TableDrafter
@@ -38,8 +38,8 @@ from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, SlotKey, Tr
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
 from outrider.papers.lookahead import LookaheadDrafter
-from outrider.papers.lookahead_embeddings import PassDrafter
 from outrider.papers.merging import merge
+from outrider.papers.pass_drafter import PassDrafter
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.scheduling import Scheduling
@@ -47,12 +47,12 @@ from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.drafting.choice import DraftChooser
+from target_service.drafting.draft_chooser import DraftChooser
 from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import Proposal
 from target_service.features.features import Features, FeatureSubscription
 from target_service.leases.hold import MAX_HOLD_S
-from target_service.leases.jobs import Fallback, Verdict, VerifyJob
+from target_service.leases.lease_jobs import Fallback, Verdict, VerifyJob
 from target_service.leases.leases import Leases
 from target_service.step.step import Step
 from target_service.step.verifier import Verifier

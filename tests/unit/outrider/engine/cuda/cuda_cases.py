@@ -18,7 +18,7 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import BeamParams, SamplingParams
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
-from target_service.leases.jobs import Verdict
+from target_service.leases.lease_jobs import Verdict
 from tests.unit.outrider.engine.cuda.cuda_pair import Pair
 from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda, Traffic, Wait
 

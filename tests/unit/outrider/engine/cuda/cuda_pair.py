@@ -33,7 +33,7 @@ from outrider.wire.requests.speculation import Speculation
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.features.features import FeatureJob, Features, FeatureSubscription
-from target_service.leases.jobs import ExtendJob, Verdict, VerifyJob
+from target_service.leases.lease_jobs import ExtendJob, Verdict, VerifyJob
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
 

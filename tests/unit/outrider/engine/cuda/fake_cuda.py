@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.engine.native.build import BuildError, find_compiler
-from outrider.wire.processes.places import cache_folder
+from outrider.wire.processes.folders import cache_folder
 from tests.unit.outrider.engine.cuda import cuda_tape, cuda_varlen
 from tests.unit.outrider.engine.cuda.cuda_waits import name_of, waits
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from outrider.drafting.translation import create_translation
 from outrider.engine.attention.varlen_attention import torch_refusal
 from outrider.engine.heads.wiring import WiringScores
-from outrider.engine.sampling.grammar import Grammars
+from outrider.engine.sampling.grammar_state import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.wire.requests.drafters import Drafter
 from tests import random_heads

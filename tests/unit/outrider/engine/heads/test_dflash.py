@@ -20,8 +20,8 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import DFlashHead, read_dflash
 from outrider.engine.heads.families import DFLASH, family_of
 from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import HeadPath
-from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.heads.opening import Projection
 from outrider.engine.kv_pool import KVPool

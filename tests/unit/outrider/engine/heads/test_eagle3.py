@@ -21,8 +21,8 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
 from outrider.engine.heads.families import EAGLE3, family_of
 from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
-from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.network import UNMAPPED, CarryHead
 from outrider.engine.heads.opening import Projection
 from outrider.engine.kv_pool import KVPool

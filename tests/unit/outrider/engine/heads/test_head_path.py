@@ -11,8 +11,8 @@ import torch
 
 from outrider.engine.attention.paged_plan import PagedPlan
 from outrider.engine.heads.families import DFLASH, EAGLE3, HeadFamily
+from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import HeadPath
-from outrider.engine.heads.loader import load_head
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig

@@ -14,8 +14,8 @@ from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import EAGLE1, MTP, family_of
 from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.head_loader import LoadedHead, load_head
 from outrider.engine.heads.joined import JoinedHead, read_eagle1, read_mtp
-from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.opening import Projection
 from outrider.engine.heads.wiring import ProbeStates, score_head, text_logits
 from outrider.wire.errors import ConfigError

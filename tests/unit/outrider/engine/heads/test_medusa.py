@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import MEDUSA, family_of
-from outrider.engine.heads.loader import load_head
+from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.heads.network import UNMAPPED
 from outrider.wire.errors import ConfigError

@@ -21,8 +21,8 @@ from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Head, read_peagle
 from outrider.engine.heads.families import PEAGLE, family_of
+from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import HeadPath
-from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.wiring import score_head, text_logits
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts

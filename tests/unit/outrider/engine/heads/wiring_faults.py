@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.head_loader import LoadedHead
 from outrider.engine.heads.head_path import HeadPath
-from outrider.engine.heads.loader import LoadedHead
 from outrider.engine.heads.opening import Projection
 from outrider.engine.heads.wiring import MAX_TOKENS, ProbeStates
 from outrider.engine.kv_pool import KVPool

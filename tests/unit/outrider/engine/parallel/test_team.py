@@ -24,7 +24,8 @@ from outrider.engine.loading import loader
 from outrider.engine.loading.attention_choice import choose_path
 from outrider.engine.loading.loaded import load_split
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.parallel import messages, team
+from outrider.engine.parallel import rank_messages as messages
+from outrider.engine.parallel import team
 from outrider.engine.parallel.meeting import RankZeroLines, connect_to_rank_zero
 from outrider.engine.parallel.team import ParallelPath, Team
 from outrider.engine.step_plan import Row

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
+from outrider.drafting.sequence_drafter import SequenceDrafter
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.followers import TableDrafter
-from outrider.papers.tables import Bigram, Unigram
+from outrider.papers.count_tables import Bigram, Unigram
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.own_drafts import OwnDrafts

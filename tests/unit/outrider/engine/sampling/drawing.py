@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.engine.sampling.sampling import cut, inverse_cdf
+from outrider.engine.sampling.device_sampling import cut, inverse_cdf
 
 
 def draw(log_probs: Tensor, u: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outrider.engine.sampling.penalties import (
     SamplingState,
 )
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.wire.requests.params import SamplingParams
 
 EOS = (7, 11)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.engine.sampling.acceptance import ChainDecisions, Noise, accept_block, accept_block_one
 from outrider.engine.sampling.coupled import coupled_place, device_keys
-from outrider.engine.sampling.row_law import Ids, TokenDistribution, Weights
+from outrider.engine.sampling.token_distribution import Ids, TokenDistribution, Weights
 from outrider.wire.requests.params import SamplingParams
 from tests.proposals import accept_token, accept_token_one
 from tests.unit.outrider.engine.sampling.drawing import draw

@@ -19,10 +19,10 @@ from torch import Tensor
 from outrider.engine.sampling import acceptance
 from outrider.engine.sampling.acceptance import Noise, accept_block, accept_block_one
 from outrider.engine.sampling.coupled import device_keys
+from outrider.engine.sampling.device_sampling import distributions, probabilities
 from outrider.engine.sampling.noise import NoiseStream, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.sampling.row_law import TokenDistribution, draw_place
-from outrider.engine.sampling.sampling import distributions, probabilities
+from outrider.engine.sampling.token_distribution import TokenDistribution, draw_place
 from outrider.wire.requests.params import SamplingParams
 from tests.law.table import ENUMERATED, Row, enumerated_row
 from tests.proposals import accept_token, accept_token_one

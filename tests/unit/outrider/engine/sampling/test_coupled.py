@@ -23,7 +23,7 @@ from outrider.engine.sampling.coupled import (
     uniforms,
 )
 from outrider.engine.sampling.noise import NoiseStream, host_uniforms
-from outrider.engine.sampling.row_law import EmptyDistribution, TokenDistribution
+from outrider.engine.sampling.token_distribution import EmptyDistribution, TokenDistribution
 from tests.coupled_bits import (
     SEEDS,
     check_ids,

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.engine.sampling.device_sampling import distributions, probabilities
 from outrider.engine.sampling.host_sampling import HostLogits, distribution_of
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_row, process_unchecked
-from outrider.engine.sampling.sampling import distributions, probabilities
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.outrider.engine.sampling.parameters import dense, params_of, scores, state
+from tests.unit.outrider.engine.sampling.test_device_sampling import CASES, PREFIXES
 from tests.unit.outrider.engine.sampling.test_reported import random_logits
-from tests.unit.outrider.engine.sampling.test_sampling import CASES, PREFIXES
 
 INF = math.inf
 

@@ -18,7 +18,7 @@ import pytest
 
 from outrider.engine.sampling.acceptance import Noise, accept_block_one
 from outrider.engine.sampling.noise import NoiseStream
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Proposal

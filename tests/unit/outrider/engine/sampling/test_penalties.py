@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.engine.sampling.device_sampling import distributions
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked, sound_rows
-from outrider.engine.sampling.sampling import distributions
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.outrider.engine.sampling.parameters import TOGETHER, params_of, state
 

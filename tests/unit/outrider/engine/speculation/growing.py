@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.drawing import grow
+from outrider.engine.speculation.growing_tree import GrowingTree
 from outrider.engine.speculation.growth import GrowthSetup
+from outrider.engine.speculation.node_drafter import NodeDistribution
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.plan import MAX_FED
 from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
-from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.open_slots import BareSlot
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.requests.speculation import Speculation

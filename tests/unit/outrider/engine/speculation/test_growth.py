@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.drawing import grow
+from outrider.engine.speculation.growing_tree import GrowingTree
+from outrider.engine.speculation.node_drafter import NodeDistribution
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.tree import GrowingTree
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.engine.sampling.row_law import TokenDistribution
+from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.sampling.wire_tensors import encode_distributions
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind, read_delivery, write_delivery

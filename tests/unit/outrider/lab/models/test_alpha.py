@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.engine.sampling.row_law import TokenDistribution, one_hot
+from outrider.engine.sampling.token_distribution import TokenDistribution, one_hot
 from outrider.lab.alpha import show
 from outrider.lab.models.alpha import measure
 from outrider.lab.models.alpha_task import MODEL, DrafterSpec, Task

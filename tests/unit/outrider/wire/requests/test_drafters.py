@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.drafters import make_drafters
+from outrider.engine.drafter_table import make_drafters
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.requests.drafters import Drafter
 from tests.tiny_models import write_tokenizer

@@ -1,0 +1,265 @@
+"""The draft tree of one slot of a draft worker, which grows without waiting for rounds, likeliest nodes first. Pure.
+
+A node is fed for the distribution after it, from which its children are made. Rank and depth choose the node that is
+fed next and its number of children, never a drawn token: under `rejection` no drawn token may influence what is
+verified. When tokens are committed, the node of the last of them becomes the root and the nodes below it stay, so that
+an accepted draft token has its children ready.
+
+    committed: the cat.  sat -> down     a step commits sat:   committed: the cat sat.  down
+                         ran                                   "ran" is dropped, "down" is ready
+
+Under `rejection` a *segment* is a chain, or a tree of a named shape, of draft tokens whose uniform numbers are keyed by
+the committed length at which it begins. Beside it are recovery nodes (KEY): tokens that the target may draw itself.
+Below a recovery node another segment begins: the one that would be drawn once that token is committed. So the draft
+tokens after given committed tokens are the same however early they are made.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+
+from outrider.engine.sampling.token_distribution import TokenDistribution
+from outrider.engine.speculation.draft_tree import ROOT, remap
+from outrider.engine.speculation.drawing import add_children
+from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup, NumberKey
+from outrider.engine.speculation.node_drafter import NodeDistribution
+from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.speculation.plan import Place, TreePlan
+from outrider.engine.speculation.ranks import MIN_PROB
+from outrider.engine.worker.jobs import JobError
+
+
+class GrowingTree(Growth):
+    """The draft tree of one slot: the grower feeds its `offers`, and calls `go_on` when tokens are committed."""
+
+    def __init__(self, setup: GrowthSetup) -> None:
+        self._setup = setup
+        self._slot = setup.slot
+        self.shares = setup.shares
+        self.topk = setup.topk
+        drafter = setup.drafter
+        self.plan = TreePlan(
+            setup.speculation, setup.slot.params, setup.shares, drafter.takes_trees, drafter.fills_blocks
+        )
+        self.segments: dict[int, tuple[int, Place]] = {}
+        """Under `rejection`, by node or ROOT: the segment of the tokens that are drawn after it, as the committed
+        length at which it begins and the ranks from there to the node."""
+        self._is_determined = setup.slot.params.is_deterministic
+        self.restart()
+
+    def restart(self) -> None:
+        super().__init__()  # without nodes; the tokens that are drawn after ROOT stay in its segment
+        self.segments = remap(self.segments, {ROOT: ROOT})
+        self.ranked: dict[int, list[int]] = {}
+        """By node or ROOT: further ids that may follow it, best first, which are no nodes yet. They become nodes as the
+        root comes nearer, since likelier nodes have more children."""
+        self._begin_offers()
+
+    def _begin_offers(self) -> None:
+        self._offered: list[tuple[float, int]] = []
+        """(negated acceptance probability, node) of the nodes that are worth feeding, the likeliest first."""
+        self._named: list[int] = []
+        """Unfed nodes for which the request names children: the target waits for those."""
+        self.is_end_known = False
+        self._last_depth = self._slot.max_len - 1 - self.committed_len
+        """Depth of nodes without children, since the target commits one token of its own after them."""
+        self._max_depth = min(
+            self._last_depth, self.plan.max_depth, self._setup.drafter.max_depth, self._slot.most_depth
+        )
+        fed = set[int]()
+        if self.is_root_fed:
+            fed.update(self.fed)
+            fed.add(ROOT)
+        for node in range(ROOT, len(self)):
+            if node not in fed:
+                self._offer(node)
+
+    @property
+    def committed_len(self) -> int:
+        return len(self._slot.committed)
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._named)
+
+    # what is fed next
+
+    def offers(self, max_num: int) -> list[tuple[float, int]]:
+        if self._named:  # the target waits for these, however unlikely they are
+            return [(1.0, node) for node in self._named[:max_num]]
+        num = min(max_num, max(0, self._setup.max_fed - len(self.fed)))
+        return [(-cost, node) for cost, node in self._offered[:num]]
+
+    def prob_ahead(self, node: int, num_ahead: int) -> float | None:
+        """Return the acceptance probability of the node `num_ahead` first children below a node; None where that node,
+        were it made, would not be fed.
+        """
+        if not self._may_follow(node, num_ahead):
+            return None
+        if self._named:
+            if not self._num_named(node, num_ahead):
+                return None
+            return 1.0
+        prob = self.prob(node) * self.shares.chain_prob(num_ahead)
+        if not self._is_likely(prob) or len(self.fed) >= self._setup.max_fed:
+            return None
+        return prob
+
+    def feed(self, node: int) -> None:
+        super().feed(node)
+        if node in self._named:
+            self._named.remove(node)
+        else:
+            self._offered.remove((-self.prob(node), node))
+
+    def _offer(self, node: int) -> None:
+        if not self._may_follow(node):
+            return
+        prob = self.prob(node)
+        if self._num_named(node):
+            self._named.append(node)
+        elif node == ROOT or self._is_likely(prob):
+            insort(self._offered, (-prob, node))
+
+    def _may_follow(self, node: int, num_ahead: int = 0) -> bool:
+        """Return whether a child of the node `num_ahead` first children below a node would be of use."""
+        if self.depth(node) + num_ahead >= self._max_depth:
+            return False
+        if self._setup.drafter.fills_blocks and node != ROOT and self.ranks[node] and not self._num_named(node):
+            return False
+        if self.plan.has_keys or num_ahead or self.kinds.get(node) is not NodeKind.SAMPLED:
+            return True
+        return bool(self.number_keys(node))
+
+    def _is_likely(self, prob: float) -> bool:
+        return prob * self.shares.share(0) >= MIN_PROB
+
+    def _num_named(self, node: int, num_ahead: int = 0) -> int:
+        """Return the number of children that the request names for the node `num_ahead` first children below a node."""
+        if not self.plan.places:
+            return 0
+        ranks = [self.ranks[ancestor] for ancestor in self.path(node)]
+        ranks += [0] * num_ahead
+        return self.plan.places.get(tuple(ranks), 0)
+
+    # what follows a node
+
+    def number_keys(self, node: int) -> Sequence[NumberKey]:
+        if self._is_determined:
+            return ()
+        start, place = self._segment(node)
+        num_sampled = 1
+        if self.plan.places:
+            num_sampled = self.plan.places.get(place, 0)
+        position = self.committed_len + self.depth(node)
+        first = self.plan.first_candidate
+        return [(self._slot.params, start, position, first + rank) for rank in range(num_sampled)]
+
+    def _segment(self, node: int) -> tuple[int, Place]:
+        # of the tokens that are drawn after a node: a new one after a recovery node, and where none goes on
+        return self.segments.setdefault(node, (self.committed_len + self.depth(node), ()))
+
+    def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
+        add_children(self, distribution, numbers)
+        node, children = distribution.node, self.children(distribution.node)
+        is_guess = self.kinds.get(node) is NodeKind.DETERMINISTIC
+        if not children or (is_guess and self.kinds[children[0]] is NodeKind.SAMPLED):
+            self.ended.append(node)  # deterministic and sampled nodes do not mix
+        elif self.depth(children[0]) >= self._last_depth:
+            self.ended.append(children[0])
+
+    def add_child(self, parent: int, token_id: int, kind: NodeKind, law: TokenDistribution | None = None) -> int:
+        """Add the next child of a node or ROOT, and return it. law: the distribution that it was drawn from, if any."""
+        rank = len(self.children(parent))
+        child = self.add(parent, token_id, prob=self.prob(parent) * self.shares.share(rank))
+        self.kinds[child] = kind
+        if law is not None:
+            self.distributions[child] = law
+        if not self._is_determined and kind is not NodeKind.RECOVERY:
+            start, place = self._segment(parent)
+            self.segments[child] = start, (*place, rank)
+        self.unsent.append(child)
+        self._offer(child)
+        return child
+
+    def add_ranked(self, parent: int, ids: Sequence[int]) -> None:
+        """Record further ids that may follow a node, best first, and make children of as many as it is to have now."""
+        self.ranked[parent] = list(ids)
+        self._fill(parent)
+
+    def _fill(self, node: int) -> None:
+        ranked = self.ranked.get(node)
+        if not ranked:
+            return
+        kind = NodeKind.RECOVERY
+        if self._is_determined:
+            kind = NodeKind.DETERMINISTIC
+        num_ranked = self.plan.num_ranked(self._num_named(node), self.prob(node))
+        num_missing = max(0, num_ranked - len(self.children(node)))
+        for token_id in ranked[:num_missing]:
+            self.add_child(node, token_id, kind)
+        del ranked[:num_missing]
+
+    def finish_step(self) -> None:
+        """Mark the tree's end, once, where no named node is left to grow: there may be fewer nodes than are named."""
+        if self.plan.places and not self._named and not self.is_end_known:
+            self.is_end_known = True
+            self.ended.append(ROOT)
+
+    # what is committed
+
+    def check(self, base_len: int, decided: Sequence[int], check_commit: CheckCommit) -> JobError | None:
+        return check_commit(self._slot, base_len, decided)
+
+    def continues(self, base_len: int, decided: Sequence[int], *, is_new_lease: bool) -> bool:
+        known = self._slot.committed[base_len:]
+        return not is_new_lease and known == list(decided[: len(known)])
+
+    def go_on(self, decided: Sequence[int]) -> list[int]:
+        path = list[int]()
+        node = ROOT
+        for token_id in decided:
+            children = self.children(node)
+            rank = self._rank_of(node, token_id)
+            if children:
+                self.shares.note(rank)
+            if rank is None or rank >= len(children):
+                break
+            node = children[rank]
+            path.append(node)
+        goes_on = len(path) == len(decided) and self._goes_on(node)
+        self._slot.commit_from(self.committed_len, decided)
+        if goes_on:
+            return self._grow_below(node)
+        keep = self.keep(path[: len(decided) - 1])  # the last token is fed again for the logits after it
+        self.segments.clear()
+        self.restart()
+        return keep
+
+    def _rank_of(self, node: int, token_id: int) -> int | None:
+        ids = [self.ids[child] for child in self.children(node)]
+        ids += self.ranked.get(node, ())  # ids that are no nodes yet have ranks, too
+        if token_id not in ids:
+            return None
+        return ids.index(token_id)
+
+    def _goes_on(self, node: int) -> bool:
+        """Return whether the nodes below a node are of use once it is committed.
+
+        Under `rejection` they are not where its segment is over: the tokens after it are drawn anew. A chain outlives
+        the step that verified its beginning, and goes on with its own numbers. The target's own token in place of a
+        draft token is never a node of the segment.
+        """
+        return self._is_determined or self.kinds[node] is NodeKind.RECOVERY or bool(self.number_keys(node))
+
+    def _grow_below(self, node: int) -> list[int]:
+        new_index = self.reroot(node) | {node: ROOT}
+        self.ranked = remap(self.ranked, new_index)
+        self.segments = remap(self.segments, new_index)
+        keep = self.keep(range(len(self)))
+        self._begin_offers()
+        for parent in (ROOT, *self.fed):
+            self._fill(parent)
+        self.finish_step()
+        return keep

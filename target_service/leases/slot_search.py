@@ -1,0 +1,221 @@
+"""A beam search in a slot that steps by itself: the tokens that a step feeds, its decided levels, the kept cache.
+
+Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the draft tokens below them. It decides
+level by level, by the target's own sums of log-probs, and goes deeper while all live beams of a level were fed. So a
+step decides at least one level, and draft tokens change no output. Where cached tokens were lost the beams are fed
+anew, in pieces like a prompt, and no level is decided before the last piece. Runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.engine.host_copy import to_host
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.sampling.penalties import NonFiniteLogits
+from outrider.engine.speculation.beam import BeamLevel, BeamSearch
+from outrider.engine.speculation.beam_tree import BeamTree
+from outrider.engine.speculation.candidates import BudgetOffer
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.ranks import SlotAcceptance
+from outrider.engine.step_plan import Row
+from outrider.engine.worker.slots import Slot
+from outrider.wire.requests.params import SamplingParams
+from outrider.wire.requests.speculation import Speculation
+
+if TYPE_CHECKING:
+    from outrider.engine.drafter_table import SearchDrafts
+
+
+class SearchInput(NamedTuple):
+    """The tokens of a search that one step feeds."""
+
+    row: Row
+    num_tail: int
+    """Number of settled tokens, which come first in the row."""
+    drafts: Sequence[int]
+    """Nodes of the draft tokens, which come last in the row."""
+    depth: int
+    """Number of levels of draft tokens."""
+
+
+class Beams:
+    """The beam search of one lease."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        levels: Sequence[BeamLevel],
+        eos_token_ids: Sequence[int],
+        speculation: Speculation,
+        max_prefill_tokens: int,
+        make_drafts: type[SearchDrafts],
+    ) -> None:
+        """Create a search that goes on behind `levels`, which are decided already.
+
+        max_prefill_tokens: maximum number of tokens that a step feeds of them, where the cache has none. make_drafts:
+        creates the draft tokens of a search.
+        """
+        assert params.beams is not None, "no beam search is asked for"
+        self.search = BeamSearch(params.beams, params.max_tokens, params.stop_ids(eos_token_ids))
+        for level in levels:
+            self.search.apply(level)
+        self.tree = BeamTree(prompt_ids)
+        self.settled: Sequence[int] = ()
+        """Ids after the prompt with which all beams begin, at the beginning of the lease."""
+        if not self.search.is_done:
+            self.settled = self.tree.advance(levels)
+        self.drafts = make_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
+        self._max_prefill_tokens = max_prefill_tokens
+
+    def offers(self, slot: Slot, shares: SlotAcceptance) -> list[BudgetOffer]:
+        """Return the draft tokens that the next step might feed, in the order in which the budget takes them.
+
+        There are none where the step feeds a piece of the beams and decides nothing.
+        """
+        nodes, is_last = self._next_nodes(slot)
+        if not is_last:
+            return []
+        num_cached = len(slot.cached) + _num_tail(slot) + len(nodes)
+        return self.drafts.offers(shares, slot.most_cached - num_cached)
+
+    def pending_prob(self, slot: Slot, shares: SlotAcceptance) -> float | None:
+        """Return the acceptance probability of the next level of draft tokens to arrive; None where none may arrive."""
+        _, is_last = self._next_nodes(slot)
+        if not is_last:
+            return None
+        return self.drafts.pending_prob(shares)
+
+    def num_fed(self, slot: Slot) -> int:
+        """Return the number of tokens that the next step feeds besides draft tokens."""
+        nodes, _ = self._next_nodes(slot)
+        return _num_tail(slot) + len(nodes)
+
+    def _next_nodes(self, slot: Slot) -> tuple[list[int], bool]:
+        """Return the nodes of beams that the next step feeds, parents first, and whether it feeds all that are missing:
+        else it decides nothing.
+        """
+        tree = self.tree
+        if not tree.is_root_fed or len(slot.cached) != len(slot.committed) + len(tree.fed):
+            tree.forget_cache()  # the slot was preempted meanwhile
+            slot.truncate(len(slot.committed))
+        inner = tree.unfed(tree.inner())
+        nodes = [*inner, *tree.unfed(tree.live)]
+        max_fed = max(0, self._max_prefill_tokens - _num_tail(slot))
+        if not inner or len(nodes) <= max_fed:
+            return nodes, True
+        return inner[:max_fed], False  # a piece, without the live beams' last tokens
+
+    def feed(self, slot: Slot, num_drafts: int) -> SearchInput:
+        """Return the slot's part of the next forward. Its tokens count as cached from here on.
+
+        num_drafts: number of `offers` that are verified, the first ones; a step that decides nothing feeds none.
+
+            tail of 2 tokens, live beams a, b after the root, draft c after a: new_ids [t0, t1, a, b, c],
+            parents [-1, 0, 1, 1, 2], logits of the last 3
+        """
+        tree = self.tree
+        nodes, is_last = self._next_nodes(slot)
+        if not is_last:
+            num_drafts = 0
+        drafts, depth = self.drafts.chosen(num_drafts)
+        nodes = [*nodes, *drafts]
+        tail = slot.committed[len(slot.cached) :]
+        parents = [*range(ROOT, len(tail) - 1), *tree.parents_of(nodes, len(tail) - 1)]
+        new_ids = list(tail)
+        for node in nodes:
+            new_ids.append(tree.ids[node])
+        num_logits = 0
+        if is_last:
+            num_logits = len(tree.live) + len(drafts)
+        row = Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents, source=slot.source)
+        if tail:
+            tree.feed(ROOT)
+        for node in nodes:
+            tree.feed(node)
+        return SearchInput(row, len(tail), drafts, depth)
+
+    def decide(self, fed: SearchInput, best: BestTokens, first_row: int) -> list[BeamLevel]:
+        """Return the levels that a step decides, one at least.
+
+        best: the likeliest tokens after all rows of the step; this search's begin with first_row, the live beams before
+        the draft tokens. Raises NonFiniteLogits where those after the live beams are NaN or infinite.
+        """
+        tree = self.tree
+        search = self.search
+        live: list[int] = tree.live
+        rows = list(range(first_row, first_row + len(live)))
+        row_of: dict[int | None, int] = {}
+        for node in fed.drafts:
+            row_of[node] = first_row + len(live) + len(row_of)
+        levels = list[BeamLevel]()
+        while True:
+            if not best.are_finite[rows].all():
+                if not levels:
+                    raise NonFiniteLogits(rows)
+                return levels  # those before are sound
+            num = search.num_candidates
+            level = search.choose(best.ids[rows, :num], best.log_probs[rows, :num])
+            search.apply(level)
+            levels.append(level)
+            children = [tree.child(live[beam], token_id) for beam, token_id, _ in level.live]
+            if search.is_done or not row_of.keys() >= set(children):
+                return levels  # a live beam was not fed, so that nothing is known after it
+            live = []
+            rows = []
+            for child in children:
+                if child is not None:
+                    live.append(child)
+                    rows.append(row_of[child])
+
+    def advance(self, slot: Slot, fed: SearchInput, levels: Sequence[BeamLevel], runner: ModelRunner) -> int:
+        """Advance the beams by decided levels: cut the cache to their path, and commit the tokens with which all begin.
+
+        Returns the number of dropped draft tokens. Raises OutOfBlocks.
+        """
+        tree = self.tree
+        start = fed.row.tree_start
+        num_drafts = len(tree.drafts())
+        settled = tree.advance(levels)
+        keep = list(range(fed.num_tail))
+        for index in tree.keep(tree.inner()):
+            keep.append(fed.num_tail + index)
+        ids = [slot.cached[start + index] for index in keep]
+        runner.rebase(slot.table, start, keep)
+        slot.commit_from(len(slot.committed), settled)
+        slot.rebased(start, ids)
+        if ROOT in tree.live:  # the root is a live beam: the next step feeds it again for its logits
+            tree.is_root_fed = False
+            slot.reconcile()
+        self.drafts.is_ended = False
+        return num_drafts - len(tree.drafts())
+
+
+class BestTokens(NamedTuple):
+    """The C likeliest tokens after each of R rows of a step, on the host."""
+
+    ids: NDArray[np.int64]
+    """Token ids, best first, [R, C]."""
+    log_probs: NDArray[np.float32]
+    """Their log-probs in nats, [R, C]."""
+    are_finite: NDArray[np.bool_]
+    """Whether all log-probs of a row are finite, [R]."""
+
+
+def best_tokens(logits: Tensor, max_num: int) -> BestTokens:
+    """Return the max_num likeliest tokens after each row of logits [R, V] float32, or all where V is less."""
+    log_probs = torch.log_softmax(logits, dim=-1)  # [R, V] float32
+    best = log_probs.topk(min(max_num, log_probs.shape[1]), dim=-1)  # [R, C] values and indices
+    ids, values, are_finite = to_host(best.indices, best.values, log_probs.isfinite().all(dim=-1))
+    return BestTokens(ids.numpy(), values.numpy(), are_finite.numpy())
+
+
+def _num_tail(slot: Slot) -> int:
+    return max(0, len(slot.committed) - len(slot.cached))
