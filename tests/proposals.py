@@ -95,7 +95,7 @@ def accept_token(
     positions = keys[:, None, 3] + torch.arange(num_rows, device=keys.device)
     row_keys = torch.cat((keys[:, None, :3].expand(-1, num_rows, -1), positions[..., None]), dim=2)
     accepted_ids, left = accept_draws(table, acceptance.probabilities(target_log_probs.flatten(0, 1)))
-    own = acceptance.picked(left.log(), row_keys.flatten(0, 1)).view(num_slots, num_rows)
+    own = acceptance.pick(left.log(), row_keys.flatten(0, 1)).view(num_slots, num_rows)
     num_accepted = (accepted_ids.view(num_slots, num_rows) >= 0).long().cumprod(dim=1).sum(dim=1)
     next_ids = own.gather(1, num_accepted[:, None])[:, 0]
     return ChainDecisions(num_accepted, next_ids)

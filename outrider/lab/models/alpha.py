@@ -53,7 +53,7 @@ class _Models:
     target: DistributionModel
     drafts: dict[str, DistributionModel]
     """Draft models by the name of their drafter."""
-    tables: dict[str, drafting.Drafter]
+    tables: dict[str, drafting.SequenceDrafter]
     """Tables by the name of their drafter."""
 
 
@@ -128,7 +128,9 @@ def _compare(models: _Models, tallies: dict[str, Tally], ids: list[int], start: 
             tally.add(token, draft, params)
 
 
-def _table_laws(table: drafting.Drafter, ids: list[int], start: int, vocab_size: int) -> Iterator[DistributionAt]:
+def _table_laws(
+    table: drafting.SequenceDrafter, ids: list[int], start: int, vocab_size: int
+) -> Iterator[DistributionAt]:
     """Yield the table's distribution at each token of the output; each is valid until the next is yielded."""
     follower = table.open(ids[:start], start)
     for token_id in ids[start:]:
@@ -142,7 +144,7 @@ def _law_of_counts(counts: drafting.Counts | None, vocab_size: int, params: Samp
     return distribution_of_counts(counts, LogitRow(SamplingState(params, (), ())), vocab_size)
 
 
-def _create_table(drafter: DrafterSpec, tokenizer: Any) -> drafting.Drafter:
+def _create_table(drafter: DrafterSpec, tokenizer: Any) -> drafting.SequenceDrafter:
     if drafter.kind == "ngram":
         return Ngram()
     if drafter.kind == "lookup":

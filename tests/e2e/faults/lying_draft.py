@@ -11,7 +11,7 @@ from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
 from tests.law.faults import replace
 
-to_proto = draft_service.targets.deliveries.to_proto
+to_proto = draft_service.targets.deliveries.write_delivery
 
 
 def id_out_of_range(message):

@@ -78,7 +78,7 @@ def test_a_workers_engine_lives_until_it_hangs(
 ) -> None:
     """Over TLS, where it asks itself with its own certificate."""
     write_certificates(tmp_path, ["llm.example.com"], datetime.now(UTC))
-    monkeypatch.setattr(health, "TLS_DIR", tmp_path / "draft")
+    monkeypatch.setattr(container_health, "TLS_DIR", tmp_path / "draft")
     steps, server = Steps(), ServerThread()
 
     def add(grpc_server: grpc.aio.Server) -> list[str]:
@@ -107,7 +107,7 @@ def test_over_tls_it_shows_the_parts_own_certificate(tmp_path: Path, monkeypatch
     address = server.start(lambda _: [], "127.0.0.1", 0, 1 << 20, folder)
     try:
         assert container_health.main(["grpc", address]) == 1, "without a certificate nobody is answered"
-        monkeypatch.setattr(health, "TLS_DIR", tmp_path / "draft")
+        monkeypatch.setattr(container_health, "TLS_DIR", tmp_path / "draft")
         assert container_health.main(["grpc", address]) == 0
     finally:
         server.stop(0.1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deploy import node_drain
+from deploy.docker import container_health
 from gateway.workers.membership import DNS, from_config
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.settings.system import SystemConfig
@@ -102,7 +103,7 @@ def test_every_port_that_is_named_exists(name: str) -> None:
             if "httpGet" in asked:
                 assert asked["httpGet"]["port"] in {port["name"] for port in each["ports"]}
             *_, kind, address = asked.get("exec", {}).get("command", ("tcp", ":" + min(numbers)))
-            assert kind in health.CHECKS
+            assert kind in container_health.CHECKS
             assert address.rpartition(":")[2] in numbers
 
 
@@ -232,13 +233,13 @@ def test_secrets_are_where_the_parts_look(name: str, deployment: str) -> None:
     for labels, pod in pods(example(name)):
         role = labels["app.kubernetes.io/component"]
         if role in WORKERS:
-            assert _secrets(pod) == {str(health.TLS_DIR): [f"outrider-tls-{role}", "hub"]}
+            assert _secrets(pod) == {str(container_health.TLS_DIR): [f"outrider-tls-{role}", "hub"]}
     if name == "kuberay":
         config = launcher()
         assert config.ray is not None
-        assert {config.ray.tls_dir, *(pool.worker.tls_dir for pool in config.pools)} == {str(health.TLS_DIR)}
+        assert {config.ray.tls_dir, *(pool.worker.tls_dir for pool in config.pools)} == {str(container_health.TLS_DIR)}
         pod = of_kind(name, "Deployment")[f"{FULLNAME}-launcher"]["spec"]["template"]["spec"]
-        assert _secrets(pod) == {str(health.TLS_DIR): ["outrider-tls-launcher"]}
+        assert _secrets(pod) == {str(container_health.TLS_DIR): ["outrider-tls-launcher"]}
 
 
 def _secrets(pod: dict[str, Any]) -> dict[str | None, list[str]]:

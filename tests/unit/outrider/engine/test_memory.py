@@ -77,7 +77,7 @@ def test_a_lock_that_is_not_let_go_is_waited_for_with_a_limit_and_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(memory, "TURN_TIMEOUT_S", 0.15)
+    monkeypatch.setattr(memory, "LOCK_TIMEOUT_S", 0.15)
     caplog.set_level("INFO")
     with memory.hold_memory_lock(), memory.hold_memory_lock():
         pass

@@ -75,7 +75,7 @@ def task(folder: Path, out: Path) -> Task:
 
 
 def test_a_stopped_training_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.training.run.TELL_EVERY_S", 0.0)
+    monkeypatch.setattr("outrider.training.run.REPORT_EVERY_S", 0.0)
     stop, told = StopFlag(), list[int]()
 
     def stops(stage: str, text: str, done: int, total: int) -> None:

@@ -47,7 +47,7 @@ def in_process(module: str, task: dict[str, Any], *_: Any, env: dict[str, str], 
 def test_the_command_prints_a_line_for_each_and_fails_where_there_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], code: int, lines: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(doctor, "events_of", in_process)
+    monkeypatch.setattr(doctor, "run_module", in_process)
     made = CliRunner().invoke(app, ["doctor", "--port", "0", "--grpc-port", "0", *args])
     assert made.exit_code == code, made.output
     for line in (*lines, "ok       port 0: ", "ok       Python: Python 3"):

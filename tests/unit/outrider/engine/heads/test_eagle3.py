@@ -447,7 +447,7 @@ def test_a_head_that_the_fused_path_gets_wrong_runs_on_its_own_modules(
 ) -> None:
     skip_without_library()
     right = NativeModel.set_residual
-    monkeypatch.setattr(NativeModel, "residual", lambda self, *, normed: right(self, normed=not normed))
+    monkeypatch.setattr(NativeModel, "set_residual", lambda self, *, normed: right(self, normed=not normed))
     folder = Eagle3().write(tmp_path, ORIGINAL)
     with caplog.at_level("INFO"):
         assert load_head(settings(folder), target_folder, EAGLE3).path.name == "paged"

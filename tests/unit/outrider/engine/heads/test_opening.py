@@ -169,6 +169,6 @@ def test_a_target_refuses_what_is_no_map_of_its_own(name: str) -> None:
 
 def test_a_map_past_the_limit_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     data = some_map("none").to_bytes()
-    monkeypatch.setattr("outrider.engine.heads.opening.MAX_OPENING_BYTES", len(data) - 1)
+    monkeypatch.setattr("outrider.engine.heads.opening.MAX_PROJECTION_BYTES", len(data) - 1)
     with pytest.raises(InvalidRequest, match=f"has {len(data)} bytes, at most {len(data) - 1}"):
         Projection.from_bytes(data, WIDTH, LAYERS)

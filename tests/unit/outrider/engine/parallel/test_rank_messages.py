@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.parallel import rank_messages
 from outrider.engine.step_plan import Row
 
 
@@ -21,8 +22,8 @@ def test_a_follower_reads_of_a_row_what_a_path_may_read(sizes: list[tuple[int, i
         rows.append(replace(row, parents=[-1, *[0] * (num_new - 1)] if num_new % 2 else None))
     widest = max(row.num_new for row in rows)
     for with_past in (False, True):
-        kind, (said,) = messages.decode(messages.encode_forward(rows, with_past=with_past))
-        assert kind == messages.FORWARD
+        kind, (said,) = rank_messages.decode(rank_messages.encode_forward(rows, with_past=with_past))
+        assert kind == rank_messages.FORWARD
         for row, found in zip(rows, said, strict=True):
             assert (list(found.new_ids), found.num_cached, found.num_logits) == (
                 *(list(row.new_ids), row.num_cached, row.num_logits),

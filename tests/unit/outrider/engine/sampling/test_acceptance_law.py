@@ -100,7 +100,7 @@ class Round:
         counts, keys = torch.full_like(rows, self.num_drafted), torch.zeros(len(rows), 4, dtype=torch.int64)
         laws = self.target[rows], self.shipped[rows], self.ids[rows]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(acceptance, "picked", lambda log_weights, at: by_number(log_weights, own, at[:, 3]))
+            patch.setattr(acceptance, "pick", lambda log_weights, at: by_number(log_weights, own, at[:, 3]))
             return self.rule(*laws, counts, accept, keys)
 
     def rule(self, *args: Tensor) -> acceptance.ChainDecisions:
@@ -529,7 +529,7 @@ def simulate(
         laws = target[path], draft[path[:, :-1]]
         with pytest.MonkeyPatch.context() as patch:
             if NoiseStream.TARGET in purposes:
-                patch.setattr(acceptance, "picked", by_numbers_from(length, noise(NoiseStream.TARGET, k + 1)))
+                patch.setattr(acceptance, "pick", by_numbers_from(length, noise(NoiseStream.TARGET, k + 1)))
             outcome = rule(*laws, path[:, 1:], num_drafted, noise(NoiseStream.ACCEPT, k), keys)
         going = length <= LENGTH
         for j in range(k):

@@ -13,6 +13,7 @@ import pytest
 from deploy import actors
 from outrider.cli.doctor import machine
 from outrider.wire.errors import ConfigError
+from outrider.wire.processes import folders
 
 OTHER = os.getuid() + 1
 
@@ -65,24 +66,24 @@ def test_a_place_that_another_account_prepared_is_not_taken(
 def test_a_folder_or_a_lock_of_another_account_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = places.make_private(tmp_path / "mine")
-    assert places.make_private(folder) == folder and folder.stat().st_mode & 0o777 == 0o700
+    folder = folders.make_private(tmp_path / "mine")
+    assert folders.make_private(folder) == folder and folder.stat().st_mode & 0o777 == 0o700
     (folder / "lock").touch()
     monkeypatch.setattr(os, "getuid", lambda: OTHER)
     with pytest.raises(ConfigError, match=rf"mine' belongs to another account \(uid {OTHER - 1}\)"):
-        places.make_private(folder)
+        folders.make_private(folder)
     with pytest.raises(ConfigError, match="lock' is another account's"):
-        places.try_lock(folder / "lock")
+        folders.try_lock(folder / "lock")
 
 
 def test_a_lock_is_the_users_alone_and_no_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "any-new-file")
     with pytest.raises(ConfigError, match="link' cannot be opened"):
-        places.try_lock(tmp_path / "link")
+        folders.try_lock(tmp_path / "link")
     assert not (tmp_path / "any-new-file").exists()
-    held = places.try_lock(tmp_path / "lock")
+    held = folders.try_lock(tmp_path / "lock")
     assert held is not None and (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
-    assert places.try_lock(tmp_path / "lock") is None
+    assert folders.try_lock(tmp_path / "lock") is None
     os.close(held)
 
 
@@ -115,13 +116,13 @@ def test_sockets_get_a_folder_that_is_short_enough(tmp_path: Path, monkeypatch: 
         folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(job))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
-    assert places.parent_for_sockets("/short") == job
-    assert places.parent_for_sockets(places.RAY_SOCKET) == Path("/tmp")
+    assert folders.parent_for_sockets("/short") == job
+    assert folders.parent_for_sockets(folders.RAY_SOCKET) == Path("/tmp")
     assert machine.temporary_files().found == f"{job}; Ray's in /tmp, where the paths of its sockets fit"
     monkeypatch.setattr(os, "access", lambda folder, _: Path(folder) == session)
-    assert places.parent_for_sockets("/" + "y" * (106 - len(str(session)))) == session
+    assert folders.parent_for_sockets("/" + "y" * (106 - len(str(session)))) == session
     with pytest.raises(ConfigError, match=rf"'{job}', {len(str(job))} bytes, and sockets allow 21 there; no other of"):
-        places.parent_for_sockets(places.RAY_SOCKET)
+        folders.parent_for_sockets(folders.RAY_SOCKET)
     assert (machine.temporary_files().state, machine.temporary_files().remedy) == (
         "warning",
         "TMPDIR=/tmp, or say --no-ray",
