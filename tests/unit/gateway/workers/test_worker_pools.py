@@ -58,7 +58,7 @@ async def test_one_pool_that_can_be_served_makes_a_gateway_ready(pools: Pools) -
 
 async def test_what_does_not_start_again_is_said_with_the_reason(pools: Pools) -> None:
     why = "model is 'llama', and there is no such folder"
-    away = {"starting": True, "address": "", "why": why}
+    away = {"is_starting": True, "address": "", "why": why}
     pools.update(Membership((CHAT, SMALL), members("chat/a", "chat/b", "small/c", **away)))
     coordinator = Coordinator(pools)
     assert coordinator.ready() == f"no target in the pool chat: {why}"

@@ -41,7 +41,7 @@ ROW_BYTES = 320 * 4
 LATER = {
     "features:_project": "rows of features are made of what was accepted, and come down once more for all heads",
     "own_heads:_run_heads": "the target's own heads read these rows: logits come down once more, all slots' together",
-    "lookahead_embeddings:propose": "logits behind look-ahead embeddings come down once more, all slots' together",
+    "pass_drafter:propose": "logits behind look-ahead embeddings come down once more, all slots' together",
     "lookahead:_window": "guesses of windows come down once more, all slots' together",
     "explaining:explain": "what explains a step is read from rows of logits once the step is decided",
     "dense:_forward_one": "transformers asks a mask of padded columns for its values",

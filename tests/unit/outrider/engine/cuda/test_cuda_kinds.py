@@ -136,7 +136,7 @@ def test_a_target_drafts_by_itself(
     else:
         own = {"lookahead_embeddings": random_heads.random_lookahead(target, tmp_path / "own")}
     pair = Pair(monkeypatch, target, target, device="cuda", of_target=own, **SIZES)
-    later = (*FEATURES, "own_heads:_run_heads") if drafter is Drafter.HEADS else ("lookahead_embeddings:propose",)
+    later = (*FEATURES, "own_heads:_run_heads") if drafter is Drafter.HEADS else ("pass_drafter:propose",)
     case = Case("own", GREEDY, GROWING, {"drafter": drafter}, is_drafted=False, later=later, brings_logits=True)
     take_rounds(device, pair, case)
 

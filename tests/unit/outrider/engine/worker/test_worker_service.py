@@ -69,4 +69,4 @@ async def test_a_slot_that_is_closed_waits_for_no_grammar() -> None:
     grammars.may_go_on.set()
     await asyncio.sleep(0.05)
     assert not service._compiling and service.num_opening == 0 and len(grammars.compiled) == 1
-    assert [type(job).__name__ for job in jobs] == ["CloseJob", "OwnerGone"]
+    assert [type(job).__name__ for job in jobs] == ["CloseJob", "CloseOwnerJob"]

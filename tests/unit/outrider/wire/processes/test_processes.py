@@ -30,7 +30,7 @@ while len(got) < int(sys.argv[1]):
 
 _WAITS_FOR_SIGNALS = """
 import os, sys
-from outrider.wire.processes.processes import StopFlag
+from outrider.wire.processes.stop_flag import StopFlag
 for number in range(int(sys.argv[1])):
     stop = StopFlag()
     with stop.installed():

@@ -105,7 +105,7 @@ import logging, os, subprocess, sys, threading, time, warnings
 own = logging.StreamHandler()
 logging.getLogger("library").addHandler(own)
 logging.getLogger("library").propagate = False
-from outrider.wire.telemetry.log import configure_logging, tell_end
+from outrider.wire.telemetry.log import configure_logging, log_end
 configure_logging("info", "draft", "json")
 logging.getLogger("library").warning("by a library")
 warnings.warn("by Python")
@@ -116,7 +116,7 @@ def fail(): raise ValueError(sys.argv[1])
 thread = threading.Thread(target=fail)
 thread.start()
 thread.join()
-tell_end("draft", "cannot listen")
+log_end("draft", "cannot listen")
 fail()
 """
     ended = subprocess.run([sys.executable, "-c", program, SECRET], capture_output=True, text=True, timeout=60)

@@ -18,7 +18,7 @@ if sys.argv[1] == "console":
     from outrider.cli.console import serving_console
     write = serving_console().print
 else:
-    from outrider.wire.telemetry.log import configure_logging, get_logger, num_dropped_lines, tell_end
+    from outrider.wire.telemetry.log import configure_logging, get_logger, num_dropped_lines, log_end
     configure_logging("info", "gateway", sys.argv[1])
     write = get_logger("test").info
 for number in range(400):
@@ -33,7 +33,7 @@ for number in range(400):
     write(f"line {number} of many that nobody reads" + "." * 1000)
 if sys.argv[1] != "console":
     print(num_dropped_lines() > 100, flush=True)
-    tell_end("gateway", "over")
+    log_end("gateway", "over")
 """
 
 
