@@ -102,14 +102,14 @@ def generate(task: GenerationTask, work: Path, report: Callable[[int, int], None
         path = folder / f"{number:05}.npz"
         if not path.is_file():
             writer = writer or _Writer(task)
-            _save(path, writer.write(part, number, report_part))
+            _save(path, writer.generate(part, number, report_part))
         num_done += len(part) * task.max_tokens
     report_part(0)
     return read(folder)
 
 
 def read(folder: Path) -> list[Answer]:
-    """Return the outputs that `write` saved in a folder."""
+    """Return the outputs that `generate` saved in a folder."""
     answers: list[Answer] = []
     for path in sorted(folder.glob("*.npz")):
         answers += _load(path)
