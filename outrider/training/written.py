@@ -109,7 +109,7 @@ def generate(task: GenerationTask, work: Path, report: Callable[[int, int], None
 
 
 def read(folder: Path) -> list[Answer]:
-    """Return the outputs that `write` saved in a folder."""
+    """Return the outputs that `generate` saved in a folder."""
     answers: list[Answer] = []
     for path in sorted(folder.glob("*.npz")):
         answers += _load(path)

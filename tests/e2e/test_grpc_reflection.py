@@ -68,3 +68,29 @@ def test_every_server_lists_its_services_and_is_healthy(reflected: tuple[str, gr
     for service in ("", SERVICES[name]):
         reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_an_answer_from_descriptors_alone(stack: Stack) -> None:
+    with grpc.insecure_channel(stack.grpc) as channel:
+        client = Reflected(channel)
+        (models,) = client.call("outrider.v1.GenerationService", "GetModels", {})
+        assert models["models"][0]["id"] == stack.model
+        request = {"prompt": "def add(a, b):\n", "params": {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}}
+        rounds = list(client.call("outrider.v1.GenerationService", "Generate", request))
+    tokens = [token for each in rounds for token in each.get("tokens", [])]
+    assert len(tokens) == 24
+    assert {token["kind"] for token in tokens} <= {
+        f"TOKEN_KIND_{k}" for k in ("ACCEPTED", "RECOVERED", "BONUS", "PLAIN")
+    }
+    assert rounds[-1]["finish_reason"] == "FINISH_REASON_LENGTH"
+    assert rounds[-1]["usage"]["num_completion_tokens"] == 24
+    assert "".join(each.get("text_delta", "") for each in rounds)
+
+
+@pytest.mark.parametrize("name", ["draft", "target"])
+def test_a_worker_says_what_it_is_to_a_client_without_stubs(stack: Stack, name: str) -> None:
+    with grpc.insecure_channel(address_of(stack, name)) as channel:
+        (info,) = Reflected(channel).call(SERVICES[name], "GetInfo", {})
+    assert info["vocab_size"] == 4096
+    assert info["pid"] == (stack.draft if name == "draft" else stack.target).pid  # type: ignore[union-attr]
+    assert info["attention_path"] in ("fused", "paged")

@@ -78,6 +78,19 @@ async def test_nobody_is_waited_for_who_is_not_there(target_folder: str) -> None
         assert time.monotonic() - started_s < NOTICE_S
 
 
+async def test_drafts_that_deliver_are_told_and_not_waited_for(target_folder: str) -> None:
+    """Cancelled by gRPC when its time is up, the stream might fail in the middle of a write, which is logged."""
+    with worker("target_service", target_folder, "--drain-timeout-s", "60") as process:
+        async with ControlClient(process.address, "target") as client:
+            call = client.stub.Deliver()
+            await call.write(tpb.DeliveryBatch())
+            await call.initial_metadata()
+            process.popen.terminate()
+            assert await exit_code(process) == 0
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            assert await call.details() == "this worker is stopping; connect again"
+
+
 async def test_what_runs_ends_when_the_time_is_up(target_folder: str) -> None:
     with worker("target_service", target_folder, "--drain-timeout-s", "1") as process:
         async with asked_to_stop(process):
@@ -120,3 +133,15 @@ def test_what_is_still_starting_ends_at_a_signal(module: str, target_folder: str
     process.popen.send_signal(signal.SIGHUP)
     assert process.popen.wait(20) == 0, process.log()
     process.stop()
+
+
+async def test_busy_time_and_the_longest_step_are_told(target_folder: str) -> None:
+    with worker("target_service", target_folder) as process:
+        async with ControlClient(process.address, "target") as client:
+            before = await client.info()
+            assert (before.busy_us, before.longest_step_us, before.num_steps) == (0, 0, 0)
+            await client.opened(1, PROMPT)
+            await client.ask(verify(1, len(PROMPT)))
+            after = await client.info()
+    assert 0 < after.longest_step_us <= after.busy_us
+    assert not after.draining

@@ -165,6 +165,17 @@ async def test_trailers_and_chunk_extensions_without_end_are_left(generator: Scr
             assert await serves(port)
 
 
+async def test_a_request_right_after_another_and_one_after_a_pause_are_served(
+    generator: ScriptedGenerator, short: float
+) -> None:
+    body = b'{"prompt": "x"}'
+    one = POST + b"content-length: 15\r\n\r\n" + body
+    last = POST + b"connection: close\r\ncontent-length: 15\r\n\r\n" + body
+    async with served(generator) as (port, _):
+        answer = await talk(port, one + one, one, last, pause_s=2 * short)
+    assert answer.count(b"HTTP/1.1 200 OK") == 4
+
+
 UPGRADES = (
     b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n",
     b"upgrade: x\r\nconnection: keep-alive, upgrade\r\n",
@@ -314,6 +325,19 @@ async def test_a_kept_connection_is_idle_for_as_long_as_the_setting_says(generat
     assert config().keep_alive_s >= 75
 
 
+async def test_head_is_answered_as_get_without_the_body(generator: ScriptedGenerator) -> None:
+    generator.reason = "no target"
+    paths = ("/healthz", "/readyz", "/health", "/ping", "/metrics", "/sd", "/v1/models", "/version", "/")
+    async with served(generator) as (port, _):
+        statuses = {}
+        for path in paths:
+            answer = await talk(port, f"HEAD {path} HTTP/1.1\r\nconnection: close\r\n\r\n".encode())
+            head, _, rest = answer.partition(b"\r\n\r\n")
+            assert not rest, path
+            statuses[path] = int(head.split()[1])
+        assert statuses == dict.fromkeys(paths, 200) | {"/readyz": 503, "/health": 503, "/ping": 503}
+
+
 GET_HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -378,6 +402,20 @@ async def test_a_stream_begins_once_its_slot_is_open_and_is_pinged_until_text_co
             assert received.index(ping) < received.index(b"quick")
 
 
+async def test_a_stream_may_begin_in_the_queue(generator: ScriptedGenerator) -> None:
+    generator.opens.clear()
+    generator.pause_at = 0
+    settings = {"stream_ping_s": 0.05, "stream_in_queue": True}
+    body = {"prompt": "x", "stream": True}
+    async with (
+        served(generator, **settings) as (port, _),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=SOON_S) as http,
+        http.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        assert answer.status_code == 200
+        assert await anext(answer.aiter_raw()) == b": ping\n\n"
+
+
 def test_two_servers_leave_files_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = (resource.RLIM_INFINITY, 1 << 20, 4096, 1024, 256)
     taken = []
@@ -385,6 +423,16 @@ def test_two_servers_leave_files_for_everything_else(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("resource.getrlimit", lambda _, limit=limit: (limit, limit))
         taken.append(max_connections())
     assert taken == [4096, 4096, 1920, 384, 64]
+
+
+def test_there_are_descriptors_for_the_connections() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+        http_server.raise_descriptor_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_a_grammar_is_checked_no_longer_than_its_client_stays(generator: ScriptedGenerator) -> None:

@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
+import outrider
 from gateway.admission import requests as admission_requests
 from gateway.api import routes
 from gateway.api.openai_answers import best_of
 from gateway.generation import OutputLogprobs, OutputToken
+from gateway.tokenizer import Tokenizer
 from outrider.wire.kinds import TokenKind
-from tests.service.scripted_generator import CONTEXT_LIMIT, ScriptedGenerator, demo_tokenizer, rounds
+from tests.service.scripted_generator import CONTEXT_LIMIT, DEMO, ScriptedGenerator, demo_tokenizer, rounds
 from tests.service.test_routes import in_process
 
 TOKENIZER = demo_tokenizer()
 CHAT: Any = [{"role": "user", "content": "hello there"}]
+EOT = sorted(TOKENIZER.special_ids)[0]
 
 
 async def test_a_text_and_back() -> None:
@@ -83,6 +86,15 @@ async def test_what_cannot_be_is_refused_by_name(path: str, body: Any, param: st
     assert unknown.status_code in (400, 404)
 
 
+async def test_the_version_and_what_is_not_offered() -> None:
+    async with in_process(ScriptedGenerator(TOKENIZER)) as http:
+        assert (await http.get("/version")).json() == {"version": outrider.__version__}
+        for path in ("embeddings", "images/generations", "batches", "audio/speech", "files"):
+            answer = await http.post(f"/v1/{path}", json={})
+            assert answer.status_code == 404
+            assert answer.json()["error"]["message"].startswith(f"{path.split('/')[0]} are not offered")
+
+
 PROMPT = "Once upon a time"
 IDS = TOKENIZER.encode(PROMPT)
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -117,6 +129,15 @@ async def test_echo_with_logprobs_tells_those_of_the_prompt_in_front() -> None:
     assert {name: [each for chunk in chunks for each in chunk[name]] for name in told} == told
 
 
+async def test_max_tokens_0_scores_the_prompt_alone() -> None:
+    generator = ScriptedGenerator(TOKENIZER, " lived")
+    answer = await asked(generator, echo=True, logprobs=1, max_tokens=0)
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+    assert len(choice["logprobs"]["tokens"]) == len(IDS) and answer["usage"]["completion_tokens"] == 0
+    assert generator.requests[0].is_empty and generator.requests[0].params.max_tokens == 1
+
+
 async def test_prompt_logprobs_have_vllms_form() -> None:
     answer = await asked(ScriptedGenerator(TOKENIZER), prompt_logprobs=1)
     told = answer["choices"][0]["prompt_logprobs"]
@@ -142,6 +163,25 @@ async def test_token_ids_are_told_where_they_are_asked_for(path: str) -> None:
     assert [token_id for chunk in chunks for token_id in chunk["choices"][0]["token_ids"]] == ids
 
 
+async def test_what_ends_a_text_and_special_tokens_may_be_a_part_of_it() -> None:
+    generator = ScriptedGenerator(TOKENIZER, "the quick brown fox")
+    for keeps, text in ((False, "the quick "), (True, "the quick brown")):
+        answer = await asked(generator, stop="brown", include_stop_str_in_output=keeps)
+        assert answer["choices"][0]["text"] == text and answer["choices"][0]["stop_reason"] == "brown"
+    answer = await asked(generator, prompt=[EOT, *IDS], echo=True, skip_special_tokens=False)
+    assert answer["choices"][0]["text"].startswith(TOKENIZER.token_text(EOT) + PROMPT)
+    assert generator.requests[-1].shows_special
+
+
+@pytest.mark.parametrize(("most", "kept"), [(2, IDS[-2:]), (100, IDS), (-1, IDS)])
+async def test_of_a_prompt_its_end_is_taken(most: int, kept: list[int]) -> None:
+    generator = ScriptedGenerator(TOKENIZER)
+    await asked(generator, truncate_prompt_tokens=most)
+    await asked(generator, prompt=[5] * 5000, max_tokens=8, truncate_prompt_tokens=-1)
+    assert list(generator.requests[0].prompt_ids) == kept
+    assert len(generator.requests[1].prompt_ids) == CONTEXT_LIMIT - 8
+
+
 async def test_the_best_of_several_are_told() -> None:
     generator = ScriptedGenerator(TOKENIZER, "the fox", numbered=True)
     answer = await asked(generator, prompt=["a", "b"], n=2, best_of=4, max_tokens=50)
@@ -154,6 +194,27 @@ async def test_the_best_of_several_are_told() -> None:
         for at, output in enumerate(outputs[:4])
     ]
     assert best_of(scored, 4, 2) == [2, 1]
+
+
+async def test_a_suffix_is_written_in_the_tokens_for_it() -> None:
+    described = json.loads((DEMO / "tokenizer.json").read_bytes())
+    added = dict(described["added_tokens"][0])
+    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    described["added_tokens"] += [added | {"id": 4096 + at, "content": name} for at, name in enumerate(names)]
+    tokenizer = Tokenizer(json.dumps(described), {}, None)
+    generator = ScriptedGenerator(tokenizer, "b")
+    await asked(generator, prompt="a", suffix="c")
+    ids = (4096, *tokenizer.encode("a"), 4097, *tokenizer.encode("c"), 4098)
+    assert generator.requests[0].prompt_ids == ids
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_choices_of_a_prompt_share_its_scores(n: int) -> None:
+    generator = ScriptedGenerator(TOKENIZER, " lived")
+    answer = await asked(generator, prompt=[PROMPT, "hello there"], prompt_logprobs=1, n=n, best_of=2)
+    assert [each.num_prompt_logprobs for each in generator.requests] == [1, None, 1, None]
+    lengths = [len(each["prompt_logprobs"]) for each in answer["choices"]]
+    assert lengths == [len(IDS)] * n + [2] * n
 
 
 async def test_scores_of_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,15 @@ def test_a_node_that_is_told_to_end_waits_for_its_worker(raylet: subprocess.Pope
     assert process.wait(10) == 0
 
 
+def test_a_head_that_is_told_to_end_does_not_wait_for_a_gcs_server_that_hangs(folder: Path) -> None:
+    hangs = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", hangs]) as gcs_server:
+        process = staying(gcs_server, folder, "gcs_server")
+        process.terminate()
+        assert gcs_server.wait(10) == -signal.SIGKILL
+        assert process.wait(10) == 0
+
+
 def test_who_is_gone_or_hangs_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_drain, "_HELLO_S", 0.2)
     folder.mkdir()

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from deploy import node_drain
 from deploy.docker import container_health
 from gateway.workers.membership import DNS, from_config
-from outrider.wire.settings.config import DraftConfig, TargetConfig
+from gateway.workers.named_workers import LOOK_S
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
 from outrider.wire.settings.system import SystemConfig
 from outrider.wire.transport import tls
+from tests.forked import REPO
 from tests.kubernetes.chart import (
     CHART,
     EXAMPLES,
     FULLNAME,
+    NAMESPACE,
     RELEASE,
+    HelmError,
     Manifest,
     complaints,
     example,
+    rendered,
     values_of,
 )
 from tests.kubernetes.check import (
     Settings,
     launcher_settings,
+    pod_templates,
     pods,
     problem,
     selects,
@@ -38,6 +49,8 @@ NAMES = [path.stem for path in EXAMPLES]
 VALUES = {path.stem: values_of(path) for path in EXAMPLES}
 WORKERS = ("target", "draft")
 WITH_ALL = ("plain", "kuberay")
+TARGET = {"name": "t", "model": "m", "replicas": 2, "cpu": 1, "memory": "1Gi"}
+POOL = TARGET | {"name": "d", "serves": ["demo"]}
 
 
 def of_kind(name: str, kind: str) -> dict[str, Manifest]:
@@ -52,6 +65,18 @@ def launcher() -> SystemConfig:
     return launcher_settings(of_kind("kuberay", "ConfigMap")[f"{FULLNAME}-cluster"])
 
 
+def _grows_up_to(most: int, limit: str, key: str, pool: dict[str, Any], more: dict[str, Any]) -> None:
+    values = {"prometheus": {"monitors": True}, "drafts": []} | more
+    rendered(values | {key: [pool | {"maxReplicas": 4, "answersPerReplica": most}]})
+    with pytest.raises(HelmError, match=f"would never grow; say at most {most}, or raise {limit}"):
+        rendered(values | {key: [pool | {"maxReplicas": 4, "answersPerReplica": most + 1}]})
+
+
+def _labels(manifest: Manifest) -> dict[str, str]:
+    labels: dict[str, str] = manifest["metadata"]["labels"]
+    return labels
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_manifest_fits_its_schema(name: str) -> None:
     for manifest in example(name):
@@ -61,6 +86,51 @@ def test_every_manifest_fits_its_schema(name: str) -> None:
 @pytest.mark.parametrize("name", [*WITH_ALL, "monitored"])
 def test_the_linter_has_no_complaint(name: str) -> None:
     assert complaints(VALUES[name]) == []
+
+
+@pytest.mark.parametrize("slots", [None, 20, 22])
+def test_a_pool_that_would_never_grow_is_refused(slots: int | None) -> None:
+    """All its workers are full before an autoscaler, whose tolerance is a tenth, sees too many answers."""
+    for key, pool, cls in (("targets", TARGET, TargetConfig), ("drafts", POOL, DraftConfig)):
+        most = {None: 58, 20: 18, 22: 19}[slots]
+        assert slots or cls.model_fields["max_slots"].default == 64
+        _grows_up_to(most, "max_slots", key, pool | ({} if slots is None else {"settings": {"max_slots": slots}}), {})
+
+
+@pytest.mark.parametrize(("replicas", "running", "most"), [(1, None, 58), (2, 16, 29), (3, 16, 43)])
+def test_a_target_pool_that_its_gateways_would_never_grow_is_refused(
+    replicas: int, running: int | None, most: int
+) -> None:
+    """Each gateway gives each target max_running answers."""
+    assert running or GatewayConfig.model_fields["max_running"].default == 64
+    pool = TARGET | {"settings": {"max_slots": 65}}
+    served = {"replicas": replicas} | ({} if running is None else {"settings": {"max_running": running}})
+    _grows_up_to(most, "the gateways' max_running", "targets", pool, {"gateway": served})
+
+
+def test_a_release_whose_services_would_have_too_long_names_is_refused() -> None:
+    rendered({}, "r" * 33)
+    with pytest.raises(HelmError, match="r-outrider-gateway-demo-metrics is longer than the 63 characters"):
+        rendered({}, "r" * 34)
+
+
+@pytest.mark.parametrize("kuberay", [False, True])
+def test_a_name_that_yaml_takes_for_a_number_is_text(kuberay: bool) -> None:
+    pools = {"targets": [TARGET | {"name": "70"}], "drafts": [POOL | {"name": "1e3", "serves": ["70"]}]}
+    for manifest in rendered(pools | {"kuberay": kuberay, "nameOverride": "8"}, "true"):
+        assert problem(manifest) is None, manifest["metadata"]["name"]
+
+
+def test_a_parents_condition_and_an_empty_list_are_taken() -> None:
+    """A chart that has this one as a dependency hands `enabled` down, and `drafts:` without a value is null."""
+    assert rendered({"enabled": True, "drafts": None}) == rendered({"drafts": []})
+
+
+def test_a_copy_of_the_chart_without_its_links_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "outrider", ignore=shutil.ignore_patterns("files"))
+    assert rendered({}, path=tmp_path / "outrider") == example("minimal")
+    with pytest.raises(HelmError, match="has no files/: those are links of the repository"):
+        rendered(VALUES["monitored"], path=tmp_path / "outrider")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,6 +208,13 @@ def test_nobody_is_ended_while_models_are_loaded(path: Path) -> None:
     for name, deployment in of_kind(path.stem, "Deployment").items():
         if not name.endswith("-launcher"):
             assert deployment["spec"]["progressDeadlineSeconds"] > limit_s, "kubectl rollout status would give up"
+
+
+def test_a_rollout_waits_until_gateways_know_the_new_worker() -> None:
+    """A name server may answer with the old addresses for 30 s, CoreDNS's default."""
+    for name, deployment in of_kind("plain", "Deployment").items():
+        waits_s = deployment["spec"].get("minReadySeconds", 0)
+        assert (waits_s > 30 + LOOK_S) is ("gateway" not in name)
 
 
 def test_gateways_find_the_workers_of_their_pools_by_the_services() -> None:
@@ -242,6 +319,36 @@ def test_secrets_are_where_the_parts_look(name: str, deployment: str) -> None:
         assert _secrets(pod) == {str(container_health.TLS_DIR): ["outrider-tls-launcher"]}
 
 
+@pytest.mark.parametrize("name", WITH_ALL)
+def test_scraped_as_alerts_and_dashboards_ask(name: str) -> None:
+    """Jobs by name; workers by the list that a gateway gives, so that a member is called the same in all series."""
+    ours = yaml.safe_load((REPO / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    (monitor,) = of_kind(name, "ServiceMonitor").values()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    jobs = {one["replacement"] for one in endpoint["relabelings"] if one["targetLabel"] == "job"}
+    (workers,) = of_kind(name, "ScrapeConfig").values()
+    assert jobs | {workers["spec"]["jobName"]} == {one["job_name"] for one in ours}
+    services = {
+        key: {port["name"]: port["port"] for port in one["spec"]["ports"]}
+        for key, one in of_kind(name, "Service").items()
+        if selects(monitor["spec"]["selector"], _labels(one))
+    }
+    scraped = {key: ports[endpoint["port"]] for key, ports in services.items() if endpoint["port"] in ports}
+    assert {f"{key}-metrics" for key, ports in services.items() if "http" in ports} == scraped.keys()
+    urls = {one["url"] for one in workers["spec"]["httpSDConfigs"]}
+    assert urls == {f"http://{key}.{NAMESPACE}.svc:{port}/sd" for key, port in scraped.items()}
+
+
+@pytest.mark.parametrize("name", WITH_ALL)
+def test_what_is_served_by_tls_is_named_so(name: str) -> None:
+    """To ingresses and meshes; metrics are plain."""
+    for example_name, protocols in ((name, {"https"}), ("minimal", {"http", "kubernetes.io/h2c"})):
+        services = of_kind(example_name, "Service").values()
+        ports = [port for one in services for port in one["spec"]["ports"] if "appProtocol" in port]
+        assert {port["appProtocol"] for port in ports if port["name"] != "metrics"} == protocols
+        assert {port["appProtocol"] for port in ports if port["name"] == "metrics"} == {"http"}
+
+
 def _secrets(pod: dict[str, Any]) -> dict[str | None, list[str]]:
     """Names of Secrets by where they are mounted. Only their owner and group may read them."""
     mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
@@ -270,6 +377,166 @@ def test_keda_sizes_pools_that_no_release_sizes() -> None:
     }
 
 
+@pytest.mark.parametrize("kuberay", [False, True])
+def test_every_pod_has_the_values_of_all_pods_under_those_of_its_part(kuberay: bool) -> None:
+    everywhere = {
+        "podLabels": {"team": "search"},
+        "podAnnotations": {"a": "all", "b": "all"},
+        "nodeSelector": {"zone": "all"},
+        "tolerations": [{"key": "all", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+        "priorityClassName": "all",
+        "runtimeClassName": "all",
+        "extraEnv": [{"name": "ALL", "value": "1"}],
+        "volumes": [{"name": "all", "emptyDir": {}}],
+        "volumeMounts": [{"name": "all", "mountPath": "/all"}],
+        "imagePullSecrets": [{"name": "all"}],
+        "image": {"tag": "all"},
+    }
+    own = {
+        "podAnnotations": {"b": "own"},
+        "priorityClassName": "own",
+        "nodeSelector": {"gpu": "own"},
+        "tolerations": [],
+    }
+    values = everywhere | {"kuberay": kuberay, "drafts": [POOL | own | {"serves": ["t"]}], "targets": [TARGET | own]}
+    manifests = rendered(values | {"gateway": own, "launcher": own, "head": own})
+    assert [problem(one) for one in manifests if problem(one)] == []
+    found = list(pods(manifests))
+    assert len(found) == (5 if kuberay else 3)
+    for template in (template for one in manifests for template in pod_templates(one)):
+        assert template["metadata"]["labels"]["team"] == "search"
+        assert template["metadata"]["annotations"].items() >= {"a": "all", "b": "own"}.items()
+    for labels, spec in found:
+        (container,) = spec["containers"]
+        assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("own", "all")
+        assert spec["nodeSelector"] == {"zone": "all", "gpu": "own"}
+        assert "tolerations" not in spec
+        assert spec["imagePullSecrets"] == everywhere["imagePullSecrets"]
+        assert spec["affinity"] == everywhere["affinity"]
+        (spread,) = spec["topologySpreadConstraints"]
+        assert spread["maxSkew"] == 2 and selects(spread["labelSelector"], labels)
+        assert container["image"].endswith(":all")
+        assert {"name": "ALL", "value": "1"} in container["env"]
+        assert {"name": "all", "mountPath": "/all"} in container["volumeMounts"]
+        assert {"name": "all", "emptyDir": {}} in spec["volumes"]
+
+
+def test_an_inference_pool_is_the_gateways_of_one_model() -> None:
+    for pool in ("chat", "code"):
+        spec = of_kind("plain", "InferencePool")[f"{FULLNAME}-gateway-{pool}"]["spec"]
+        (found,) = [one for one, _ in pods(example("plain")) if selects(spec["selector"], one)]
+        assert (found["app.kubernetes.io/component"], found["outrider/pool"]) == ("gateway", pool)
+        ports = container("plain", f"{FULLNAME}-gateway-{pool}")["ports"]
+        assert spec["targetPorts"] == [{"number": one["containerPort"]} for one in ports if one["name"] == "http"]
+
+
+def test_the_chart_is_of_the_versions_of_the_code() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == version("outrider")
+    ray = of_kind("kuberay", "RayCluster")[FULLNAME]["spec"]["rayVersion"]
+    assert f"ray=={ray}" in (REPO / "constraints.txt").read_text().splitlines()
+
+
+def test_the_chart_of_a_release_is_that_of_the_folder(tmp_path: Path) -> None:
+    """As deploy/release.sh packs it where there is no Helm."""
+    tar = re.search(r"tar -c [^|]*", (REPO / "deploy/release.sh").read_text())
+    assert tar is not None
+    packs = f'tree=. SOURCE_DATE_EPOCH=1700000000; {tar[0]} | gzip -n >"$1"'
+    subprocess.run(["/bin/sh", "-c", packs, "sh", tmp_path / "outrider.tgz"], cwd=REPO, check=True)
+    assert complaints(VALUES["monitored"], tmp_path / "outrider.tgz") == []
+    assert rendered(VALUES["monitored"], path=tmp_path / "outrider.tgz") == example("monitored")
+
+
+def test_the_values_in_the_docs_can_be_installed() -> None:
+    text = (REPO / "docs/deploy.md").read_text()
+    text = text[text.index("## Kubernetes") : text.index("### KubeRay")]
+    shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    whole = [values for values in shown if "..." not in str(values)]
+    assert len(whole) == 3
+    for values in whole:
+        for manifest in rendered(values):
+            assert problem(manifest) is None, manifest["metadata"]["name"]
+
+
+def test_rules_and_dashboards_are_those_of_the_folders() -> None:
+    (rule,) = of_kind("monitored", "PrometheusRule").values()
+    files = sorted((REPO / "deploy/prometheus/rules").glob("*.yml"))
+    assert rule["spec"]["groups"] == [one for file in files for one in yaml.safe_load(file.read_text())["groups"]]
+    (boards,) = of_kind("monitored", "ConfigMap").values()
+    files = sorted((REPO / "deploy/grafana/dashboards").glob("*.json"))
+    assert boards["data"] == {f"outrider-{file.name}": file.read_text() for file in files}
+    assert boards["metadata"]["labels"].items() >= {("grafana_dashboard", "1")}
+    for kind in ("PrometheusRule", "ServiceMonitor", "ScrapeConfig"):
+        (found,) = of_kind("monitored", kind).values()
+        assert found["metadata"]["labels"].items() >= {("release", "kube-prometheus-stack")}
+
+
+def test_replicas_are_spread_over_nodes_unless_values_say_how() -> None:
+    for name in WITH_ALL:
+        for labels, spec in pods(example(name)):
+            (spread,) = spec["topologySpreadConstraints"]
+            assert spread["topologyKey"] == "kubernetes.io/hostname" and selects(spread["labelSelector"], labels)
+
+
+def test_a_worker_gets_what_its_pool_names() -> None:
+    def resources(name: str, pool: str) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = container(name, f"{FULLNAME}-{pool}")["resources"]
+        return found
+
+    chat = resources("tainted-gpus", "chat")
+    assert chat["limits"] == {"cpu": "7500m", "memory": "32Gi", "nvidia.com/gpu": 1}
+    assert chat["requests"] == chat["limits"] | {"ephemeral-storage": "50Gi"}
+    assert resources("mig", "small")["limits"]["nvidia.com/mig-1g.10gb"] == 1
+    assert resources("mig", "code")["limits"]["amd.com/gpu"] == 2
+    (spec,) = [
+        spec for labels, spec in pods(example("mig")) if labels.get("outrider/pool") == "code" and "gpu" in str(spec)
+    ]
+    assert spec["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert "ephemeral-storage" not in resources("cache-claim", "chat")["requests"], "the cache is no part of the node"
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for labels, spec in pods(example("cache-claim"))
+        for volume in spec["volumes"]
+        if volume["name"] == "cache"
+    ]
+    assert sorted(claims) == ["cache-chat", "cache-small"]
+    merged = rendered({"drafts": [], "targets": [TARGET | {"resources": {"limits": {"cpu": 4}}}]})
+    (limits,) = [
+        one["resources"]["limits"] for _, spec in pods(merged) for one in spec["containers"] if one["name"] == "target"
+    ]
+    assert limits == {"cpu": 4, "memory": "1Gi"}
+
+
+def test_half_a_cpu_is_a_whole_one_of_ray() -> None:
+    values = {
+        "kuberay": True,
+        "targets": [TARGET | {"cpu": "1500m"}],
+        "drafts": [POOL | {"cpu": "0.5", "serves": ["t"]}],
+    }
+    manifests = rendered(values)
+    (cluster,) = [one for one in manifests if one["kind"] == "RayCluster"]
+    groups = {group["groupName"]: group["resources"]["CPU"] for group in cluster["spec"]["workerGroupSpecs"]}
+    assert groups == {"t": "2", "d": "1"}
+    (config,) = [launcher_settings(one) for one in manifests if one["kind"] == "ConfigMap"]
+    assert {pool.name: pool.num_cpus for pool in config.pools} == {"t": 2, "d": 1}
+
+
+def test_a_target_pool_may_have_gateways_of_its_own_making() -> None:
+    deployments = of_kind("http-routes", "Deployment")
+    replicas = [deployments[f"{FULLNAME}-gateway-{pool}"]["spec"]["replicas"] for pool in ("chat", "code")]
+    assert replicas == [3, 2]
+    limits = [gateway("http-routes", f"{FULLNAME}-gateway-{pool}").max_running for pool in ("chat", "code")]
+    assert limits == [32, 64]
+    for pool in ("chat", "code"):
+        spec = of_kind("http-routes", "HTTPRoute")[f"{FULLNAME}-gateway-{pool}"]["spec"]
+        assert spec["hostnames"] == [f"{pool}.example.com"]
+        assert spec["rules"][0]["backendRefs"] == [{"name": f"{FULLNAME}-gateway-{pool}", "port": 8000}]
+    (scaled,) = of_kind("autoscaling", "HorizontalPodAutoscaler").values()
+    assert "replicas" not in of_kind("autoscaling", "Deployment")[scaled["spec"]["scaleTargetRef"]["name"]]["spec"]
+
+
 def test_the_metrics_of_gateways_are_for_prometheus_alone() -> None:
     (policy,) = [one for name, one in of_kind("monitored", "NetworkPolicy").items() if name.endswith("-gateways")]
     users, prometheus = policy["spec"]["ingress"]
@@ -278,3 +545,21 @@ def test_the_metrics_of_gateways_are_for_prometheus_alone() -> None:
     (source,) = prometheus["from"]
     assert source["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
     assert gateway("monitored", f"{FULLNAME}-gateway-demo").metrics_port == 9000
+
+
+@pytest.mark.parametrize("name", ["plain", "kuberay", "monitored", "ingress", "autoscaling"])
+def test_every_object_has_the_standard_labels(name: str) -> None:
+    standard = {
+        "app.kubernetes.io/name": "outrider",
+        "app.kubernetes.io/instance": RELEASE,
+        "app.kubernetes.io/version": version("outrider"),
+        "app.kubernetes.io/managed-by": "Helm",
+        "helm.sh/chart": f"outrider-{version('outrider')}",
+    }
+    for manifest in example(name):
+        assert manifest["metadata"]["labels"].items() >= standard.items(), manifest["metadata"]["name"]
+
+
+def test_images_are_of_the_charts_version_unless_values_say_another() -> None:
+    images = {one["image"] for _, one in containers("minimal")}
+    assert images == {f"outrider-{part}:{version('outrider')}" for part in ("gateway", "worker")}

@@ -16,6 +16,7 @@ from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
+from outrider.wire.transport.codec import DenseDistributions
 from target_service.leases.draft_buffer import DraftBuffer
 from tests.unit.outrider.engine.speculation.growing import PROMPT, Draft
 from tests.unit.outrider.engine.speculation.test_draft_tree import COUPLED, REJECTION, RULES
@@ -64,6 +65,16 @@ def mirrored(buffer: DraftBuffer, node: int = ROOT) -> Any:
     return {tree.ids[c]: (tree.ranks[c], buffer.tokens[c].kind, mirrored(buffer, c)) for c in tree.children(node)}
 
 
+def _new(nodes: Delivery) -> list[int]:
+    return [node for node, kind in enumerate(nodes.kinds) if kind is not NodeKind.REFERENCE]
+
+
+def _path(nodes: Delivery, node: int) -> list[int]:
+    """Ids of what leads to a node, itself left out."""
+    parent = nodes.parents[node]
+    return [] if parent == ROOT else [*_path(nodes, parent), nodes.ids[parent]]
+
+
 @pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy", "coupled", "rejection"])
 @given(
     turns=st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 3)), min_size=1, max_size=8),
@@ -102,6 +113,32 @@ def test_a_message_names_what_leads_to_its_nodes_and_carries_their_laws(monkeypa
 
 
 @RULES
+def test_a_large_tree_leaves_in_messages_that_keep_siblings_together(
+    rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "MAX_IN_MESSAGE", 16)
+    course = Course(monkeypatch, Draft(**rule).grow())
+    assert course.push() > 3
+    for nodes in course.sent[:-1]:
+        assert sum(kind is not NodeKind.REFERENCE for kind in nodes.kinds) >= 16
+    hung_under = [tuple(_path(nodes, node)) for nodes in course.sent for node in _new(nodes)]
+    in_messages = [{tuple(_path(nodes, node)) for node in _new(nodes)} for nodes in course.sent]
+    assert sum(map(len, in_messages)) == len(set(hung_under))
+    assert mirrored(course.buffer) == drawn(course.draft)
+
+
+def test_messages_of_whole_laws_stay_far_below_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = Course(monkeypatch, Draft(**REJECTION).grow())
+    law_bytes = 4 * course.draft.vocab_size
+    monkeypatch.setattr(pushing, "MAX_MESSAGE_BYTES", 7 * law_bytes)
+    num_laws = sum(bool(course.draft.ids_after(node)) for node in course.draft.tree.fed) + 1
+    assert course.push() >= num_laws / 3 > 1
+    sizes = [len(nodes.rows.data) for nodes in course.sent if isinstance(nodes.rows, DenseDistributions)]
+    assert max(sizes) == 3 * law_bytes, "as many as half a message takes"
+    assert mirrored(course.buffer) == drawn(course.draft)
+
+
+@RULES
 def test_what_a_target_waits_for_leaves_at_once_then_now_and_then(
     rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +172,16 @@ def test_what_is_named_leaves_as_a_whole_but_for_laws(
     assert course.push() == 1 and len(course.buffer.chain(9)) == 4 and course.buffer.is_ended
 
 
+def test_that_nothing_more_comes_is_told_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = Speculation(4, 4)
+    course = Course(monkeypatch, Draft(speculation=wish, max_tokens=3, **REJECTION).grow(1))
+    course.push()
+    assert not course.buffer.is_ended
+    course.draft.grow()
+    course.push()
+    assert course.buffer.is_ended and len(course.buffer.chain(9)) == 2, "there is room for no more"
+
+
 @RULES
 def test_what_was_lost_is_sent_again_when_nothing_lay_ready(
     rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -149,3 +196,10 @@ def test_what_was_lost_is_sent_again_when_nothing_lay_ready(
     course.draft.tree.resend()
     course.push()
     assert mirrored(course.buffer) == drawn(course.draft)
+
+
+def test_an_end_is_told_once_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = Course(monkeypatch, Draft().grow(1))
+    course.draft.tree.ended.extend([ROOT] * 2)
+    course.push()
+    assert course.sent[-1].ends == [ROOT]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +19,7 @@ from draft_service.targets.pairing import WiringTest
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, ProbeStates
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import IncompatiblePair
+from outrider.wire.errors import IncompatiblePair, Unavailable
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.telemetry.metrics import WorkerMetrics
 
@@ -71,6 +74,10 @@ def scripted_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "score_head", lambda head, seen: head.score(seen))
 
 
+class Reply:
+    """A target's reply to a probe."""
+
+
 async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     said, asked = {("b:1", 7): "it reads a layer too low"}, list[tuple[str, int]]()
     monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
@@ -88,6 +95,76 @@ async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monke
         assert [await found(test, address, epoch), await found(test, address, epoch)] == [why, why]
     assert asked == [("a:1", 7), ("b:1", 7), ("b:1", 7), ("a:1", 8)]
     assert len(test._tests) == 2, "one of each target, whatever its life"
+
+
+async def test_two_gateways_at_once_ask_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
+    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
+    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
+    asked, answers = list[str](), asyncio.Event()
+
+    async def probe(address: str, request: tpb.ProbeRequest) -> Any:
+        asked.append(address)
+        await answers.wait()
+
+    test = wiring_test(state_of((1,), 2, lambda seen: 0.5), probe)
+    both = asyncio.gather(test("a:1", 7), test("a:1", 7))
+    await asyncio.sleep(0)
+    answers.set()
+    await both
+    assert asked == ["a:1"]
+    answers.clear()
+    with pytest.raises(TimeoutError):  # as a gateway's call has a deadline
+        async with asyncio.timeout(0.01):
+            await test("a:1", 8)
+    answers.set()
+    await test("a:1", 8)
+    assert asked == ["a:1", "a:1"], "the test went on"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_replies_of_a_test_are_not_kept(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are megabytes, and so it is where a test ends in an error, whose traceback has frames."""
+    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
+    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
+    monkeypatch.setattr(module, "judge", lambda *_, **__: "it reads a layer too low")
+    monkeypatch.setattr(module.log, "exception", lambda message: None)  # pytest keeps what is logged
+    replies = list[weakref.ref[Reply]]()
+
+    async def probe(address: str, request: tpb.ProbeRequest) -> Any:
+        reply = Reply()
+        replies.append(weakref.ref(reply))
+        return reply
+
+    def score(seen: Any) -> float:
+        if fails:
+            raise RuntimeError("it cannot be scored")
+        return 0.5
+
+    test = wiring_test(state_of((1,), 2, score), probe)
+    assert await found(test, "a:1", 7) is not None
+    gc.collect()
+    assert [reply() for reply in replies] == [None]
+
+
+async def test_a_probe_whose_connection_is_closed_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
+    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
+    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
+    num_probes = 0
+
+    async def probe(address: str, request: tpb.ProbeRequest) -> Any:
+        nonlocal num_probes
+        num_probes += 1
+        if num_probes == 1:
+            raise asyncio.CancelledError
+        return Reply()
+
+    test = wiring_test(state_of((1,), 2, lambda seen: 0.5), probe)
+    with pytest.raises(Unavailable, match="its connection was closed"):
+        await test("a:1", 7)
+    await test("a:1", 7)
+    assert num_probes == 2
 
 
 async def test_more_hidden_states_than_a_target_gives_at_once_are_asked_for_in_parts(

@@ -14,11 +14,11 @@ from gateway.rounds.verification import SlotRefused, Verification
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import Unavailable
+from outrider.wire.errors import Unavailable, WorkerFault
 from outrider.wire.processes.health import CallOutcome
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.gateway.scripted_pool import connection_of, link_of, served_model
-from tests.unit.gateway.scripted_workers import ScriptedTarget, error
+from tests.unit.gateway.scripted_workers import OPENED, ScriptedTarget, error
 
 PROMPT = tuple(range(40))
 
@@ -95,6 +95,32 @@ async def test_a_target_that_opens_no_slot_is_changed_for_one_that_does(code: pb
     assert target is willing
     await side.open(target, None, None)
     assert willing.names == ["open"]
+
+
+async def test_a_full_target_is_waited_for_when_there_is_no_other() -> None:
+    target = ScriptedTarget(open_reply=refusal(pb.WORKER_ERROR_CODE_EXHAUSTED))
+    side = side_of(served_model({"a": link_of(target)}, {}))
+    opening = asyncio.create_task(side.open(await side.place(), None, None))
+    await asyncio.sleep(0.05)
+    assert not opening.done()
+    target.open_reply = OPENED
+    await opening
+
+
+async def test_a_request_that_no_target_can_answer_fails_instead_of_trying_for_ever() -> None:
+    faults = {name: ScriptedTarget() for name in ("a", "b", "c")}
+    model = served_model({name: link_of(target) for name, target in faults.items()}, {})
+    side, tried = side_of(model), []
+    with pytest.raises(WorkerFault, match="scripted"):
+        for _ in range(5):
+            target = await side.place()
+            tried.append(side.member.name)
+            await side.open(target, None, None)
+            side.begin_lease(target, drafted=[False])
+            faults[tried[-1]].fails(pb.WORKER_ERROR_CODE_INTERNAL)
+            assert await side.next_verdict(target) is None
+            assert side.why_again == "fault"
+    assert len(tried) == len(set(tried)) == 2, "another target each time"
 
 
 async def test_without_a_usable_target_a_request_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,16 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
     )
 
 
+async def test_enums_may_be_given_by_name(gateway: ScriptedGateway) -> None:
+    named = Speculation(acceptance="coupled", drafter="ngram+model", draft_logprobs="full")
+    async with AsyncClient(gateway.address) as client:
+        await client.generate("hello", speculation=named)
+    (request,) = gateway.requests
+    assert request.speculation.acceptance == common_pb2.ACCEPTANCE_RULE_COUPLED
+    assert request.speculation.drafter == "ngram+model"
+    assert request.speculation.draft_logprobs == common_pb2.DRAFT_LOGPROBS_FULL
+
+
 async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
     async with AsyncClient(gateway.address) as client:
         await client.generate("hello")
@@ -141,3 +151,26 @@ def test_bad_arguments_are_refused_before_the_call(options: dict, param: str) ->
         AsyncClient("127.0.0.1:1").stream("hello", **options)
     assert refused.value.param == param
     assert param.rpartition(".")[2] in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "half a surrogate \ud800"}, "prompt"),
+        ({"prompt": [1, 2, 3]}, "prompt"),
+        ({"prompt_ids": [2**32]}, "prompt_ids"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": {"role": "user", "content": "hello"}}, "messages"),
+    ],
+)
+def test_bad_input_is_refused_before_the_call(options: dict, param: str) -> None:
+    with pytest.raises(errors.InvalidRequest) as refused:
+        AsyncClient("127.0.0.1:1").stream(**options)
+    assert refused.value.param == param
+
+
+def test_unknown_parameter_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"unknown parameter 'max_token'; known: .*max_tokens"):
+        AsyncClient("127.0.0.1:1").stream("hello", max_token=5)  # type: ignore[call-arg]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -64,6 +65,24 @@ async def test_retry_after_is_respected(gateway: ScriptedGateway) -> None:
     assert len(gateway.requests) == 2
 
 
+async def test_a_wait_past_the_deadline_is_not_begun(gateway: ScriptedGateway) -> None:
+    gateway.scripts.append(failing(errors.Overloaded("full", retry_after_s=20)))
+    async with AsyncClient(gateway.address, retries=FAST) as client:
+        started = time.monotonic()
+        with pytest.raises(errors.Overloaded) as caught:
+            await client.generate("hello", timeout_s=5)
+        assert time.monotonic() - started < 3
+    assert caught.value.retry_after_s == 20
+    assert len(gateway.requests) == 1
+
+
+async def test_models_is_retried(gateway: ScriptedGateway) -> None:
+    gateway.model_errors.extend([errors.Unavailable("starting"), errors.Unavailable("starting")])
+    async with AsyncClient(gateway.address, retries=FAST) as client:
+        assert len(await client.models()) == 3
+    assert gateway.num_model_calls == 3
+
+
 @given(attempt=st.integers(0, 5000), asked=st.one_of(st.none(), st.floats(0, 40)), retries=st.integers(0, 6000))
 def test_waits_are_bounded(attempt: int, asked: float | None, retries: int) -> None:
     policy = RetryPolicy(retries, backoff_s=0.1, max_backoff_s=2.0, max_wait_s=30.0)
@@ -84,3 +103,19 @@ async def test_attempts_share_one_deadline() -> None:
     assert 10 >= first > second + 0.04
     assert second > third + 0.04
     assert transport.num_closed_calls == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AsyncClient("ftp://127.0.0.1:8001"),
+        lambda: AsyncClient("http:///v1"),
+        lambda: AsyncClient("127.0.0.1:99999"),
+        lambda: AsyncClient(timeout_s=0),
+        lambda: AsyncClient(retries=-1),
+        lambda: RetryPolicy(backoff_s=math.nan),
+    ],
+)
+def test_impossible_settings_are_refused(make: object) -> None:
+    with pytest.raises(errors.ConfigError):
+        make()  # type: ignore[operator]

@@ -15,7 +15,7 @@ from outrider.client import (
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
 from tests.unit.outrider.client.connected import FakeTransport
-from tests.unit.outrider.client.scripted_gateway import ScriptedGateway, hanging, rounds
+from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, hanging, rounds
 
 
 def eventually(event: threading.Event) -> bool:
@@ -77,6 +77,15 @@ async def test_the_deadline_ends_the_call_on_both_sides(gateway: ScriptedGateway
             await client.generate("hello", timeout_s=0.3)
         assert 0.25 < time.monotonic() - started < 3
     assert await asyncio.to_thread(eventually, gateway.cancelled)
+
+
+async def test_the_clients_deadline_holds_unless_the_call_has_its_own(gateway: ScriptedGateway) -> None:
+    gateway.scripts.append(hanging(0))
+    async with AsyncClient(gateway.address, timeout_s=0.2) as client:
+        with pytest.raises(errors.DeadlineExceeded):
+            await client.generate("hello")
+        gateway.scripts.clear()  # a call that was slow to begin may have left it
+        assert (await client.generate("hello", timeout_s=None)).text == TEXT
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,19 @@ def test_sync_stream_left_early_cancels_at_the_server(gateway: ScriptedGateway) 
         assert list(stream) == []
 
 
+def test_sync_client_closes_twice_and_says_so_afterwards(gateway: ScriptedGateway) -> None:
+    client = Client(gateway.address)
+    stream = client.stream("hello")
+    next(stream)
+    client.close()
+    client.close()
+    stream.close()
+    with pytest.raises(errors.OutriderError, match="client is closed"):
+        client.generate("hello")
+    with pytest.raises(errors.OutriderError, match="client is closed"):
+        next(stream)
+
+
 def test_closing_from_another_thread_ends_a_waiting_call(gateway: ScriptedGateway) -> None:
     gateway.scripts.append(hanging())
     client = Client(gateway.address)

@@ -82,6 +82,12 @@ def test_stored_tokens_are_rewritten_in_blocks_of_their_own() -> None:
     assert [pool.prefix.is_published(block) for block in fork.blocks] == [False, True, True, False]
 
 
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0)])
+def test_impossible_sizes_are_refused(num_blocks: int, block_size: int) -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        KVPool(num_blocks, block_size)
+
+
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["new", "reserve", "truncate", "fork", "free"]), st.integers(0, 7), st.integers(0, 40)),
     max_size=60,
@@ -179,6 +185,13 @@ def test_publishing_goes_on_from_where_it_was_and_ignores_guesses() -> None:
     assert num_published(pool) == 1
     pool.prefix.publish(table, ids)
     assert match(pool, ids) == table.blocks
+
+
+def test_the_same_contents_are_held_once() -> None:
+    pool = KVPool(8, SIZE)
+    one, two = published(pool, [1, 2, 3, 4]), published(pool, [1, 2, 3, 4])
+    assert one.blocks == two.blocks and pool.num_in_use == 1
+    assert one.free() == 0 and two.free() == 1
 
 
 def test_a_prefix_loses_its_tail_first_and_the_longest_unused_before_others() -> None:
@@ -353,3 +366,30 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+def test_one_sequence_stays_consecutive_through_rollbacks() -> None:
+    pool = KVPool(10, block_size=2)
+    table = pool.new_table()
+    for length in (3, 9, 14):
+        table.reserve(length)
+        table.truncate(length - 3)
+    first = table.blocks[0]
+    assert table.blocks == list(range(first, first + len(table.blocks)))
+
+
+def test_reserve_takes_whole_blocks_and_reports_tokens() -> None:
+    pool = KVPool(8, block_size=4)
+    table = pool.new_table()
+    assert table.reserve(5) == []
+    assert (len(table.blocks), table.num_tokens, pool.num_in_use) == (2, 5, 2)
+    table.reserve(8)
+    assert len(table.blocks) == 2
+    table.reserve(3)  # room is there already
+    assert table.num_tokens == 8
+
+
+def test_the_trash_block_is_never_handed_out() -> None:
+    table = KVPool(5, block_size=1).new_table()
+    table.reserve(5)
+    assert TRASH_BLOCK not in table.blocks

@@ -73,6 +73,14 @@ def test_workers_size_their_caches_in_turn(tmp_path: Path, monkeypatch: pytest.M
     assert order == ["first", "other"]
 
 
+def test_without_a_place_for_the_lock_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", "/dev/null/cache")
+    with memory.hold_memory_lock(), memory.hold_memory_lock():
+        pass
+
+
 def test_a_lock_that_is_not_let_go_is_waited_for_with_a_limit_and_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -86,6 +94,13 @@ def test_a_lock_that_is_not_let_go_is_waited_for_with_a_limit_and_told_of(
         f"waiting for another process of this user, which holds {lock}",
         f"{lock} was held for 0.15 s by another process of this user: going on without it",
     ]
+
+
+@pytest.mark.parametrize("limit", ["max", str(64 * GIB), None])
+def test_the_machine_gives_no_more_than_it_has(cgroup: Path, limit: str | None) -> None:
+    if limit is not None:
+        write(cgroup, max=limit, current=str(GIB))
+    assert memory.free_memory_bytes(CPU) == 8 * GIB
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +160,15 @@ def test_a_cache_on_a_cpu_takes_memory_as_it_is_used(original: str, path: str) -
     with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:  # this one may have memory to use again
         grown, asked = pool.submit(cache_growth, original, path).result(60)
     assert grown < 0.1 * asked and asked > 50e6
+
+
+def test_a_cache_larger_than_the_free_memory_is_refused(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    block_bytes = 16 * 2 * 2 * 2 * 8 * 4
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda _: 20 * block_bytes)
+    assert load(original, kv_cache_tokens=320).pool.num_blocks == 20
+    with pytest.raises(ConfigError, match=r"kv_cache_tokens is 321, .*; lower it to at most 320") as caught:
+        load(original, kv_cache_tokens=321)
+    assert caught.value.param == "kv_cache_tokens"
 
 
 def cache_growth(folder: str, path: str) -> tuple[int, int]:

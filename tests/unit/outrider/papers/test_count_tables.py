@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from outrider.papers.count_tables import Bigram, Unigram
 from tests.unit.outrider.drafting.drafting import as_dict, said
 
@@ -25,3 +27,9 @@ def test_a_walk_goes_on_behind_its_guesses() -> None:
         assert as_dict(walk.next()) == {expected: 1}
         walk.step(expected)
     assert said(follower) == {2: 1}
+
+
+@pytest.mark.parametrize("table", [Unigram, Bigram])
+def test_a_text_without_tokens_is_refused(table: type[Unigram]) -> None:
+    with pytest.raises(ValueError, match="no token"):
+        table([])

@@ -14,9 +14,11 @@ from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.papers import lookahead
 from outrider.papers.lookahead import LookaheadDrafter, Window
+from outrider.wire.errors import ConfigError
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.lookahead_shape import LookaheadShape
 from outrider.wire.requests.params import SamplingParams
+from outrider.wire.settings.config import TargetConfig, load
 
 VOCAB, CONTEXT = 50, 99
 SHAPE = "3,4,2"
@@ -126,6 +128,20 @@ def test_a_pool_keeps_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
     keep(7, 1, 1)
     keep(9, 1, 1)
     assert not window.after(8) and window.after(7) == [[1, 1], [3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("5,4", "write W,N,G, such as 5,4,5"),
+        ("5,2,5", "at least 1 and N 3"),
+        ("0,4,5", "at least 1 and N 3"),
+        ("15,5,15", r"feeds up to \(W \+ G\) \(N - 1\) - 1 = 119 tokens more with it, at most 64"),
+    ],
+)
+def test_a_shape_that_nobody_can_run_is_refused_by_name(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"lookahead.*{why}"):
+        load(TargetConfig, ["--model", "x", "--lookahead", text])
 
 
 class TestSlots:

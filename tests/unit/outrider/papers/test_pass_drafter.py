@@ -19,6 +19,7 @@ from outrider.papers.pass_drafter import PassDrafter
 from outrider.wire.errors import ConfigError
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
+from outrider.wire.settings.config import TargetConfig, load
 
 VOCAB, NUM_AHEAD = 20, 2
 PARAMS = SamplingParams(temperature=0.0, max_tokens=96)
@@ -110,3 +111,8 @@ def test_files_that_are_no_embeddings_of_the_target_are_refused_by_name(tmp_path
     fails(r"are \[65, 8\]", made("many", embeddings=torch.zeros(65, 8)))
     fails("not finite", made("nan", embeddings=torch.full((2, 8), torch.nan)))
     assert read_embeddings(str(made("good", embeddings=torch.ones(2, 8))), 8).shape == (2, 8)
+
+
+def test_embeddings_of_a_split_target_are_refused() -> None:
+    with pytest.raises(ConfigError, match="lookahead_embeddings is 'f' and tensor_parallel 2"):
+        load(TargetConfig, ["--model", "x", "--lookahead-embeddings", "f", "--tensor-parallel", "2"])

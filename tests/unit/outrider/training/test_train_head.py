@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import EAGLE3, family_of
+from outrider.lab.models.alpha import tokenizer_of
 from outrider.training import optimizing
+from outrider.training.chats import prompt_ids
 from outrider.training.task import Task
 from outrider.training.train_head import default_taps, exclude_overlaps, train
+from outrider.wire.errors import ConfigError
 from outrider.wire.processes.stop_flag import StopFlag, StopRequested
 from tests.tiny_models import tiny_llama
 
@@ -92,6 +96,46 @@ def test_a_stopped_training_goes_on(folder: Path, tmp_path: Path, monkeypatch: p
     report = train(task(folder, tmp_path / "head"), StopFlag(), tells)
     assert told == [3, 4] and report["updates_done"] == 4
     assert {row["drafter"] for row in report["acceptance"]} == {"before", "after"}  # the first as it was measured then
+
+
+def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None:
+    def fails(message: str, **changes: Any) -> None:
+        with pytest.raises(ConfigError, match=message):
+            train(replace(task(folder, tmp_path / "head"), **changes), StopFlag(), lambda *told: None)
+
+    tiny_llama(tmp_path / "other", vocab_size=330, hidden_size=8, num_layers=1)
+    fails("tokenizers of .* differ", kind="draft", start=str(tmp_path / "other"))
+    fails("which holds something else than an earlier training", out=str(folder))
+    fails("12 prompts, of which 12 share no .* at least --batch-size, 13, are needed", batch_size=13)
+    other = tmp_path / "other" / "tokenizer.json"  # the same tokens, but more logits
+    other.write_bytes((folder / "target" / "tokenizer.json").read_bytes())
+    fails(
+        "has logits for 330 ids and the target for 320",
+        kind="draft",
+        start=str(tmp_path / "other"),
+        out=str(tmp_path / "a"),
+    )
+    (tmp_path / "empty").mkdir()
+    fails("has no config.json", target=str(tmp_path / "empty"))
+
+
+def test_a_chat_models_prompts_go_through_its_template(tmp_path: Path) -> None:
+    tiny_llama(tmp_path / "chats", hidden_size=8, num_layers=1)
+    folder, raw = str(tmp_path / "chats"), prompt_ids(str(tmp_path / "chats"), ["hello"], is_raw=True)
+    assert prompt_ids(folder, ["hello"], is_raw=False) == raw, "it has none"
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    (tmp_path / "chats" / "chat_template.jinja").write_text(template)
+    tokenizer = tokenizer_of(folder)
+    assert [tokenizer.decode(ids) for ids in prompt_ids(folder, ["hello"], is_raw=False)] == ["<user>hello<a>"]
+    (long,) = prompt_ids(folder, ["hello " * 300], is_raw=False)
+    text = tokenizer.decode(long)
+    assert text.startswith("<user>") and text.endswith("hello <a>")
+    assert prompt_ids(folder, ["hello"], is_raw=True) == raw
+    (tmp_path / "chats" / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
+    with pytest.raises(ConfigError, match="takes no user's message alone: no system; --raw trains"):
+        prompt_ids(folder, ["hello"], is_raw=False)
 
 
 @pytest.fixture(autouse=True)

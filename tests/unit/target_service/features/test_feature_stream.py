@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -12,7 +13,9 @@ from unittest.mock import AsyncMock
 import pytest
 
 from outrider.engine.memory import SpareMemory
+from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import InvalidRequest, Unavailable
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.streams import ControlStreams
 from target_service.features import feature_stream as module
@@ -99,6 +102,26 @@ async def test_rows_go_to_the_engine_and_come_back_as_messages() -> None:
     assert made.metrics.registry.get_sample_value(SERIES, made.labels("sent")) is None, "it ends with the link"
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"), [({"epoch": 8}, "for target epoch 8, this is 7"), ({"digest": b"x" * 32}, "register it first")]
+)
+async def test_rows_of_another_life_or_head_are_refused(wrong: dict[str, Any], why: str) -> None:
+    async with streaming() as made:
+        made.want(**wrong)
+        await made.settle()
+        (reply,) = made.batches[0].heads
+        assert reply.state == tpb.HEAD_STATE_REFUSED and why in reply.why and not made.jobs
+
+
+async def test_a_registration_for_another_life_is_refused() -> None:
+    async with streaming() as made:
+        made.stream.ask(tpb.FeatureAsk(head=tpb.HeadSpec(target_epoch=8, digest=DIGEST, num_bytes=9)))
+        made.stream.ask(tpb.FeatureAsk())
+        await made.settle()
+        (reply,) = made.batches[0].heads
+        assert reply.state == tpb.HEAD_STATE_REFUSED and "epoch 8" in reply.why
+
+
 async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BACKLOG_BYTES", 10)
     async with streaming() as made:
@@ -141,3 +164,66 @@ async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytes
     await delivering
     assert num_taken == sum(len(batch.heads) for batch in written) == 40
     await made.stream.close()
+
+
+async def test_probes_go_one_at_a_time() -> None:
+    waiting, found = list[FeatureJob](), {1: tpb.ProbeReply(taps=b"taps", best_ids=[3, 4])}
+
+    class Probed:
+        def probe(self, token_ids: Any, taps: Any) -> tpb.ProbeReply:
+            if token_ids[0] not in found:
+                raise Unavailable("no blocks")
+            return found[token_ids[0]]
+
+    async with streaming() as made:
+        engine: Any = SimpleNamespace(submit=waiting.append)
+        engine.call = partial(EngineThread.call, engine)
+        service: Any = SimpleNamespace(engine=engine, epoch=EPOCH, streams=ControlStreams())
+        servicer = TargetServicer(service, 9, lambda nodes: True, made.heads, made.metrics)
+
+        def probe(first_id: int) -> asyncio.Task[tpb.ProbeReply]:
+            request = tpb.ProbeRequest(target_epoch=EPOCH, token_ids=[first_id, 2], taps=[0])
+            return asyncio.create_task(servicer.Probe(request, None))
+
+        first, second, third = probe(1), probe(1), probe(5)
+        await made.settle()
+        assert len(waiting) == 1
+        waiting[0].run(Probed())  # type: ignore[arg-type]
+        assert (await first).taps == b"taps"
+        await made.settle()
+        second.cancel()  # its draft has gone
+        await made.settle()
+        for job in waiting[1:]:
+            job.run(Probed())  # type: ignore[arg-type]
+        with pytest.raises(Unavailable, match="no blocks"):
+            await third
+        with pytest.raises(InvalidRequest, match="0 tokens"):
+            await servicer.Probe(tpb.ProbeRequest(target_epoch=EPOCH, taps=[0]), None)
+        with pytest.raises(Unavailable, match="another life"):
+            await servicer.Probe(tpb.ProbeRequest(target_epoch=8), None)
+        assert len(waiting) == 3
+
+
+async def test_many_rows_leave_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_BYTES", 8)
+    async with streaming() as made:
+        made.stream.send_features(made.wanted, 10, 5, bytes(range(20)))
+        await made.settle()
+        parts = [rows for batch in made.batches for rows in batch.rows]
+        assert [(rows.start, rows.num_rows) for rows in parts] == [(10, 2), (12, 2), (14, 1)]
+        assert b"".join(rows.data for rows in parts) == bytes(range(20))
+
+
+async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
+    async with streaming() as made:
+        made.may_write.clear()
+        made.stream.send_features(made.wanted, 0, 1, b"ab")
+        await made.settle()
+        finishing = asyncio.create_task(made.stream.finish(tpb.DeliverSummary(num_deliveries=4)))
+        await made.settle()
+        assert not finishing.done()
+        made.stream.send_features(made.wanted, 1, 1, b"cd")  # too late
+        made.may_write.set()
+        await finishing
+        assert made.batches[0].rows and made.batches[-1].summary.num_deliveries == 4
+        assert sum(len(batch.rows) for batch in made.batches) == 1

@@ -137,6 +137,42 @@ async def test_one_copy_serves_all_drafts_that_registered_it_and_goes_with_the_l
     assert target.register(3, data) is WANTED
 
 
+async def test_two_that_send_the_same_at_once_end_with_one_copy() -> None:
+    target, data = Target(), map_of()
+    assert target.register(1, data) is target.register(2, data) is WANTED
+    for stream in (1, 2):
+        target.piece(stream, data, 0, len(data))
+    await target.until(lambda: not target.heads._uploads)
+    await target.until(lambda: target.is_ready(1, digest_of(data)) and target.is_ready(2, digest_of(data)))
+    assert len(target.jobs) == 1
+    assert target.replies[1][-1] == target.replies[2][-1] == (READY, "")
+    target.gone(1)
+    target.gone(2)
+    assert target.jobs[1:] == [digest_of(data)]
+
+
+async def test_a_head_of_more_bytes_than_may_be_held_is_refused_before_it_is_sent() -> None:
+    target = Target()
+    assert target.register(1, map_of(), num_bytes=2**64 - 1) is REFUSED
+    assert "at most 16 of" in await target.refused()
+
+
+async def test_a_target_without_features_refuses_every_head() -> None:
+    target = Target("it has no taps")
+    assert target.register(1, map_of()) is REFUSED
+    assert await target.refused() == "the target gives no features: it has no taps"
+    with pytest.raises(InvalidRequest, match="the target gives no features: it has no taps"):
+        target.heads.check_probe(4, [0])
+
+
+async def test_a_stream_has_one_head() -> None:
+    target = Target()
+    await target.registered(1, map_of())
+    assert target.register(1, map_of(seed=1)) is REFUSED
+    assert "another head" in await target.refused()
+    assert target.is_ready(1, digest_of(map_of())), "the first is as it was"
+
+
 @pytest.mark.parametrize(
     ("pieces", "why"),
     [
@@ -156,6 +192,12 @@ async def test_weights_that_break_a_rule(pieces: list[tuple[int, int]], why: str
     assert "not asked for" in target.replies[1][-1][1]
     await target.registered(1, data)
     assert target.replies[1][-1] == (READY, ""), "it may be tried again"
+
+
+async def test_a_head_without_weights_is_refused_at_once() -> None:
+    target = Target()
+    assert target.register(1, map_of(), num_bytes=0) is REFUSED
+    assert "num_bytes 0, must have at least 1" in await target.refused()
 
 
 async def test_too_many_weights_and_too_large_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +231,15 @@ async def test_maps_that_are_none_of_this_target(data: bytes, why: str) -> None:
     assert not target.jobs
 
 
+async def test_weights_of_another_digest() -> None:
+    target, data = Target(), map_of()
+    other = digest_of(map_of(seed=1))
+    target.register(1, data, digest=other)
+    target.piece(1, data, 0, len(data), digest=other)
+    assert f"not {other.hex()}" in await target.refused()
+    assert not target.jobs
+
+
 async def test_weights_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE_S", 0.02)
     target, data = Target(), map_of()
@@ -213,6 +264,29 @@ async def test_heads_are_bounded_in_number_and_memory_those_on_their_way_counted
     monkeypatch.setattr(module, "MAX_HEADS", 16)
     monkeypatch.setattr(module, "MAX_HEADS_BYTES", 3 * len(map_of()) // 2)
     assert target.register(5, map_of(seed=3)) is REFUSED and "bytes are taken" in target.replies[5][-1][1]
+
+
+async def test_maps_and_what_is_tapped_for_them_take_no_more_than_is_spare() -> None:
+    """Which hidden states a map reads is known once it has come."""
+    first, second = map_of(), map_of(seed=1, taps=(1, 2))
+    num_bytes = Projection.from_bytes(first, HIDDEN, LAYERS).num_bytes
+    tap_bytes = len(first)
+    room = 2 * num_bytes + 3 * tap_bytes
+    target = Target(spare=SpareMemory(room, tap_bytes))
+    for stream, data in ((1, first), (2, second)):
+        target.register(stream, data)
+        target.piece(stream, data, 0, len(data))
+        await target.until(lambda: not target.heads._uploads)
+    assert target.register(3, map_of(seed=2)) is REFUSED
+    why = target.replies[3][-1][1]
+    assert f"holds 2 heads of {2 * num_bytes} bytes" in why and f"{room} are free" in why and "kv_cache_tokens" in why
+    less = Target(spare=SpareMemory(room - 1, tap_bytes))
+    await less.registered(1, first)
+    assert less.register(2, second) is WANTED
+    less.piece(2, second, 0, len(second))
+    assert f"{3 * tap_bytes} of them for 3 hidden states" in await less.refused(2)
+    less.gone(1)
+    await less.registered(2, second)
 
 
 async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,3 +350,20 @@ async def test_a_stream_that_ends_before_the_engine_answers() -> None:
     await asyncio.sleep(0.01)
     assert target.replies[1][-1][0] == WANTED and not target.heads._heads
     assert target.jobs[1:] == [digest_of(data)]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "taps", "why"),
+    [
+        (0, [0], "0 tokens"),
+        (129, [0], "129 tokens"),
+        (4, [], "0 in all"),
+        (4, [0] * 17, "17 taps"),
+        (4, [LAYERS + 1], r"taps \[3\]"),
+        (4, [-2], r"taps \[-2\]"),
+    ],
+)
+async def test_probes_that_are_not_run(num_tokens: int, taps: list[int], why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        Target().heads.check_probe(num_tokens, taps)
+    Target().heads.check_probe(128, [-1, 0, LAYERS])

@@ -206,6 +206,15 @@ def test_answers_are_transformers_own_on_every_path(folder: str, path: str) -> N
     assert min(lengths) < MAX_TOKENS and max(lengths) > 8, "the searches exercise nothing"
 
 
+def test_a_prompt_of_one_token_and_an_answer_of_one(folder: str, runner: ModelRunner) -> None:
+    target = Searching(runner)
+    target.search(0, [70], params(BeamParams(4), 8))
+    target.search(1, prompt(1), params(BeamParams(5), 1))
+    found = target.finish()
+    assert found[0] == by_transformers(folder, (70,), BeamParams(4), 8)
+    assert found[1] == by_transformers(folder, tuple(prompt(1)), BeamParams(5), 1)
+
+
 def plain_levels(runner: ModelRunner) -> dict[int, list[BeamLevel]]:
     target = Searching(runner)
     for beams, slot in SEARCHES:

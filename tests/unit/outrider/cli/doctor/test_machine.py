@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import namedtuple
 from importlib import metadata
 from pathlib import Path
@@ -49,6 +50,12 @@ def test_a_library_that_is_missing_or_old(
     assert sum(each.state != "ok" for each in findings) == (state != "ok")
 
 
+def test_another_python_and_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is not installed" in text_of(list(machine.versions("no-such-package")), "warning")
+    monkeypatch.setattr(machine, "metadata", Installed([], ">=3.99"))
+    assert text_of(list(machine.versions()), "problem").endswith("-> needs >=3.99")
+
+
 def test_variables_that_are_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text_of(machine.settings(), "ok") == "environment: no settings in it -> "
     monkeypatch.setenv("OUTRIDER_GATEWAY_PROT", "1")
@@ -61,6 +68,35 @@ def test_variables_that_are_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE_DIRR", "/tmp")
     (found,) = machine.settings()
     assert "OUTRIDER_CACHE_DIRR is a setting of no part; did you mean" in text_of(found, "problem")
+
+
+def test_cores_that_are_shared_or_rationed(tmp_path: Path) -> None:
+    four = frozenset(range(4))
+    assert text_of(machine.cores(four, 1, tmp_path), "ok") == "cores: 4: the target gets 3, a draft 1 -> "
+    assert "or --no-draft: workers" in text_of(machine.cores(frozenset({0}), 1, tmp_path), "warning")
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("250000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert "the container may use 2.5 at a time" in text_of(machine.cores(four, 1, tmp_path), "warning")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert "may use 0.5 at a time -> give the container 4 CPUs" in text_of(machine.cores(four, 1, tmp_path), "warning")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert machine.cores(four, 1, tmp_path).state == "ok"
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = list(machine.ports("127.0.0.1", {"--port": port, "--grpc-port": 0}))
+    assert f"port {port}: cannot listen on 127.0.0.1:{port}: Address already in use" in text_of(found, "problem")
+    assert "end what listens there, or say --port PORT" in text_of(found, "problem")
+    assert sum(each.state == "ok" for each in found) == 1
+
+
+def test_an_address_that_is_not_this_machines() -> None:
+    found = text_of(list(machine.ports("192.0.2.1", {"--port": 8000})), "problem")
+    assert "192.0.2.1:8000: Cannot assign requested address; --host must be an address of this machine" in found
+    assert "--port" not in found
 
 
 def test_too_few_files_too_little_shared_memory_and_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, MistralForCausalLM, PreTrainedModel
 
 from outrider.engine.architectures.text_part import whole_class
+from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.loading.loader import check_class, load_runner
 from outrider.engine.model_check import Task, read_model
 from outrider.engine.model_runner import ModelRunner
@@ -122,6 +123,25 @@ def test_a_class_of_text_that_does_not_run_by_itself_leaves_the_wrapper(
 
 
 @pytest.mark.parametrize(
+    "model_type",
+    ["qwen3_vl", "kimi_k25", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava_next", "qwen2_5_omni"))],
+)
+def test_a_wrapper_is_run_by_its_own_forward_where_no_class_of_text_computes_the_same(
+    model_type: str, tmp_path: Path
+) -> None:
+    """Three sections of positions; special ids with another's embedding; a parameter of the wrapper's own; a wrapper
+    around a wrapper.
+    """
+    whole = wrapper(model_type)
+    whole.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, whole.config.get_text_config().vocab_size)
+    check_logits(
+        load_runner(TargetConfig(model=str(tmp_path), device="cpu", kv_cache_tokens=256)),
+        getattr(whole, "thinker", whole),
+    )
+
+
+@pytest.mark.parametrize(
     ("model_type", "why"),
     [
         ("florence2", "is an encoder-decoder model that reads images with its encoder, so it has no text part"),
@@ -134,3 +154,11 @@ def test_a_class_of_text_that_does_not_run_by_itself_leaves_the_wrapper(
 def test_a_wrapper_without_a_text_part_is_refused_from_its_configuration(model_type: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check_class(CONFIG_MAPPING[model_type]())
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+def test_the_template_of_a_processor_is_the_tokenizers(name: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 97)
+    (tmp_path / name).write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    found = json.loads(tokenizer_files(str(tmp_path)).tokenizer_config_json)
+    assert found["chat_template"] == "{{ messages }}" and "eos_token" in found

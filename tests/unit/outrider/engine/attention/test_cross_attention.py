@@ -5,6 +5,8 @@ Ragged rounds with rollbacks on every architecture are in test_architectures.
 
 from __future__ import annotations
 
+import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -167,3 +169,22 @@ def test_a_class_whose_own_cache_takes_one_token_at_a_time_is_refused_for_that(t
     save(random_model(shrunk("prophetnet"), seed=0), tmp_path)
     with pytest.raises(ConfigError, match="its cache takes no several tokens at once behind others; use another model"):
         load(tmp_path, context_limit=64)
+
+
+def test_settings_that_do_not_go_with_an_encoder_are_refused(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="paged: runs decoder-only models alone"):
+        load(folder, attention_path="paged")
+    with pytest.raises(ConfigError, match=r"lookahead_embeddings is .* has no table that rows can be appended to"):
+        load(folder, lookahead_embeddings=str(tmp_path))
+    with pytest.raises(ConfigError, match="is an encoder-decoder model, which is not split"):
+        load_runner(TargetConfig(model=folder, device="cpu", tensor_parallel=2))
+    with pytest.raises(ConfigError, match=r"kv_cache_tokens is 16.* takes two at least: set it to 32"):
+        load(folder, kv_cache_tokens=16)
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    for name in ("config.json", "generation_config.json"):
+        named = json.loads((copy / name).read_text())
+        named.pop("decoder_start_token_id", None)
+        (copy / name).write_text(json.dumps(named))
+    if "bart" not in folder:  # BART's configuration has one by itself
+        with pytest.raises(ConfigError, match="names a decoder_start_token_id"):
+            load(copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +325,17 @@ def test_a_path_that_is_dropped_ends_its_threads() -> None:
         torch.set_num_threads(before_threads)
     assert during >= before + 2
     assert len(list(Path("/proc/self/task").iterdir())) <= during - 2
+
+
+def test_an_idle_path_burns_no_processor_time() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        runner = runner_of(model_of("llama"))
+        logits_of(runner, [some_ids(40, VOCAB_SIZE, 1)], [40])
+    finally:
+        torch.set_num_threads(before)
+    time.sleep(0.05)  # longer than a thread spins
+    begin = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - begin < 0.1

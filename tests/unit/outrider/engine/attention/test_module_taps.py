@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from outrider.engine.attention import module_taps
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.loading.attention_choice import FACTORIES, choose_path
+from outrider.engine.loading.attention_choice import FACTORIES, choose_path, features_refusal
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner, UncachedModel
@@ -212,6 +212,27 @@ def test_a_planted_fault_is_refused_and_the_path_serves_on(
     runner.set_taps([])
     logits = runner.forward([Row.of(runner.pool.new_table(), [1, 2, 3], 0, 3)])
     assert torch.allclose(logits, UncachedModel(model).forward([1, 2, 3]), atol=1e-4)
+
+
+@pytest.mark.parametrize("path", ["fused", "paged", "dense"])
+def test_rows_in_another_order_are_found(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runner_of(path, "llama")
+    owner = type(runner)
+    monkeypatch.setattr(owner, "features", property(lambda self: self.path.features.roll(1, 0)))
+    refusal = features_refusal(runner, UncachedModel(model_of("llama")))
+    assert refusal is not None and "gives other hidden states" in refusal
+
+
+def test_a_class_without_a_list_of_its_layers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama")
+    facts = facts_of(model)
+
+    def none(model: PreTrainedModel) -> Any:
+        raise LookupError("LlamaForCausalLM has no list of its 3 layers")
+
+    monkeypatch.setattr(module_taps, "decoder_layers", none)
+    runner = choose_path(model, facts, "paged", False, True)
+    assert runner.features_refusal == "cannot be tapped: LookupError: LlamaForCausalLM has no list of its 3 layers"
 
 
 def test_a_target_is_tested_and_a_draft_is_not(tmp_path: Path) -> None:

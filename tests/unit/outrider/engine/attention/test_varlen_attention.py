@@ -6,6 +6,7 @@ No GPU is needed: what is proven is that plans, block tables, layouts and window
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from outrider.engine.attention.paged_plan import AttentionOptions, PagedPlan
 from outrider.engine.attention.varlen_attention import (
     BLOCK_SIZE,
     VarlenAttention,
+    model_refusal,
+    refusal,
     torch_refusal,
 )
 from outrider.engine.kv_pool import KVPool
@@ -100,6 +103,30 @@ def test_what_the_kernel_lacks_is_never_left_out_silently(options: dict[str, obj
         VarlenAttention(varlen_attn).attend(
             torch.zeros(1, 4, 8), torch.zeros(1), torch.zeros(1), None, AttentionOptions(1.0, **options)
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "reason"),
+    [
+        ("llama", torch.float32, "bfloat16 or float16"),
+        ("gemma2", torch.bfloat16, "soft caps"),
+        ("deepseek_v3", torch.bfloat16, "latent attention"),
+    ],
+)
+def test_models_that_it_cannot_run_are_told_from_it_by_name(name: str, dtype: torch.dtype, reason: str) -> None:
+    assert reason in str(model_refusal(random_model(shrunk(name), seed=3).to(dtype)))
+
+
+@pytest.mark.parametrize(("version", "runs"), [("2.11.0+cu130", False), ("2.12.1", False), ("2.13.0+cpu", True)])
+def test_versions_that_cannot_run_it_are_told_from_it_by_name(
+    version: str, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    model: Any = random_model(shrunk("llama"), seed=3).to(torch.bfloat16)
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    why = f"torch {version} takes no num_splits with pages, which 2.13 and later do"
+    assert refusal(model) == (None if runs else why)
 
 
 @pytest.mark.skipif(torch_refusal(torch.__version__) is not None, reason="it is refused for this version")

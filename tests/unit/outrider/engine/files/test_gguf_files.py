@@ -12,14 +12,18 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.checkup import findings
 from outrider.engine.files.model_files import gguf_path
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.families import MODEL, family_of
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
 from outrider.engine.model_check import Task
 from outrider.engine.model_runner import UncachedModel
 from outrider.engine.step_plan import Row
+from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import full_name, local_path, short_name
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.gpu_shares import num_weight_bytes
@@ -82,6 +86,40 @@ def test_a_damaged_file_is_refused_in_one_sentence(message: str, file: str, tmp_
     assert re.search(message, refusal(str(path)))
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("nowhere/x.gguf", "there is no such file; of a hub's repository say OWNER/NAME:FILE.gguf"),
+        ("owner/name:../x.gguf", "what follows the colon must be a .gguf file of the hub's repository"),
+        ("owner/name:x.bin", "what follows the colon must be a .gguf file"),
+    ],
+)
+def test_a_name_that_can_be_none_is_refused(model: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        local_path(model)
+
+
+def test_a_type_that_cannot_be_unpacked_is_refused(plain: str, tmp_path: Path) -> None:
+    path = Path(write_gguf(plain, tmp_path / "tiny.gguf"))
+    data, name = path.read_bytes(), b"token_embd.weight"
+    place = data.index(name) + len(name) + 4 + 2 * 8
+    assert struct.unpack_from("<I", data, place) == (Type.Q8_0,)
+    for type_id, called in ((int(Type.Q8_1), "Q8_1"), (999, "number 999")):
+        path.write_bytes(data[:place] + struct.pack("<I", type_id) + data[place + 4 :])
+        assert f"token_embd.weight in {path} is quantised as {called}, which the package gguf" in refusal(str(path))
+
+
+def test_a_part_of_a_split_file_is_refused(file: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny-00001-of-00003.gguf"
+    path.write_bytes(Path(file).read_bytes())
+    assert "is one of 3 parts of a model" in refusal(str(path)) and "llama-gguf-split --merge" in refusal(str(path))
+
+
+def test_a_folder_of_gguf_alone_names_the_file(file: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds GGUF: name the file, .*/tiny.Q8_0.gguf"):
+        load_runner(settings(str(Path(file).parent)))
+
+
 def test_a_hub_id_may_name_a_file(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "models--owner--name" / "snapshots" / "c0ffee"
     (snapshot / "Q8").mkdir(parents=True)
@@ -95,6 +133,25 @@ def test_a_hub_id_may_name_a_file(file: str, tmp_path: Path, monkeypatch: pytest
     assert gguf_path(model) == snapshot / "Q8/tiny.gguf" and read_config(model).vocab_size == 300
     assert num_weight_bytes(model) == num_weight_bytes(file)
     assert "there is no other.gguf in owner/name, or the hub was not reached" in refusal("owner/name:other.gguf")
+
+
+def test_the_settings_may_refuse_to_unpack(file: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"unpack_weights is false, and the weights of .*: they are held as F32, Q8_0"
+    ):
+        load_runner(settings(file, unpack_weights=False))
+
+
+def test_weights_without_room_are_refused_before_they_are_read(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.engine.memory.free_memory_bytes", lambda device: 1000)
+    with pytest.raises(ConfigError, match=r"take .* KiB when unpacked to float32 .*, and 1000 bytes are free on cpu"):
+        load_runner(settings(file))
+
+
+def test_it_is_a_draft_and_its_size_is_that_of_its_numbers(file: str) -> None:
+    assert family_of(Checkpoint(file)) is MODEL
+    num_parameters = sum(each.numel() for each in check_weights(file, read_config(file)).parameters())
+    assert num_weight_bytes(file) == 2 * num_parameters
 
 
 def test_doctor_reads_a_pair_of_files(file: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,21 @@ def test_a_folder_that_is_not_there() -> None:
         tokenizer_files("/nowhere")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "abacus"}, "device is 'abacus', must be cpu, cuda, cuda:N or auto"),
+        ({"device": "cuda:77"}, r"device is 'cuda:77', this process sees \d+ CUDA devices"),
+        ({"context_limit": 257}, "context_limit is 257, the model was made for 256"),
+        ({"context_limit": 8}, "context_limit is 8, must be at least 16"),
+        ({"kv_cache_tokens": 10**15}, f"kv_cache_tokens is {10**15}, which takes .* and cpu has .* free"),
+    ],
+)
+def test_impossible_settings(original: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(original, **changes)
+
+
 def test_tokenizer_files_and_their_fingerprint(original: str, folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     files = tokenizer_files(str(folder))
@@ -75,3 +91,17 @@ def test_tokenizer_files_and_their_fingerprint(original: str, folder: Path, tmp_
     other = tokenizer_files(tiny_llama(tmp_path / "other", vocab_size=301))
     difference = first_difference(files.tokenizer_json, other.tokenizer_json)
     assert difference is not None and difference.startswith("id 300 is missing in the target and '")
+
+
+def test_every_end_of_sequence_id_is_known(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load(str(folder)).facts.eos_token_ids == (7, 9, 0)
+
+
+def test_facts_and_cache_size(original: str) -> None:
+    runner = load(original)
+    facts = runner.facts
+    assert (facts.model_id, facts.vocab_size, facts.context_limit) == (original, 300, 256)
+    assert (facts.dtype, facts.device, facts.eos_token_ids, runner.path.name) == ("float32", "cpu", (0,), "dense")
+    assert facts.num_parameters == sum(t.numel() for t in load_file(Path(original) / "model.safetensors").values())
+    assert (runner.pool.num_blocks, runner.pool.block_size, runner.pool.num_in_use) == (2 * 16, 16, 0)

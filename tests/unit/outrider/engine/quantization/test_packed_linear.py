@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -69,6 +71,23 @@ def test_packed_layers_compute_the_same_and_come_back_as_they_were(
     unpack_linears(model)
     assert packed_in(model) == [] and [name for name, _ in model.named_parameters()] == names
     assert torch.equal(logits(model), before)
+
+
+def test_no_weight_is_in_memory_twice() -> None:
+    model = random_model(llama(), seed=1)
+    mlp = weakref.ref(model.model.layers[0].mlp.up_proj.weight)
+    pack_linears(model)
+    gc.collect()
+    assert mlp() is None
+
+
+def test_a_tied_head_stays_plain() -> None:
+    model = random_model(llama(tied=True), seed=1)
+    before = logits(model)
+    pack_linears(model)
+    assert "lm_head" not in packed_in(model) and packed_in(model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert float((logits(model) - before).abs().max()) < 1e-4
 
 
 def wrong(x: Tensor, packed: Tensor, *rest: Any) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import AutoTokenizer, GPT2Config, LlamaConfig
@@ -15,8 +16,9 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.quantization.quantize import NARROW, Int8Linear, quantize_int8
 from outrider.engine.step_plan import Row
 from outrider.wire.settings.config import TargetConfig
+from tests.samples import total
 from tests.shrunk import shrunk
-from tests.stack import DEMO_TARGET
+from tests.stack import DEMO_TARGET, running
 from tests.tiny_models import random_model, save
 
 LOGIT_ERROR = 0.06
@@ -50,6 +52,13 @@ def greedy(runner: ModelRunner, ids: list[int], num_new: int) -> list[int]:
 def prompt_ids(dev_prompts: list[str]) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TARGET)
     return [tokenizer(prompt)["input_ids"] for prompt in dev_prompts[:3]]
+
+
+def _complete(url: str, prompt: str, num_draft_tokens: int) -> str:
+    body = {"prompt": prompt, "max_tokens": 48, "temperature": 0, "speculation": {"num_draft_tokens": num_draft_tokens}}
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["text"])
 
 
 def test_the_demo_target_says_nearly_the_same(prompt_ids: list[list[int]], record_property: Any) -> None:
@@ -123,3 +132,16 @@ def test_layers_stored_the_other_way_round_and_with_a_bias() -> None:
     kinds = {type(module) for module in model.modules()}
     assert Int8Linear in kinds and Conv1D not in kinds
     assert float((model(ids).logits - whole).abs().max()) <= LOGIT_ERROR * float(whole.abs().max())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_speculation_changes_no_token_of_a_rounded_pair(dev_prompts: list[str]) -> None:
+    """Through the real services, against the same target without its draft; both models rounded."""
+    int8 = ("--quantization", "int8")
+    with running(target_args=int8, draft_args=int8) as stack:
+        assert (stack.target_info().quantization, stack.draft_info().quantization) == ("int8", "int8")
+        for prompt in dev_prompts[:3]:
+            texts = [_complete(stack.http, prompt, k) for k in (0, 4)]
+            assert texts[0] == texts[1]
+        assert total(stack.metrics(), "spec_accepted_tokens_total") > 0

@@ -73,6 +73,14 @@ def test_its_logits_are_those_of_the_unpacked_weights(
     assert runner.facts.quantization == "none"
 
 
+def test_the_settings_may_refuse_to_unpack(folder: Path) -> None:
+    pack_folder(folder, "gptq")
+    with pytest.raises(
+        ConfigError, match=r"unpack_weights is false, and the weights of .* quantised by gptq: .*optimum"
+    ):
+        load(folder, unpack_weights=False)
+
+
 @pytest.mark.parametrize(
     ("name", "missing", "what"),
     [
@@ -162,6 +170,12 @@ def test_a_method_that_cannot_be_read_here_is_refused_by_name(
     declare(unrounded, declared)
     with pytest.raises(ConfigError, match=message + ".*use a checkpoint that is not quantised"):
         load_whole(unrounded)
+
+
+def test_it_is_not_rounded_a_second_time(unrounded: str) -> None:
+    declare(unrounded, {"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ConfigError, match=r"quantization is .int8. and the weights of .* are quantised by gptq"):
+        load_whole(unrounded, quantization="int8")
 
 
 def declare(model: str, quantization: dict[str, object]) -> None:

@@ -100,6 +100,19 @@ def test_three_callers_are_given_rows_alike_as_far_as_they_want_some() -> None:
     assert machine.num_tokens[b"70"] > machine.num_tokens[b"9"]
 
 
+def test_nobody_is_bounded_where_each_has_its_part() -> None:
+    machine = Machine({b"a": 4, b"b": 5, b"c": 6}, dict.fromkeys((b"a", b"b", b"c"), 1.0))
+    machine.run(50)
+    assert machine.step() == 15
+
+
+def test_a_caller_that_is_back_soon_finds_no_longer_step_under_way() -> None:
+    machine = Machine({ONE: 1, MANY: 64}, {ONE: 1.0, MANY: 1.0})
+    machine.run()
+    sizes = [machine.step(gone=ONE) for _ in range(2 * ALONE_EVERY)]
+    assert max(map(seconds_of, sizes)) <= 2.2 * seconds_of(1)
+
+
 def test_the_bounding_caller_runs_alone_now_and_then_and_a_slower_machine_is_seen() -> None:
     machine = Machine({ONE: 1, MANY: 64}, {ONE: 1.0, MANY: 1.0})
     machine.run()
@@ -140,3 +153,17 @@ def test_a_stream_of_weight_ten_is_hardly_slowed_by_many_of_weight_one(num_other
     machine = Machine({ONE: 1, MANY: num_others}, {ONE: 10.0, MANY: 1.0})
     machine.run()
     assert machine.times_slower(ONE) <= 1.15
+
+
+def test_nothing_is_kept_of_callers_that_are_gone_and_nothing_learnt_of_steps_that_were_not_dealt() -> None:
+    machine = Machine({ONE: 1, MANY: 64}, {ONE: 1.0, MANY: 1.0})
+    while machine.step() != 1:
+        pass
+    machine.budget.deal({}, (), lambda caller: ())
+    for _ in range(20):
+        machine.budget.note(seconds_of(64))
+    machine.run(20)
+    assert machine.times_slower(ONE) <= 2.05
+    machine.num_slots = {MANY: 64}
+    machine.step()
+    assert not machine.budget._alone_s

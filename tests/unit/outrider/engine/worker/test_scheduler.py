@@ -60,6 +60,11 @@ def test_ready_steps_go_before_an_older_prompt() -> None:
     assert decisions == [Run((1, 2)), Run((1, 3)), PrefillSlot((1, 1), 64)]
 
 
+def test_a_prompt_alone_gets_the_whole_budget() -> None:
+    assert plan(demand(1, Need.STEP, 300, cached=20)) == [PrefillSlot((1, 1), 64)]
+    assert plan(demand(1, Need.STEP, 60, cached=20)) == [PrefillSlot((1, 1), 39)]
+
+
 def test_nobody_younger_overtakes_one_who_waits_for_memory() -> None:
     decisions = plan(demand(1), blank(2, 80), blank(3), num_free=12)
     assert decisions == [Run((1, 1)), SkipSlot((1, 2), WaitReason.MEMORY), SkipSlot((1, 3), WaitReason.MEMORY)]
@@ -129,6 +134,22 @@ def test_a_source_is_encoded_whole_and_counts_against_the_budget() -> None:
     assert fed_tokens(decisions) == {1: 64} and keys(decisions, Run) == [2]
 
 
+def test_a_slot_with_a_source_begins_only_when_both_fit() -> None:
+    """5 tokens are 2 blocks, 17 of a source 5; the running slot's own step takes 2, and 1 is left to it."""
+    assert keys(plan(demand(1), sourced(2, 17), num_free=9), Admit) == []
+    assert keys(plan(demand(1), sourced(2, 17), num_free=10), Admit) == [2]
+    held = sourced(2, 17, Need.PREFILL, blocks=1)
+    assert PrefillSlot((1, 2), 17) in plan(demand(1), held, demand(3, Need.NOTHING), num_free=6)
+    assert plan(demand(1), held, demand(3, Need.NOTHING), num_free=5) == [Preempt((1, 3))]
+
+
+def test_a_prompt_is_fed_as_far_as_memory_goes() -> None:
+    assert plan(demand(1, Need.PREFILL, 80, cached=22), demand(2, Need.NOTHING), num_free=2) == [
+        PrefillSlot((1, 1), 10)
+    ]
+    assert plan(demand(1, Need.PREFILL, 80, cached=24), demand(2, Need.NOTHING), num_free=0) == [Preempt((1, 2))]
+
+
 # what steps cost
 
 
@@ -181,6 +202,11 @@ def test_prompts_are_fed_by_weight() -> None:
     for _ in range(40):
         fed.update(fed_tokens(scheduler.plan(demands, 99999)))
     assert fed == {1: 640, 2: 1920}
+
+
+def test_a_callers_own_prompts_go_by_priority_and_nobody_elses() -> None:
+    own = asked(1, 999, b"a"), asked(2, 999, b"a", priority=-1), asked(3, 999, b"a", priority=5)
+    assert fed_tokens(plan(*own, asked(4, 999, b"b", priority=-9), num_free=9999)) == {2: 64}
 
 
 def busy(num_running: int) -> tuple[Scheduler, list[SlotState]]:

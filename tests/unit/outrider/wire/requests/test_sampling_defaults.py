@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -65,3 +66,18 @@ async def test_a_request_gets_what_it_does_not_name(kind: Any, body: dict[str, A
     assert sampling(request.params) == sampling(SamplingParams(temperature=0.0)), "greedy, without the file's penalty"
     request = await built(parse_body(kind, body | {"temperature": 0, "repetition_penalty": 1.2}).demand("id"))
     assert sampling(request.params) == sampling(SamplingParams(temperature=0.0, repetition_penalty=1.2))
+
+
+async def test_a_stated_length_is_that_of_chats_that_name_none() -> None:
+    assert (await built(parse_body(ChatBody, {"messages": HELLO}).demand("id"))).params.max_tokens == 40
+    named = parse_body(ChatBody, {"messages": HELLO, "max_tokens": 50}).demand("id")
+    assert (await built(named)).params.max_tokens == 50
+    assert (await built(parse_body(CompletionBody, {"prompt": "a"}).demand("id"))).params.max_tokens == 16
+
+
+async def test_beams_and_front_ends_that_name_all_are_as_they_stand() -> None:
+    beams = parse_body(CompletionBody, {"prompt": "a", "use_beam_search": True, "n": 2}).demand("id")
+    assert sampling((await built(beams)).params) == sampling(SamplingParams(temperature=0.0))
+    asked = parse_body(CompletionBody, {"prompt": "a"}).demand("id")
+    whole = await built(dataclasses.replace(asked, named=None))
+    assert sampling(whole.params) == sampling(SamplingParams())

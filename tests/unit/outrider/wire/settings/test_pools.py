@@ -28,6 +28,15 @@ def test_pools_are_read_whole_and_come_back_from_json() -> None:
     assert read(json.loads(config.to_json())) == config
 
 
+def test_a_target_and_a_draft_are_short_for_a_pool_of_each() -> None:
+    config = read({"target": {"model": "t", "num_gpus": 2}, "draft": {"model": "d"}, "gateway": {"model_name": "x"}})
+    target, draft = config.pools
+    assert (target.name, target.count, target.max, target.model_name, target.num_gpus) == ("target", 1, 1, "x", 2)
+    assert (draft.name, draft.serves, draft.member(0), draft.setting) == ("draft", ("target",), "draft-0", "draft")
+    assert "model_name" not in config.gateway
+    assert read(json.loads(config.to_json())).pools == config.pools
+
+
 def test_a_draft_without_a_model_takes_its_tokenizer_from_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     config = read({**CLUSTER, "drafts": {"guesses": {"drafter": "ngram", "serves": ["code", "chat"]}}})
     (guesses,) = config.drafts
@@ -39,6 +48,19 @@ def test_a_draft_without_a_model_takes_its_tokenizer_from_the_target(monkeypatch
     assert read({"target": {"model": "t"}, "draft": {}}).drafts[0].worker.model == "t"
     monkeypatch.setenv("OUTRIDER_DRAFT_MODEL", "w")
     assert read({"target": {"model": "t"}, "draft": {}}).drafts[0].worker.model == "w"
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("unigram", "draft.drafter is 'unigram' and drafter_text is missing: name a text file to count in"),
+        ("ngram:a.txt", "draft.drafter_text is 'a.txt' and drafter 'ngram', which reads none; leave it out"),
+    ],
+)
+def test_a_drafter_that_lacks_its_text_or_needs_none_is_refused(said: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        merge_settings({}, {**NO_FLAGS, "draft": {"model": said}}, no_draft=False, no_ray=False)
+    assert error.value.message.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -105,3 +127,10 @@ def test_what_is_wrong_is_named_with_pool_and_setting(change: dict[str, Any], me
     with pytest.raises(ConfigError) as caught:
         read({**CLUSTER, **change})
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize("key", ["labels", "num_cpus", "max"])
+def test_without_ray_nobody_would_see_to_it(key: str) -> None:
+    value: Any = {"labels": {"a": "b"}, "num_cpus": 1, "max": 2}[key]
+    with pytest.raises(ConfigError, match="no Ray, which would see to it"):
+        read({"target": {"model": "t", key: value}, "ray": None})

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from outrider.cli.up.supervisor import Supervisor
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes.stop_flag import StopFlag
-from outrider.wire.settings.system import SystemConfig, merge_settings
+from outrider.wire.settings.system import DEMO_NAME, ScalingConfig, SystemConfig, merge_settings, read_yaml
+from tests.forked import REPO
 from tests.unit.outrider.wire.settings.clusters import CLUSTER, NO_FLAGS
 
 
@@ -26,6 +29,17 @@ def test_one_folder_of_certificates_is_that_of_every_part(file: dict[str, Any], 
     assert {pool.worker.tls_dir for pool in found.drafts} == {str(tmp_path / "draft")}
     assert found.gateway["tls_dir"] == str(tmp_path / "gateway")
     assert found.ray is not None and found.ray.tls_dir == str(tmp_path / "launcher")
+
+
+def test_what_the_docs_and_the_examples_show_can_be_read() -> None:
+    shown = re.findall(r"```yaml\n(.*?)```", (REPO / "docs/cluster.md").read_text(), re.DOTALL)
+    files = [*(REPO / "deploy/examples").glob("*.yaml"), *(REPO / "deploy").glob("*/cluster.yaml")]
+    whole, scaling = (yaml.safe_load(text) for text in shown)
+    assert [pool.setting for pool in read(whole).pools] == ["targets.chat", "drafts.small"]
+    assert read({**whole, **scaling}).scaling == ScalingConfig()  # "the defaults"
+    assert len(files) >= 2
+    for file in files:
+        assert read(read_yaml(file)).targets
 
 
 def test_gateways_have_ports_of_their_own() -> None:
@@ -43,3 +57,11 @@ def test_gateways_have_ports_of_their_own() -> None:
     assert ports(2, port=0, grpc_port=0) == [(0, 0), (0, 0)]
     with pytest.raises(ConfigError, match="gateway 1 would have 65536"):
         ports(2, port=65535, grpc_port=100)
+
+
+def test_workers_have_metrics_and_the_demo_pair_its_name() -> None:
+    found = merge_settings(CLUSTER, NO_FLAGS, no_draft=False, no_ray=False)
+    assert {pool.worker.metrics_port for pool in found.pools} == {0}
+    demo = merge_settings({}, NO_FLAGS, no_draft=False, no_ray=False)
+    assert [pool.model_name for pool in demo.targets] == [DEMO_NAME]
+    assert demo.targets[0].worker.model.endswith("models/demo/target")

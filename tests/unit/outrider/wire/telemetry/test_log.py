@@ -14,7 +14,15 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from outrider.wire.telemetry.log import JsonFormatter, TextFormatter, get_logger, log_extra, log_fields
+from outrider.wire.telemetry.log import (
+    JsonFormatter,
+    TextFormatter,
+    describe,
+    get_logger,
+    log_end,
+    log_extra,
+    log_fields,
+)
 
 log = get_logger("tests.log")
 SECRET = "what the user wrote"
@@ -97,6 +105,18 @@ def test_an_exception_is_told_by_its_places_and_not_by_what_it_quotes(written: C
     assert SECRET not in text
     assert text.index("KeyError") < text.index("ValueError")
     assert "test_log.py" in text
+
+
+def test_a_worker_keeps_what_torch_says_of_itself() -> None:
+    error = RuntimeError("CUDA out of memory")
+    assert describe(error) == "RuntimeError"
+    assert describe(error, in_worker=True) == "RuntimeError: CUDA out of memory"
+    assert describe(ValueError(SECRET), in_worker=True) == "ValueError"
+
+
+def test_the_last_line_of_a_process_is_one_whatever_a_file_wrote_into_it(capsys: pytest.CaptureFixture[str]) -> None:
+    log_end("target", "model_type is \x1b[31m\nforged")
+    assert capsys.readouterr().err == "target: model_type is \\x1b[31m\\nforged\n"
 
 
 def test_libraries_warnings_and_last_words_are_json_too() -> None:

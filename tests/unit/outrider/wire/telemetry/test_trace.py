@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outrider.wire.telemetry.trace import Spans, TraceParent
+from outrider.wire.errors import ConfigError
+from outrider.wire.telemetry.trace import Spans, TraceParent, open_spans
 from tests.otlp_collector import collecting
 
 HEADER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -90,3 +92,25 @@ def test_a_span_arrives_as_it_was_told(registry: CollectorRegistry, monkeypatch:
     (message,) = collector.raw
     assert all(told in message for told in (b"deployment.environment", b"a b", b"service.instance.id", b"BEHIND"))
     assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "sent"}) == 2
+
+
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_BSP_MAX_QUEUE_SIZE"])
+def test_an_environment_that_is_wrong_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "soon")
+    with pytest.raises(ConfigError, match=r"OTEL_\*.*'soon'"):
+        Spans(NOWHERE, "gateway")
+
+
+def test_without_the_libraries_the_error_says_what_to_install(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(name: str, *args: object, **kwargs: object) -> object:
+        if name.startswith("opentelemetry"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)  # type: ignore[arg-type]
+
+    real = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert open_spans(None, "gateway", registry) is None
+    with pytest.raises(ConfigError, match=r"pip install 'outrider\[trace\]'"):
+        open_spans(NOWHERE, "gateway", registry)
