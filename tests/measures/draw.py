@@ -1,11 +1,12 @@
 """Draw public docstrings and attributes of the product by a seed that is the commit's hash, for a reader to grade.
 
-    python -m tests.measures.draw                     # 60 docstrings and 40 attributes of this commit
+python -m tests.measures.draw                     # 60 docstrings and 40 attributes of this commit
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import random
 import sys
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def attributes(name: str, source: str) -> Iterator[str]:
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
-        for first, second in zip(body, body[1:], strict=False):
+        for first, second in itertools.pairwise(body):
             is_text = isinstance(second, ast.Expr) and isinstance(second.value, ast.Constant)
             if isinstance(first, (ast.Assign, ast.AnnAssign)) and is_text and isinstance(second.value.value, str):
                 target = ast.unparse(first).partition(" =")[0]
