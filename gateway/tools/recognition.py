@@ -47,7 +47,7 @@ class Families:
 
 
 def families_of(tokenizer: Tokenizer, source: str) -> Families:
-    """Return how a model writes calls and reasoning. `source`: of the chat template that its prompts are written with."""
+    """Return how a model writes calls and reasoning. `source`: of the chat template of its prompts."""
     return _families_of(source, tokenizer.tool_call_parser, tokenizer.reasoning_parser)
 
 
