@@ -59,6 +59,10 @@ class Tokenizer:
         self.bounds = TextBounds.of(data)
         self.special_tokens = special_tokens
         self.template = template
+        self.tool_call_parser = "auto"
+        """Name of the family in which calls are read; `auto` = that of the chat template."""
+        self.reasoning_parser = "auto"
+        """Name of the family in which reasoning is read; `auto` = that of the chat template."""
         added = self._tokenizer.get_added_tokens_decoder()
         silent: set[str] = set()
         special_ids: set[int] = set()

@@ -15,6 +15,7 @@ from gateway.api.logprobs import PromptFields, chat_logprobs, completion_logprob
 from gateway.api.speculation_answers import speculation_of
 from gateway.generation import FinishReason, RoundOutput
 from gateway.tokenizer import Tokenizer
+from gateway.tools.call_families import CallIds
 from gateway.tools.parts import Arguments, CallStart, Content, Part, Reasoning
 from gateway.tools.reader import CallReader
 from gateway.tools.reading import Reading
@@ -166,7 +167,10 @@ class ChoiceReader:
 
     def __init__(self, reading: Reading) -> None:
         self._reader: CallReader = reading.reader()
-        self._has_short_ids = reading.family is not None and reading.family.short_ids
+        self._ids = CallIds.ANY
+        if reading.family is not None:
+            self._ids = reading.family.ids
+        self._num_previous_calls = reading.num_previous_calls
         self._offsets: list[int] = []
         """Characters of text before each token, until the reasoning has ended."""
         self.num_reasoning_tokens = 0
@@ -194,15 +198,17 @@ class ChoiceReader:
             return len(self._offsets)
         return sum(offset < end for offset in self._offsets)
 
-    def call_id(self) -> str:
-        """Return a new id for a call, as the chat template takes it."""
-        if not self._has_short_ids:
+    def call_id(self, index: int, name: str) -> str:
+        """Return a new id for call `index` of the output, of the tool `name`, as the chat template takes it."""
+        if self._ids is CallIds.NUMBERED:
+            return f"functions.{name}:{self._num_previous_calls + index}"
+        if self._ids is CallIds.ANY:
             return f"call_{secrets.token_hex(12)}"
         characters = string.ascii_letters + string.digits
         return "".join(secrets.choice(characters) for _ in range(9))
 
 
-def message_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
+def message_of(parts: Iterable[Part], call_id: Callable[[int, str], str]) -> Json:
     """Return the fields of a message that consists of these parts. `call_id` returns an id for each call."""
     content: list[str] = []
     reasoning: list[str] = []
@@ -224,7 +230,9 @@ def message_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
     if reasoning:
         message["reasoning_content"] = "".join(reasoning)
     if calls:
-        message["tool_calls"] = [_call(call_id(), name, "".join(texts)) for name, texts in calls.values()]
+        message["tool_calls"] = [
+            _call(call_id(index, name), name, "".join(texts)) for index, (name, texts) in calls.items()
+        ]
     return message
 
 
@@ -232,7 +240,7 @@ def _call(call_id: str, name: str, arguments: str) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
+def delta_of(parts: Iterable[Part], call_id: Callable[[int, str], str]) -> Json:
     """Return the delta of the parts of one round. `call_id` returns an id for each call that begins.
 
     Each call is in it once: clients match the entries of `tool_calls` by index.
@@ -245,7 +253,7 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
         elif isinstance(part, Reasoning):
             delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
         elif isinstance(part, CallStart):
-            calls[part.index] = {"index": part.index, **_call(call_id(), part.name, "")}
+            calls[part.index] = {"index": part.index, **_call(call_id(part.index, part.name), part.name, "")}
         elif isinstance(part, Arguments):
             call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
             call["function"]["arguments"] += part.text

@@ -1,167 +1,438 @@
-"""How families of models write calls of tools and their reasoning.
+"""How families of models write calls of tools: a row a family. `docs/add-a-tool-family.md` says how one is added.
 
-The family of a model is found by the markers in its chat template. Its texts serve twice: `grammar.py` makes a grammar
-of them as they stand, and `reader.py` finds calls by them, with any white space between their words.
+The family of a model is found by the markers in its chat template, or named by `--tool-call-parser`. A row serves three
+times: `reader.py` finds calls by it, with any white space between its words; `tool_grammar.py` makes a grammar of its
+texts; and both are proven against what the chat template writes.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from enum import Enum
 
-NAME = "NAME"
-"""Placeholder of a tool's name in the texts of a Family."""
+from gateway.tools.forms.form import CallForm
+from gateway.tools.forms.gemma import Gemma
+from gateway.tools.forms.json_arguments import JsonArguments
+from gateway.tools.forms.json_object import JsonObject
+from gateway.tools.forms.pythonic import Pythonic
+from gateway.tools.forms.xml_parameters import XmlParameters
+
 TOOL_NAME = "[a-zA-Z0-9_.:-]{1,128}"
 """Pattern of a tool's name. Those of Anthropic's API and of MCP are longer than OpenAI's 64 characters."""
-MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-"""Pattern of a text that may be one token of a vocabulary: `<tool_call>`, `[TOOL_CALLS]`."""
-_PART = re.compile(rf"{MARKER.pattern}|[^\s<\[]+|\S")
+
+
+class CallIds(Enum):
+    """The ids of calls that a chat template takes."""
+
+    ANY = "any"
+    SHORT = "short"
+    """Nine letters and digits: Mistral."""
+    NUMBERED = "numbered"
+    """`functions.NAME:0`, counted over the chat: Kimi K2."""
 
 
 @dataclass(frozen=True)
 class CallFamily:
-    """The texts with which a family of models writes calls.
-
-    Calls are `opening`, a call, for each further one `between` and a call, and `closing`. A call is `head`, its
-    arguments as a JSON object, and `tail`.
-    """
+    """Calls are `opening`, a call in the family's form, for each further one `between` and a call, and `closing`."""
 
     # Hermes: <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>
-    #         opening       head                      arguments tail, closing
+    #         opening       form                               closing
 
     name: str
-    marker: str | None
-    """Text that announces calls anywhere in an output; None = calls are found by their JSON alone. `opening` begins
-    with it, unless the family is `bare`."""
-    opening: str
-    head: str
-    tail: str
-    between: str
-    closing: str
-    bare: bool = False
-    """Whether an output that begins with JSON may be calls without a marker. One call alone then has no `opening`."""
-    short_ids: bool = False
-    """Whether the chat template takes only ids of nine letters and digits."""
+    form: CallForm
+    opening: str = ""
+    between: str = ""
+    closing: str = ""
+    markers: tuple[str, ...] = ()
+    """Texts of which one announces calls anywhere in an output: the start of `opening`, or, where that is empty, of a
+    call. Empty: calls are found at the start of an output alone, by their form."""
+    is_bare: bool = False
+    """Whether an output that begins with `bare_starts` may be calls without a marker. One call alone then has no
+    `opening`."""
+    bare_starts: tuple[str, ...] = ("{", "[")
+    lists_one: bool = False
+    """Whether one call alone of a bare family stands between `opening` and `closing` as well."""
+    in_template: tuple[tuple[str, ...], ...] = ()
+    """Texts by which a chat template shows the family: all of one of these tuples."""
+    parsers: tuple[str, ...] = ()
+    """Names of the family for `--tool-call-parser`, besides its own: those of vLLM."""
+    ids: CallIds = CallIds.ANY
+    silent: tuple[str, ...] = ()
+    """Texts that are no part of an answer."""
+
+    @property
+    def marker(self) -> str | None:
+        """The text that announces calls in what the grammar allows; None for a family without one."""
+        if self.markers:
+            return self.markers[0]
+        return None
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts around the arguments of calls."""
-        return self.opening, self.head, self.tail, self.between, self.closing
+        """All texts around names and arguments, of which some may be one token each."""
+        return (*self.markers, self.opening, self.between, self.closing, *self.form.texts)
 
-    @property
-    def is_object(self) -> bool:
-        """Whether a call is one JSON object that holds the name and the arguments; else the name is in front of it."""
-        return self.head.startswith("{")
-
-    @cached_property
-    def before(self) -> re.Pattern[str]:
-        """Pattern of the text in front of the first JSON object of calls."""
-        if self.bare:
-            marker = ""
-            if self.marker is not None:
-                marker = f"(?:{re.escape(self.marker)})?"
-            return re.compile(rf"\s*{marker}\s*\[?\s*")
-        text = self.opening
-        if not self.is_object:
-            text += self.head
-        return _any_space(text)
-
-    @cached_property
-    def amid(self) -> re.Pattern[str]:
-        """Pattern of the text between the JSON objects of two calls."""
-        if self.bare:
-            return re.compile(r"\s*[,;]?\s*")
-        if self.is_object:
-            return _any_space(self.between)
-        return _any_space(self.tail + self.between + self.head)
-
-    @cached_property
-    def after(self) -> re.Pattern[str]:
-        """Pattern of the text behind the last JSON object of calls. It does not end with white space, so that a match
-        is complete when it is found.
-        """
-        if self.bare:
-            return re.compile(r"\s*\]")
-        text = self.closing
-        if not self.is_object:
-            text = self.tail + text
-        return re.compile(_any_space_pattern(text))
+    def shows_in(self, template: str) -> bool:
+        """Return whether a chat template shows this family."""
+        return any(all(text in template for text in texts) for texts in self.in_template)
 
 
-def _any_space(text: str) -> re.Pattern[str]:
-    return re.compile(_any_space_pattern(text) + r"\s*")
+def _tagged(
+    name: str, tag: str, form: CallForm, *in_template: tuple[str, ...], parsers: tuple[str, ...] = ()
+) -> CallFamily:
+    """Return a family whose calls stand in tags of their own, each on lines of its own."""
+    return CallFamily(
+        name,
+        form,
+        opening=f"<{tag}>\n",
+        between=f"\n</{tag}>\n<{tag}>\n",
+        closing=f"\n</{tag}>",
+        markers=(f"<{tag}>",),
+        in_template=in_template or ((f"<{tag}>",),),
+        parsers=parsers,
+    )
 
 
-def _any_space_pattern(text: str) -> str:
-    # "<a>\nNAME" -> \s*<a>\s*(?P<name>...)
-    pattern = ""
-    for part in _PART.findall(text):
-        pattern += rf"\s*{re.escape(part)}"
-    return pattern.replace(NAME, f"(?P<name>{TOOL_NAME})")
+def _listed(
+    name: str,
+    opening: str,
+    closing: str,
+    *in_template: tuple[str, ...],
+    form: CallForm | None = None,
+    parsers: tuple[str, ...] = (),
+    markers: tuple[str, ...] = (),
+    ids: CallIds = CallIds.ANY,
+) -> CallFamily:
+    """Return a family whose calls are a list between `opening`, which ends with a bracket, and `closing`."""
+    return CallFamily(
+        name,
+        form or JsonObject(),
+        opening=opening,
+        between=", ",
+        closing=closing,
+        markers=markers or (opening.rstrip("[ "),),
+        in_template=in_template or ((opening,),),
+        parsers=parsers,
+        ids=ids,
+    )
 
 
-_OBJECT = '{"name": "NAME", "arguments": '
-_PARAMETERS = '{"name": "NAME", "parameters": '
 _DEEPSEEK = "<｜tool▁calls▁begin｜>"
+_DEEPSEEK_END = "<｜tool▁calls▁end｜>"
 _CALL = "<｜tool▁call▁begin｜>"
 _SEP = "<｜tool▁sep｜>"
-_END = "<｜tool▁call▁end｜>"
+_CALL_END = "<｜tool▁call▁end｜>"
+_DSML = "｜DSML｜"
 
-HERMES = CallFamily(
-    "hermes",
-    "<tool_call>",
-    "<tool_call>\n",
-    _OBJECT,
-    "}",
-    "\n</tool_call>\n<tool_call>\n",
-    "\n</tool_call>",
+QWEN3_CODER = _tagged(
+    "qwen3_coder",
+    "tool_call",
+    XmlParameters("<function=NAME>\n", "<parameter=KEY>", "</parameter>\n", "</function>", has_lines=True),
+    ("<tool_call>", "<function=", "<parameter="),
+    parsers=("qwen3_xml", "qwen35_coder", "nemotron_v3", "step3p5"),
 )
-MISTRAL = CallFamily("mistral", "[TOOL_CALLS]", "[TOOL_CALLS][", _OBJECT, "}", ", ", "]", short_ids=True)
-MISTRAL_SPACED = CallFamily("mistral", "[TOOL_CALLS]", "[TOOL_CALLS] [", _OBJECT, "}", ", ", "]", short_ids=True)
+GLM = CallFamily(
+    "glm45",
+    XmlParameters("NAME\n", "<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n", "</tool_call>"),
+    opening="<tool_call>",
+    between="\n<tool_call>",
+    markers=("<tool_call>",),
+    in_template=(("<arg_key>", "<arg_value>"),),
+    parsers=("glm47", "glm4_moe"),
+)
+MINIMAX_M2 = CallFamily(
+    "minimax_m2",
+    XmlParameters('<invoke name="NAME">\n', '<parameter name="KEY">', "</parameter>\n", "</invoke>"),
+    opening="<minimax:tool_call>\n",
+    between="\n",
+    closing="\n</minimax:tool_call>",
+    markers=("<minimax:tool_call>",),
+    in_template=(("minimax:tool_call",),),
+)
+DEEPSEEK_V32 = CallFamily(
+    "deepseek_v32",
+    XmlParameters(
+        f'<{_DSML}invoke name="NAME">\n',
+        f'<{_DSML}parameter name="KEY" string="',
+        f"</{_DSML}parameter>\n",
+        f"</{_DSML}invoke>",
+        has_kinds=True,
+    ),
+    opening=f"<{_DSML}function_calls>\n",
+    between="\n",
+    closing=f"\n</{_DSML}function_calls>",
+    markers=(f"<{_DSML}function_calls>",),
+    in_template=((_DSML, "function_calls"), ("DSML", "function_calls")),
+)
+DEEPSEEK_V4 = CallFamily(
+    "deepseek_v4",
+    DEEPSEEK_V32.form,
+    opening=f"<{_DSML}tool_calls>\n",
+    between="\n",
+    closing=f"\n</{_DSML}tool_calls>",
+    markers=(f"<{_DSML}tool_calls>",),
+    in_template=((_DSML, "tool_calls>"), ("DSML", "}tool_calls")),
+)
+SEED_OSS = _tagged(
+    "seed_oss",
+    "seed:tool_call",
+    XmlParameters("<function=NAME>\n", "<parameter=KEY>", "</parameter>\n", "</function>"),
+    ("seed:tool_call",),
+)
+STEP3 = CallFamily(
+    "step3",
+    XmlParameters(
+        f'{_CALL}function{_SEP}<steptml:invoke name="NAME">',
+        '<steptml:parameter name="KEY">',
+        "</steptml:parameter>",
+        f"</steptml:invoke>{_CALL_END}",
+    ),
+    opening="<｜tool_calls_begin｜>",
+    closing="<｜tool_calls_end｜>",
+    markers=("<｜tool_calls_begin｜>",),
+    in_template=(("steptml:invoke",),),
+)
+KIMI_K2 = CallFamily(
+    "kimi_k2",
+    JsonArguments(
+        "<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        ("<|tool_call_begin|>NAME:INDEX<|tool_call_argument_begin|>",),
+    ),
+    opening="<|tool_calls_section_begin|>",
+    closing="<|tool_calls_section_end|>",
+    markers=("<|tool_calls_section_begin|>",),
+    in_template=(("<|tool_calls_section_begin|>",),),
+    ids=CallIds.NUMBERED,
+)
+HARMONY = CallFamily(
+    "openai",
+    JsonArguments(
+        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+        "<|call|>",
+        (
+            "<|channel|>commentary to=functions.NAME <|message|>",
+            "<|channel|>analysis to=functions.NAME <|constrain|>json<|message|>",
+            "<|channel|>analysis to=functions.NAME <|message|>",
+            "to=functions.NAME<|channel|>commentary <|constrain|>json<|message|>",
+            "to=functions.NAME<|channel|>commentary json<|message|>",
+            "to=functions.NAME<|channel|>commentary<|message|>",
+        ),
+    ),
+    between="<|start|>assistant",
+    markers=("<|channel|>commentary to=", "<|channel|>analysis to=", "to=functions."),
+    in_template=(("<|channel|>", "<|message|>", "to=functions."),),
+    parsers=("gptoss", "gpt_oss", "harmony"),
+)
+MISTRAL = _listed("mistral", "[TOOL_CALLS][", "]", ("[TOOL_CALLS]",), ids=CallIds.SHORT)
+MISTRAL_SPACED = _listed("mistral_spaced", "[TOOL_CALLS] [", "]", ids=CallIds.SHORT)
 MISTRAL_ARGS = CallFamily(
-    "mistral [ARGS]", "[TOOL_CALLS]", "[TOOL_CALLS]", "NAME[ARGS]", "", "[TOOL_CALLS]", "", short_ids=True
+    "mistral_args",
+    JsonArguments("NAME[ARGS]"),
+    opening="[TOOL_CALLS]",
+    between="[TOOL_CALLS]",
+    markers=("[TOOL_CALLS]",),
+    in_template=(("[TOOL_CALLS]", "[ARGS]"),),
+    ids=CallIds.SHORT,
 )
-DEEPSEEK = CallFamily(
-    "deepseek",
-    _DEEPSEEK,
-    _DEEPSEEK,
-    f"{_CALL}function{_SEP}NAME\n```json\n",
-    f"\n```{_END}",
-    "\n",
-    "<｜tool▁calls▁end｜>",
+DEEPSEEK_V3 = CallFamily(
+    "deepseek_v3",
+    JsonArguments(f"{_CALL}function{_SEP}NAME\n```json\n", f"\n```{_CALL_END}"),
+    opening=_DEEPSEEK,
+    between="\n",
+    closing=_DEEPSEEK_END,
+    markers=(_DEEPSEEK,),
+    in_template=((_DEEPSEEK, "```json"),),
 )
-DEEPSEEK_V31 = CallFamily("deepseek v3.1", _DEEPSEEK, _DEEPSEEK, f"{_CALL}NAME{_SEP}", _END, "", "<｜tool▁calls▁end｜>")
-LLAMA3 = CallFamily("llama3", "<|python_tag|>", "", _PARAMETERS, "}", "; ", "", bare=True)
-JSON = CallFamily("json", None, "[", _OBJECT, "}", ", ", "]", bare=True)
+DEEPSEEK_V31 = CallFamily(
+    "deepseek_v31",
+    JsonArguments(f"{_CALL}NAME{_SEP}", _CALL_END),
+    opening=_DEEPSEEK,
+    closing=_DEEPSEEK_END,
+    markers=(_DEEPSEEK,),
+    in_template=((_DEEPSEEK,),),
+)
+FUNCTION_GEMMA = CallFamily(
+    "functiongemma",
+    Gemma("<escape>"),
+    opening="<start_function_call>",
+    between="<end_function_call><start_function_call>",
+    closing="<end_function_call>",
+    markers=("<start_function_call>",),
+    in_template=(("<start_function_call>",),),
+)
+GEMMA4 = CallFamily(
+    "gemma4",
+    Gemma('<|"|>'),
+    opening="<|tool_call>",
+    between="<tool_call|><|tool_call>",
+    closing="<tool_call|>",
+    markers=("<|tool_call>",),
+    in_template=(("<|tool_call>",),),
+)
+OLMO3 = CallFamily(
+    "olmo3",
+    Pythonic(),
+    opening="<function_calls>",
+    between="\n",
+    closing="</function_calls>",
+    markers=("<function_calls>",),
+    in_template=(("<function_calls>",),),
+)
+LFM2 = _listed("lfm2", "<|tool_call_start|>[", "]<|tool_call_end|>", ("<|tool_call_start|>",), form=Pythonic())
+GEMMA3 = CallFamily(
+    "gemma3",
+    Pythonic(),
+    opening="```tool_code\n",
+    between="\n",
+    closing="\n```",
+    markers=("```tool_code",),
+    in_template=(("```tool_code",),),
+)
+LLAMA4_PYTHONIC = CallFamily(
+    "llama4_pythonic",
+    Pythonic(),
+    opening="[",
+    between=", ",
+    closing="]",
+    markers=("<|python_start|>",),
+    silent=("<|python_end|>",),
+    is_bare=True,
+    bare_starts=("[",),
+    lists_one=True,
+    in_template=(("<|python_start|>",), ("[func_name1(params_name1=",)),
+    parsers=("pythonic",),
+)
+GRANITE = _listed(
+    "granite", "<|tool_call|>[", "]", ("<|tool_call|>", "granite"), ("<|tool_call|>", "<|start_of_role|>")
+)
+GRANITE_20B = CallFamily(
+    "granite-20b-fc",
+    JsonObject(),
+    opening="<function_call> ",
+    between="\n<function_call> ",
+    markers=("<function_call>",),
+    in_template=(("<function_call>",),),
+)
+PHI4 = _listed("phi4_mini_json", "<|tool_call|>[", "]<|/tool_call|>", ("<|tool_call|>", "<|/tool_call|>"))
+PHI4_FUNCTOOLS = _listed("phi4_functools", "functools[", "]")
+HUNYUAN = _listed("hunyuan_a13b", "<tool_calls>[", "]</tool_calls>", ("<tool_calls>",), parsers=("jamba",))
+MINIMAX_M1 = CallFamily(
+    "minimax",
+    JsonObject(),
+    opening="<tool_calls>\n",
+    between="\n",
+    closing="\n</tool_calls>",
+    markers=("<tool_calls>",),
+    in_template=(("<tool_calls>\\n",), ("<tool_calls>\n",)),
+)
+NEMOTRON = _listed("nemotron_json", "<TOOLCALL>[", "]</TOOLCALL>", ("<TOOLCALL>",), parsers=("nemotron",))
+COHERE = _listed(
+    "cohere_command",
+    "<|START_ACTION|>[",
+    "]<|END_ACTION|>",
+    ("<|START_ACTION|>",),
+    form=JsonObject("parameters", "tool_name", '"tool_call_id": "INDEX", '),
+    parsers=("cohere", "cohere_command3"),
+)
+INTERNLM = CallFamily(
+    "internlm",
+    JsonObject("parameters"),
+    opening="<|action_start|><|plugin|>",
+    between="<|action_end|><|action_start|><|plugin|>",
+    closing="<|action_end|>",
+    markers=("<|action_start|>",),
+    in_template=(("<|action_start|>", "<|plugin|>"),),
+)
+LONGCAT = _tagged("longcat", "longcat_tool_call", JsonObject())
+PANGU = _listed("pangu", "[unused11][", "][unused12]", ("[unused11]",))
+HERMES = _tagged("hermes", "tool_call", JsonObject(), parsers=("qwen2_5", "ernie45", "smollm3", "granite4", "qwen3"))
+LLAMA3 = CallFamily(
+    "llama3_json",
+    JsonObject("parameters", is_exact=False),
+    between="; ",
+    markers=("<|python_tag|>",),
+    is_bare=True,
+    bare_starts=("{", "["),
+    in_template=(("<|python_tag|>",), ('"parameters": ', "<|start_header_id|>")),
+    parsers=("llama4_json",),
+)
+JSON = CallFamily(
+    "json",
+    JsonObject(is_exact=False),
+    opening="[",
+    between=", ",
+    closing="]",
+    is_bare=True,
+    parsers=("xlam",),
+)
+"""For a template that shows calls without a marker: JSON as the API has it."""
+
+FAMILIES: Sequence[CallFamily] = (
+    HARMONY,
+    KIMI_K2,
+    GLM,
+    QWEN3_CODER,
+    SEED_OSS,
+    MINIMAX_M2,
+    STEP3,
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    MISTRAL_ARGS,
+    MISTRAL_SPACED,
+    MISTRAL,
+    FUNCTION_GEMMA,
+    GEMMA4,
+    LFM2,
+    OLMO3,
+    GEMMA3,
+    LLAMA4_PYTHONIC,
+    PHI4,
+    PHI4_FUNCTOOLS,
+    GRANITE,
+    GRANITE_20B,
+    MINIMAX_M1,
+    HUNYUAN,
+    NEMOTRON,
+    COHERE,
+    INTERNLM,
+    LONGCAT,
+    PANGU,
+    HERMES,
+    LLAMA3,
+    JSON,
+)
+"""In the order in which a template is tried: a family whose marker another one has as well stands in front of it."""
+
+
+def _by_parser() -> dict[str, CallFamily]:
+    found = dict[str, CallFamily]()
+    for family in FAMILIES:
+        for name in (family.name, *family.parsers):
+            found[name] = family
+    return found
+
+
+BY_PARSER: Mapping[str, CallFamily] = _by_parser()
+"""Families by the names that `--tool-call-parser` takes."""
+_UNKNOWN = re.compile(r"<[^<>\s{}]*(?:tool_?call|function_?call|invoke|action)[^<>\s{}]*>", re.IGNORECASE)
+"""A tag of calls."""
+
+
+class UnknownFamily(Exception):
+    """A chat template shows calls in a form that no family has. The argument is the tag that shows it."""
 
 
 def family_of(template: str) -> CallFamily:
-    """Return the family of a chat template that takes tools: JSON for one without a known marker."""
-    if _DEEPSEEK in template:
-        if "```json" in template:
-            return DEEPSEEK
-        return DEEPSEEK_V31
-    if "[ARGS]" in template and "[TOOL_CALLS]" in template:
-        return MISTRAL_ARGS
-    if "[TOOL_CALLS] [" in template:
-        return MISTRAL_SPACED
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL
-    if "<tool_call>" in template:
-        return HERMES
-    if "<|python_tag|>" in template or ('"parameters": ' in template and "<|start_header_id|>" in template):
-        return LLAMA3
+    """Return the family of a chat template that takes tools. Raises UnknownFamily."""
+    for family in FAMILIES:
+        if family.shows_in(template):
+            return family
+    unknown = _UNKNOWN.search(template)
+    if unknown is not None:
+        raise UnknownFamily(unknown[0])
     return JSON
-
-
-Marks = tuple[str, str]
-"""The texts that begin and end the reasoning of an output."""
-
-
-def reasoning_marks(template: str) -> Marks | None:
-    """Return the marks of reasoning in a chat template, None for a template without."""
-    for marks in (("<think>", "</think>"), ("[THINK]", "[/THINK]")):
-        if marks[1] in template:
-            return marks
-    return None

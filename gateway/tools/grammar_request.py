@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.tools.call_families import MARKER, NAME, CallFamily, Marks
+from gateway.tools.call_families import BY_PARSER, CallFamily
+from gateway.tools.cursor import MARKER
+from gateway.tools.forms.form import NAME
 from gateway.tools.offer import Tool, ToolOffer
+from gateway.tools.reasoning import REASONING_BY_PARSER, ReasoningFamily
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +20,10 @@ class ToolGrammarRequest:
     """All that the grammar of a whole output depends on."""
 
     offer: ToolOffer
-    family: CallFamily | None
-    """Family in which calls are written; None = no calls."""
-    marks: Marks | None
-    """Marks of the reasoning that an output may begin with; None = it has none."""
+    family_name: str | None
+    """CallFamily in which calls are written; None = no calls."""
+    reasoning_name: str | None
+    """CallFamily of the reasoning that an output may begin with; None = it has none."""
     in_reasoning: bool
     """Whether the prompt ends inside the reasoning."""
     answer: str
@@ -32,29 +35,40 @@ class ToolGrammarRequest:
     def from_json(cls, fields: dict[str, Any]) -> ToolGrammarRequest:
         """Return the request with these fields, as orjson writes a dataclass."""
         tools = tuple(Tool(**tool) for tool in fields["offer"]["tools"])
-        family = fields["family"]
-        if family is not None:
-            family = CallFamily(**family)
-        marks = fields["marks"]
-        if marks is not None:
-            marks = tuple(marks)
         offer = ToolOffer(**fields["offer"] | {"tools": tools})
-        return cls(**fields | {"offer": offer, "family": family, "marks": marks})
+        return cls(**fields | {"offer": offer})
+
+    @property
+    def family(self) -> CallFamily | None:
+        """The family of that name."""
+        if self.family_name is None:
+            return None
+        return BY_PARSER[self.family_name]
+
+    @property
+    def reasoning(self) -> ReasoningFamily | None:
+        """The family of reasoning of that name."""
+        if self.reasoning_name is None:
+            return None
+        return REASONING_BY_PARSER[self.reasoning_name]
 
 
-def has_grammar(offer: ToolOffer, family: CallFamily | None, marks: Marks | None, answer: str) -> bool:
+def has_grammar(offer: ToolOffer, family: CallFamily | None, reasoning: ReasoningFamily | None, answer: str) -> bool:
     """Return whether the output needs another grammar than `answer`, the one of an answer that is no call."""
     if family is None or not offer.tools:
-        return bool(answer) and marks is not None
+        return bool(answer) and reasoning is not None
     return bool(answer) or offer.choice == "required" or any(tool.strict for tool in offer.tools)
 
 
-def markers(offer: ToolOffer, family: CallFamily | None, marks: Marks | None) -> set[str]:
+def markers(offer: ToolOffer, family: CallFamily | None, reasoning: ReasoningFamily | None) -> set[str]:
     """Return the texts around calls and reasoning that may each be one token, and their parts that may."""
-    texts = [*(marks or ())]
+    texts = list[str]()
+    if reasoning is not None:
+        texts += [*reasoning.marks, reasoning.answer_start, reasoning.turn]
     if family is not None:
-        texts += [family.marker or "", family.opening.removeprefix(family.marker or ""), *family.texts]
-        texts += [family.head.replace(NAME, tool.name) for tool in offer.tools]
+        texts += [*family.texts, family.opening.removeprefix(family.marker or "")]
+        for text in family.form.texts:
+            texts += [text.replace(NAME, tool.name) for tool in offer.tools if NAME in text]
     found = set(texts)
     for text in texts:
         found.update(MARKER.findall(text))

@@ -1,4 +1,4 @@
-"""The parts of an output's text that a Reader finds: `reader.py` makes them, the forms of `gateway.api` write them."""
+"""The parts of an output's text: a `CallReader` finds them, the forms of `gateway.api` write them."""
 
 from __future__ import annotations
 

@@ -9,10 +9,13 @@ import dataclasses
 from dataclasses import dataclass
 
 from gateway.tokenizer import Tokenizer
-from gateway.tools.call_families import MARKER, CallFamily, Marks, family_of, reasoning_marks
+from gateway.tools.call_families import CallFamily, CallIds
+from gateway.tools.cursor import MARKER
 from gateway.tools.grammar_request import ToolGrammarRequest, has_grammar, markers
-from gateway.tools.offer import ToolOffer
-from gateway.tools.reader import CallReader
+from gateway.tools.offer import NO_PARAMETERS, ToolOffer
+from gateway.tools.reader import CallReader, Schemas
+from gateway.tools.reasoning import Marks, ReasoningFamily
+from gateway.tools.recognition import families_of
 from outrider.wire.errors import InvalidRequest
 
 
@@ -21,27 +24,41 @@ class Reading:
     """How the outputs of a prompt are read."""
 
     family: CallFamily | None
-    """Family in which calls are written; None = there are no calls."""
-    names: frozenset[str]
-    """Names of the tools that may be called."""
-    marks: Marks | None
-    """Marks of the reasoning; None = there is none."""
+    """CallFamily in which calls are written; None = there are no calls."""
+    schemas: Schemas
+    """The JSON Schema of each tool's arguments, by the name of the tool."""
+    reasoning: ReasoningFamily | None
+    """CallFamily of the reasoning; None = there is none."""
     in_reasoning: bool
     """Whether the prompt ends inside the reasoning."""
     max_calls: int | None
     """Calls that an output may have; None = any number."""
     shown_ids: frozenset[int]
     """Special tokens that are part of the text: the markers of calls and reasoning."""
+    silent: tuple[str, ...] = ()
+    """Texts around an answer that are no part of it."""
+    num_previous_calls: int = 0
+    """Calls in the prompt, for families that number them."""
+
+    @property
+    def marks(self) -> Marks | None:
+        """Texts that begin and end the reasoning; None = there is none."""
+        if self.reasoning is None:
+            return None
+        return self.reasoning.marks
 
     def reader(self) -> CallReader:
         """Return a reader for one output."""
-        return CallReader(self.family, self.names, self.marks, self.in_reasoning, self.max_calls)
+        return CallReader(
+            self.family, self.schemas, self.reasoning, self.in_reasoning, self.max_calls, silent=self.silent
+        )
 
 
 def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str) -> Reading | None:
     """Return how the outputs of a chat are read; None = they are text alone.
 
-    `prompt`: the rendered chat. Raises InvalidRequest for tools that the chat template cannot take.
+    `prompt`: the rendered chat. Raises InvalidRequest for tools that the chat template cannot take, or whose calls
+    cannot be read.
     """
     template = tokenizer.template
     assert template is not None, "the prompt was written with it"
@@ -51,36 +68,58 @@ def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str) -> Reading |
             "--chat-template FILE, one that does",
             param="tools",
         )
-    family = None
     source = template.source
     if offer.tools:
         source = template.tool_source
-        family = family_of(source)
-    marks = reasoning_marks(source)
+    families = families_of(tokenizer, source)
+    family = None
+    silent: tuple[str, ...] = ()
+    if offer.tools:
+        family = families.calls
+        if family is None:
+            raise InvalidRequest(
+                f"the chat template {template.name} writes calls with {families.unknown_tag}, a form that is not read "
+                "here; leave tools out, or start the gateway with --tool-call-parser NAME, the family whose form it is",
+                param="tools",
+            )
+        silent = family.silent
+    reasoning = families.reasoning
     in_reasoning = False
-    if marks is not None:
-        in_reasoning = _ends_in_reasoning(offer, prompt, marks)
-        if not in_reasoning and _is_past_reasoning(offer, prompt, marks):
-            marks = None
-    if family is None and marks is None:
+    if reasoning is not None:
+        silent += reasoning.silent
+        in_reasoning = _ends_in_reasoning(offer, prompt, reasoning.marks)
+        if not in_reasoning and _is_past_reasoning(offer, prompt, reasoning.marks) and not reasoning.may_return:
+            reasoning = None
+    if family is None and reasoning is None and not silent:
         return None
-    return Reading(family, offer.names, marks, in_reasoning, offer.max_calls, _marker_ids(family, marks, tokenizer))
+    schemas = {tool.name: tool.parameters or NO_PARAMETERS for tool in offer.tools}
+    shown_ids = _marker_ids(family, reasoning, silent, tokenizer)
+    num_previous_calls = 0
+    if family is not None and family.ids is CallIds.NUMBERED:
+        num_previous_calls = prompt.count(family.form.texts[0].partition("functions")[0])
+    return Reading(family, schemas, reasoning, in_reasoning, offer.max_calls, shown_ids, silent, num_previous_calls)
 
 
 def _ends_in_reasoning(offer: ToolOffer, prompt: str, marks: Marks) -> bool:
     begin, end = marks
     is_continued = offer.continued_text.rfind(begin) > offer.continued_text.rfind(end)
-    return is_continued or prompt.rstrip().endswith(begin)
+    return is_continued or prompt.rstrip().endswith(begin.rstrip())
 
 
 def _is_past_reasoning(offer: ToolOffer, prompt: str, marks: Marks) -> bool:
     return bool(offer.continued_text) or prompt.rstrip().endswith(marks[1])
 
 
-def _marker_ids(family: CallFamily | None, marks: Marks | None, tokenizer: Tokenizer) -> frozenset[int]:
-    texts = {*(marks or ())}
+def _marker_ids(
+    family: CallFamily | None, reasoning: ReasoningFamily | None, silent: tuple[str, ...], tokenizer: Tokenizer
+) -> frozenset[int]:
+    texts = {*silent}
+    if reasoning is not None:
+        texts.update(reasoning.marks)
     if family is not None:
-        texts.update(MARKER.findall(" ".join((family.marker or "", *family.texts))))
+        texts.update(family.texts)
+    for text in tuple(texts):
+        texts.update(MARKER.findall(text))
     ids = set[int]()
     for text in texts:
         token_id = tokenizer.silent_id(text)
@@ -95,15 +134,21 @@ def grammar_request(offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, an
     `answer`: the grammar of an answer that is no call; empty = any text.
     """
     family = reading.family
-    marks = reading.marks
-    if not has_grammar(offer, family, marks, answer):
+    reasoning = reading.reasoning
+    if not has_grammar(offer, family, reasoning, answer):
         return None
     token_ids = {}
-    for text in sorted(markers(offer, family, marks)):
+    for text in sorted(markers(offer, family, reasoning)):
         token_id = tokenizer.control_id(text)
         if token_id is not None:
             token_ids[text] = token_id
     # Only what the grammar depends on: the next request of the same chat then needs the same grammar.
     tools = tuple(dataclasses.replace(tool, description=None) for tool in offer.tools)
     offer = dataclasses.replace(offer, tools=tools, continued_text="", num_bytes=0)
-    return ToolGrammarRequest(offer, family, marks, reading.in_reasoning, answer, token_ids)
+    family_name = None
+    if family is not None:
+        family_name = family.name
+    reasoning_name = None
+    if reasoning is not None:
+        reasoning_name = reasoning.name
+    return ToolGrammarRequest(offer, family_name, reasoning_name, reading.in_reasoning, answer, token_ids)

@@ -5,7 +5,120 @@ The reader of calls, the stops that wait for the answer, and the grammar of the 
 
 from __future__ import annotations
 
-from gateway.tools.call_families import Marks
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Marks = tuple[str, str]
+"""The texts that begin and end the reasoning of an output."""
+
+
+@dataclass(frozen=True)
+class ReasoningFamily:
+    """How a family of models writes its reasoning."""
+
+    name: str
+    marks: Marks
+    silent: tuple[str, ...] = ()
+    """Texts outside the reasoning and calls that are no part of the answer, such as tags around it."""
+    answer_start: str = ""
+    """Text that a model of the family writes in front of an answer that is no call. A grammar of answers has it."""
+    turn: str = ""
+    """Text that a model of the family writes between its reasoning and what follows; empty = white space at most."""
+    may_return: bool = False
+    """Whether reasoning may follow an answer."""
+    in_template: tuple[str, ...] = ()
+    """Texts by which a chat template shows the family; none: `marks`' end."""
+    parsers: tuple[str, ...] = ()
+    """Names of the family for `--reasoning-parser`, besides its own: those of vLLM."""
+
+    def shows_in(self, template: str) -> bool:
+        """Return whether a chat template shows this family."""
+        return all(text in template for text in self.in_template or (self.marks[1],))
+
+
+HARMONY = ReasoningFamily(
+    "openai_gptoss",
+    ("<|channel|>analysis<|message|>", "<|end|>"),
+    silent=(
+        "<|start|>assistant",
+        "<|channel|>final <|constrain|>json<|message|>",
+        "<|channel|>final<|message|>",
+        "<|channel|>commentary<|message|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+    ),
+    answer_start="<|channel|>final<|message|>",
+    turn="<|start|>assistant",
+    may_return=True,
+    in_template=("<|channel|>", "<|message|>"),
+    parsers=("openai", "gptoss", "gpt_oss", "harmony"),
+)
+COHERE = ReasoningFamily(
+    "cohere_command",
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    parsers=("cohere", "cohere_command3"),
+)
+HUNYUAN = ReasoningFamily(
+    "hunyuan_a13b", ("<think>", "</think>"), silent=("<answer>", "</answer>"), in_template=("</think>", "<answer>")
+)
+ERNIE = ReasoningFamily(
+    "ernie45", ("<think>", "</think>"), silent=("<response>", "</response>"), in_template=("</think>", "<response>")
+)
+GEMMA4 = ReasoningFamily("gemma4", ("<|channel>thought\n", "<channel|>"))
+SEED_OSS = ReasoningFamily("seed_oss", ("<seed:think>", "</seed:think>"))
+MISTRAL = ReasoningFamily("mistral", ("[THINK]", "[/THINK]"))
+KIMI = ReasoningFamily("kimi_vl", ("◁think▷", "◁/think▷"))
+APERTUS = ReasoningFamily("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"))
+GRANITE = ReasoningFamily(
+    "granite",
+    ("Here is my thought process:", "Here is my response:"),
+    in_template=("Here is my thought process:", "Here is my response:"),
+)
+THINK = ReasoningFamily(
+    "think",
+    ("<think>", "</think>"),
+    parsers=(
+        *("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "step3", "step3p5", "olmo3"),
+        *("nemotron", "nemotron_v3", "holo2", "exaone4", "lfm2", "smollm3"),
+    ),
+)
+REASONING_FAMILIES: Sequence[ReasoningFamily] = (
+    HARMONY,
+    COHERE,
+    HUNYUAN,
+    ERNIE,
+    GEMMA4,
+    SEED_OSS,
+    MISTRAL,
+    KIMI,
+    APERTUS,
+    THINK,
+    GRANITE,
+)
+"""In the order in which a template is tried."""
+
+
+def _by_parser() -> dict[str, ReasoningFamily]:
+    found = dict[str, ReasoningFamily]()
+    for family in REASONING_FAMILIES:
+        for name in (family.name, *family.parsers):
+            found[name] = family
+    return found
+
+
+REASONING_BY_PARSER: Mapping[str, ReasoningFamily] = _by_parser()
+"""Families by the names that `--reasoning-parser` takes."""
+
+
+def reasoning_family(template: str) -> ReasoningFamily | None:
+    """Return the family of reasoning in a chat template, None for a template without."""
+    for family in REASONING_FAMILIES:
+        if family.shows_in(template):
+            return family
+    return None
+
 
 MAX_SPACE_CHARS = 256
 """Characters at the start of an output within which its reasoning has to begin."""

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.grammars import MARKER_ID, error_of, schema_text
-from gateway.tools.call_families import MARKER, NAME, CallFamily, Marks
+from gateway.tools.call_families import CallFamily
+from gateway.tools.cursor import MARKER
+from gateway.tools.forms.form import GrammarParts
 from gateway.tools.grammar_request import ToolGrammarRequest
 from gateway.tools.offer import NO_PARAMETERS, Tool, ToolOffer
 from outrider.wire.errors import InvalidRequest
@@ -30,7 +32,8 @@ _SPACE = r"[\s\x1c-\x1f]*"
 FREE = rf"FREE: /{_SPACE}(\[{_SPACE}\[(.|\n)*|(\[{_SPACE})?([^\s\x1c-\x1f{{\[](.|\n)*)?)/"
 """Text that is no call in a family whose calls need no marker: it begins neither with an object nor with a list of
 objects."""
-_JSON = re.compile(r'"[^"]*"|[{}]|[:,] ')
+FREE_OF_LISTS = rf"FREE: /{_SPACE}([^\s\x1c-\x1f\[](.|\n)*)?/"
+"""Text that is no call in a family whose calls are a list: it begins with none."""
 _TOKEN_ID = re.compile(r"<\[\d+\]>")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -40,87 +43,105 @@ def tool_grammar(request: ToolGrammarRequest) -> str:
 
     Takes long for large schemas. Raises InvalidRequest for schemas that cannot be enforced.
     """
-    offer = request.offer
-    family = request.family
-    token_of = request.token_ids.get
-    rules: list[str] = []
-    schemas: list[dict[str, Any]] = []
-    if family is None or not offer.tools:
-        body = "@answer"
-    elif offer.choice == "required":
-        body = _calls(offer, family, family.opening, rules, schemas, token_of)
-    elif request.answer:
-        body = f"{_calls(offer, family, family.opening, rules, schemas, token_of)} | @answer"
-    else:
-        body = _text_or_calls(offer, family, rules, schemas, token_of)
-    start = _after_reasoning(request.marks, request.in_reasoning, rules, token_of)
-    lark = "\n".join(("%llguidance {}", f"start: {start}", f"body: {body}", *rules, TEXT, ""))
-    grammars = [{"name": "calls", "lark_grammar": lark}, *schemas]
-    if "@answer" in body:
+    parts = _parts(request)
+    start = _start(request, _body(request, parts), parts)
+    lark = "\n".join(("%llguidance {}", f"start: {start}", *parts.rules, TEXT, ""))
+    grammars = [{"name": "calls", "lark_grammar": lark}, *parts.schemas]
+    if "@answer" in lark:
         grammars.append({**json.loads(request.answer)["grammars"][0], "name": "answer"})
     return _checked(grammars)
 
 
-def _calls(
-    offer: ToolOffer,
-    family: CallFamily,
-    opening: str,
-    rules: list[str],
-    schemas: list[dict[str, Any]],
-    token_of: TokenOf,
-) -> str:
-    """Add the rules of calls to `rules` and `schemas`. Return the right side of the rule of one or several calls, with
-    the texts around them.
+def _parts(request: ToolGrammarRequest) -> GrammarParts:
+    token_of = request.token_ids.get
+    rules = list[str]()
+
+    def text_up_to(rule: str, marker: str) -> str:
+        return _text_up_to(rule, marker, rules, token_of)
+
+    return GrammarParts(lambda text: _spell(text, token_of), text_up_to, rules)
+
+
+def _body(request: ToolGrammarRequest, parts: GrammarParts) -> str:
+    """Return the right side of the rule of an output without its reasoning."""
+    offer = request.offer
+    family = request.family
+    if family is None or not offer.tools:
+        return "@answer"
+    if offer.choice == "required":
+        return _calls(offer, family, parts)
+    if request.answer:
+        return f"{_calls(offer, family, parts)} | {_answer(request, parts)}"
+    return _text_or_calls(request, family, parts)
+
+
+def _answer(request: ToolGrammarRequest, parts: GrammarParts) -> str:
+    reasoning = request.reasoning
+    if reasoning is None or not reasoning.answer_start:
+        return "@answer"
+    return f"{parts.spell(reasoning.answer_start)} @answer"
+
+
+def _calls(offer: ToolOffer, family: CallFamily, parts: GrammarParts, *, is_marked: bool = False) -> str:
+    """Return the right side of the rule of one or several calls, with the texts around them.
+
+    `is_marked`: the family's marker stands in front already.
     """
-    call = _call_rules(offer, family, rules, schemas, token_of)
-    opening = _spell(opening, token_of)
-    between = _spell(family.between, token_of)
-    closing = _spell(family.closing, token_of)
-    if offer.max_calls == 1 and family.bare:
-        return call
+    kind = "first"
+    if is_marked:
+        kind = "marked"
+    first = _call_rules(offer, family, kind, family.opening, parts)
+    closing = parts.spell(family.closing)
+    if family.is_bare and not family.lists_one:
+        alone = _call_rules(offer, family, "alone", "", parts)
+        if offer.max_calls == 1:
+            return alone
+        further = _call_rules(offer, family, "further", family.between, parts)
+        return f"{alone} | {first} {further}{{1,{MAX_CALLS - 1}}} {closing}"
     if offer.max_calls == 1:
-        return f"{opening} {call} {closing}"
-    if family.bare:
-        return f"{call} | {opening} {call} ({between} {call}){{1,{MAX_CALLS - 1}}} {closing}"
-    return f"{opening} {call} ({between} {call}){{0,{MAX_CALLS - 1}}} {closing}"
+        return f"{first} {closing}"
+    further = _call_rules(offer, family, "further", family.between, parts)
+    return f"{first} {further}{{0,{MAX_CALLS - 1}}} {closing}"
 
 
-def _text_or_calls(
-    offer: ToolOffer, family: CallFamily, rules: list[str], schemas: list[dict[str, Any]], token_of: TokenOf
-) -> str:
+def _text_or_calls(request: ToolGrammarRequest, family: CallFamily, parts: GrammarParts) -> str:
     """Return the right side of the rule of an output that is text, text and calls behind the family's marker, or, in a
     bare family, calls alone.
     """
+    reasoning = request.reasoning
+    if reasoning is not None and reasoning.answer_start:
+        return f"{parts.spell(reasoning.answer_start)} TEXT | {_calls(request.offer, family, parts)}"
     text = "TEXT"
-    if family.bare:
+    if family.is_bare:
         text = "FREE"
-    opening = family.opening.removeprefix(family.marker or "")
+        parts.rules.append(FREE_OF_LISTS if family.lists_one else FREE)
+    marker = family.marker
     ways = [text]
-    if family.marker is not None:
-        ways.append(f"{_text_up_to('lead', family.marker, rules, token_of, text)} calls")
-    if family.bare:
+    if marker is not None:
+        ways.append(f"{_text_up_to('lead', marker, parts.rules, request.token_ids.get, text)} calls")
+    if family.is_bare:
         ways.append("calls")
-        rules.append(FREE)
-    rules.append(f"calls: {_calls(offer, family, opening, rules, schemas, token_of)}")
+    parts.rules.append(f"calls: {_calls(request.offer, family, parts, is_marked=not family.is_bare)}")
     return " | ".join(ways)
 
 
-def _call_rules(
-    offer: ToolOffer, family: CallFamily, rules: list[str], schemas: list[dict[str, Any]], token_of: TokenOf
-) -> str:
-    names = []
+def _call_rules(offer: ToolOffer, family: CallFamily, kind: str, before: str, parts: GrammarParts) -> str:
+    """Add the rules of a call behind the text `before`, which is one lexeme with the call's head: the lexer does not go
+    back behind a lexeme's start. Return the name of the rule.
+    """
+    # between "\n", closing "\n</calls>": "\n<call a" and "\n</calls>" are told apart, "\n" alone ends too soon
+    names = list[str]()
     for index, tool in offer.callable_tools:
-        text = family.head.replace(NAME, tool.name)
-        if family.bare:
-            # In pieces of JSON, as the output may be other JSON: the lexer does not go back behind a lexeme's start.
-            head = " ".join(map(_quoted, _JSON.findall(text)))
-        else:
-            head = _spell(text, token_of)
-        rules.append(f"call_{index}: {head} @tool_{index} {_spell(family.tail, token_of)}")
-        schemas.append({"name": f"tool_{index}", "json_schema": _schema(index, tool, offer)})
-        names.append(f"call_{index}")
-    rules.append(f"call: {' | '.join(names)}")
-    return "call"
+        rest = f"call_{index}"
+        if not any(rule.startswith(f"{rest}: ") for rule in parts.rules):
+            arguments = family.form.rest(tool.name, _schema(index, tool, offer), f"tool_{index}", parts)
+            parts.rules.append(f"{rest}: {arguments}")
+        head = before + family.form.head(tool.name)
+        if kind == "marked":
+            head = head.removeprefix(family.marker or "")
+        names.append(f"{parts.spell(head)} {rest}")
+    parts.rules.append(f"{kind}: {' | '.join(names)}")
+    return kind
 
 
 def _schema(index: int, tool: Tool, offer: ToolOffer) -> Any:
@@ -144,14 +165,21 @@ def _schema(index: int, tool: Tool, offer: ToolOffer) -> Any:
         return json.loads(schema_text(ANY_OBJECT, param, strict=False))
 
 
-def _after_reasoning(marks: Marks | None, in_reasoning: bool, rules: list[str], token_of: TokenOf) -> str:
-    if marks is None:
+def _start(request: ToolGrammarRequest, body: str, parts: GrammarParts) -> str:
+    """Return the right side of the first rule: the body, behind reasoning if there is some. Adds the body's rule."""
+    parts.rules.insert(0, f"body: {body}")
+    reasoning = request.reasoning
+    if reasoning is None:
         return "body"
-    rules.append(r"GAP: /[ \n]{0,2}/")
-    thought = f"{_text_up_to('thought', marks[1], rules, token_of)} GAP body"
-    if in_reasoning:
+    begin, end = reasoning.marks
+    gap = parts.spell(reasoning.turn)
+    if not gap:
+        gap = "GAP"
+        parts.rules.append(r"GAP: /[ \n]{0,2}/")
+    thought = f"{parts.text_up_to('thought', end)} {gap} body"
+    if request.in_reasoning:
         return thought
-    return f"body | {_spell(marks[0], token_of)} {thought}"
+    return f"body | {parts.spell(begin)} {thought}"
 
 
 def _text_up_to(rule: str, marker: str, rules: list[str], token_of: TokenOf, text: str = "TEXT") -> str:
@@ -161,9 +189,10 @@ def _text_up_to(rule: str, marker: str, rules: list[str], token_of: TokenOf, tex
     there. If the marker is a control token, which is no text to a grammar, either one ends the text.
     """
     rules.append(f"{rule}_text[lazy]: {text} {_quoted(marker)}")
-    if token_of(marker) is None:
+    spelled = _spell(marker.lstrip(), token_of)  # the text takes the white space in front of a token
+    if spelled == _quoted(marker.lstrip()):
         return f"{rule}_text"
-    rules.append(f"{rule}: {rule}_text | {text} {_spell(marker, token_of)}")
+    rules.append(f"{rule}: {rule}_text | {text} {spelled}")
     return rule
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from gateway.chat_template import ChatTemplate, create_renderers
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.telemetry.vllm_names import ChoiceSeries, ModelLoad
 from gateway.tokenizer import read_tokenizer
+from gateway.tools.recognition import check_parsers, families_of
 from gateway.workers.drafts.capabilities import offered_drafters, why_no_beams, why_no_trees
 from gateway.workers.drafts.draft_limits import requested_speculation
 from gateway.workers.drafts.reference_target import ReferenceTarget
@@ -51,6 +53,7 @@ class SharedServices:
     """Objects that all served models of a gateway share."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics, chat_template: str | None) -> None:
+        check_parsers(config.tool_call_parser, config.reasoning_parser)
         self.config = config
         self.metrics = metrics
         self.chat_template = chat_template
@@ -207,6 +210,8 @@ class ServedModel:
         if not self.referenced.is_set():
             files = await link.get_tokenizer()
             tokenizer = await read_tokenizer(files, self._shared.chat_template, self._shared.renderers)
+            tokenizer.tool_call_parser = self._shared.config.tool_call_parser
+            tokenizer.reasoning_parser = self._shared.config.reasoning_parser
             if not self.referenced.is_set():
                 self.set_reference(ReferenceTarget(info, files, tokenizer, link.model_path))
         self.reference.check_target(info, link.model_path)
@@ -221,6 +226,11 @@ class ServedModel:
                 "them a model_name"
             )
         self._reference = reference
+        template = reference.tokenizer.template
+        if template is not None and template.takes_tools:
+            families = families_of(reference.tokenizer, template.tool_source)
+            level = logging.INFO if families.calls is not None else logging.WARNING
+            log.log(level, "model %s: %s", name, families.describe())
         if defaults := self._sampling_defaults(reference.info):
             shown = ", ".join(f"{key} {value:g}" for key, value in sorted(defaults.items()))
             log.info(

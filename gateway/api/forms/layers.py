@@ -22,9 +22,7 @@ from gateway.tools.parts import CallRetraction, CallStart, Part
 from gateway.tools.reading import Reading
 from outrider.wire.errors import OutriderError
 
-PLAIN_TEXT = Reading(
-    family=None, names=frozenset(), marks=None, in_reasoning=False, max_calls=None, shown_ids=frozenset()
-)
+PLAIN_TEXT = Reading(family=None, schemas={}, reasoning=None, in_reasoning=False, max_calls=None, shown_ids=frozenset())
 """The reading of an output that has neither calls nor reasoning."""
 
 
@@ -76,9 +74,9 @@ class AnswerReader:
             parts.append(part)
         return parts
 
-    def call_id(self) -> str:
+    def call_id(self, call: CallStart) -> str:
         """Return a new id for a call, as the chat template takes it."""
-        return self._reader.call_id()
+        return self._reader.call_id(call.index, call.name)
 
     @property
     def has_calls(self) -> bool:

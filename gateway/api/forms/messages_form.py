@@ -93,7 +93,7 @@ class MessageForm:
             yield from self._close()
             self._blocks.pop()
         elif isinstance(part, CallStart):
-            block = {"type": "tool_use", "id": self._answer.call_id(), "name": part.name, "input": {}}
+            block = {"type": "tool_use", "id": self._answer.call_id(part), "name": part.name, "input": {}}
             yield from self._open(block)
         elif isinstance(part, Arguments):
             self._texts.append(part.text)

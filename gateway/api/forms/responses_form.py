@@ -168,7 +168,7 @@ class ResponseForm:
             self._items.pop()
         elif isinstance(part, CallStart):
             tool = self._body.offered[part.name]
-            yield from self._open(tool.call_type, call_id=self._answer.call_id(), **tool.item_fields())
+            yield from self._open(tool.call_type, call_id=self._answer.call_id(part), **tool.item_fields())
         elif isinstance(part, Arguments):
             self._texts.append(part.text)
             if self._items[-1]["type"] == "function_call":

@@ -323,6 +323,12 @@ class GatewayConfig(_ProcessConfig):
     key, and as many gRPC messages more that are being received."""
     chat_template: str | None = None
     """File with a Jinja chat template; absent = the tokenizer's own."""
+    tool_call_parser: str = "auto"
+    """Form in which the model writes tool calls, by the name of a family of models, such as hermes, qwen3_coder or
+    kimi_k2 (vLLM's names are known); auto = that which the chat template shows."""
+    reasoning_parser: str = "auto"
+    """Form in which the model writes its reasoning, by the name of a family of models, such as qwen3, mistral or
+    openai_gptoss (vLLM's names are known); auto = that which the chat template shows."""
     system_messages: Literal["merge", "as-given"] = "merge"
     """What happens where a chat template refuses the messages as given: system messages are merged into the first, and
     roles made to alternate; or the request is refused (as-given)."""

@@ -14,7 +14,7 @@ NAMES = frozenset({"weather", "add-2"})
 def test_arguments_come_while_they_are_written_and_the_name_first() -> None:
     reader = CallReader(HERMES, NAMES, None, False, None)
     deltas = [
-        delta_of(reader.push(piece), lambda: "call_1")
+        delta_of(reader.push(piece), lambda index, name: "call_1")
         for piece in ["Well.\n<tool", '_call>\n{"name": "weather", "argu', 'ments": {"ci', 'ty": "Paris"', "}}\n</to"]
     ]
     function = {"name": "weather", "arguments": '{"ci'}
@@ -25,4 +25,4 @@ def test_arguments_come_while_they_are_written_and_the_name_first() -> None:
         {"tool_calls": [{"index": 0, "function": {"arguments": 'ty": "Paris"'}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
     ]
-    assert delta_of(reader.push("ol_call>") + reader.finish(False), lambda: "") == {}
+    assert delta_of(reader.push("ol_call>") + reader.finish(False), lambda index, name: "") == {}

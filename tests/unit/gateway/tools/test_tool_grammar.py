@@ -2,19 +2,90 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
 import pytest
+import tokenizers
+from llguidance import LLMatcher, LLTokenizer
 
-from gateway.tools.call_families import CallFamily
-from gateway.tools.offer import Tool, offer_of
-from gateway.tools.tool_grammar import MAX_CALLS
-from tests.unit.gateway.tools.answers import written
-from tests.unit.gateway.tools.offers import SCHEMA, SOURCES, planned, takes
-from tests.unit.gateway.tools.test_call_families import FAMILIES
+from gateway.api.schemas.openai import ChatBody
+from gateway.api.schemas.parsing import parse_body
+from gateway.grammars import of_schema
+from gateway.rounds.detokenizer import Detokenizer
+from gateway.tokenizer import Tokenizer
+from gateway.tools.call_families import BY_PARSER, FAMILIES, HERMES, CallFamily
+from gateway.tools.cursor import MARKER
+from gateway.tools.grammar_request import ToolGrammarRequest
+from gateway.tools.offer import Tool, ToolOffer, offer_of
+from gateway.tools.reading import Reading, grammar_request, reading_of
+from gateway.tools.tool_grammar import MAX_CALLS, tool_grammar
+from outrider.engine.sampling.grammar_state import Grammars, GrammarState
+from outrider.wire.errors import InvalidRequest
+from tests.rendering import inline_template
+from tests.unit.gateway.tools.test_reader import objects, told, written
 
+DEMO = Path(__file__).parents[4] / "models/demo/target"
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
 WEATHER = Tool("weather", "The weather.", SCHEMA, strict=True)
 ADD = Tool("add-2", parameters={"type": "object", "properties": {"a": {"type": "number"}}})
 ROME, ADDED = ("weather", '{"city": "Rome", "days": 3}'), ("add-2", '{"a": 2.5}')
-ANSWERED = [family for family in FAMILIES if family.opening != "[TOOL_CALLS] ["]
+SOURCE = "{{ tools }}"
+"""A template that takes tools. The family is named beside it."""
+
+
+@cache
+def tokenizer_of(source: str, control: bool = False, parser: str = "hermes") -> Tokenizer:
+    """The demo pair's. control: markers are tokens: special ones, and beside them one that is not, as Qwen has."""
+    data = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    if control:
+        markers = {marker for family in FAMILIES for text in family.texts for marker in MARKER.findall(text)}
+        markers |= {"<think>", "</think>"}
+        markers = {marker for marker in markers if "NAME" not in marker and "KEY" not in marker}
+        plain = {"<tool_call>", "</tool_call>", "[ARGS]"}
+        data.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in sorted(markers - plain)])
+        data.add_tokens([tokenizers.AddedToken(text, special=False, normalized=False) for text in sorted(plain)])
+    tokenizer = Tokenizer(data.to_str(), {}, inline_template(source))
+    tokenizer.tool_call_parser = parser
+    return tokenizer
+
+
+@cache
+def guide_of(control: bool) -> LLTokenizer:
+    return LLTokenizer(tokenizer_of("", control)._tokenizer.to_str())
+
+
+def planned(
+    offer: ToolOffer,
+    source: str = SOURCE,
+    control: bool = False,
+    prompt: str = "",
+    answer: str = "",
+    family: CallFamily = HERMES,
+) -> tuple[Reading | None, str]:
+    tokenizer = tokenizer_of(source, control, family.name)
+    reading = reading_of(offer, tokenizer, prompt)
+    request = None if reading is None else grammar_request(offer, reading, tokenizer, answer)
+    if request is None:
+        return reading, answer
+    data = json.loads(json.dumps(dataclasses.asdict(request)))
+    return reading, tool_grammar(ToolGrammarRequest.from_json(data))
+
+
+def takes(grammar: str, text: str, control: bool = False) -> bool:
+    """Whether the text is a whole answer to the grammar, in the tokens that the tokenizer makes of it."""
+    matcher = LLMatcher(guide_of(control), grammar)
+    ids = tokenizer_of("", control).encode(text)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
 def test_properties_come_in_their_order() -> None:
@@ -23,16 +94,15 @@ def test_properties_come_in_their_order() -> None:
         tools = [
             Tool(f"t{at}", parameters={"type": "object", "properties": properties | {f"p{at}": {}}}) for at in range(2)
         ]
-        return planned(offer_of(tools, "required", None), SOURCES["hermes"])[1]
+        return planned(offer_of(tools, "required", None))[1]
 
     assert made("ab") != made("ba")
 
 
 @pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
-@pytest.mark.parametrize("family", ANSWERED, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_required_calls_are_what_the_family_writes(family: CallFamily, control: bool) -> None:
-    source = SOURCES[family.name]
-    reading, grammar = planned(offer_of([WEATHER, ADD], "required", None), source, control)
+    reading, grammar = planned(offer_of([WEATHER, ADD], "required", None), control=control, family=family)
     assert reading is not None and reading.family is family
     one, two = written(family, [ROME]), written(family, [ROME, ADDED])
     assert takes(grammar, one, control) and takes(grammar, two, control)
@@ -40,21 +110,39 @@ def test_required_calls_are_what_the_family_writes(family: CallFamily, control: 
     assert not takes(grammar, written(family, [ROME] * (MAX_CALLS + 1)), control)
     for wrong in ("", "text", f"text {one}", f"{one} text", one.replace("Rome", "Oslo"), one.replace("weather", "wet")):
         assert not takes(grammar, wrong, control), wrong
-    _, grammar = planned(offer_of([WEATHER, ADD], "required", False), source, control)
+    _, grammar = planned(offer_of([WEATHER, ADD], "required", False), control=control, family=family)
     assert takes(grammar, one, control) and not takes(grammar, two, control)
-    _, grammar = planned(offer_of([WEATHER, ADD], ("add-2",), None), source, control)
+    _, grammar = planned(offer_of([WEATHER, ADD], ("add-2",), None), control=control, family=family)
     assert takes(grammar, written(family, [ADDED]), control)
     assert not takes(grammar, one, control) and not takes(grammar, written(family, [ADDED, ADDED]), control)
 
 
 @pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
-@pytest.mark.parametrize("family", [each for each in ANSWERED if each.bare], ids=lambda family: family.name)
-def test_under_auto_json_is_a_strict_call_without_markers(family: CallFamily, control: bool) -> None:
-    source = SOURCES[family.name]
-    _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), source, control)
+@pytest.mark.parametrize("family", [each for each in FAMILIES if not each.is_bare], ids=lambda family: family.name)
+def test_under_auto_text_is_free_and_strict_calls_are_bound(family: CallFamily, control: bool) -> None:
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), control=control, family=family)
+    calls = written(family, [ROME, ADDED])
+    for text in ("", "Just\ntext. {", calls, f"Well,\n{calls}", written(family, [("add-2", '{"b": [null]}')])):
+        assert takes(grammar, text, control), text
+    for wrong in (calls.replace("Rome", "Oslo"), f"Well, {calls.replace('weather', 'wet')}"):
+        assert not takes(grammar, wrong, control), wrong
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", False), control=control, family=family)
+    assert takes(grammar, f"Well, {written(family, [ADDED])}", control)
+    assert not takes(grammar, written(family, [ADDED, ADDED]), control)
+
+
+@pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each.is_bare], ids=lambda family: family.name)
+def test_under_auto_an_answer_that_begins_with_json_is_a_strict_call_where_calls_need_no_marker(
+    family: CallFamily, control: bool
+) -> None:
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), control=control, family=family)
     one, two = written(family, [ROME]), written(family, [ROME, ADDED])
     texts = ["", " \n", "Just\ntext. {", f"Well,\n{one}", "[", "[1, {}]", "[[{}]]", " [see](there)", one, two]
     wrongs = ["{}", "\n{", "\x1c{", "\u3000{", " [ {", one.replace("Rome", "Oslo"), two.replace("weather", "wet")]
+    if family.lists_one:
+        texts = [text for text in texts if not text.lstrip().startswith("[") or text in (one, two)]
+        wrongs = ["[", "[1]", *wrongs[-2:]]
     if family.marker is not None:
         texts += [f"{family.marker}{two}", f"Well, {family.marker}{one}"]
         wrongs += [f"Well, {family.marker}{wrongs[-1]}", f"{wrongs[-2]}{family.marker}{one}"]
@@ -62,9 +150,178 @@ def test_under_auto_json_is_a_strict_call_without_markers(family: CallFamily, co
         assert takes(grammar, text, control), text
     for wrong in wrongs:
         assert not takes(grammar, wrong, control), wrong
-    _, grammar = planned(offer_of([WEATHER, ADD], "auto", False), source, control)
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", False), control=control, family=family)
     assert takes(grammar, written(family, [ADDED]), control)
     assert not takes(grammar, written(family, [ADDED, ADDED]), control)
-    _, grammar = planned(offer_of([WEATHER], "auto", None), source + "</think>", control, prompt="<think>")
+    _, grammar = planned(
+        offer_of([WEATHER], "auto", None), SOURCE + "</think>", control, prompt="<think>", family=family
+    )
     assert takes(grammar, f"hm</think>\n\n{one}", control) and takes(grammar, "hm</think>\n\ntext", control)
-    assert not takes(grammar, "hm</think>\n\n{}", control)
+    assert not takes(grammar, "hm</think>\n\n" + ("[1]" if family.lists_one else "{}"), control)
+
+
+@pytest.mark.parametrize("parser", ["json", "hermes", "qwen3_coder"])
+def test_nothing_is_bound_under_auto_without_strict_tools(parser: str) -> None:
+    for parallel in (True, False):
+        assert planned(offer_of([ADD], "auto", parallel), family=BY_PARSER[parser])[1] == ""
+    assert planned(offer_of([WEATHER], "none", None), family=BY_PARSER[parser]) == (None, "")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_schema_of_answers_leaves_calls_or_such_an_answer(family: CallFamily) -> None:
+    answer = of_schema(
+        {"properties": {"x": {"type": "null"}, "name": {"type": "string"}}, "required": ["x"]}, "", strict=False
+    )
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), answer=answer, family=family)
+    assert takes(grammar, '{"x": null}') and takes(grammar, written(family, [ROME]))
+    assert takes(grammar, written(family, [ROME, ADDED]))
+    assert not takes(grammar, "text") and not takes(grammar, "")
+    _, grammar = planned(offer_of([WEATHER], "required", None), answer=answer, family=family)
+    assert not takes(grammar, '{"x": null}')
+
+
+@pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
+def test_reasoning_comes_before_what_is_bound(control: bool) -> None:
+    source = SOURCE + "</think>"
+    calls = written(HERMES, [ROME])
+    begun, free = "\nI <tool_cal?\n</think>\n\n", "<think>\nhm\n</think>"
+    _, grammar = planned(offer_of([WEATHER], "required", None), source, control, prompt="assistant <think>\n")
+    assert takes(grammar, begun + calls, control) and takes(grammar, f"</think>{calls}", control)
+    assert not takes(grammar, calls, control)
+    _, grammar = planned(offer_of([WEATHER], "required", None), source, control, prompt="assistant\n")
+    assert takes(grammar, calls, control) and takes(grammar, free + calls, control)
+    _, grammar = planned(offer_of([WEATHER], "auto", None), source, control, prompt="<think>")
+    assert takes(grammar, f"{begun}text", control) and takes(grammar, f"{begun}text {calls}", control)
+    assert not takes(grammar, begun + calls.replace("Rome", "Oslo"), control)
+    answer = of_schema({"type": "integer"}, "x", strict=False)
+    _, grammar = planned(ToolOffer(), source, control, prompt="<think>", answer=answer)
+    assert takes(grammar, f"{begun}12", control) and not takes(grammar, f"{begun}twelve", control)
+    ended = "assistant\n<think>\n\n</think>\n\n"
+    assert planned(ToolOffer(), source, control, prompt=ended, answer=answer) == (None, answer)
+    reading, grammar = planned(offer_of([WEATHER], "required", None), source, control, prompt=ended)
+    assert reading is not None and reading.marks is None
+    assert takes(grammar, calls, control) and not takes(grammar, free + calls, control)
+
+
+SPELLINGS = {
+    "its token": ("hm", "MARK", "\n"),
+    "other tokens": ("hm", "MA", "RK", "\n"),
+    "a token with text around it": ("hm", "so.MARK\n"),
+}
+
+
+def spelt(tokenizer: Tokenizer, parts: tuple[str, ...], mark: str) -> list[int]:
+    half = len(mark) // 2
+    names = [part.replace("MARK", mark).replace("MA", mark[:half]).replace("RK", mark[half:]) for part in parts]
+    return [token_id for name in names for token_id in tokenizer.encode(name)]
+
+
+@pytest.mark.parametrize("parts", SPELLINGS.values(), ids=SPELLINGS)
+@pytest.mark.parametrize("special", [True, False], ids=["special", "not special"])
+def test_a_mark_counts_by_its_text_for_reader_and_grammar_alike(parts: tuple[str, ...], special: bool) -> None:
+    """What is told as content, or as a call, is what the grammar bound."""
+    data = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    for mark in ("</think>", "<tool_call>"):
+        data.add_tokens([tokenizers.AddedToken(f"so.{mark}\n", normalized=False)])
+        data.add_tokens([tokenizers.AddedToken(mark, special=special, normalized=False)])
+    tokenizer = Tokenizer(data.to_str(), {}, inline_template("{{ tools }}<tool_call></think>"))
+    guide = LLTokenizer(data.to_str())
+
+    def allows(offer: ToolOffer, answer: str, begin: list[int], text: str) -> bool:
+        reading = reading_of(offer, tokenizer, "<think>" if answer else "")
+        assert reading is not None
+        reader, detokenizer = reading.reader(), Detokenizer(tokenizer, (), reading.shown_ids)
+        reader.push(detokenizer.push(begin).text_delta)
+        assert not answer or reader.reasoning_end is not None
+        request = grammar_request(offer, reading, tokenizer, answer)
+        assert request is not None
+        ids = [*begin, *tokenizer.encode(text)]
+        return bool(LLMatcher(guide, tool_grammar(request)).try_consume_tokens(ids) == len(ids))
+
+    ended = spelt(tokenizer, parts, "</think>")
+    answer = of_schema({"type": "integer"}, "x", strict=False)
+    assert allows(ToolOffer(), answer, ended, "12") and not allows(ToolOffer(), answer, ended, "twelve")
+    offer, called = offer_of([WEATHER], "auto", None), spelt(tokenizer, parts, "<tool_call>")
+    call = written(HERMES, [ROME]).removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    assert allows(offer, "", called, call) and not allows(offer, "", called, call.replace("Rome", "Oslo"))
+
+
+@pytest.mark.parametrize("parts", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_mark_inside_a_window_of_drafts_binds_what_is_drafted_behind_it(parts: tuple[str, ...]) -> None:
+    """The mask behind drafts is that of the same tokens committed, wherever the window begins: for target and draft."""
+    data = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    data.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in ("so.</think>\n", "</think>")])
+    tokenizer = Tokenizer(data.to_str(), {}, inline_template("</think>"))
+    reading = reading_of(ToolOffer(), tokenizer, "<think>")
+    assert reading is not None
+    answer = of_schema(
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, "", strict=False
+    )
+    request = grammar_request(ToolOffer(), reading, tokenizer, answer)
+    assert request is not None
+    ids = [*spelt(tokenizer, parts, "</think>"), *tokenizer.encode('{"a": 1}')]
+    grammar = Grammars(data.to_str().encode(), tokenizer.vocab_size, (0,)).compile(tool_grammar(request))
+    assert grammar is not None
+    masks = []
+    for end in range(len(ids) + 1):
+        state = GrammarState(grammar)
+        state.set_output(ids[:end])
+        masks.append(state.allowed(()))
+    assert all(mask is not None and mask[ids[end]] for end, mask in enumerate(masks[:-1]))
+    for begin in range(len(ids)):
+        state = GrammarState(grammar)
+        state.set_output(ids[:begin])
+        for end in range(begin, len(ids) + 1):
+            assert np.array_equal(state.allowed(tuple(ids[begin:end])), masks[end])
+
+
+@pytest.mark.parametrize(
+    "text, begun",
+    [("Hello", None), ("<think>\nx\n</think>\n\nHello", None), ("<think>\nfoo", True), ("", False)],
+    ids=["content", "behind reasoning", "in reasoning", "nothing"],
+)
+def test_the_message_that_is_continued_says_whether_reasoning_goes_on(text: str, begun: bool | None) -> None:
+    """begun: None = there is none any more."""
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+    body = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    offer = parse_body(ChatBody, body).demand("id").prompts[0].tools
+    answer = of_schema({"type": "integer"}, "x", strict=False)
+    reading, grammar = planned(offer, "</think>", prompt=f"assistant\n{text}", answer=answer)
+    assert (None if reading is None else reading.in_reasoning) is begun
+    assert takes(grammar, "12") is (not begun) and takes(grammar, "hm</think>\n\n12") is (begun is True)
+    assert takes(grammar, "<think>hm</think>12") is (begun is not None)
+
+
+def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place_and_else_any_object() -> None:
+    odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}, "required": ["a"]}
+    strict = Tool("f", parameters={**odd, "additionalProperties": False}, strict=True)
+    with pytest.raises(InvalidRequest) as caught:
+        planned(offer_of([ADD, strict], "required", None))
+    assert caught.value.param == "tools[1].function.parameters.properties.a.not"
+    _, grammar = planned(offer_of([Tool("f", parameters=odd)], "required", None))
+    assert takes(grammar, written(HERMES, [("f", '{"b": [1]}')]))
+
+
+def test_markers_that_are_special_tokens_are_seen_by_the_reader() -> None:
+    for name in ("mistral", "deepseek_v3", "mistral_args", "kimi_k2", "glm45", "gemma4", "olmo3"):
+        family = BY_PARSER[name]
+        tokenizer = tokenizer_of(SOURCE, True, name)
+        reading, _ = planned(offer_of([WEATHER, ADD], "auto", None), control=True, family=family)
+        assert reading is not None and reading.family is family and reading.shown_ids
+        calls = written(family, [ROME, ADDED])
+        ids = tokenizer.encode(f"née {calls}")
+        detokenizer = Detokenizer(tokenizer, (), reading.shown_ids)
+        reader, parts = reading.reader(), []
+        for token_id in ids:
+            parts += reader.push(detokenizer.push([token_id]).text_delta)
+        parts += reader.push(detokenizer.finish()[0]) + reader.finish(False)
+        content, _, found = told(parts)
+        assert content == "née" and objects(found) == objects([ROME, ADDED])
+        hidden = Detokenizer(tokenizer, ())
+        assert hidden.push(ids).text_delta + hidden.finish()[0] == tokenizer.decode(ids) != f"née {calls}"
+
+
+def test_tools_need_a_template_that_takes_them() -> None:
+    with pytest.raises(InvalidRequest, match=r"takes no tools.*--chat-template") as caught:
+        planned(offer_of([ADD], "auto", None), "{{ messages }}")
+    assert caught.value.param == "tools"

@@ -40,7 +40,10 @@ COMMANDS = [
         "T --chat-template ./template.jinja --api-key token-abc123",
         "T --chat-template ./template.jinja --api-key token-abc123",
     ),
-    ("T --enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3", "T"),
+    (
+        "T --enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3",
+        "T --tool-call-parser hermes --reasoning-parser qwen3",
+    ),
     ("T --dtype half --max_num_seqs=8", "T --dtype float16 --max-running 8 --target-max-slots 8 --draft-max-slots 8"),
     ("T --quantization awq --max-model-len auto --served-model-name name", "T --model-name name"),
     (

@@ -1,0 +1,80 @@
+"""Calls whose name stands in front of their arguments, a JSON object: DeepSeek, Kimi, Mistral, harmony and others."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.tools.cursor import NotACall, Steps, words_of
+from gateway.tools.forms.form import INDEX, NAME, CallText, GrammarParts
+from gateway.tools.forms.json_text import read_object
+
+_INDEX = re.compile(r":\d+$")
+
+
+@dataclass(frozen=True)
+class JsonArguments:
+    """A call is `first`, which has the placeholder NAME, the arguments as a JSON object, and `tail`."""
+
+    # Kimi K2: <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|>
+
+    first: str
+    tail: str = ""
+    others: tuple[str, ...] = field(default=())
+    """Other texts that models of the family write in place of `first`. They are read, and not written."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return self.first, self.tail, *self.others
+
+    def read(self, call: CallText) -> Steps[None]:
+        cursor = call.cursor
+        begin = cursor.at
+        for first in (self.first, *self.others):
+            try:
+                name = yield from self._read_name(call, first)
+                break
+            except NotACall:
+                cursor.at = begin
+        else:
+            raise NotACall
+        yield from cursor.skip_space()
+        yield call.start(name)
+        yield from read_object(call)
+        yield from cursor.follows(self.tail)  # a model may end its output in place of it
+
+    def _read_name(self, call: CallText, first: str) -> Steps[str]:
+        cursor = call.cursor
+        before, _, after = first.partition(NAME)
+        yield from cursor.expect(before)
+        yield from cursor.skip_space()
+        end = words_of(after.removeprefix(f":{INDEX}"))
+        if end:
+            name, _ = yield from cursor.until([end[0]])
+            yield from cursor.expect(" ".join(end[1:]))
+        else:
+            name, brace = yield from cursor.until(["{"])
+            cursor.at -= len(brace)
+        name = name.strip()
+        if INDEX in after:
+            name = _INDEX.sub("", name)
+        if name not in call.schemas:
+            raise NotACall
+        return name
+
+    def head(self, name: str) -> str:
+        return self.first.replace(NAME, name).partition(INDEX)[0]
+
+    def rest(self, name: str, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
+        number = ""
+        _, found, after = self.first.partition(INDEX)
+        if found:
+            number = f"/[0-9]+/ {parts.spell(after)}"
+        return f"{number} {parts.schema(label, schema)} {parts.spell(self.tail)}"
+
+    def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:
+        head = self.first.replace(NAME, name).replace(INDEX, str(index))
+        return head + json.dumps(arguments, ensure_ascii=False) + self.tail

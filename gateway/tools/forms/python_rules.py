@@ -1,0 +1,81 @@
+"""The grammar of a Python call whose arguments follow a schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.tools.forms.form import GrammarParts
+from gateway.tools.forms.lark_values import choices_of, in_order
+from gateway.tools.forms.values import STRING, types_of
+
+_STRING = r'py_string: /"([^"\\\n]|\\["\\\/bfnrt]|\\u[0-9a-fA-F]{4})*"/'
+_NUMBER = r"py_number: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
+_ANY = (
+    'py_any: py_string | py_number | "True" | "False" | "None" | py_list | py_dict',
+    'py_list: "[" (py_any (", " py_any)*)? "]"',
+    'py_dict: "{" (py_string ": " py_any (", " py_string ": " py_any)*)? "}"',
+)
+_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
+
+
+def arguments_rule(schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
+    """Return the right side of the rule of a call behind its bracket, and add what it refers to.
+
+    # weather(city="Paris", days=3), days optional: tool_0_0 (", " tool_0_1)? ")"
+
+    Arguments come in the order of the schema's properties. Strings, numbers and whole types are enforced; of arrays and
+    objects, that they are some.
+    """
+    _add(parts, _STRING, _NUMBER, *_ANY)
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    required = frozenset(schema.get("required") or ())
+    if not properties:
+        if schema.get("additionalProperties", True) is False:
+            return '")"'
+        pair = r'/[a-zA-Z_][a-zA-Z0-9_]*/ "=" py_any'
+        return f'({pair} (", " {pair})*)? ")"'
+    pairs = list[str]()
+    for number, (key, value) in enumerate(properties.items()):
+        rule = f"{label}_{number}"
+        parts.rules.append(f"{rule}: {json.dumps(key + '=')} {_value(value, rule, parts)}")
+        pairs.append(rule)
+    sequence = in_order(pairs, [key in required for key in properties], '", "')
+    return f'{sequence} ")"'
+
+
+def _value(schema: Any, rule: str, parts: GrammarParts) -> str:
+    choices = choices_of(schema)
+    if choices:
+        return "(" + " | ".join(json.dumps(_literal(choice), ensure_ascii=False) for choice in choices) + ")"
+    ways = list[str]()
+    for kind in sorted(types_of(schema)):
+        if kind in (STRING, "integer", "number"):
+            ways.append(_enforced(kind, schema, rule, parts))
+        elif kind == "array":
+            ways.append("py_list")
+        elif kind == "object":
+            ways.append("py_dict")
+        else:
+            ways.append(_WORDS[kind])
+    return "(" + " | ".join(ways or ["py_any"]) + ")"
+
+
+def _enforced(kind: str, schema: Any, rule: str, parts: GrammarParts) -> str:
+    # Strings and numbers are written as in JSON, so JSON's grammar serves.
+    if schema.get("type") != kind:
+        return {STRING: "py_string"}.get(kind, "py_number")
+    return parts.schema(f"{rule}_{kind}", schema)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
+
+
+def _add(parts: GrammarParts, *rules: str) -> None:
+    for rule in rules:
+        if rule not in parts.rules:
+            parts.rules.append(rule)

@@ -1,0 +1,112 @@
+"""Values of parameters that are written as plain text: what a schema makes of them, and text as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+STRING = "string"
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+def types_of(schema: Any) -> frozenset[str]:
+    """Return the JSON types that a schema allows; empty where it does not say.
+
+    # {"anyOf": [{"type": "integer"}, {"type": "null"}]}: integer, null; {"enum": ["a", 1]}: string, number
+    """
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return frozenset([kind])
+    if isinstance(kind, Sequence):
+        return frozenset(str(each) for each in kind)
+    found = set[str]()
+    for value in _choices(schema):
+        found.add(type_of(value))
+    for key in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(key, ()):
+            found |= types_of(part)
+    return frozenset(found)
+
+
+def _choices(schema: Mapping[str, Any]) -> list[Any]:
+    if "const" in schema:
+        return [schema["const"]]
+    return list(schema.get("enum", ()))
+
+
+def type_of(value: Any) -> str:
+    """Return the JSON type of a value."""
+    if isinstance(value, bool):
+        return "boolean"
+    for name, types in _TYPES.items():
+        if isinstance(value, types):
+            return name
+    return STRING
+
+
+def parameter_schema(schema: Mapping[str, Any], key: str) -> Any:
+    """Return the schema of a parameter; an empty one where the tool's does not name it."""
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        return properties.get(key, {})
+    return {}
+
+
+def is_text(schema: Any) -> bool:
+    """Return whether a value of this schema is text as it stands: the schema allows nothing but strings, or all."""
+    return types_of(schema) <= {STRING}
+
+
+def value_of(text: str, schema: Any) -> str:
+    """Return the JSON of a value that is written as text.
+
+    It is what the text says as JSON, if the schema allows that; else the text as a string. A schema that allows strings
+    as well takes what no other type of it can be.
+    """
+    # "3" is 3 for an integer, "3" for a string; "true" is true for a boolean; "None" is null where null is allowed
+    types = types_of(schema)
+    stripped = text.strip()
+    value = _python_word(stripped)
+    if value is _NOT_A_WORD:
+        try:
+            value = orjson.loads(stripped)
+        except ValueError:
+            return as_json(text)
+    kind = type_of(value)
+    is_number = kind == "integer" and "number" in types
+    is_whole = kind == "number" and "integer" in types and isinstance(value, float) and value.is_integer()
+    if kind != STRING and (kind in types or is_number):
+        return as_json(value)
+    if is_whole:
+        return as_json(int(value))
+    return as_json(text)
+
+
+_NOT_A_WORD = object()
+_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
+
+
+def _python_word(text: str) -> Any:
+    return _WORDS.get(text, _NOT_A_WORD)
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def string_inside(text: str) -> str:
+    """Return text as it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
