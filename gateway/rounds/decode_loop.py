@@ -22,7 +22,7 @@ from gateway.rounds.explaining import is_forced
 from gateway.rounds.session import Session
 from gateway.rounds.verification import SlotRefused, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
-from gateway.telemetry.round_metrics import note_drafts, note_lookups, note_round, note_truncate, why_plain
+from gateway.telemetry.round_metrics import note_drafts, note_lookups, note_round, note_truncate
 from gateway.workers.connection import Connection, WorkerSlot
 from gateway.workers.drafts.draft_limits import speculation_of
 from gateway.workers.served import ServedModel
@@ -209,10 +209,11 @@ class Decoder:
             pair = verified[0].metrics
             record.draft = _names_of(verified)
         note_lookups(self.model.metrics, verdict)
-        reason = self._why_plain(verdict, output)
-        note_round(pair, verdict, output, reason)
+        reason = ""
         if not verdict.num_drafted:
+            reason = self._why_plain(verdict, output)
             self.session.usage.plain_reasons[reason] += 1
+        note_round(pair, verdict, output, reason)
         if self.session.finished:
             self._note_overrun(verdict, output)
 
@@ -253,19 +254,23 @@ class Decoder:
         self.model.metrics.overrun_tokens.inc(num_cut + self.target.end_lease())
 
     def _why_plain(self, verdict: tpb.Verdict, output: RoundOutput) -> str:
+        """Return which of PLAIN_REASONS explains a round without drafts."""
         if self._speculation is None or (self._own is None and not self.model.draft_pools):
             return "off"
         if self.session.max_draft_tokens() + len(output.tokens) < 1:
             return "end"
-        drafter = self._own
-        if self._asks_draft and self.model.draft_pools:
-            drafter = None
-        for draft in self.drafts:
-            if draft.member is not None:
-                drafter = draft.member.kind
-        is_unprofitable = any(draft.is_unprofitable for draft in self.drafts)
-        is_busy = drafter is None and any(draft.usable and draft.load.full for draft in self.model.drafts.values())
-        return why_plain(verdict, drafter, is_unprofitable=is_unprofitable, is_busy=is_busy)
+        if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
+            return "refused"
+        if verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY or any(draft.is_unprofitable for draft in self.drafts):
+            return "does_not_pay"
+        members = [draft.member for draft in self.drafts if draft.member is not None]
+        if members:
+            return "none_parked" if members[-1].kind is Drafter.MODEL else "nothing"
+        if self._own is not None and not (self._asks_draft and self.model.draft_pools):
+            return "nothing"
+        if any(draft.usable and draft.load.full for draft in self.model.drafts.values()):
+            return "busy"
+        return "no_draft"
 
     def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
         # Nothing waits for these messages, and correctness does not depend on them.

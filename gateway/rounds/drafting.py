@@ -85,6 +85,8 @@ class DraftSession:
         Return whether the previous draft misbehaved and must not deliver any more.
         """
         self._read_errors()
+        if self.member is not None and self._pauses:
+            return False  # nothing is sent to it until drafts are tried again
         has_misbehaved = False
         if self._is_unfit or not self._assignment.may_stay(target):
             has_misbehaved = self._assignment.misbehaved

@@ -6,32 +6,12 @@ from gateway.generation import RoundOutput
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import TRUNCATE_REASONS, TokenKind
-from outrider.wire.requests.drafters import Drafter
 from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
 
 
 def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReason) -> None:
     """Count a truncation that was sent. worker: "target" or "draft"."""
     metrics.truncates.labels(worker=worker, reason=TRUNCATE_REASONS[reason]).inc()
-
-
-def why_plain(verdict: tpb.Verdict, drafter: Drafter | None, *, is_unprofitable: bool, is_busy: bool) -> str:
-    """Return which of PLAIN_REASONS explains a step without drafts.
-
-    drafter: drafter of the step; None if there was none. is_unprofitable: whether its draft pauses because drafts did
-    not pay. is_busy: whether no draft has a free slot.
-    """
-    if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
-        return "refused"
-    if is_unprofitable or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY:
-        return "does_not_pay"
-    if drafter is Drafter.MODEL:
-        return "none_parked"
-    if drafter is not None:
-        return "nothing"
-    if is_busy:
-        return "busy"
-    return "no_draft"
 
 
 def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:

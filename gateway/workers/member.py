@@ -228,6 +228,10 @@ class PairingResult:
     """Reason why the draft does not fit the target; None if it does."""
 
 
+_DRAFTERS = {drafter.value: drafter for drafter in Drafter}
+"""Drafters by the labels that workers report."""
+
+
 class DraftMember(Member):
     """A draft worker."""
 
@@ -252,11 +256,9 @@ class DraftMember(Member):
     def kind(self) -> Drafter:
         """Drafter that the worker runs: MODEL, or the table by which it drafts without a model."""
         info = self.link.info
-        if info is not None:
-            for drafter in Drafter:
-                if drafter in info.drafters:
-                    return drafter
-        return Drafter.MODEL
+        if info is None or not info.drafters:
+            return Drafter.MODEL
+        return _DRAFTERS.get(info.drafters[0], Drafter.MODEL)
 
     @property
     def state(self) -> State:
