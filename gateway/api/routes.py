@@ -79,7 +79,7 @@ class BodyRoute(APIRoute):
         endpoint, model = self.endpoint, get_type_hints(self.endpoint)["body"]
 
         async def handle(request: Request) -> Response:
-            incoming: IncomingRequest = request.scope["incoming"]  # made by gateway.api.app.Gate
+            incoming: IncomingRequest = request.scope["incoming"]  # made by gateway.api.app.KeyGate
             incoming.caller.take_request()
             models = request.scope["models"]
             body = parse_body(model, await read_json(request, incoming, models), models)

@@ -21,6 +21,13 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENT = REPO / "docs" / "reports" / "laws.md"
+ENGINE_TESTS = REPO / "tests" / "unit" / "outrider" / "engine"
+ENUMERATIONS = (
+    ENGINE_TESTS / "sampling" / "test_acceptance_law.py",
+    ENGINE_TESTS / "sampling" / "test_overlap_law.py",
+    ENGINE_TESTS / "speculation" / "test_growing_tree.py",
+)
+"""Tests outside of this folder that compare laws in full."""
 CHI_SQUARE, ENUMERATED = "chi_square", "enumerated"
 """Names of the properties."""
 Row = dict[str, Any]
@@ -168,8 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--add", action="store_true", help="keep the document's rows, but for those of what now runs")
     options, pytest_arguments = parser.parse_known_args(arguments)
     collector = Collector()
-    enumerations = [str(REPO / "tests" / "unit" / f"test_{name}_law.py") for name in ("acceptance", "tree")]
-    tests = [str(REPO / "tests" / "law"), *enumerations]
+    tests = [str(REPO / "tests" / "law"), *(str(path) for path in ENUMERATIONS)]
     ignored = ("--ignore", str(REPO / "tests" / "law" / "test_offered.py"))  # it reads what is to be written
     patience = ("--timeout", "900")  # all that is wanted are counts, on however busy a machine
     every_case = ("-m", "slow or not slow", "--deselect", "tests/law/test_law.py::test_larger_samples")

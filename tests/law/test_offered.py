@@ -15,7 +15,7 @@ from outrider.engine.heads.dflash import MarkovKind
 from outrider.wire.requests.params import SamplingParams
 from tests.law.cases import ALL_CASES, CASES, EVERYTHING, PARAMETERS, SPARKS, TOPK, head_of
 from tests.law.rows import drafts_of, rule_of
-from tests.law.table import DOCUMENT
+from tests.law.table import DOCUMENT, ENUMERATIONS
 
 OWN_DRAFTERS = set(Drafter) - {Drafter.MODEL}
 WISHES: dict[str, set[Any]] = {
@@ -34,6 +34,10 @@ NO_LAW = {"seed", "choice", "max_tokens", "num_logprobs", "acceptance", "lenienc
 """Fields of SamplingParams that say nothing of the law, or are wishes above, or search and draw nothing."""
 VERIFICATION = {"rejection by block", "rejection by token"}
 ENUMERATED = {*VERIFICATION, "rejection in a tree", "lenient: over its bound"}
+
+
+def test_the_enumerations_stand_where_make_laws_looks_for_them() -> None:
+    assert [path for path in ENUMERATIONS if not path.is_file()] == []
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Speculation)])

@@ -1,4 +1,4 @@
-"""Base classes of all bodies of requests: `Strict` refuses names that are not known, `Lenient` ignores them."""
+"""Base classes of all bodies of requests: `StrictSchema` refuses names that are not known, `LenientSchema` ignores them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class LlamaFacts(HeadFacts):
 
     layers: LlamaConfig
     taps: tuple[int, ...]
-    """Indices of the target's hidden states that the projection reads, as in `OpeningSpec.taps`."""
+    """Indices of the target's hidden states that the projection reads, as in `ProjectionSpec.taps`."""
     target_width: int
     """Width of the target's hidden states."""
 

@@ -1,7 +1,7 @@
 """Base classes of the networks of all heads.
 
 A head with a cache is a small transformers model of its own, so that `HeadPath` runs it with block tables. The feature
-of a token is the target's hidden states projected by its `OpeningMap`. A `CarryHead` joins a token with the feature of
+of a token is the target's hidden states projected by its `Projection`. A `CarryHead` joins a token with the feature of
 the token before it, and passes its output on as the feature of the next token. A `BlockHead` caches the features
 themselves, and fills a block of positions after them.
 """

@@ -85,7 +85,7 @@ class Projection(nn.Module):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of the projection by name, as in `OpeningSpec.shapes`; empty for the identity."""
+        """Tensors of the projection by name, as in `ProjectionSpec.shapes`; empty for the identity."""
         return dict(self.named_buffers())
 
     @property
