@@ -54,8 +54,7 @@ class Session:
 
     @property
     def num_held(self) -> int:
-        """Number of tokens of the choice in a worker's cache: the committed tokens, and the source tokens of an
-        encoder."""
+        """Number of the choice's tokens in a worker's cache: committed tokens, and source tokens of an encoder."""
         return len(self.committed) + len(self.request.source_ids)
 
     @property
@@ -72,7 +71,7 @@ class Session:
         return self.request.params.max_tokens - self.num_output - 1
 
     def resumed(self, agreed_len: int) -> dict[str, Any]:
-        """Return the fields of a Verify message that take the target's slot from `agreed_len` to the committed tokens."""
+        """Return the fields of a Verify message that take the slot from `agreed_len` to the committed tokens."""
         return self.news(agreed_len)
 
     def news(self, agreed_len: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Counts rounds in the gateway's series. The decode loop calls it after each round."""
+"""Counts rounds in the gateway's Prometheus series. The decode loop calls these functions after each round."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
 
 
 def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReason) -> None:
-    """Count a truncation that was sent. worker: "target" or "draft"."""
+    """Count a Truncate message that was sent. worker: kind of its receiver, "target" or "draft"."""
     metrics.truncates.labels(worker=worker, reason=TRUNCATE_REASONS[reason]).inc()
 
 
 def why_plain(verdict: tpb.Verdict, drafter: Drafter | None, *, is_unprofitable: bool, is_busy: bool) -> str:
-    """Return which of PLAIN_REASONS explains a step without drafts.
+    """Return why a step had no draft tokens, as one of PLAIN_REASONS.
 
-    drafter: drafter of the step; None if there was none. is_unprofitable: whether its draft pauses because drafts did
-    not pay. is_busy: whether no draft has a free slot.
+    drafter: drafter of the request's choice; None if it has none now. is_unprofitable: whether its draft pauses because
+    draft tokens did not pay. is_busy: whether no draft has a free slot.
     """
     if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
         return "refused"
@@ -35,9 +35,9 @@ def why_plain(verdict: tpb.Verdict, drafter: Drafter | None, *, is_unprofitable:
 
 
 def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
-    """Count, for each draft, whether a verdict's step found its draft tokens, and how long the step was held for them.
+    """Count for each draft whether its draft tokens were there for a verdict's step, and how long the step was held.
 
-    An outcome without `hit` is of a draft without a delivery so far, or of the target's own drafter.
+    An outcome in which `hit` is not set belongs to a draft without a delivery so far, or to the target's own drafter.
     """
     has_looked = False
     num_refused = 0
@@ -55,7 +55,7 @@ def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
 
 
 def note_drafts(metrics: PairMetrics, outcome: tpb.DraftOutcome) -> None:
-    """Count the tokens that one drafter proposed for a round, and those accepted."""
+    """Count the draft tokens of one drafter that a round verified, and those that it accepted."""
     if outcome.num_drafted:
         metrics.window.add(outcome.num_drafted, outcome.num_accepted)
         metrics.draft_tokens.inc(outcome.num_drafted)
@@ -63,9 +63,11 @@ def note_drafts(metrics: PairMetrics, outcome: tpb.DraftOutcome) -> None:
 
 
 def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, reason: str) -> None:
-    """Count one round, without its draft tokens. reason: one of PLAIN_REASONS, for a round without drafts.
+    """Count one round and its positions; `note_drafts` counts its draft tokens.
 
-    A tree has several draft tokens at a position, of which at most one is accepted. They count as one there.
+    reason: one of PLAIN_REASONS, used for a round without draft tokens.
+
+    In a tree, several draft tokens may be at one position, of which at most one is accepted. They count as one there.
 
         # a tree of depth 3 whose first two tokens are accepted: drafted at positions 0, 1, 2; accepted at 0, 1
     """
