@@ -107,7 +107,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutputLogprobs:
-    """Log-probs, in nats, of one committed token under the target's unmodified distribution."""
+    """Log-probs of one committed token, in nats, under the target's distribution before sampling parameters."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -271,7 +271,7 @@ class ServedFacts:
     """Absolute path or hub id from which the model was started."""
 
     def is_at(self, name: str) -> bool:
-        """Return whether the model was started from `name`: its hub id, its path, or the end of its path."""
+        """Return whether `name` is the hub id or path from which the model was started, or the end of that path."""
         if not self.model_path.startswith("/"):
             return name != "" and name == self.model_path
         relative = name.removeprefix("./").strip("/")
@@ -318,10 +318,7 @@ class AdmittedGenerations(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
-        """Start the choices, one for each place.
-
-        The requests must be checked already; see `gateway.admission.requests`.
-        """
+        """Start the choices, one for each place. requests: checked requests; see `gateway.admission.requests`."""
 
     async def opened(self) -> None:
         """Wait until a target has opened a slot for one choice. Raises the error of a choice that ends before."""

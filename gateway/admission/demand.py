@@ -1,4 +1,4 @@
-"""A caller's request before tokenisation: the values to which HTTP and gRPC each translate their messages. No I/O."""
+"""A caller's request before tokenisation, as both front ends (HTTP and gRPC) pass it on. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.wire.requests.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """A prompt that asks for the text between a prefix and a suffix."""
+    """A prompt that asks for the text between a given prefix and a given suffix."""
 
     prefix: str
     suffix: str

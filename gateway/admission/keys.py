@@ -226,7 +226,7 @@ def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
 
 
 class Access:
-    """The callers of a gateway, by API key."""
+    """All callers of a gateway: finds the caller of a request by its API key."""
 
     def __init__(self, ring: KeyRing | None, registry: CollectorRegistry) -> None:
         """Create the callers of the keys in `ring`. None means that the gateway has no API keys."""

@@ -1,8 +1,9 @@
 """Admits choices to a queue, and refuses those that would wait too long. One queue for each served model. No I/O.
 
 A caller that has no more than its share of the places is always admitted: another caller's backlog never refuses it. A
-free place goes to the caller that holds the fewest places over its weight; among equals to the one that was given the
-fewest so far; then to the first that came. Among the choices of that caller the lowest priority number goes first.
+free place goes to the caller with the fewest places held, divided by its weight; among equals to the caller that was
+given the fewest places so far; then to the first that came. Among the choices of that caller, the one with the lowest
+priority number goes first.
 
     # A has weight 2 and holds 3 places, B has weight 1 and holds 2: A is next, since 3 / 2 < 2 / 1
 """
@@ -91,7 +92,7 @@ class AdmissionQueue:
     def __init__(self, config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.estimate = QueueEstimate(config.max_running, clock)
         self.num_admitted = 0
-        """Number of choices that run or wait."""
+        """Number of choices of this model that run or wait."""
         self._admitted: dict[bytes, tuple[int, float]] = {}
         """Number of choices that run or wait, and weight, by caller. Callers without such choices have no entry."""
         self.num_running = 0
@@ -114,7 +115,7 @@ class AdmissionQueue:
 
     @property
     def capacity(self) -> int:
-        """Number of choices that may run at once."""
+        """Number of places: choices that may run at once."""
         return self._capacity
 
     @capacity.setter
@@ -124,7 +125,7 @@ class AdmissionQueue:
 
     @property
     def num_queued(self) -> int:
-        """Number of choices that wait."""
+        """Number of choices that wait for a place."""
         return self.num_admitted - self.num_running
 
     def admit(self, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> None:

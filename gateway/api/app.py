@@ -1,6 +1,6 @@
 """Assembles the HTTP application: the routes, and around them middleware for request ids, errors, API keys and CORS.
 
-`gateway.__main__` calls `create_app`. A request passes CorsHeaders, Envelope, CallerCheck and Gate in this order.
+`gateway.__main__` calls `create_app`. A request passes CorsHeaders, Envelope, CallerCheck and KeyGate in this order.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ class HttpServer(uvicorn.Server):
                     await self._stopping.wait()
 
     def stop(self) -> None:
-        """Make `serve` return. Call it on the event loop."""
+        """Make `serve` return soon. Must be called on the event loop."""
         self.should_exit = True
         self._stopping.set()
 

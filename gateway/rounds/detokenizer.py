@@ -1,4 +1,4 @@
-"""Detokenizes one choice as its tokens arrive, and finds the stops that end it. Pure; each session holds one.
+"""Detokenizes one choice as its tokens arrive, and finds the stops that end it. Pure. Each `Session` holds one.
 
 Work per token does not grow with the output: a token's text depends on at most the previous token.
 """

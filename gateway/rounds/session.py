@@ -1,6 +1,6 @@
 """Holds the state of one choice: committed tokens, text, usage. No I/O.
 
-The decode loop owns it and applies verdicts.
+The decode loop owns one for each choice, and applies verdicts to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outrider.wire.protocol import PROTOCOL
 
 
 class Session:
-    """State of one choice: committed tokens, text and usage."""
+    """State of one choice between rounds: committed tokens, text and usage."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:
         self.request = request

@@ -57,7 +57,7 @@ class Verification:
     """The target worker of one choice, with the choice's slot and lease there."""
 
     def __init__(self, model: ServedModel, session: Session, deadline_s: float) -> None:
-        """Create a verification without a target.
+        """Create the object, without a target yet.
 
         deadline_s: monotonic time at which the request times out, in seconds.
         """

@@ -89,7 +89,7 @@ class RoundRecord:
         return 1000 * (verdict.wait_us + verdict.queue_us + verdict.forward_us + verdict.accept_us)
 
     def facts(self) -> dict[str, str | int]:
-        """Return the attributes of the round's span."""
+        """Return the attributes of the round's span, by name."""
         facts: dict[str, str | int] = {"outrider.target": self.target}
         if self.draft is not None:
             facts["outrider.draft"] = self.draft
@@ -146,7 +146,7 @@ class RequestRecord:
             self.metrics.note_answer(self.operation, self.model, first_token_s, per_token_s)
 
     def facts(self) -> dict[str, str | int | None]:
-        """Return the fields of the request's log line and span."""
+        """Return the fields of the request's log line and the attributes of its span, by name."""
         total = ChoiceUsage()
         for usage in self.usages:
             total.num_cached_prompt_tokens += usage.num_cached_prompt_tokens

@@ -23,7 +23,7 @@ RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
 
 
 class WorkerSlot:
-    """A request's slot on one worker.
+    """The gateway's record of one choice's slot on one worker.
 
     It holds the connection on which the slot is open, and the committed length that both sides agreed on.
     """
@@ -149,7 +149,7 @@ class Connection:
         self._outbox.put(request)
 
     def drop(self) -> None:
-        """Cancel this stream. The link opens another."""
+        """Cancel this stream. The `WorkerLink` then opens another."""
         self._stream.cancel()
 
     async def run(self) -> None:

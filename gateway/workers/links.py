@@ -48,7 +48,7 @@ POLL_S = 0.5
 IDLE_POLL_S = 1.0
 """Seconds between two polls of a worker without work: half of the `NOTICE_S` for which a draining worker waits."""
 POLL_TIMEOUT_S = 1.0
-"""Timeout of a poll, in seconds."""
+"""Timeout of one poll of a worker, in seconds."""
 RTT_GAIN = 1 / 8
 """Weight of the newest round-trip time in the smoothed one, as in TCP (RFC 6298)."""
 _TYPES: dict[str, tuple[Any, Any]] = {
@@ -103,7 +103,7 @@ class WorkerLink:
         """Path or hub id with which the worker was started, for comparisons and the log. `info.model_id` is its last
         part."""
         self.rtt_s = 0.0
-        """Smoothed round-trip time of a call, in seconds."""
+        """Smoothed round-trip time of polls of the worker, in seconds."""
         self.refused: OutriderError | None = None
         """Error that keeps the worker from being used although it answers; None if it fits or has not answered."""
         self._connection: Connection | None = None

@@ -62,7 +62,7 @@ class MemberSpec:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """All pools and members of a gateway."""
+    """All pools and members of a gateway at one time."""
 
     pools: tuple[PoolSpec, ...]
     members: tuple[MemberSpec, ...]

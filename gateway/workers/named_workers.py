@@ -1,7 +1,7 @@
 """Finds the members behind DNS names.
 
 Each address of `dns:///host:port` is a worker, as a headless Service of Kubernetes lists them. The gateway's other
-source of members is the launcher's registry. A command line without names never changes.
+source of members is the launcher's registry. The members of a command line without DNS names never change.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class RegistryClient:
         self._task = asyncio.create_task(self._keep_joined())
 
     async def wait_first(self, timeout_s: float) -> None:
-        """Wait for the first membership, and log if that takes longer than `timeout_s`.
+        """Wait for the first membership. If that takes longer than `timeout_s` seconds, it is logged, and the wait goes
+        on.
 
         A launcher has no membership before its workers have loaded.
         """
@@ -87,7 +88,7 @@ class RegistryClient:
             await self._first.wait()
 
     async def close(self) -> None:
-        """Leave the registry."""
+        """Leave the registry, and close the channel to it."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._dialer.close()

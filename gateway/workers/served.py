@@ -50,7 +50,7 @@ BEST_RANK = (False, 0)
 
 
 class SharedServices:
-    """Objects that all served models of a gateway share."""
+    """Objects that all served models of a gateway share, such as the retry budget."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics, chat_template: str | None) -> None:
         self.config = config
@@ -222,7 +222,7 @@ class ServedModel:
         self.reference.check_target(info, link.model_path)
 
     def set_reference(self, reference: ReferenceTarget) -> None:
-        """Set the reference target. Raises IncompatiblePair if another pool serves a model of the same id."""
+        """Set the model's reference target. Raises IncompatiblePair if another pool serves a model with the same id."""
         name = self.spec.model_name or reference.info.model_id
         pool = self._shared.pools_by_id.setdefault(name, self.spec.name)
         if pool != self.spec.name:

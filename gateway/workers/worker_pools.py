@@ -74,7 +74,7 @@ class Pools:
         metrics.registry.register(VllmNames(metrics, self._model_loads))
 
     def is_connected(self, name: str) -> bool:
-        """Return whether the stream to the member of this name is up."""
+        """Return whether the Control stream to the member with this name is up."""
         member = self.members.get(name)
         return member is not None and member.connection is not None
 

@@ -35,7 +35,7 @@ class Form(Protocol):
     """
 
     def begin(self) -> Iterator[Json]:
-        """Yield the events with which a stream begins."""
+        """Yield the events with which a stream begins, before any output."""
 
     def push(self, output: RoundOutput) -> Iterator[Json]:
         """Yield the events for the output of one round."""

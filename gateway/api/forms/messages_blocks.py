@@ -66,7 +66,7 @@ class RedactedBlock(LenientSchema):
 
 
 class WrittenBlock(StrictSchema):
-    """A document or a search result, of which the text is read."""
+    """A document or a search result, whose text is read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -74,7 +74,7 @@ class WrittenBlock(StrictSchema):
 
     @property
     def part(self) -> dict[str, Any]:
-        """The block as a part of a message's content."""
+        """The block as a content part of a chat message: its type with its other fields."""
         return {"type": self.type, **(self.model_extra or {})}
 
     @model_validator(mode="after")

@@ -66,7 +66,7 @@ MESSAGES_NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class InputMessage(LenientSchema):
-    """A message of the chat. It may be a response of /v1/messages as it was received, whose further fields are ignored."""
+    """A message of the chat. A received response may be sent back as a message; its other fields are ignored."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
@@ -142,8 +142,7 @@ class Metadata(LenientSchema):
 
 
 class CountBody(Layer):
-    """POST /v1/messages/count_tokens: the fields of a Messages request that make up the prompt, without sampling
-    fields."""
+    """POST /v1/messages/count_tokens: the fields of a Messages request that make up its prompt."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(MESSAGES_NEUTRAL, COUNT_IGNORED))
     ignored: ClassVar[dict[str, str]] = COUNT_IGNORED

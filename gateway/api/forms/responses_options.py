@@ -47,7 +47,7 @@ Include = Literal[
 
 
 class TextFormat(JsonSchemaBody):
-    """OpenAI's `text.format`: chat's `response_format`, with its `json_schema` unpacked."""
+    """OpenAI's `text.format`: a chat's `response_format` with the fields of its `json_schema` unpacked."""
 
     type: Literal["text", "json_object", "json_schema"]
     schema_: Any = Field(default=None, alias="schema", description="a JSON Schema (2020-12), with type json_schema")

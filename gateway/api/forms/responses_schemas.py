@@ -110,7 +110,7 @@ LEFT_OUT = re.compile("(_call|_output)$|^mcp_")
 
 
 class InputLeftOut(LenientSchema):
-    """An item of a tool that the server does not have: a call of the tool, or its result. It is left out of the chat."""
+    """An item of a tool that the server does not have: a call of it or a result. It is left out of the chat."""
 
     type: str = Field(json_schema_extra={"pattern": LEFT_OUT.pattern, "not": {"enum": list(ITEM_TAGS)}})
 

@@ -163,7 +163,7 @@ def _shown_kind(kind: Any) -> str:
 
 
 def split_thinking(value: Any) -> tuple[Any, str]:
-    """Return a message's content without its parts of reasoning, and the text of these parts, joined by newlines."""
+    """Split a message's content. Return it without its reasoning parts, and the texts of these, joined by newlines."""
     if not isinstance(value, list):
         return value, ""
     others = []

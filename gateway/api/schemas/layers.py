@@ -51,7 +51,7 @@ def chat_message(**fields: Any) -> MessageBody:
 
 
 class Layer(StrictSchema):
-    """Base class of a body for one answer to one chat. null stands for the default everywhere."""
+    """Base class of a body for one output of one chat. For every field, null stands for the default."""
 
     model: str | None = described(
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"

@@ -65,7 +65,7 @@ class StreamOptions(StrictSchema):
 
 
 class SharedFields(StrictSchema):
-    """Base class of the bodies of both endpoints. null stands for the default everywhere."""
+    """Base class of the bodies of both endpoints. For every field, null stands for the default."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(NEUTRAL, IGNORED))
 
