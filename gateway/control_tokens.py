@@ -1,4 +1,4 @@
-"""Prevents that text which users wrote is tokenised as control tokens (setting `control_tokens_in_content`). Pure.
+"""Keeps users' text from being tokenised as control tokens (setting `control_tokens_in_content`). Pure.
 
 Where a user's text spells a control token, a mark is inserted after its first character. The template copies the mark
 into its output, which is cut there before it is tokenised. So both halves are tokenised as text, while the control

@@ -11,8 +11,8 @@ FORMS = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
-"""For each known family of models, the texts of the three tokens before the prefix, the suffix and the middle. In this
-order: Qwen and CodeGemma, StarCoder, SantaCoder, DeepSeek."""
+"""Texts of the three tokens before the prefix, the suffix and the middle, for each known family of models: Qwen and
+CodeGemma, StarCoder, SantaCoder, DeepSeek."""
 
 
 def infill_marks(tokenizer: Tokenizer) -> tuple[int, int, int]:

@@ -11,12 +11,11 @@ from gateway.confined.template_messages import SYSTEM_ROLES
 from gateway.confined.template_shape import Message
 
 PREFIX = "x-anthropic-billing-header:"
-"""Beginning of the line that Anthropic's coding agents put before the system prompt, and that is dropped."""
+"""Beginning of the header line that a coding agent puts before its system prompt, and that is dropped."""
 
 
 def without_agent_headers(messages: list[Message]) -> list[Message]:
-    """Return the chat's messages without the lines that begin with PREFIX at the start of system messages or their
-    parts.
+    """Return the chat without the lines that begin with PREFIX at the start of system messages or their parts.
 
     A message that contains nothing else is dropped.
     """

@@ -177,10 +177,9 @@ class Caller:
             )
 
     def charge(self, num_tokens: int) -> None:
-        """Count the most tokens that a request may use against the key's limit of tokens per minute, before the request
-        begins.
+        """Count tokens of a request that is about to begin against the key's limit of tokens per minute.
 
-        `settle` corrects the count. Raises RateLimited.
+        num_tokens: the most tokens that the request may use; `settle` corrects the count. Raises RateLimited.
         """
         self._take("tokens_per_minute", self._tokens, num_tokens)
 

@@ -175,10 +175,10 @@ class OpenAIAnswer:
 
 
 def best_of(outputs: Sequence[RoundOutput], num_made: int, num_returned: int) -> list[int]:
-    """Return the indices of the outputs with the highest mean log-probs: `num_returned` for each prompt, the best
-    first.
+    """Return the indices of the outputs with the highest mean log-probs, the best first, for all prompts.
 
-    outputs: outputs of all prompts, `num_made` consecutive ones for each.
+    outputs: outputs of all prompts, `num_made` consecutive ones for each. num_returned: number of indices for each
+    prompt.
     """
     # num_made 4, num_returned 2: two of the indices 0 to 3, then two of 4 to 7
     if num_returned == num_made:

@@ -70,10 +70,10 @@ TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 
 
 class BodyRoute(APIRoute):
-    """A route whose JSON body `read_json` reads, within limits, and which is parsed as the type of the parameter
-    `body`.
+    """A route whose JSON body is read by `read_json`, within limits.
 
-    FastAPI alone would read a body of any size; it only documents the route.
+    The body is then parsed as the type of the endpoint's parameter `body`. FastAPI alone would read a body of any size;
+    it only documents the route.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -98,11 +98,10 @@ def _written_call(call: dict[str, Any], form: ArgumentsForm) -> dict[str, Any]:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Return the arguments of a past tool call, given as JSON, as an object. An empty text and null become an empty
-    object.
+    """Return the arguments of a past tool call, given as JSON, as an object.
 
-    A text that is no JSON object, for instance because max_tokens cut it short, becomes {"arguments": text}. It is not
-    refused, because a caller cannot correct an old output.
+    An empty text and null become an empty object. A text that is no JSON object, for instance because max_tokens cut it
+    short, becomes {"arguments": text}. It is not refused, because a caller cannot correct an old output.
     """
     try:
         arguments = orjson.loads(text or "{}")

@@ -121,10 +121,9 @@ class Detokenizer:
         return TextUpdate(text[:certain], len(ids), None, tuple(tokens))
 
     def finish(self) -> tuple[str, str | None]:
-        """Return the text that was held back, for an output that ends without a stop, and the stop string in it, or
-        None.
+        """Return the text that was held back, and the stop string found in it, or None.
 
-        Incomplete bytes become U+FFFD.
+        Call it at the end of an output that ends without a stop. Incomplete bytes become U+FFFD.
         """
         held, self._held = self._held, ""
         cut_off = self._flushed()

@@ -63,8 +63,9 @@ class Session:
         return len(self.committed) - self.num_prompt
 
     def max_draft_tokens(self) -> int:
-        """Return the largest number of draft tokens that the next step can use. It commits one token more than it
-        accepts.
+        """Return the largest number of draft tokens that the next step can use.
+
+        A step commits one token more than it accepts.
 
         # max_tokens 10, 7 output tokens: 2, since a step that accepts both commits 3
         """

@@ -150,10 +150,10 @@ class WorkerLink:
         return watch.silent_s(connection.heard_s, time.monotonic())
 
     async def get_info(self, timeout_s: float = CALL_TIMEOUT_S) -> pb.WorkerInfo:
-        """Fetch the worker's WorkerInfo. Its texts are cut to their limits, and the model's path is cut to its last
-        part.
+        """Fetch the worker's WorkerInfo.
 
-        Raises grpc.aio.AioRpcError, and IncompatiblePair if the info is too large.
+        Its texts are cut to their limits, and its `model_id` is cut to the last part of the model's path. Raises
+        grpc.aio.AioRpcError, and IncompatiblePair if the info is too large.
         """
         info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
         too_long = describe_excess(info)

@@ -42,11 +42,11 @@ async def resolve(host: str) -> list[str]:
 
 
 class NamedWorkers:
-    """The members of a command line, updated whenever the addresses of a name change.
+    """The members of a command line, updated whenever the IP addresses of a DNS name change.
 
-    A worker that its name no longer lists stays while its stream is up: a draining worker is no longer listed but
-    finishes what it runs. A name without addresses counts as a member that is being started, so that its pool counts as
-    missing.
+    If a name no longer lists a worker, the worker stays a member while its stream is up, because a draining worker is
+    not listed but finishes what it runs. A name without addresses counts as a member that is being started, so that the
+    gateway treats its pool as missing.
     """
 
     def __init__(

@@ -67,10 +67,10 @@ class RegistryClient:
         self._task = asyncio.create_task(self._keep_joined())
 
     async def wait_first(self, timeout_s: float) -> None:
-        """Wait for the first membership. If that takes longer than `timeout_s` seconds, it is logged, and the wait goes
-        on.
+        """Wait for the first membership, without end.
 
-        A launcher has no membership before its workers have loaded.
+        If it takes longer than `timeout_s` seconds, that is logged. A launcher has no membership before its workers
+        have loaded.
         """
         try:
             async with asyncio.timeout(timeout_s):

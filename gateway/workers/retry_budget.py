@@ -19,7 +19,7 @@ RESERVE_S = 10.0
 class RetryBudget:
     """A budget of retries, kept as a token bucket: each request adds one token, each retry takes REQUESTS_PER_RETRY.
 
-    Besides, `floor_per_s` retries a second are added at no cost.
+    In addition, the bucket gains tokens for `floor_per_s` retries every second.
 
         # a floor of 10 a second: the full bucket holds 5 * 10 * 10 = 500 tokens, which are 100 retries at once
     """

@@ -30,10 +30,9 @@ MAX_PROMPTS = 4096
 
 
 def read_prompts(value: Any) -> list[str | tuple[int, ...]]:
-    """Return the prompts in the field `prompt`: a text, token ids, or a list of either. Raises ValueError for other
-    values.
+    """Return the prompts in the field `prompt`: a text, token ids, or a list of either.
 
-    `[]` and `[[]]` pass, and are refused later as empty.
+    Raises ValueError for any other value. `[]` and `[[]]` pass, and are refused later as empty.
     """
     if isinstance(value, str):
         return [value]
