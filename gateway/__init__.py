@@ -1,4 +1,4 @@
-"""The gateway: owns requests, coordinates targets and drafts, and serves HTTP and gRPC. It may not import torch.
+"""The gateway: serves HTTP and gRPC, owns requests, and coordinates targets and drafts. It must not import torch.
 
 `api` translates OpenAI's and Anthropic's HTTP APIs and GenerationService (gRPC), `admission` checks requests, `rounds`
 runs them, `workers` keeps the workers connected. Start at `__main__.py` for the process, and at `coordinator.py` for

@@ -1,8 +1,6 @@
-"""Serves HTTP and gRPC in one process.
+"""Starts the gateway: one process that serves HTTP and gRPC.
 
-    python -m gateway --target HOST:PORT [--draft HOST:PORT]
-
-`--help` lists the settings. With `--registry HOST:PORT` instead, the launcher determines the workers.
+python -m gateway --target HOST:PORT [--draft HOST:PORT]
 """
 
 from __future__ import annotations
@@ -45,11 +43,11 @@ from outrider.wire.transport.tls import CertificateFolder, http_context, public_
 log = get_logger(__name__)
 
 END_S = 1.0
-"""Seconds in which clients are sent the error that ends their requests."""
+"""Seconds for sending clients the error that ends their requests when the gateway stops."""
 
 
 class Signals:
-    """Events of SIGTERM, SIGINT and SIGHUP: the first signal asks to stop, the second to hurry."""
+    """Events that the signals SIGTERM, SIGINT and SIGHUP set: the first asks for a stop, the second for a fast stop."""
 
     def __init__(self) -> None:
         self.stop, self.hurry = asyncio.Event(), asyncio.Event()
@@ -65,7 +63,7 @@ class Signals:
 
 
 async def serve(config: GatewayConfig) -> None:
-    """Run the gateway until a signal stops it."""
+    """Run the gateway with this configuration until a signal stops it."""
     signals = Signals()  # now, as the first process of a container has no default
     if config.api_keys is not None:
         read_keys(config.api_keys)  # an unusable file is refused now, not once the workers are connected
@@ -222,7 +220,7 @@ async def _serve_and_leave(config: GatewayConfig) -> NoReturn:
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Run the gateway with the settings of a command line, and exit."""
+    """Run the gateway with the settings of a command line, and exit the process."""
     try:
         config = load(GatewayConfig, argv)
         configure_logging(config.log_level, "gateway", config.log_format)

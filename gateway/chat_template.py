@@ -18,56 +18,57 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 FOR_TOOLS, FOR_DOCUMENTS = NAMED = ("tool_use", "rag")
-"""Names of templates that replace the default: with tools, and with documents."""
-MAX_SOURCE_CHARS = 1 << 20
-"""Maximal size of a template, in characters. It is sent to a renderer with each chat. The largest known one has 40,000.
+"""Names of the templates that replace a model's default template: for chats with tools, and for chats with documents.
 """
+MAX_SOURCE_CHARS = 1 << 20
+"""Maximal size of a template's source, in characters. The source is sent to a renderer with each chat. The largest that
+is known has 40,000."""
 _REMEDY = "give the gateway another template: --chat-template FILE"
 
 
 class Renderers(Protocol):
-    """A pool that runs the work of `gateway.confined.templates`: a ConfinedPool."""
+    """A pool of processes that do the work of `gateway.confined.templates`; a ConfinedPool is one."""
 
     async def run(self, caller: bytes, request: Any) -> Any: ...
 
 
 def create_renderers(config: GatewayConfig) -> ConfinedPool:
-    """Return the pool that renders all chat templates."""
+    """Return the pool of processes that renders the chat templates of all models."""
     name = "the rendering of a chat template"
     return ConfinedPool("gateway.confined.templates", config.max_compile_s, name=name)
 
 
 class TextTooLong(Exception):
-    """A rendered text has more characters than allowed."""
+    """A rendered chat has more characters than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFile:
-    """Sources of a model's templates, and where they are from."""
+    """Sources of a model's chat templates, and the file or setting from which they come."""
 
     name: str
-    """Name of the file or setting, for errors."""
+    """Name of the file or setting that contains the default template, for errors."""
     source: str
     named: Mapping[str, str] = field(default_factory=dict)
-    """Further templates by name. Those in NAMED are used."""
+    """Sources of further templates, by name. Only the names in NAMED are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One template that a renderer has compiled and tried."""
+    """One template of a model, after a renderer has compiled and tried it."""
 
     source: str
     reads: frozenset[str] = frozenset()
-    """Variables that the template reads."""
+    """Names of the variables that the template reads."""
     shape: TemplateShape = field(default_factory=TemplateShape)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A model's default template and its named variants."""
+    """A model's default chat template, and its templates for tools and documents."""
 
     name: str
-    """Name of the file or setting that the source is from, for errors."""
+    """Name of the file or setting that contains the default template, for errors."""
     default: Variant
     named: Mapping[str, Variant]
     special_tokens: dict[str, str]
@@ -75,9 +76,10 @@ class ChatTemplate:
 
     @classmethod
     async def compiled(cls, file: TemplateFile, special_tokens: dict[str, str], renderers: Renderers) -> ChatTemplate:
-        """Return a compiled template.
+        """Compile and try a model's templates in the renderers, and return the result.
 
-        Raises ConfigError, which names the file, if it cannot be compiled within the limits.
+        special_tokens: texts of the tokenizer's special tokens, by the name under which templates read them. Raises
+        ConfigError, which names the file, if a template cannot be compiled within the limits.
         """
         default = await _compiled(file.name, file.source, special_tokens, renderers)
         named: dict[str, Variant] = {}
@@ -91,17 +93,17 @@ class ChatTemplate:
 
     @property
     def tool_source(self) -> str:
-        """Source of the template that is used with tools."""
+        """Source of the template that is used for chats with tools."""
         return self._variant(has_tools=True, has_documents=False).source
 
     @property
     def marks_turns(self) -> bool:
-        """Whether the template marks who speaks. It does not for a model that continues text."""
+        """Whether the template writes the role of each message. It does not for a model that only continues text."""
         return self.default.shape.marks_turns
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template shows tools."""
+        """Whether the template writes the tools that a request offers."""
         return "tools" in self._variant(has_tools=True, has_documents=False).reads
 
     def _variant(self, has_tools: bool, has_documents: bool) -> Variant:
@@ -123,13 +125,15 @@ class ChatTemplate:
         max_chars: int,
         caller: bytes = b"",
     ) -> str:
-        """Return the messages as one text.
+        """Render a chat, and return its text.
 
-        merges: whether system messages and roles that the template refuses are rewritten. max_chars: maximal length of
-        the text, in characters. caller: the caller whose share of the renderers is used.
+        add_generation_prompt: whether the text ends with the beginning of an answer. extra: further variables of the
+        template. merges: whether messages with roles that the template refuses are rewritten to roles that it accepts.
+        max_chars: maximal length of the text, in characters. caller: digest of the caller whose share of the renderers
+        is used.
 
-        Raises InvalidRequest with the template's own words if it refuses the messages, and in ours if it takes too
-        much; TextTooLong for a longer text.
+        Raises InvalidRequest, with the template's message if it refuses the chat, or if rendering exceeds a limit of
+        time or memory. Raises TextTooLong for a text longer than `max_chars`.
         """
         variant = self._variant(bool(tools), bool(documents))
         if documents and "documents" not in variant.reads:
@@ -193,9 +197,10 @@ def template_of_files(
 ) -> TemplateFile | None:
     """Return the templates of a model; None if it has none. Raises ConfigError for a file that is not UTF-8.
 
-    file: chat_template.jinja. configured: `chat_template` of tokenizer_config.json, which is a text, a list of {"name",
-    "template"}, or an object from names to templates; `file` takes precedence. override: the operator's template, which
-    takes precedence over all. additional: files of the folder additional_chat_templates, by name.
+    file: content of chat_template.jinja, empty without one. configured: `chat_template` of tokenizer_config.json, which
+    is a text, a list of {"name", "template"}, or an object with a template for each name; `file` takes precedence.
+    override: the operator's template, which takes precedence over all; None without one. additional: contents of the
+    files in the folder additional_chat_templates, by name.
     """
     if override is not None:
         return TemplateFile("the file of --chat-template", override)

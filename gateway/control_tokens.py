@@ -1,7 +1,8 @@
-"""Cuts users' texts so that no control token comes of them, for the setting `control_tokens_in_content`. Pure.
+"""Keeps users' text from being tokenised as control tokens (setting `control_tokens_in_content`). Pure.
 
-A mark is put behind the first character of each text of a control token. The template carries the mark along, and its
-output is cut there before it is tokenised: both halves are text, and the template's own control tokens stay tokens.
+Where a user's text spells a control token, a mark is inserted after its first character. The template copies the mark
+into its output, which is cut there before it is tokenised. So both halves are tokenised as text, while the control
+tokens that the template itself writes stay control tokens.
 
     # content "a<eos>" becomes "a<MARKeos>", and the rendered text is cut to "...a<" and "eos>..."
 """
@@ -17,14 +18,15 @@ from gateway.confined.template_shape import Message
 from gateway.text_trie import trie_pattern
 
 MARK_DIGITS = 16
-"""Number of digits of a mark, which no caller can guess. Templates change the case of letters, and JSON escapes other
-characters."""
+"""Number of random digits of a mark, so many that no caller can guess it. Only digits are safe: templates may change
+the case of letters, and JSON escapes other characters."""
 WORDS = frozenset({"role", "type"})
-"""Fields whose values a template compares with its own words, as it does with names of fields."""
+"""Names of fields whose values a template compares with fixed words. Their values and all names of fields are marked
+only within whole control tokens."""
 
 
 class ControlTokens:
-    """The texts of one tokenizer's control tokens."""
+    """The texts of one tokenizer's control tokens, and the search for them in a user's text."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = [text for text in texts if len(text) > 1]  # a single character cannot be cut
@@ -32,16 +34,16 @@ class ControlTokens:
         self._max_chars = max(map(len, self._texts), default=0)
         self._joined = "\0".join(self._texts)
         self._begins = set[str]()
-        """Beginnings of control tokens, whole ones aside: "<", "<e", "<eo", "<eos" of "<eos>"."""
+        """Proper prefixes of control tokens: "<", "<e", "<eo", "<eos" of "<eos>"."""
         self._ends = set[str]()
-        """Ends of control tokens, whole ones aside: "eos>", "os>", "s>", ">" of "<eos>"."""
+        """Proper suffixes of control tokens: "eos>", "os>", "s>", ">" of "<eos>"."""
         for text in self._texts:
             for size in range(1, len(text)):
                 self._begins.add(text[:size])
                 self._ends.add(text[size:])
 
     def places_within(self, text: str) -> list[int]:
-        """Return where to cut a text, in order: behind the first character of each control token.
+        """Return the positions after the first character of each control token in the text, in ascending order.
 
         # "ab<eos>": [3]
         """
@@ -50,10 +52,10 @@ class ControlTokens:
         return [match.start() + 1 for match in self._pattern.finditer(text)]
 
     def places(self, text: str) -> list[int]:
-        """Return where to cut a text, in order, if the template may write more on either side.
+        """Return the positions at which to cut a text so that no control token forms with text that the template adds.
 
-        These are the places of `places_within`, one in the beginning of a token at the text's end, and 0 if the text
-        begins with the end of a token.
+        These are the positions of `places_within`, one in a prefix of a control token at the text's end, and 0 if the
+        text begins with a suffix of one. They are in ascending order.
 
             # "os>ab<e": [0, 6]
         """
@@ -72,7 +74,7 @@ class ControlTokens:
 
 
 class ContentMarks:
-    """The mark of one request, and the texts marked with it."""
+    """The mark of one request, a random number, and the methods that insert it into the request's texts."""
 
     def __init__(self, tokens: ControlTokens) -> None:
         self._tokens = tokens
@@ -80,17 +82,23 @@ class ContentMarks:
         self.num_marks = 0
 
     def message(self, message: Message) -> Message:
-        """Return the message with marks in all that its template may show."""
+        """Return a copy of the message with the mark inserted in the control tokens of its texts.
+
+        All texts are marked that a template may write, such as contents, names and arguments of calls.
+        """
         return {name: self._field(name, value) for name, value in message.items()}
 
     def chat(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], documents: Sequence[dict[str, Any]]
     ) -> tuple[list[Message], list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return messages, tools and documents with marks. Raises RecursionError if they nest too deep."""
+        """Return copies of messages, tools and documents with marks inserted.
+
+        Raises RecursionError if they nest too deep.
+        """
         return list(map(self.message, messages)), self.values(tools), self.values(documents)
 
     def values(self, values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return tools or documents with marks in their texts."""
+        """Return copies of tools or documents with marks inserted in their texts."""
         return list(map(self._marked, values))
 
     def _marked(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Admits requests and runs their choices. Implements `gateway.generation.Generator` over the pools."""
+"""Admits requests and runs their choices. Implements `gateway.generation.Generator` with the workers of `Pools`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 class Coordinator:
-    """The gateway's generator: admits choices to the models' queues, and tracks all that run or wait."""
+    """Implements `Generator`: admits choices to the models' queues, and keeps a list of all that run or wait."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -60,17 +60,17 @@ class Coordinator:
 
     @property
     def num_admitted(self) -> int:
-        """Number of choices that run or wait."""
+        """Number of choices of all models that run or wait."""
         return self._num_admitted
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Wait until no choice runs or waits, for at most `timeout_s`."""
+        """Wait until no choice runs or waits, for at most `timeout_s` seconds. Returns in both cases."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
 
     def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> RunningChoices:
-        """Take `num_answers` places in a model's queue.
+        """Take `num_answers` places in a model's queue for a request, and return its choices, not yet started.
 
         Raises Unavailable, or Overloaded with the seconds after which to retry.
         """
@@ -118,7 +118,7 @@ class Coordinator:
 
 
 class RunningChoices:
-    """The choices of one request: one task for each, and one queue of outputs. Implements `AdmittedGenerations`."""
+    """The choices of one request: a task for each, and one queue of their outputs. Implements `AdmittedGenerations`."""
 
     def __init__(
         self,
@@ -126,7 +126,10 @@ class RunningChoices:
         num_answers: int,
         change: Callable[[int], None],
     ) -> None:
-        """Create the choices of `num_answers` places, which are taken already. `change(-1)` frees one of them."""
+        """Create the choices for `num_answers` places that are already taken in the queue.
+
+        change: called with -1 to free one of these places.
+        """
         self.requests: tuple[GenerationRequest, ...] = ()
         self._model = model
         self._num_answers = num_answers
@@ -137,9 +140,9 @@ class RunningChoices:
         self.num_output_tokens = 0
         self._started_s = self._deadline_s = 0.0
         self._opened = asyncio.Event()
-        """Event set by the first slot that a target opens, and by whatever ends a choice before."""
+        """Event that is set when a target has opened the first slot, or when a choice ends before."""
         self._early_failure: BaseException | None = None
-        """Error that ended a choice before a slot was opened."""
+        """Error that ended a choice before a slot was opened; None without one."""
 
     async def __aenter__(self) -> RunningChoices:
         return self
@@ -164,7 +167,10 @@ class RunningChoices:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def end(self, error: OutriderError) -> None:
-        """Make `stream` raise this error next. The running choices are cancelled when its reader leaves the block."""
+        """Make `stream` raise this error next.
+
+        The running choices are cancelled when the reader of `stream` leaves the `async with` block.
+        """
         self._fail(0, error)
 
     async def opened(self) -> None:
@@ -173,10 +179,10 @@ class RunningChoices:
             raise self._early_failure
 
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
-        """Yield the outputs of the choices. Raises the first error of any; leaving the block cancels the others.
+        """Yield (index of the choice, output) for each round. Raises the first error of any choice.
 
-        A reader that is so slow that the request times out meanwhile gets no more: unread outputs take memory although
-        their place is free.
+        If the reader is so slow that the request times out before it has read all outputs, the rest is dropped.
+        Otherwise unread outputs would take memory after their choice's place in the queue is free.
         """
         num_running = len(self._tasks)
         while num_running:

@@ -21,7 +21,7 @@ from outrider.wire.requests.tree_shape import TreeShape
 
 
 class FinishReason(Enum):
-    """Finish reason of a choice, as OpenAI's."""
+    """Why an output ended, with OpenAI's names."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -29,7 +29,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """A request's options for speculation. None stands for the server's default."""
+    """A request's options for speculation. A field that is None has the server's default."""
 
     enabled: bool = True
     num_draft_tokens: NumDraftTokens | None = None
@@ -40,10 +40,13 @@ class SpeculationOptions:
     drafter: Drafter | None = None
     tree: TreeShape | None = None
     explain: bool = False
-    """Whether each round reports what was verified and what was rejected."""
+    """Whether the response explains each round: what was verified, and what was rejected."""
 
     def num_draft_tokens_or(self, default: NumDraftTokens) -> NumDraftTokens:
-        """Return K, or `default` (the server's) if the request names neither K nor a tree."""
+        """Return the request's number of draft tokens (K), or `default`, the server's.
+
+        0 if speculation is off. AUTO if the request names a tree but no number.
+        """
         if not self.enabled:
             return 0
         if self.num_draft_tokens is not None:
@@ -55,60 +58,62 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request for one choice of one prompt.
+    """A checked request for one choice of one prompt, with the prompt as token ids.
 
-    With n choices there are n of these, with params.choice from 0 to n - 1.
+    A request of a user with `n` choices becomes `n` of these, with params.choice from 0 to n - 1.
     """
 
     request_id: str
     model: str
     prompt_ids: tuple[int, ...]
-    """Tokens that the output continues. With an encoder, the tokens with which every output begins."""
+    """Token ids that the output continues. For a model with an encoder, the token ids with which every output begins.
+    """
     params: SamplingParams
     stop: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     prediction_ids: tuple[int, ...] = ()
-    """Tokens that the output may resemble; empty without a prediction, or if it would not be used."""
+    """Token ids of the predicted output; empty without a prediction, or if no drafter of the request would use it."""
     cache_salt: bytes = b""
-    """Salt of the prefix cache. Requests share cached prefixes with those of the same salt."""
+    """Salt of the prefix cache. Only requests with the same salt share cached prefixes."""
     corpus_id: bytes = b""
-    """Id of the corpus of `lookup`, which holds the finished outputs of requests with this id. If empty, `lookup`
-    copies from this request alone."""
+    """Id of the corpus of the drafter `lookup`: the finished outputs of requests with the same id. If empty, `lookup`
+    copies only from this request."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     key_name: str | None = None
     """Name of the caller's API key; None if the gateway has no API keys."""
     reading: Reading | None = None
-    """Parser of calls and reasoning in the output text; None to leave the text as it is."""
+    """Parser of tool calls and reasoning in the output text; None to leave the text as it is."""
     source_ids: tuple[int, ...] = ()
-    """Tokens of the caller's prompt if an encoder reads it; else empty."""
+    """Token ids of the caller's prompt if an encoder reads it; empty for a model without an encoder."""
     num_prompt_logprobs: int | None = None
-    """Number of best ids with log-probs at each prompt token, besides the token itself; None for no log-probs."""
+    """Number of most likely ids whose log-probs are returned for each prompt token, besides those of the token itself;
+    None for no log-probs of the prompt."""
     is_empty: bool = False
-    """Whether no output is wanted. The one token that is generated nevertheless is not returned."""
+    """Whether the output must be empty. One token is generated all the same, and is not returned."""
     keeps_stop: bool = False
     """Whether the stop string or stop id that ends the output is part of its text."""
     answer_stop_ids: frozenset[int] = frozenset()
-    """Ids that end the output only after its reasoning; those of `params` end it anywhere."""
+    """Token ids that end the output only after its reasoning. Those in `params` end it anywhere."""
     stops_in_reasoning: bool = False
-    """Whether stop strings end the output inside its reasoning as well."""
+    """Whether stop strings end the output within its reasoning, too, and not only after it."""
     shows_special: bool = False
-    """Whether special tokens are part of the text."""
+    """Whether special tokens are part of the output text."""
 
     @property
     def caller_prompt_ids(self) -> tuple[int, ...]:
-        """Tokens of the caller's prompt, whether an encoder reads it or not."""
+        """Token ids of the caller's prompt, for models with and without an encoder."""
         return self.source_ids or self.prompt_ids
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLogprobs:
-    """Log-probs, in nats, of one committed token under the target's unmodified distribution."""
+    """Log-probs of one committed token, in nats, under the target's distribution before sampling parameters."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
-    """(id, log-prob) of the most likely tokens, the most likely first."""
+    """Pairs (token id, log-prob) of the most likely tokens, the most likely first."""
     rank: int | None = None
-    """Rank of a prompt's token: 1 + the number of more likely tokens."""
+    """Rank of the prompt's token: 1 plus the number of more likely tokens. None for output tokens."""
 
     @classmethod
     def from_proto(cls, message: pb.TokenLogprobs) -> OutputLogprobs:
@@ -118,14 +123,14 @@ class OutputLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class OutputToken:
-    """One token of an output."""
+    """One token of an output, with its text."""
 
     id: int
     kind: TokenKind
     text: str
-    """Text of the token; parts of a UTF-8 character show as U+FFFD. Empty for stop ids."""
+    """Text of the token; incomplete UTF-8 characters appear as U+FFFD. Empty for stop ids."""
     text_offset: int
-    """Number of characters of output text before the token."""
+    """Number of characters of the output text before the token."""
     logprobs: OutputLogprobs | None = None
 
 
@@ -133,21 +138,24 @@ class OutputToken:
 class OutputTimings:
     """Durations of the phases of one round, in seconds.
 
-    They sum to the total unless several verdicts arrived together.
+    The phases sum to `total_s`, unless several verdicts arrived together.
     """
 
     total_s: float = 0.0
-    """Time since the previous round, or since the lease began."""
+    """Time from the previous verdict, or from the begin of the lease, to this round's verdict."""
     deliver_s: float = 0.0
-    """Time that the target held its step for drafts."""
+    """Time for which the target held its step to wait for draft tokens."""
     verify_s: float = 0.0
-    """Time of queue, forward and acceptance in the target."""
+    """Time in the target's queue, forward and acceptance."""
     overhead_s: float = 0.0
-    """Remaining time."""
+    """The rest of `total_s`, such as the network and the gateway."""
 
 
 def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:
-    """Return the most frequent reason of plain steps; None without plain steps."""
+    """Return the most frequent reason for steps without draft tokens; None if there were none.
+
+    counts: number of such steps by reason, for each choice.
+    """
     total = sum(counts, Counter[str]())
     if not total:
         return None
@@ -157,7 +165,7 @@ def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:
 
 @dataclass(slots=True)
 class ChoiceUsage:
-    """Running totals of one choice, updated by its session."""
+    """Running totals of one choice, updated by its `Session`."""
 
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
@@ -166,34 +174,34 @@ class ChoiceUsage:
     num_accepted_tokens: int = 0
     num_plain_steps: int = 0
     num_wasted_tokens: int = 0
-    """Number of draft tokens that were right but arrived after their step."""
+    """Number of draft tokens that arrived too late to be verified and equal the output."""
     seed: int = 0
     num_cached_prompt_tokens: int = 0
     """Number of prompt tokens found in the target's prefix cache when the choice began."""
     lenience: float | None = None
-    """Lenience of the acceptance rule; None for exact."""
+    """Lenience of the acceptance rule; None if acceptance is exact."""
     num_accepted_prediction_tokens: int = 0
-    """Number of output tokens that are accepted tokens of the prediction."""
+    """Number of output tokens that were accepted from the request's prediction."""
     num_rejected_prediction_tokens: int = 0
-    """Number of tokens of the prediction that are not in the output so far."""
+    """Number of tokens of the request's prediction that are not in the output so far."""
     plain_reasons: Counter[str] = field(default_factory=Counter)
-    """Number of steps without drafts, by reason (one of PLAIN_REASONS)."""
+    """Number of steps without draft tokens, by reason (one of PLAIN_REASONS)."""
 
     @property
     def plain_reason(self) -> str | None:
-        """Most frequent reason of plain steps; None without plain steps."""
+        """Most frequent reason for steps without draft tokens; None if there were none."""
         return most_common_reason([self.plain_reasons])
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Number of output tokens from rounds with drafts: a step without drafts makes one token."""
+        """Number of output tokens from rounds with draft tokens. Each step without them makes one output token."""
         return max(0, self.num_completion_tokens - self.num_plain_steps)
 
     @property
     def num_overrun_tokens(self) -> int:
-        """Number of accepted draft tokens beyond the end of the output.
+        """Number of accepted draft tokens that are not in the output, because it ended before them.
 
-        A round that ends among its draft tokens has no token of the target's own, as other rounds have.
+        Every round also has a token of the target's own, except the last if the output ends within its draft tokens.
 
             # 2 rounds of 4 accepted tokens each, 8 output tokens: 8 + 2 - 8 - 1 = 1 accepted token is not in the output
         """
@@ -203,64 +211,67 @@ class ChoiceUsage:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutput:
-    """Addition of one round to a choice. The last round has finish_reason set."""
+    """What one round adds to the output of a choice. The last round has finish_reason set."""
 
     tokens: tuple[OutputToken, ...]
     text_delta: str
-    """Text that became final: never half a character, never the start of a stop string."""
+    """Text that became final. It never ends within a character or within what may become a stop string."""
     num_drafted: int
     num_accepted: int
     timings: OutputTimings
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    """Stop string or stop id that ended the output; None for the model's own end of sequence."""
+    """Stop string or stop token id of the request that ended the output; None if it ended in another way."""
     usage: ChoiceUsage | None = None
-    """Usage of the choice, set together with finish_reason."""
+    """Usage of the whole choice, in the last round; None in others."""
     beam: int = 0
-    """Rank among the outputs of a beam search, 0 for the best. The output is then complete."""
+    """Rank of a beam among the outputs of a beam search, 0 for the best. Such an output is complete."""
     prompt_logprobs: Sequence[pb.TokenLogprobs] | None = None
-    """Log-probs of the prompt's tokens from the second on, in the first round if requested. They stay in their protobuf
-    form: there may be a million, and they are converted off the event loop."""
+    """Log-probs of the prompt's tokens from the second on, in the first round if requested; else None. They stay
+    protobuf messages: there may be a million, which are converted off the event loop."""
     score: float | None = None
-    """Score of a beam search's output: its sum of log-probs, in nats, over length ** length_penalty."""
+    """Score of a beam search's output: its sum of log-probs, in nats, over length ** length_penalty; None without a
+    beam search."""
     explanation: gateway_pb2.RoundExplanation | None = None
-    """Explanation of the round, if requested. It stays in its protobuf form, as a plain value would be the same."""
+    """Explanation of the round, if requested; else None. It stays a protobuf message, because a class of our own would
+    have the same fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedFacts:
-    """Facts of a served model that front ends may show."""
+    """Properties of a served model that front ends use and may show to users."""
 
     id: str
     context_limit: int
     vocab_size: int
     created: int
-    """Time of creation, in Unix seconds."""
+    """Time when the model was first served, in Unix seconds."""
     max_answers: int
-    """Maximal number of choices of one request: all that may run and wait at once."""
+    """Maximal number of choices of one request: the number that may run and wait at once."""
     draft_id: str | None
-    """Id of a connected draft's model; None without one."""
+    """Model id of a connected draft; None without one."""
     drafters: tuple[Drafter, ...] = ()
-    """Drafters that requests may name. Includes those whose worker is away, because it may be back."""
+    """Drafters that requests may name. Drafters of workers that are not connected now are included."""
     default_drafter: Drafter | None = None
-    """Drafter of requests that name none: one of `drafters`, or None."""
+    """Drafter of requests that name none: one of `drafters`; None if there is none."""
     chat_template: str | None = None
-    """Kind of the template: `turns` if it marks who speaks, `plain` if it writes the text alone; None without one."""
+    """Kind of the chat template: `turns` if it writes the role of each message, `plain` if it writes only the texts;
+    None without a template."""
     no_trees: str | None = None
-    """Reason why proposals cannot be trees now; None if they can, or without a draft."""
+    """Reason why draft trees cannot be used now; None if they can, or if no worker is connected."""
     no_beams: str | None = None
     """Reason why beam search is not possible now; None if it is."""
     decoder_start_ids: tuple[int, ...] = ()
-    """Tokens with which outputs begin if an encoder reads the prompt; empty without an encoder."""
+    """Token ids with which outputs begin if an encoder reads the prompt; empty without an encoder."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    """Defaults of sampling parameters, as the checkpoint states them and the gateway applies them."""
+    """Defaults of sampling parameters that the checkpoint contains and the gateway applies, by parameter."""
     text_only: bool = False
-    """Whether the model reads images, video or sound as well but is served by its text part alone."""
+    """Whether only the text part of a model that also reads images, video or sound is served."""
     model_path: str = ""
     """Absolute path or hub id from which the model was started."""
 
     def is_at(self, name: str) -> bool:
-        """Return whether the model was started from `name`: its hub id, its path, or the end of its path."""
+        """Return whether `name` is the hub id or path from which the model was started, or the end of that path."""
         if not self.model_path.startswith("/"):
             return name != "" and name == self.model_path
         relative = name.removeprefix("./").strip("/")
@@ -268,52 +279,49 @@ class ServedFacts:
 
 
 class Generator(Protocol):
-    """Interface between front ends and the decode loop, implemented by `gateway.coordinator.Coordinator`."""
+    """What front ends need to run requests. Implemented by `gateway.coordinator.Coordinator`."""
 
     def models(self) -> tuple[ServedFacts, ...]: ...
 
     def tokenizer(self, model_id: str) -> Tokenizer:
-        """Return the tokenizer of one of `models`."""
+        """Return the tokenizer of the model with this id, one of `models`."""
 
     def ready(self) -> str | None:
-        """Return None if a request would be served now, else the reason."""
+        """Return None if a request could be served now, else the reason why not."""
 
     def refusals(self) -> Sequence[str]:
-        """Return, as sentences, which workers do not start again or are refused, and why."""
+        """Return one sentence for each worker that is refused or is not started again, with the reason."""
 
     def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> AdmittedGenerations:
-        """Take `num_answers` places of a caller in the queue, all or none, before any expensive work.
+        """Take `num_answers` places in a model's queue for a caller, all or none, before any expensive work.
 
         Raises Overloaded or Unavailable.
         """
 
 
 class AdmittedGenerations(Protocol):
-    """The choices of one request.
+    """The choices of one request that has places in the queue.
 
-    Use it as `async with`: leaving the block cancels those that run and frees every place.
+    Use it as `async with`: leaving the block cancels the choices that still run and frees every place.
     """
 
     @property
     def requests(self) -> tuple[GenerationRequest, ...]:
-        """Return the requests that were started."""
+        """Return the requests of the started choices, by the choice's index."""
 
     @property
     def num_output_tokens(self) -> int:
-        """Return the number of tokens that all choices have committed so far, read or not."""
+        """Return the number of tokens that all choices have committed so far, yielded by `stream` or not."""
 
     async def __aenter__(self) -> AdmittedGenerations: ...
 
     async def __aexit__(self, *exc: object) -> None: ...
 
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
-        """Start the choices, one for each place.
-
-        The requests must be checked already; see `gateway.admission.requests`.
-        """
+        """Start the choices, one for each place. requests: checked requests; see `gateway.admission.requests`."""
 
     async def opened(self) -> None:
-        """Wait until a target has opened the slot of a choice. Raises the error of a choice that ends before."""
+        """Wait until a target has opened a slot for one choice. Raises the error of a choice that ends before."""
 
     def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
-        """Yield (index into requests, output) as rounds end, interleaved over the requests."""
+        """Yield (index into `requests`, output) after each round, in the order in which rounds end."""

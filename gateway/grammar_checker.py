@@ -1,7 +1,7 @@
 """Checks grammars in separate processes, caches the verdicts, and turns refusals into errors.
 
-Cached verdicts belong to the caller that sent the grammar. The time of a check shows whether the grammar was cached,
-and callers must not learn from that what others send.
+A cached verdict is used only for the caller that sent the grammar. The time of a check shows whether the grammar was
+cached, and a caller must not learn in that way what others send.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_KEPT_BYTES = 16 << 20
-"""Maximal size of the cached grammars of all callers, in bytes: 21 of the largest (MAX_GRAMMAR_BYTES)."""
+"""Maximal size of the cached grammars of all callers, in bytes: 21 grammars of the largest size (MAX_GRAMMAR_BYTES)."""
 ENTRY_BYTES = 512
-"""Size of an entry besides its text, in bytes, measured with tracemalloc and rounded up."""
+"""Size of a cache entry without the grammar's text, in bytes, measured with tracemalloc and rounded up."""
 
 EXCEEDED_KEPT_S = 60.0
-"""Seconds for which a grammar is refused unchecked after its check exceeded the limit. If it is sent over and over, it
-then costs a sixtieth of a core at the default limit. CPU times vary, so a grammar near the limit may pass later."""
+"""Seconds for which a grammar is refused without a check after its check exceeded a limit. A grammar that is sent over
+and over then costs a sixtieth of a core at the default limit. CPU times vary, so a grammar near the limit may pass
+later."""
 
 
 class CheckerPool(Protocol):
-    """The part of ConfinedPool that a checker uses."""
+    """The methods of ConfinedPool that a checker uses."""
 
     def start(self) -> None: ...
 
@@ -44,32 +45,35 @@ class CheckerPool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GrammarVerdict:
-    """Result of checking a grammar."""
+    """Result of checking a grammar: passed, or refused with a reason."""
 
     grammar: str
     refusal: str | None = None
-    """Reason why the grammar is refused, with `grammar` empty; None if it passed."""
+    """Reason why the grammar is refused (`grammar` is then empty); None if it passed."""
     param: str | None = None
     until_s: float = math.inf
-    """Monotonic time after which the grammar is checked again, in seconds."""
+    """Monotonic time until which the verdict is valid, in seconds. Afterwards the grammar is checked again."""
 
     def result(self) -> str:
-        """Return the grammar. Raises InvalidRequest if it is refused."""
+        """Return the text of the grammar. Raises InvalidRequest if it was refused."""
         if self.refusal is not None:
             raise InvalidRequest(self.refusal, param=self.param)
         return self.grammar
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size, in bytes, at one byte a character because grammars are mostly ASCII."""
+        """Approximate size of the cache entry, in bytes.
+
+        A character counts as one byte, because grammars are mostly ASCII.
+        """
         return ENTRY_BYTES + len(self.grammar) + len(self.refusal or "")
 
 
 class Verdicts:
-    """A cache of verdicts by caller and digest of the request, of at most `max_bytes`.
+    """A cache of verdicts by caller and digest of the request, with at most `max_bytes` bytes.
 
-    The oldest verdict of the caller with the most bytes is dropped first, so that no caller evicts those of callers
-    with fewer.
+    If it is full, the least recently used verdict of the caller with the most bytes is dropped, so that no caller
+    evicts the verdicts of callers with fewer bytes.
     """
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
@@ -78,7 +82,7 @@ class Verdicts:
         self._num_bytes: Counter[bytes] = Counter()
 
     def get(self, caller: bytes, digest: bytes) -> GrammarVerdict | None:
-        """Return a cached verdict; None if there is none or it has expired."""
+        """Return the cached verdict of a caller's request with this digest; None without one that is still valid."""
         of_caller = self._kept.get(caller)
         if of_caller is None:
             return None
@@ -89,7 +93,7 @@ class Verdicts:
         return verdict
 
     def keep(self, caller: bytes, digest: bytes, verdict: GrammarVerdict) -> None:
-        """Cache a verdict."""
+        """Cache a verdict. Others are dropped if the cache is full."""
         of_caller = self._kept.setdefault(caller, OrderedDict())
         previous = of_caller.pop(digest, None)
         if previous is not None:
@@ -116,20 +120,20 @@ class _Check:
 class GrammarChecker:
     """The checker of the gateway's grammars. One event loop uses it, so it needs no lock.
 
-    Equal concurrent requests of a caller are checked once. A check is cancelled once all requests that wait for it have
-    left. A grammar that exceeded the limit is cached as well, so that sending it again costs nothing.
+    Equal concurrent requests of a caller share one check. A check is cancelled if no request waits for it any more. The
+    refusal of a grammar that exceeded a limit is cached, too, so that sending it again costs nothing.
     """
 
     def __init__(self, pool: CheckerPool) -> None:
         self._pool = pool
         self._verdicts = Verdicts()
         self._checks: dict[tuple[bytes, bytes], _Check] = {}
-        """Running checks that have a waiting request, by caller and digest."""
+        """Running checks for which a request waits, by caller and digest of the request."""
         self._tasks: set[asyncio.Task[GrammarVerdict]] = set()
         """Tasks of all checks, including those being cancelled."""
 
     def start(self) -> None:
-        """Start the processes, which the first request does otherwise."""
+        """Start the checking processes, so that the first request does not wait for their start."""
         self._pool.start()
 
     async def close(self) -> None:
@@ -140,14 +144,15 @@ class GrammarChecker:
         await self._pool.close()
 
     async def output(self, caller: bytes, output: OutputFormat) -> str:
-        """Return the grammar of an output format. caller: the caller whose share of the processes is used.
+        """Return the checked grammar of an output format.
 
-        Raises InvalidRequest that names the field, or Overloaded if no process is free for too long.
+        caller: digest of the caller whose share of the processes is used. Raises InvalidRequest, which names the field,
+        or Overloaded if no process is free for too long.
         """
         return await self._checked(caller, {"format": output}, output.param)
 
     async def tools(self, caller: bytes, request: ToolGrammarRequest) -> str:
-        """Return the grammar of an output that may call tools. Raises as `output` does."""
+        """Return the checked grammar of an output that may call tools. Arguments and errors: see `output`."""
         return await self._checked(caller, {"tools": request}, "tools")
 
     async def _checked(self, caller: bytes, request: dict[str, Any], param: str) -> str:
@@ -201,6 +206,9 @@ def _encoded(request: dict[str, Any], param: str) -> bytes:
 
 
 def create_checker(max_compile_s: float) -> GrammarChecker:
-    """Return a checker with its own processes. max_compile_s: limit of CPU time of one check, in seconds."""
+    """Return a checker with its own pool of processes.
+
+    max_compile_s: limit of the CPU time of one check, in seconds.
+    """
     pool = ConfinedPool("gateway.grammar_work", max_compile_s, name="checking a grammar")
     return GrammarChecker(pool)

@@ -1,7 +1,7 @@
 """The work of a process that checks grammars. `gateway.confined.process` imports this module.
 
 A request is {"format": fields of an OutputFormat} or {"tools": fields of a ToolGrammarRequest}. The reply is the text
-of the workers' grammar.
+of the grammar that workers enforce.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gateway.tools.tool_grammar import tool_grammar
 
 
 def prepare() -> None:
-    """Compile a grammar, so that everything is loaded before the first request."""
+    """Compile a small grammar, so that all modules are loaded before the first request."""
     grammars.of_json_object("prepare")
 
 
 def work(request: dict[str, Any]) -> str:
-    """Return the grammar of a request."""
+    """Return the grammar for a request, a dict as described above. Raises InvalidRequest."""
     if "tools" in request:
         return tool_grammar(ToolGrammarRequest.from_json(request["tools"]))
     return grammars.grammar_of(OutputFormat(**request["format"]))

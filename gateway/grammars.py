@@ -1,8 +1,9 @@
 """Converts a caller's output format to the grammar that workers enforce.
 
-The format is a schema, a regular expression, choices or a grammar; the result is a grammar in llguidance's format. What
-cannot be enforced is refused with its place; nothing is silently ignored, although llguidance overlooks unknown
-keywords. All of it runs in the processes of `gateway.grammar_checker`, within a limit of CPU time and memory.
+The format is a JSON schema, a regular expression, a list of texts or a grammar. The result is a grammar in llguidance's
+format. If a part of the format cannot be enforced, the format is refused and the error names the part. llguidance
+itself would ignore unknown keywords. All of it runs in the processes of `gateway.grammar_checker`, within a limit of
+CPU time and memory.
 """
 
 from __future__ import annotations
@@ -26,31 +27,33 @@ from outrider.wire.requests.grammar_limits import MAX_ITEMS_IN_ROW, limit_reache
 from outrider.wire.requests.params import MAX_GRAMMAR_BYTES
 
 MARKER_ID = 257
-"""Id of a token without text in the byte tokenizer."""
+"""Id, in the tokenizer of bytes, of a token without text."""
 LAYOUT: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
     "json_allowed_escapes": r'"\bfnrt',
 }
-"""Layout of JSON: one space or none behind a comma or a colon, and no other white space between tokens. Models write
-both ways on one line, and neither allows endless spaces. Each character has one spelling, so that no name passes for
-another: llguidance takes \\u0061 for a name that is not `a`. The price is that control characters without a short
-escape are allowed only where the schema spells them out."""
+"""Layout of JSON: at most one space after a comma or a colon, and no other white space outside strings. Models write
+JSON on one line in both ways, and neither allows endless spaces. Each character has one spelling, because llguidance
+treats the name \\u0061 as different from `a`. In consequence, control characters without a short escape are allowed
+only if the schema contains them."""
 MAX_ECHO_CHARS = 300
-"""Maximal length of a quoted llguidance error, in characters."""
+"""Maximal number of characters of llguidance's error that a refusal quotes."""
 LOCATE_S = 0.02
-"""CPU seconds for locating the cause of a refusal: 2 % of the default limit of all work, one second."""
+"""Limit of CPU time for finding which part of a schema causes a refusal, in seconds: 2 % of the default limit of a
+whole check, one second."""
 _LARK = re.compile(
     r'"(?:\\.|[^"\\\n])*"i?|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\\n])+/[a-z]*'
     r"|(?P<json>%json\b\s*)|(?P<option>\b(?:max_tokens|temperature|stop|stop_capture)\b(?=\s*=))"
     r"|(?P<special><[^<>\s]+>)"
 )
-"""Strings, comments and expressions, which are skipped, and the constructs that are checked."""
+"""Parts of a Lark grammar: strings, comments and regular expressions, which are skipped, and the constructs that are
+checked."""
 
 
 def grammar_of(output: OutputFormat) -> str:
-    """Return the grammar of an output format. Raises InvalidRequest."""
+    """Return the grammar of an output format, as llguidance reads it. Raises InvalidRequest."""
     value, param = output.value, output.param
     if output.kind == "json":
         return of_schema(value, param, strict=output.strict)
@@ -64,39 +67,50 @@ def grammar_of(output: OutputFormat) -> str:
 
 
 def of_schema(schema: Schema | str, param: str, *, strict: bool) -> str:
-    """Return the grammar of JSON texts that follow `schema`: a JSON Schema (2020-12) or its text.
+    """Return the grammar of JSON texts that are valid under `schema`: a JSON Schema (2020-12) or its text.
 
-    strict: whether the schema must also follow OpenAI's rules: every property is required, and no others are allowed.
-    The output follows the schema in either case. Raises InvalidRequest that names the place in the schema, below
-    `param`.
+    param: name of the request's field, for errors. strict: whether the schema itself must also follow OpenAI's rules:
+    every property is required, and no others are allowed. The output follows the schema in either case.
+
+    Raises InvalidRequest, which names the place in the schema below `param`.
     """
     return _placed(lambda: _grammar_of_schema(_json_text(schema), strict), param)
 
 
 def schema_text(schema: Schema | str, param: str, *, strict: bool) -> str:
-    """Return the schema as JSON for `%json` in a Lark grammar, checked as by `of_schema`."""
+    """Return the schema as the JSON that stands after `%json` in a Lark grammar.
+
+    The arguments and errors are those of `of_schema`.
+    """
     return _schema_of(of_schema(schema, param, strict=strict))
 
 
 def of_json_object(param: str) -> str:
-    """Return the grammar of any JSON object."""
+    """Return the grammar of any JSON object. param: name of the request's field, for errors."""
     return of_schema({"type": "object"}, param, strict=False)
 
 
 def of_regex(pattern: str, param: str) -> str:
-    """Return the grammar of texts that the expression matches as a whole, in the syntax of Rust's `regex`."""
+    """Return the grammar of texts that the regular expression, in the syntax of Rust's `regex`, matches as a whole.
+
+    param: name of the request's field, for errors. Raises InvalidRequest.
+    """
     return _placed(lambda: _grammar_of_regex(pattern), param)
 
 
 def of_choice(choices: list[str], param: str) -> str:
-    """Return the grammar of exactly these texts. Raises InvalidRequest for none, too many or too long ones."""
+    """Return the grammar that allows exactly these texts.
+
+    param: name of the request's field, for errors. Raises InvalidRequest if there are none, too many or too long ones.
+    """
     return _placed(lambda: _grammar_of_choices(choices), param)
 
 
 def of_lark(text: str, param: str) -> str:
-    """Return the grammar of a text in Lark, as llguidance reads it, or in GBNF (`root ::= ...`).
+    """Return the grammar for a text in Lark, in llguidance's dialect, or in GBNF (`root ::= ...`).
 
-    Schemas behind `%json` are checked as by `of_schema`. Special tokens are refused. Raises InvalidRequest.
+    Schemas after `%json` are checked as by `of_schema`. Special tokens are refused. param: name of the request's field,
+    for errors. Raises InvalidRequest.
     """
     return _placed(lambda: _grammar_of_lark(text), param)
 
@@ -323,10 +337,10 @@ def _checked(grammar: str) -> str:
 
 
 def error_of(grammar: str) -> str:
-    """Return what is wrong with a grammar, empty for nothing.
+    """Return llguidance's error for a grammar, or an empty text if it can be compiled and used.
 
-    It is compiled and takes its first step, and one more behind the bytes that must come first, such as the `{` of an
-    object.
+    The grammar is compiled and takes its first step. If the output must begin with certain bytes, such as the `{` of an
+    object, it also takes the step after these.
     """
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LLParserLimits(**parser_limits()))
     if not matcher.is_error():

@@ -1,4 +1,4 @@
-"""Prompts that ask for the middle of a text, in the tokens with which a model was trained for it, prefix first."""
+"""Tokens for prompts that ask for the middle of a text, between a prefix and a suffix ("fill in the middle")."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ FORMS = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
-"""Tokens before the prefix, before the suffix and before the middle: Qwen's and CodeGemma's, StarCoder's, SantaCoder's
-and DeepSeek's."""
+"""Texts of the three tokens before the prefix, the suffix and the middle, for each known family of models: Qwen and
+CodeGemma, StarCoder, SantaCoder, DeepSeek."""
 
 
 def infill_marks(tokenizer: Tokenizer) -> tuple[int, int, int]:
-    """Return the ids of the tokens before the prefix, between prefix and suffix, and behind the suffix.
+    """Return the ids of the tokens before the prefix, between prefix and suffix, and after the suffix.
 
-    Raises InvalidRequest if the tokenizer has no such tokens.
+    Raises InvalidRequest if the tokenizer has none of the known families' tokens.
     """
     for form in FORMS:
         before, between, behind = map(tokenizer.control_id, form)

@@ -1,6 +1,6 @@
-"""The structure of a JSON Schema: which keywords hold schemas, places in a schema, and references. Pure.
+"""The structure of a JSON Schema: keywords that contain schemas, places in a schema, and references. Pure.
 
-`gateway.json_schemas` reads a caller's schema with it, and `gateway.grammars` finds the place of an error.
+`gateway.json_schemas` uses it to check a caller's schema, `gateway.grammars` to find the place of an error.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 MAX_DEPTH = 32
-"""Maximal number of nested schemas, of nested lists and objects in a const, and of schemas joined by references. All
-readers of a schema recurse."""
+"""Maximal depth of nested schemas, of nested lists and objects in a const, and of schemas joined by references. It is
+needed because all functions that read a schema recurse."""
 SINGLE = ("items", "additionalProperties")
 """Keywords whose value is one schema."""
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -22,11 +22,11 @@ DEFINITIONS = ("$defs", "definitions")
 
 Schema = dict[str, Any] | bool
 Place = tuple[str | int, ...]
-"""Keys and indices that lead to a part of a schema."""
+"""Place of a part in a schema: the keys and indices that lead to it from the top."""
 
 
 class SchemaRefused(Exception):
-    """The reason for a refusal and the place in the schema."""
+    """Reason why a schema is refused, and the place in the schema that causes it."""
 
     def __init__(self, reason: str, *place: str | int) -> None:
         super().__init__(reason)
@@ -35,11 +35,11 @@ class SchemaRefused(Exception):
 
 
 class PatternRefused(SchemaRefused):
-    """A refusal because of a string's pattern."""
+    """Refusal of a schema because of the `pattern` of a string."""
 
 
 def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
-    """Yield the direct subschemas with the keys that lead to each, definitions first.
+    """Yield each schema directly within `schema`, with the keys and indices that lead to it; definitions come first.
 
     # {"anyOf": [a, b], "$defs": {"n": c}}: (("$defs", "n"), c), (("anyOf", 0), a), (("anyOf", 1), b)
     """
@@ -57,7 +57,7 @@ def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
 
 
 def pointer(place: Place) -> str:
-    """Return the place as a JSON pointer, escaped as in a reference.
+    """Return a place as a JSON pointer, escaped as in a `$ref`.
 
     # ("properties", "a/b", "anyOf", 0): "/properties/a~1b/anyOf/0"
     """
@@ -69,7 +69,7 @@ def pointer(place: Place) -> str:
 
 
 def moved(schema: Schema, to: str) -> Schema:
-    """Return the schema with its references adapted for a schema that stands at the pointer `to`.
+    """Return the schema with its references changed so that they stay right if it is placed at the JSON pointer `to`.
 
     # {"$ref": "#/$defs/a"} moved to "/$defs/whole" is {"$ref": "#/$defs/whole/$defs/a"}
     """

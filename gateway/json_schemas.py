@@ -1,7 +1,7 @@
-"""Reads a caller's JSON Schema, before `gateway.grammars` compiles it.
+"""Checks and simplifies a caller's JSON Schema, before `gateway.grammars` compiles it.
 
-Keywords that constrain but that llguidance would overlook or get wrong are refused with their place. Keywords that
-constrain nothing by the standard are dropped.
+A keyword that llguidance would ignore or get wrong is refused with its place, if it constrains the output. A keyword
+that, by the standard, constrains nothing is dropped.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gateway.json_schema_parts import (
 )
 
 MARGIN = 1e-15
-"""Distance that numbers (integers aside) keep from an exclusive bound, as a share of the bound; absolute for a bound of
-0. With a much smaller one, 0.69999999999999999 would be below 0.7, which it is not as a float."""
+"""Distance that numbers other than integers keep from an exclusive bound, as a share of the bound, or absolute for a
+bound of 0. A much smaller one would allow 0.69999999999999999 below 0.7, which is 0.7 once read as a float."""
 MAX_INTEGER = 2**53
-"""Bound beyond which a JSON number may not be exact."""
+"""Largest absolute value up to which a JSON number is exact in every reader."""
 
 FORMATS: tuple[str, ...] = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -42,20 +42,22 @@ INTEGER_FORMATS = {
     "uint32": (0, 2**32 - 1),
     "uint64": (0, None),
 }
-"""Bounds of integers of these formats, None beyond 2^53. Other formats constrain nothing."""
+"""Lower and upper bound of integers with these values of `format`; None for a bound beyond 2^53. Other formats
+constrain nothing."""
 NOT_ENFORCED = frozenset(
     {"uniqueItems", "nullable", "not", "if", "then", "else", "contains", "minContains", "maxContains"}
     | {"propertyNames", "unevaluatedItems", "unevaluatedProperties", "additionalItems", "dependencies"}
     | {"dependentRequired", "dependentSchemas", "$dynamicRef", "$recursiveRef", "$id"}
     | {"disallow", "divisibleBy", "extends"}
 )
-"""Keywords that constrain, or change what others mean, and cannot be enforced. The last three are of draft 3."""
+"""Keywords that constrain the output, or change the meaning of others, and that cannot be enforced. The last three are
+of JSON Schema draft 3."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "nullable": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
 }
-"""Values with which a keyword is dropped. With other values it is refused."""
+"""Values with which these keywords constrain nothing and are dropped. With other values they are refused."""
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _KEYWORDS = frozenset(
@@ -65,14 +67,14 @@ _KEYWORDS = frozenset(
 _JOINED_LISTS = ("anyOf", "oneOf", "allOf")
 _JOINED = frozenset({"anyOf", "oneOf", "$ref"})
 _HARMLESS = frozenset({"type", "enum", "const", "required", "$defs", "definitions"})
-"""Keywords that may be joined with other schemas without making enforcement harder."""
+"""Keywords that do not make enforcement harder if schemas are joined, such as by `allOf`."""
 _LOOKS = re.compile(r"\\[1-9k]|\(\?<?[=!]|\(\?P=|(?P<passed>\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?)", re.DOTALL)
 """Look-around and backreferences, and what is skipped: other escapes, and classes of characters, to the end of the
 pattern if one does not close."""
 
 
 def read_schema(schema: Any, *, strict: bool = False) -> Schema:
-    """Return the part of the schema that is to be enforced, its keys in order. Raises Refused.
+    """Return the part of a schema that must be enforced. Raises SchemaRefused.
 
     strict: whether the schema must also follow OpenAI's rules for `strict: true`.
     """

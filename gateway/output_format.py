@@ -1,4 +1,4 @@
-"""The format that a caller requires of an output, before it is checked. The front ends create it."""
+"""The format that a request demands of its output, before it is checked. The front ends create it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """Format that the output must have."""
+    """Format that an output must have: its kind, such as a JSON schema, and its value."""
 
     kind: Kind
     value: Any
-    """A schema (or its text), None for json_object, a regular expression, a list of strings, or Lark or GBNF."""
+    """By `kind`: a JSON schema or its text, None (json_object), a regular expression, a list of texts, or a grammar in
+    Lark or GBNF."""
     param: str
-    """Name of the field as the caller spelt it."""
+    """Name of the request's field, as the caller's protocol spells it, for errors."""
     strict: bool = False
 
 
 def one_output(given: dict[str, Any], strict: bool = False) -> OutputFormat:
-    """Return the only field of `structured_outputs` that is not None. Raises InvalidRequest for none or several."""
+    """Return the format that the only field of `structured_outputs` with a value describes.
+
+    given: all fields by name, None where the request sets none. Raises InvalidRequest if none or several are set.
+    """
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         raise InvalidRequest(

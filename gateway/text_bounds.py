@@ -1,4 +1,4 @@
-"""Derives bounds on texts from a tokenizer.json: the least number of tokens of a text, and where it may be cut."""
+"""Derives limits from a tokenizer.json: how few tokens a text can have, and where it may be cut before tokenisation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 Json = dict[str, Any]
 
 NORMALIZED_CHARS = 4
-"""Maximal number of characters that a Unicode normal form composes to one: those of U+1F82."""
+"""Maximal number of characters that a Unicode normal form composes into one, as for U+1F82."""
 WHITE_SPACE = tuple(char for char in map(chr, range(0x3001)) if char.isspace())
 SEARCHED_CHARS = 1000
-"""Number of characters before a position that are searched for a space between two letters. Prose has one in 20; a text
-without one is read from twice as far away."""
+"""Number of characters before a position in which a space between two letters is searched. Prose has one in every 20
+characters. If there is none, the text is tokenised from twice as far away."""
 SPLIT_REGEXES = frozenset(
     {
         # Llama 3, as cl100k
@@ -27,23 +27,25 @@ SPLIT_REGEXES = frozenset(
         r"\s+(?!\S)|\s+",
     }
 )
-"""Expressions that never match a letter and then a space, and that have no look-behind."""
+"""Regular expressions of pre-tokenizers that never match a letter followed by a space, and that have no look-behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextBounds:
-    """Bounds of a tokenizer on its texts."""
+    """Properties of a tokenizer that limit the lengths of its texts in characters and tokens."""
 
     max_token_chars: int | None
-    """Maximal number of characters that become one token; None for any number."""
+    """Maximal number of characters that become one token; None if there is no limit."""
     drops_spaces: bool
-    """Whether white space may become no token, so that only other characters count."""
+    """Whether white space may be dropped by the tokenizer, so that only other characters count for `max_token_chars`.
+    """
     splits_at_spaces: bool
-    """Whether a text may be cut in front of a space between two letters without changing its tokens."""
+    """Whether a text may be cut before a space between two letters, and its parts tokenised one by one, with the same
+    result."""
 
     @classmethod
     def of(cls, data: Json) -> TextBounds:
-        """Return the bounds of the content of a tokenizer.json."""
+        """Return the bounds of a tokenizer. data: parsed content of its tokenizer.json."""
         added = data.get("added_tokens") or []
         normalizers = _parts(data.get("normalizer"))
         pre_tokenizers = _parts(data.get("pre_tokenizer"))
@@ -57,19 +59,19 @@ class TextBounds:
         return cls(max_token_chars, _drops_spaces(added, normalizers, pre_tokenizers), splits)
 
     def max_chars(self, num_tokens: int) -> int | None:
-        """Return the most characters other than white space that `num_tokens` tokens stand for; None for any number."""
+        """Return the most characters, white space aside, that `num_tokens` tokens stand for; None without a limit."""
         if self.max_token_chars is None:
             return None
         return self.max_token_chars * num_tokens
 
     def max_text_chars(self, num_tokens: int) -> int | None:
-        """Return the most characters of a text of `num_tokens` tokens; None for any number."""
+        """Return the most characters, white space included, of a text of `num_tokens` tokens; None without a limit."""
         if self.drops_spaces:
             return None
         return self.max_chars(num_tokens)
 
     def fits(self, text: str, num_tokens: int) -> bool:
-        """Return whether the text may have no more than `num_tokens` tokens."""
+        """Return False if the text surely has more than `num_tokens` tokens, by its length alone; else True."""
         max_chars = self.max_chars(num_tokens)
         if max_chars is None or len(text) <= max_chars:
             return True
@@ -77,7 +79,10 @@ class TextBounds:
 
 
 def cut_before(text: str, position: int) -> int | None:
-    """Return the position of the last space between two letters before `position`; None if none is near."""
+    """Return the position of the last space between two letters before `position`.
+
+    None if there is none in the SEARCHED_CHARS characters before it.
+    """
     begin = max(0, position - SEARCHED_CHARS)
     last: int | None = None
     for match in re.finditer("[A-Za-z](?= [A-Za-z])", text[begin:position]):
@@ -88,7 +93,7 @@ def cut_before(text: str, position: int) -> int | None:
 _DROP_SPACES = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
 _KEEP_TEXT = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts", "FixedLength")
 _KEEP_LETTERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "BertNormalizer")
-"""Normalizers that keep a space between two letters, and do the same to the text before it and after it."""
+"""Normalizers that keep a space between two letters, and that give the same result for the text before and after it."""
 
 
 def _parts(described: Json | None) -> list[Json]:

@@ -1,4 +1,4 @@
-"""Builds an expression that finds any of many texts, in time that hardly grows with their number."""
+"""Builds a regular expression that finds any of many texts, in a time that hardly grows with their number."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 _END = ""
-"""Key of a trie's node at which a text ends."""
+"""Key in a trie's node that marks that a text ends there."""
 
 
 def trie_pattern(texts: Iterable[str], *, longest: bool = False) -> re.Pattern[str] | None:
-    """Return an expression that matches wherever one of the texts begins; None without texts.
+    """Return a regular expression that matches at each position where one of the texts begins; None without texts.
 
     The match is empty, so that overlapping texts are found. longest: match the longest text that begins there instead.
 

@@ -1,7 +1,7 @@
 """Encodes text to token ids and decodes them, with the `tokenizers` library. For front ends and the decode loop.
 
-transformers would import torch, so the files of a checkpoint's tokenizer are read here. They come from the target
-worker: the gateway needs no model folder.
+The files of a checkpoint's tokenizer are read here, because the transformers library would import torch. The target
+worker sends the files, so the gateway needs no model folder.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ from outrider.wire.models.tokenizer_json import (
 from outrider.wire.peer_text import bound_text
 
 BYTES_PER_TOKEN = 8
-"""Bytes per requested token that are read of a long text at first. English needs half as many."""
+"""Bytes of a long text that are tokenised at first for each token that is needed. English has about half as many a
+token."""
 CLEARLY_MORE = 1.25
-"""Ratio of the tokens at the beginning of a text to the allowed ones above which the text is refused unread. A cut
-changes only the tokens of the word at its place, one in thousands; a quarter is far above that."""
+"""Factor on the allowed number of tokens. If the beginning of a text has more tokens than that, the text is refused
+without tokenising the rest. Cutting a text changes only the tokens of one word, far less than a quarter."""
 MAX_ADDED_TOKENS = 16
-"""Maximal number of tokens that a post-processor puts around a text; known ones put one or two."""
+"""Maximal number of tokens that a post-processor adds to a text; known ones add one or two."""
 REPLACES_EACH_BYTE = "outrider-each"
-"""Error handler of decoders that shows each bad byte as U+FFFD."""
+"""Name of a codecs error handler that replaces each invalid byte by U+FFFD."""
 Piece = bytes | str | None
-"""Effect of a token on a text: raw bytes of UTF-8, or text whose spacing depends on its neighbours, or nothing."""
+"""What a token adds to a decoded text: raw bytes of UTF-8, or text whose spacing depends on its neighbours, or nothing.
+"""
 
 
 class Tokenizer:
-    """The tokenizer of one model. Raises ConfigError, which names the file, if the files cannot be used."""
+    """The tokenizer of one model, with its chat template. Raises ConfigError, which names an unusable file."""
 
     def __init__(self, tokenizer_json: str, special_tokens: dict[str, str], template: ChatTemplate | None) -> None:
         raw = tokenizer_json.encode()
@@ -67,7 +69,7 @@ class Tokenizer:
         silent: set[str] = set()
         special_ids: set[int] = set()
         self._controls: dict[str, int] = {}
-        """Ids of control tokens, by text."""
+        """Ids of control tokens, by their text."""
         for token_id, token in added.items():
             if token.special:
                 silent.add(token.content)
@@ -79,11 +81,11 @@ class Tokenizer:
         self.special_ids = frozenset(special_ids)
         self._byte_level, self._byte_fallback = _byte_rules(data["decoder"])
         self._pieces: dict[int, Piece] = {}
-        """Pieces of the tokens that were decoded, by id."""
+        """Pieces of the tokens that were decoded so far, by token id."""
 
     @classmethod
     def from_files(cls, files: pb.TokenizerFiles) -> Tokenizer:
-        """Return the tokenizer of these files, without the chat template, which `read_tokenizer` adds."""
+        """Return the tokenizer that these files describe, without a chat template, which `read_tokenizer` adds."""
         special = read_special_tokens(files.tokenizer_config_json)
         text = decode_text(files.tokenizer_json, TOKENIZER_JSON)
         try:
@@ -99,11 +101,11 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids of the tokenizer, including added tokens. A model's logits may be wider."""
+        """Number of token ids, including added tokens. A model may have more or fewer logits."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the text's ids. With add_special_tokens the tokenizer's post-processor adds its own.
+        """Return the token ids of a text. add_special_tokens: whether the post-processor adds special tokens to it.
 
         It releases the GIL, unlike the library's `encode`. Raises InvalidRequest if `text` holds lone surrogates.
         """
@@ -116,9 +118,9 @@ class Tokenizer:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def ids_within(self, text: str, max_ids: int, add_special_tokens: bool = True) -> list[int] | None:
-        """Return the ids of `encode`, or None for a text that clearly has more than `max_ids`.
+        """Return the token ids of a text as `encode` does, or None if the text clearly has more than `max_ids`.
 
-        The beginning of the text is read first, so that such a text is not tokenised as a whole.
+        The beginning of the text is tokenised first, so that a text with too many tokens is not tokenised as a whole.
         """
         num_chars = _num_chars_read_first(text, max_ids)
         while num_chars < len(text):
@@ -128,7 +130,7 @@ class Tokenizer:
         return self.encode(text, add_special_tokens)
 
     def encode_pieces(self, pieces: Sequence[str], add_special_tokens: bool) -> list[int]:
-        """Return the ids of a text that is cut into pieces, with no token across a cut.
+        """Return the token ids of a text that is given in pieces, so that no token spans two pieces.
 
         # ["a<", "eos>b"]: "<eos>" is tokenised as text, not as the control token
         """
@@ -163,7 +165,7 @@ class Tokenizer:
 
     @cached_property
     def control_tokens(self) -> ControlTokens:
-        """Texts of control tokens: special tokens, and those in angle brackets."""
+        """Texts of the control tokens: special tokens, and tokens in angle brackets."""
         return ControlTokens(self._controls)
 
     @cached_property
@@ -178,9 +180,10 @@ class Tokenizer:
         return load_tokenizer(json.dumps(data).encode())
 
     def first_ids(self, text: str, num_ids: int) -> list[int]:
-        """Return the first `num_ids` of the text's ids, without those that the tokenizer adds.
+        """Return the first `num_ids` token ids of a text, without special tokens that the tokenizer would add.
 
-        Only the beginning of a long text is read, so the last ids may differ from those of the whole text.
+        Only the beginning of a long text is tokenised, so the last of these ids may differ from those of the whole
+        text.
         """
         num_chars = _num_chars_read_first(text, num_ids)
         ids = self.encode(text[:num_chars], False)
@@ -190,9 +193,9 @@ class Tokenizer:
         return ids[:num_ids]
 
     def last_ids(self, text: str, num_ids: int, add_special_tokens: bool = True) -> list[int]:
-        """Return the last `num_ids` of the ids of `encode`.
+        """Return the last `num_ids` of the token ids that `encode` would return.
 
-        Only the end of a long text is read, if the tokenizer allows to cut it without changing the result.
+        Only the end of a long text is tokenised, if the text can be cut without changing the result.
         """
         num_chars = _num_chars_read_first(text, num_ids)
         while self.bounds.splits_at_spaces and num_chars < len(text):
@@ -211,7 +214,7 @@ class Tokenizer:
     def control_id(self, text: str) -> int | None:
         """Return the id of the control token with this text; None for other texts.
 
-        Grammars do not treat a control token as text.
+        Grammars treat a control token as one token, never as its characters.
         """
         return self._controls.get(text)
 
@@ -222,19 +225,19 @@ class Tokenizer:
         return self._controls.get(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of these ids. Invalid UTF-8 shows as U+FFFD.
+        """Return the text of token ids. Invalid UTF-8 becomes U+FFFD.
 
-        Ids past the vocabulary add nothing, nor do special tokens if they are skipped.
+        Ids beyond the vocabulary add nothing, nor do special tokens if `skip_special_tokens` is True.
         """
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_name(self, token_id: int) -> str | None:
-        """Return the token as the vocabulary writes it; None for an id past it."""
+        """Return the token as the vocabulary writes it, such as "Ġthe"; None for an id beyond the vocabulary."""
         name: str | None = self._tokenizer.id_to_token(token_id)
         return name
 
     def piece(self, token_id: int) -> Piece:
-        """Return what a token adds to a decoded text. The cache holds at most one entry per id of the vocabulary."""
+        """Return what a token adds to a decoded text. Results are cached, at most one for each id of the vocabulary."""
         try:
             return self._pieces[token_id]
         except KeyError:
@@ -254,9 +257,9 @@ class Tokenizer:
         return token
 
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
-        """Return a decoder that turns `bytes` pieces into text as `decode` would.
+        """Return an incremental decoder of the pieces that are `bytes`, with the same result as `decode`.
 
-        Byte fallback marks each bad byte, ByteLevel each run of them.
+        A tokenizer with byte fallback replaces each invalid byte by U+FFFD, a ByteLevel tokenizer each run of them.
         """
         errors = "replace"
         if self._byte_fallback:
@@ -264,9 +267,9 @@ class Tokenizer:
         return codecs.getincrementaldecoder("utf-8")(errors)
 
     def token_text(self, token_id: int) -> str:
-        """Return the token's own text, special tokens by name, empty for an id past the vocabulary.
+        """Return the text of one token; of a special token its name; empty for an id beyond the vocabulary.
 
-        Parts of a UTF-8 character show as U+FFFD.
+        Incomplete UTF-8 characters become U+FFFD.
         """
         piece = self.piece(token_id)
         if isinstance(piece, bytes):
@@ -277,7 +280,7 @@ class Tokenizer:
         return self.decode([*self._anchor, token_id])[len(before) :]
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the token's bytes; None for an id past the vocabulary."""
+        """Return the UTF-8 bytes of one token; None for an id beyond the vocabulary."""
         piece = self.piece(token_id)
         if isinstance(piece, bytes):
             return piece
@@ -296,9 +299,10 @@ class Tokenizer:
 
 
 async def read_tokenizer(files: pb.TokenizerFiles, override: str | None, renderers: Renderers) -> Tokenizer:
-    """Return the tokenizer with its chat template. override: a template that replaces the tokenizer's own.
+    """Return the tokenizer that these files describe, with its chat template compiled by `renderers`.
 
-    Raises ConfigError, which names the file, if the files cannot be used.
+    override: the operator's template, which replaces that of the files; None without one. Raises ConfigError, which
+    names the file, if the files cannot be used.
     """
     tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
     configured = _config_of(files.tokenizer_config_json).get("chat_template")
@@ -315,7 +319,7 @@ def _num_chars_read_first(text: str, num_ids: int) -> int:
 
 
 def without_prefix_space(part: Any) -> Any:
-    """Return a tokenizer.json, or a part of one, changed so that it puts no space in front of a text."""
+    """Return a tokenizer.json, or a part of it, changed so that the tokenizer puts no space before a text."""
     if isinstance(part, list):
         return [without_prefix_space(step) for step in part if not _prepends(step)]
     if not isinstance(part, dict) or part.get("type") in ("BPE", "Unigram", "WordPiece", "WordLevel"):

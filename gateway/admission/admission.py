@@ -1,7 +1,7 @@
 """Admits requests of both front ends: finds the caller, checks the queue, and only then tokenises.
 
-A request passes these checks in order, each more expensive than the previous: API key, requests per minute, bytes being
-read, fields, concurrent choices, queue, tokens per minute, place.
+A request passes these checks in order, each more expensive than the previous: API key, requests per minute, bytes held,
+fields, concurrent choices, queue, tokens per minute. Then it waits for its place.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from outrider.wire.telemetry.trace import Spans
 T = TypeVar("T")
 
 RETRY_S = 1.0
-"""Seconds after which a caller may retry once the byte limit was reached."""
+"""Seconds after which a caller may retry a request that was refused because of the limit on bytes held."""
 NUM_LARGEST = 16
-"""Number of requests of the maximal size that may be held at once. They bound the bytes, so many more small ones fit.
-"""
+"""Number of requests of the maximal size that may be held at once. The product of both limits the bytes held, so that
+many more small requests may be held."""
 NUM_SHARES = 4
-"""Number of equal parts of the byte limit. An API key may hold one of them, so that slow senders do not block other
-keys."""
+"""Number of equal shares of the limit on bytes held. One API key may hold at most one share, so that slow senders do
+not block other keys."""
 
 
 class BodyBudget:
@@ -49,15 +49,15 @@ class BodyBudget:
     """
 
     def __init__(self, max_body_bytes: int) -> None:
-        """Create a budget of NUM_LARGEST requests of `max_body_bytes` each."""
+        """Create a budget of NUM_LARGEST times `max_body_bytes`, the maximal size of one request."""
         self.max_body_bytes = max_body_bytes
         self.max_bytes = NUM_LARGEST * max_body_bytes
         self.num_bytes = 0
         self.num_bytes_of: Counter[str] = Counter()
-        """Bytes held, by API key. Keys that hold none are absent."""
+        """Bytes held, by API key. Keys whose requests hold no bytes have no entry."""
 
     def take(self, key_name: str | None, num_bytes: int) -> None:
-        """Hold `num_bytes` more for an API key.
+        """Add `num_bytes` to the bytes held for an API key.
 
         Raises Overloaded if all requests together would exceed the limit, RateLimited if the key would exceed its
         share.
@@ -80,7 +80,7 @@ class BodyBudget:
         self.change(key_name, num_bytes)
 
     def change(self, key_name: str | None, by: int) -> None:
-        """Add `by` bytes, which may be negative, without checking any limit."""
+        """Add `by` bytes, which may be negative, to the bytes held for an API key, without checking any limit."""
         self.num_bytes += by
         if key_name is not None:
             self.num_bytes_of[key_name] += by
@@ -89,7 +89,7 @@ class BodyBudget:
 
 
 class IncomingRequest:
-    """A request that is not yet admitted: its caller, and the bytes held for it."""
+    """A request that is not yet admitted: its caller, and the number of bytes that are held for its body."""
 
     def __init__(self, caller: Caller, bodies: BodyBudget) -> None:
         self.caller = caller
@@ -99,18 +99,18 @@ class IncomingRequest:
         self._num_bytes = 0
 
     def hold(self, num_bytes: int) -> None:
-        """Hold `num_bytes` more of the request's body. Raises Overloaded or RateLimited."""
+        """Count `num_bytes` more of the request's body as held. Raises Overloaded or RateLimited."""
         self._bodies.take(self.caller.name, num_bytes)
         self._num_bytes += num_bytes
 
     def release(self) -> None:
-        """Release all bytes of the request. May be called more than once."""
+        """Count no bytes of the request as held any more. May be called more than once."""
         self._bodies.change(self.caller.name, -self._num_bytes)
         self._num_bytes = 0
 
 
 class Admission:
-    """The gateway's entry for requests of both front ends. Raises ConfigError for an unusable file of API keys."""
+    """Admits requests of both front ends, HTTP and gRPC. Raises ConfigError for an unusable file of API keys."""
 
     def __init__(
         self,
@@ -143,23 +143,23 @@ class Admission:
     def incoming(self, authorization: str | None) -> IncomingRequest:
         """Return a new request of the caller with this `authorization` header.
 
-        Whoever calls this method must release the request. Raises Unauthenticated.
+        The code that calls this method must call `release` on the request. Raises Unauthenticated.
         """
         caller = self.access.caller(authorization)
         current_record().key = caller.name
         return IncomingRequest(caller, self.bodies)
 
     async def wait_for_slot(self, answers: AdmittedGenerations) -> None:
-        """Wait until the stream of an answer may begin: once a target has opened its slot.
+        """Wait until the response's stream may begin, that is, until a target has opened the slot of a choice.
 
-        Returns at once if the setting `stream_in_queue` lets streams begin in the queue. Raises the error of a request
+        If the setting `stream_in_queue` lets streams begin in the queue, returns at once. Raises the error of a request
         that ends before.
         """
         if not self.config.stream_in_queue:
             await answers.opened()
 
     def prompt_reader(self, facts: ServedFacts, incoming: IncomingRequest, *, counts: bool = False) -> PromptReader:
-        """Return the reader that renders and tokenises the texts of this request. `counts`: see `PromptReader`."""
+        """Return the object that renders and tokenises the texts of this request. `counts`: see `PromptReader`."""
         return PromptReader(
             self.generator.tokenizer(facts.id),
             facts.context_limit,
@@ -179,16 +179,16 @@ class Admission:
     async def prompt_ids(
         self, facts: ServedFacts, incoming: IncomingRequest, demand: UncheckedRequest
     ) -> tuple[int, ...]:
-        """Return the token ids of a demand's only chat, without generating an answer."""
+        """Return the token ids of a demand's only chat, without generating an output."""
         reader = self.prompt_reader(facts, incoming, counts=True)
         return await prompt_ids(demand, reader, self.checker, incoming.caller.name)
 
     @asynccontextmanager
     async def answers(self, demand: UncheckedRequest, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:
-        """Admit a request and run its choices for the duration of the block.
+        """Context manager: admit a request, and run its choices until the block ends.
 
-        Raises the error of any check, before anything is started: InvalidRequest, ModelNotFound, RateLimited,
-        Overloaded, Unavailable.
+        Raises the error of the first check that fails, before any choice is started: InvalidRequest, ModelNotFound,
+        RateLimited, Overloaded, Unavailable.
         """
         caller = incoming.caller
         facts = check_demand(demand, self.generator.models())

@@ -1,6 +1,6 @@
-"""Drops a header line that an agent writes in front of its system prompt, with a different value in each request.
+"""Drops a header line that some coding agents put before their system prompt, with another value in each request.
 
-The line has no use for a model. At the start of the prompt, it would make every prompt miss the prefix cache.
+The model does not need the line. At the start of the prompt, it would make every prompt miss the prefix cache.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from gateway.confined.template_messages import SYSTEM_ROLES
 from gateway.confined.template_shape import Message
 
 PREFIX = "x-anthropic-billing-header:"
-"""Prefix of the header line."""
+"""Beginning of the header line that a coding agent puts before its system prompt, and that is dropped."""
 
 
 def without_agent_headers(messages: list[Message]) -> list[Message]:
-    """Return the chat without such header lines at the start of system messages or of their parts.
+    """Return the chat without the lines that begin with PREFIX at the start of system messages or their parts.
 
-    A message with no other text is dropped.
+    A message that contains nothing else is dropped.
     """
     kept = []
     for message in messages:

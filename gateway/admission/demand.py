@@ -1,4 +1,4 @@
-"""A caller's request before tokenisation: the values to which HTTP and gRPC each translate their messages. No I/O."""
+"""A caller's request before tokenisation, as both front ends (HTTP and gRPC) pass it on. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.wire.requests.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """A prompt that asks for the text between a prefix and a suffix."""
+    """A prompt that asks for the text between a given prefix and a given suffix."""
 
     prefix: str
     suffix: str
@@ -23,7 +23,7 @@ Prompt = str | tuple[int, ...] | Chat | Infill
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldNames:
-    """Names of the request fields that errors mention, as the caller's protocol spells them."""
+    """Names, in the caller's protocol, of the request fields that error messages name."""
 
     prompt: str
     prediction: str = "prediction"
@@ -39,48 +39,47 @@ class UncheckedRequest:
 
     request_id: str
     model: str
-    """Id of the requested model; empty for the only one served."""
+    """Model id that the request names; empty for the only model that is served."""
     prompts: tuple[Prompt, ...]
     names: FieldNames
     params: SamplingParams
-    """Sampling parameters. `build_requests` fills in max_tokens, seed, choice, acceptance, lenience and grammar.
-    bad_words holds those that were given as ids."""
+    """Sampling parameters. `build_requests` fills in max_tokens, seed, choice, acceptance, lenience and grammar. Its
+    bad_words holds only the bad words that the request gives as token ids."""
     max_tokens: int | None
-    """Maximal number of output tokens; None for all that the context leaves."""
+    """Maximal number of output tokens; None for as many as the context limit leaves."""
     named: frozenset[str] | None = None
-    """Fields of `params` that the request names. The checkpoint's defaults apply to the other fields. None means that
-    all fields are named."""
+    """Names of the fields of `params` that the request sets. The checkpoint's defaults apply to the other fields. None
+    means that the request sets all."""
     seed: int | None
-    """Seed of 64 bits; None to draw one for each prompt."""
+    """Seed of 64 bits; None to draw a seed for each prompt."""
     num_choices: int = 1
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     prediction: str = ""
-    """Text that the output may resemble."""
+    """Predicted output: text that the output may resemble. Empty without a prediction."""
     cache_salt: str | None = None
     user: str | None = None
-    """Name of the user among those of one API key, for `prefix_cache_scope` and `lookup_scope`."""
+    """Name of one of an API key's users, for the settings `prefix_cache_scope` and `lookup_scope`; None without one."""
     priority: int = 0
-    """Priority among the requests of one caller; lower numbers go first."""
+    """Priority among the requests of one caller; lower numbers leave the queue first."""
     max_tpot_ms: float | None = None
-    """Target for the time per output token, in milliseconds."""
+    """Time per output token that the request aims at, in milliseconds; None for no aim."""
     output: OutputFormat | None = None
     """Format that the outputs must have; None for any."""
     num_prompt_logprobs: int | None = None
-    """Same as in GenerationRequest; so are `is_empty`, `keeps_stop`, `stops_in_reasoning` and `shows_special`."""
+    """See `GenerationRequest.num_prompt_logprobs`. The next four fields have the same meaning there, too."""
     is_empty: bool = False
     keeps_stop: bool = False
     stops_in_reasoning: bool = False
     shows_special: bool = False
     adds_special: bool | None = None
-    """Whether the tokenizer adds its own special tokens to prompts. None adds them to texts but not to chats, whose
+    """Whether the tokenizer adds its own special tokens to prompts. None: it adds them to texts but not to chats, whose
     template writes them."""
     max_prompt_tokens: int | None = None
-    """Number of tokens at the end of a prompt that are used; -1 for those that fit the context, None for the whole
-    prompt."""
+    """Number of tokens at the end of a prompt that are used. -1: as many as fit the context. None: the whole prompt."""
 
     @property
     def num_answers(self) -> int:
-        """Number of choices over all prompts."""
+        """Number of choices of all prompts together."""
         return len(self.prompts) * self.num_choices

@@ -1,7 +1,7 @@
-"""The checks of a request that need no tokens: which model it is for, and whether its fields are allowed together.
+"""The checks of a request that need no tokenised prompt: which model it names, and whether its fields may be combined.
 
 `Admission` runs them before any expensive work. Every refusal is an InvalidRequest (or a ModelNotFound) that names the
-field as the caller spelt it.
+field as the caller's protocol spells it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MAX_MESSAGES = 4096
 MAX_USER_CHARS = 1024
 """Maximal length of `user`, in characters."""
 MAX_ECHO_CHARS = 200
-"""Maximal length of a caller's text that an error quotes, in characters."""
+"""Maximal number of characters of a caller's text that an error message quotes."""
 
 
 def requested_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
-    """Return the model that a request asks for: the one of this id, or the only one served if `name` is empty.
+    """Return the model with the id `name`; if `name` is empty, the only model that is served.
 
-    Raises InvalidRequest if no model is named and several are served, ModelNotFound for an unknown id.
+    Raises InvalidRequest if `name` is empty and several models are served, ModelNotFound for an unknown id.
     """
     if name or not served:
         return find_model(served, name)
@@ -43,7 +43,7 @@ def requested_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
 
 
 def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
-    """Return the model of this id, or the one that was started from this path or hub id.
+    """Return the model with the id `name`, or the model that was started from the path or hub id `name`.
 
     Raises ModelNotFound, which lists the served models.
     """
@@ -61,9 +61,9 @@ def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
 
 
 def check_demand(demand: UncheckedRequest, served: Sequence[ServedFacts]) -> ServedFacts:
-    """Check everything that needs no tokens, before any expensive work. Return the requested model.
+    """Check all fields of a request that can be checked without tokens. Return the model that it requests.
 
-    Raises InvalidRequest or ModelNotFound.
+    served: models that the gateway serves now. Raises InvalidRequest or ModelNotFound.
     """
     facts = requested_model(served, demand.model)
     names = demand.names

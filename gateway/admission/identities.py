@@ -1,6 +1,6 @@
-"""Digests of who a request counts for: who shares its cached prefixes, its `lookup` corpus, and its queue. Pure.
+"""Digests that decide which requests share cached prefixes, a `lookup` corpus, or a place in the queue. Pure.
 
-A digest is made of the API key's name, the `user` and the `cache_salt` of a request. Workers see digests alone.
+A digest is made of the API key's name, the `user` and the `cache_salt` of a request. Workers get only digests.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ _DIGEST_BYTES = 32
 
 
 def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None) -> bytes:
-    """Return the digest under which requests share cached prefixes: 32 bytes, or empty for those shared by everybody.
+    """Return the digest under which requests share cached prefixes: 32 bytes, or empty to share with all.
 
     scope: the setting `prefix_cache_scope`. Under `user` a request without key, user and salt gets a random digest and
-    shares with nobody: requests that cannot be told apart must not learn of each other from timing.
+    shares with no other: from the timing of its requests a caller must learn nothing about those of others.
     """
     if scope == "user":
         return _identity(key_name, user, salt) or secrets.token_bytes(_DIGEST_BYTES)
@@ -29,11 +29,12 @@ def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None
 def corpus_of(scope: str, key_name: str | None, user: str | None, salt: str | None, *, may_read: bool = False) -> bytes:
     """Return the digest under which `lookup` requests share a corpus: 32 bytes, or empty for no sharing.
 
-    A request with an empty digest copies from itself alone and is not remembered.
+    With an empty digest, the drafter copies only from the request itself, and the request's output is not stored.
 
     scope: the setting `lookup_scope`. Under `user` a request without key, user and salt gets an empty digest. may_read:
-    whether the request could read the tokens that are copied. `explain` shows them, and under lenience the target
-    accepts tokens that it would not have produced. Such a request gets an empty digest where callers share a corpus.
+    whether the request's output could reveal tokens of the corpus: `explain` shows draft tokens, and under lenience the
+    target accepts tokens that it would not have produced. Such a request gets an empty digest if callers share a
+    corpus.
     """
     if scope == "user":
         return _identity(key_name, user, salt)

@@ -1,4 +1,4 @@
-"""The file of API keys, read again when it changes."""
+"""Reads the file of API keys, and reads it again when it changes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 LOOK_S = 1.0
-"""Seconds between two checks of the file, made while requests arrive or metrics are read. A revoked key is accepted for
-at most this long."""
+"""Seconds between two checks of whether the file has changed. Checks are made while requests arrive or metrics are
+scraped. A revoked key is accepted for at most this long."""
 RETRY_S = 10.0
-"""Seconds after which an unusable file is read again though it has not changed: the cause may lie outside the file."""
+"""Seconds after which an unusable file is read again although it has not changed, because the cause may lie outside it.
+"""
 
 Mark = tuple[int, int, int, int, int, int]
-"""State of a file: modification time (ns), inode, size, mode, owner and group."""
+"""State of a file, by which a change is noticed: modification time in ns, inode, size, mode, owner and group."""
 
 
 class KeyRing:
-    """The API keys of a file, read again when it changes.
+    """The API keys in a file, which is read again when it changes.
 
-    If the new file is unusable, that is logged and the old keys stay in force.
+    If the changed file is unusable, the error is logged and the previous keys stay valid.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,18 +39,21 @@ class KeyRing:
         self._mark = _mark_of(path)
         self._looked_s = clock()
         self._failure: str | None = None
-        """Error of the last read, None if the keys are those of the file."""
+        """Error of the last attempt to read the file; None if `keys` are the keys in the file."""
         self._retry_at_s = 0.0
         self.keys = read_keys(path)
         warn_if_open(Path(path))
 
     def is_outdated(self) -> bool:
-        """Return whether the file cannot be used now, so that older keys are in force."""
+        """Return whether the file cannot be used now, so that previously read keys are still valid."""
         self._look()
         return self._failure is not None
 
     def find(self, secret: str) -> ApiKey | None:
-        """Return the key of this secret, or None. The secret is compared with every key, each in constant time."""
+        """Return the API key with this secret; None without one.
+
+        The secret's digest is compared with that of every key, each in constant time.
+        """
         self._look()
         digest = digest_of(secret)
         match = None

@@ -21,49 +21,53 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 HOW = "send it as `Authorization: Bearer KEY`, or over HTTP as `x-api-key: KEY`"
-"""Instruction in errors on how to send an API key."""
+"""Part of error messages: how to send an API key."""
 MAX_HEADER_CHARS = 1024
-"""Number of characters of an `authorization` header that are read; `outrider keys` makes secrets of 46 characters."""
+"""Number of characters of an `authorization` header that are read; the rest is ignored. `outrider keys` makes secrets
+of 46 characters."""
 MINUTE_S = 60.0
 ROUNDING = 1e-3
-"""Tokens or requests by which clocks and sums may be off."""
+"""Tolerance, in tokens or requests, for the rounding of times and sums."""
 BUSY_RETRY_S = 1.0
-"""Seconds after which to retry with a key that has reached its limit of concurrent choices; nobody can predict when one
-ends."""
+"""Seconds after which a caller may retry if its API key has reached its limit of concurrent choices. The time until one
+ends cannot be predicted."""
 Clock = Callable[[], float]
 
 
 class AccessMetrics:
-    """Series by API key, as many as the file has names."""
+    """Metric series by API key. There are as many as the file has keys."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter("outrider_key_requests", "Requests, by API key.", ["key"], registry=registry)
-        """sum by (key) (rate(outrider_key_requests_total[5m]))"""
+        """Requests, by API key: `sum by (key) (rate(outrider_key_requests_total[5m]))`"""
         self.limited = Counter(
             "outrider_key_limited",
             "Requests refused for a limit of their API key.",
             ["key", "limit"],
             registry=registry,
         )
-        """sum by (key, limit) (rate(outrider_key_limited_total[5m]))"""
+        """Refused requests, by API key and limit: `sum by (key, limit) (rate(outrider_key_limited_total[5m]))`"""
         self.tokens = Counter("outrider_key_tokens", "Tokens, by API key.", ["key", "kind"], registry=registry)
-        """sum by (key, kind) (rate(outrider_key_tokens_total[5m])): prompt or completion."""
+        """Tokens, by API key and kind (prompt or completion): `sum by (key, kind)
+        (rate(outrider_key_tokens_total[5m]))`"""
         self.unauthenticated = Counter(
             "outrider_unauthenticated", "Requests without an API key that is valid.", ["reason"], registry=registry
         )
-        """sum by (reason) (rate(outrider_unauthenticated_total[5m])): missing, unknown or expired."""
+        """Requests without a valid API key, by reason (missing, unknown or expired): `sum by (reason)
+        (rate(outrider_unauthenticated_total[5m]))`"""
         self.keys_outdated = Gauge(
             "outrider_api_keys_outdated",
             "1 while the file of API keys cannot be used, and those that it had are in force.",
             registry=registry,
         )
-        """outrider_api_keys_outdated == 1: a key that was revoked since still gets in."""
+        """`outrider_api_keys_outdated == 1`: the file cannot be read, so that keys revoked since then are still
+        accepted."""
 
 
 class Bucket:
-    """A token bucket that holds the allowance of a minute and fills evenly.
+    """A token bucket for a limit per minute. It holds the amount allowed in one minute and fills at a constant rate.
 
-    The level may be negative. Callers then wait until the debt is filled.
+    The level may be negative. Callers then wait until it is positive again.
 
         # 60 per minute, full: take(90) leaves -30, and wait_s(1) is 31 s
     """
@@ -75,9 +79,9 @@ class Bucket:
         self._filled_s = clock()
 
     def wait_s(self, amount: float) -> float:
-        """Return the seconds until `amount` is available.
+        """Return the seconds until the bucket holds `amount`; 0.0 if it does now.
 
-        An amount above the allowance of a minute needs a full bucket.
+        For an amount above the limit per minute, it is the time until the bucket is full.
         """
         now = self._clock()
         self._level = min(self.per_minute, self._level + (now - self._filled_s) * self.per_minute / MINUTE_S)
@@ -88,20 +92,21 @@ class Bucket:
         return missing * MINUTE_S / self.per_minute
 
     def take(self, amount: float) -> None:
-        """Take `amount` from the bucket. A negative amount is returned to it."""
+        """Subtract `amount` from the bucket's level. A negative amount is added."""
         self._level -= amount
 
 
 class Caller:
-    """A sender of requests, with the limits of its API key: one object for each key.
+    """The requests of one API key, with the key's limits; or all requests, if the gateway has no API keys.
 
-    Without API keys nothing is limited or counted. RateLimited carries the seconds after which the same request passes.
+    Without API keys nothing is limited or counted. The RateLimited that its methods raise holds the seconds after which
+    the same request passes.
     """
 
     def __init__(self, key: ApiKey | None, metrics: AccessMetrics, clock: Clock = time.monotonic) -> None:
         self.key = key
         self.num_answers = 0
-        """Number of choices that run or wait."""
+        """Number of the key's choices that run or wait."""
         self._metrics = metrics
         self._clock = clock
         self._requests = self._tokens = None
@@ -124,7 +129,10 @@ class Caller:
         return self.key.weight
 
     def change(self, key: ApiKey) -> None:
-        """Apply changed limits of the same key. A rate that has not changed keeps its level."""
+        """Apply changed limits of the same API key.
+
+        For a limit per minute that has not changed, the tokens or requests used so far still count.
+        """
         previous = self.key
         self.key = key
         if previous is None or key.requests_per_minute != previous.requests_per_minute:
@@ -133,16 +141,17 @@ class Caller:
             self._tokens = _bucket(key.tokens_per_minute, self._clock)
 
     def take_request(self) -> None:
-        """Count a request, before its body is read. Raises RateLimited."""
+        """Count a request against the limit of requests per minute, before its body is read. Raises RateLimited."""
         if self.key is not None:
             self._metrics.requests.labels(key=self.key.name).inc()
             self._take("requests_per_minute", self._requests, 1)
 
     @contextmanager
     def answers(self, count: int, param: str) -> Iterator[None]:
-        """Hold `count` of the key's concurrent choices for the duration of the block.
+        """Context manager: count `count` choices against the key's limit of concurrent choices until the block ends.
 
-        Raises RateLimited if too many run now, or InvalidRequest that names `param` if `count` exceeds the key's limit.
+        Raises RateLimited if too many run now, or InvalidRequest that names the field `param` if `count` alone exceeds
+        the limit.
         """
         if self.key is not None and self.key.max_concurrent is not None:
             self._check_concurrent(count, self.key.max_concurrent, param)
@@ -168,14 +177,17 @@ class Caller:
             )
 
     def charge(self, num_tokens: int) -> None:
-        """Charge the most tokens that a request may use, before it begins.
+        """Count tokens of a request that is about to begin against the key's limit of tokens per minute.
 
-        `settle` corrects the charge. Raises RateLimited.
+        num_tokens: the most tokens that the request may use; `settle` corrects the count. Raises RateLimited.
         """
         self._take("tokens_per_minute", self._tokens, num_tokens)
 
     def settle(self, num_charged: int, num_prompt: int, num_output: int) -> None:
-        """Replace the tokens that a request was charged by those that it used."""
+        """Correct the count of tokens after a request has ended.
+
+        num_charged: tokens counted by `charge`. num_prompt, num_output: tokens that the request used.
+        """
         if self._tokens is not None:
             self._tokens.take(num_prompt + num_output - num_charged)
         if self.key is not None:
@@ -213,10 +225,10 @@ def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
 
 
 class Access:
-    """The callers of a gateway, by API key."""
+    """All callers of a gateway: finds the caller of a request by its API key."""
 
     def __init__(self, ring: KeyRing | None, registry: CollectorRegistry) -> None:
-        """Create the callers of `ring`; None if the gateway has no API keys."""
+        """Create the callers of the keys in `ring`. None means that the gateway has no API keys."""
         self._ring = ring
         self._metrics = AccessMetrics(registry)
         if ring is not None:
@@ -232,7 +244,8 @@ class Access:
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller with this `authorization` header.
 
-        Raises Unauthenticated. Its message does not show how close the secret was to that of a key.
+        Raises Unauthenticated for a missing, unknown or expired key. Its message does not show how close the secret was
+        to a valid one.
         """
         if self._ring is None:
             return self._anonymous

@@ -1,4 +1,4 @@
-"""Prompts of any kind as token ids, with the grammar of their outputs. `build_requests` prepares those of a demand."""
+"""Turns prompts of any kind into token ids, and builds the grammar of their outputs. `build_requests` calls it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from outrider.wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class CallerGrammars:
-    """Checker of the grammars of one caller's requests."""
+    """Checks the grammars of one caller's requests."""
 
     checker: GrammarChecker
     caller: bytes
-    """Digest of the caller's API key, empty without one. The checks are charged to the caller's share of the checker.
-    """
+    """Digest of the caller's API key, empty without one. The time of the checks counts against this caller's share of
+    the checking processes."""
 
     async def output(self, output: OutputFormat | None) -> str:
-        """Return the grammar of an output format, empty for None. Raises InvalidRequest."""
+        """Return the checked grammar of an output format; empty for None (any text). Raises InvalidRequest."""
         if output is None:
             return ""
         return await self.checker.output(self.caller, output)
 
     async def tools(self, offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> str:
-        """Return the grammar of a whole output that may call the offered tools. Raises InvalidRequest.
+        """Return the checked grammar of an output that may call the offered tools. Raises InvalidRequest.
 
-        answer: grammar of an output without calls; empty for any text.
+        answer: grammar of the outputs that call no tool; empty for any text.
         """
         request = grammar_request(offer, reading, tokenizer, answer)
         if request is None:
@@ -43,14 +43,14 @@ class CallerGrammars:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A prompt that is rendered and tokenised."""
+    """A prompt as token ids, with the grammar and the parser of its outputs."""
 
     ids: tuple[int, ...]
-    """Token ids of the whole prompt; at least one."""
+    """Token ids of the whole prompt, at least one."""
     grammar: str
-    """Grammar of the output, empty for any text."""
+    """Grammar that the outputs must follow; empty for any text."""
     reading: Reading | None = None
-    """Parser of calls and reasoning in the output text; None to leave the text as it is."""
+    """Parser of tool calls and reasoning in the output text; None to leave the text as it is."""
 
 
 async def prepare_prompt(
@@ -62,12 +62,13 @@ async def prepare_prompt(
     adds_special: bool | None = None,
     max_ids: int | None = None,
 ) -> PreparedPrompt:
-    """Render and tokenise a prompt.
+    """Render and tokenise a prompt, and build the grammar of its outputs.
 
     name: name of the prompt's field, for errors. grammar: grammar of the output format, empty for any text.
-    adds_special: see `UncheckedRequest`. max_ids: number of ids at the end of the prompt that are used; None for all.
+    adds_special: see `UncheckedRequest`. max_ids: number of token ids at the end of the prompt that are used; None for
+    all.
 
-    Raises InvalidRequest, and ContextExceeded for a prompt that does not fit.
+    Raises InvalidRequest, and ContextExceeded for a prompt that does not fit the context.
     """
     if isinstance(prompt, Chat):
         prepared = await _prepare_chat(prompt, reader, name, grammars, grammar, bool(adds_special), max_ids)

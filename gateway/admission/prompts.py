@@ -19,10 +19,11 @@ from outrider.wire.errors import ContextExceeded, InvalidRequest
 from outrider.wire.settings.config import ContentControlTokens, GatewayConfig
 
 INLINE_CHARS = 20_000
-"""Maximal number of characters of a request that are tokenised on the event loop; more are tokenised on a thread. They
-take about 10 ms on one slow core."""
+"""Maximal number of characters of one request that are tokenised on the event loop, which takes about 10 ms on one slow
+core. Texts beyond it are tokenised on a thread."""
 COUNTED_CONTEXTS = 8
-"""Maximal size of a text whose tokens are only counted, as before it is split, in context lengths."""
+"""Maximal length, in multiples of the context limit, of a prompt whose tokens are only counted. Clients count the
+tokens of a text that they will split later."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,37 +31,39 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A prompt that the chat template has yet to render."""
+    """A prompt of messages, before the chat template renders it."""
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: ToolOffer | None = NO_TOOLS
-    """Offered tools. None means that outputs are text alone: neither calls nor reasoning are parsed."""
+    """Tools that the request offers. None means that the output is not parsed: neither tool calls nor reasoning are
+    taken out."""
     continues: bool = False
     """Whether the output continues the text of the last message."""
     documents: tuple[dict[str, Any], ...] = ()
-    """Documents for templates that can show them."""
+    """Documents that are passed to the template, which may ignore them."""
     merges_leading: bool = False
-    """Whether the system messages at the start of the chat are merged to one."""
+    """Whether the system messages at the start of the chat are merged into one."""
     control_tokens: ContentControlTokens | None = None
-    """Treatment of control tokens in contents; None for the setting of the caller's key and the gateway."""
+    """How control tokens in messages are treated; None for the setting of the caller's API key or else the gateway's.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSettings:
-    """The operator's settings for chats; see GatewayConfig."""
+    """The operator's settings for chats. The fields have the meaning of the settings in GatewayConfig."""
 
     max_tools: int
     max_tools_bytes: int
     merges_systems: bool
     omits_agent_header: bool
     control_tokens: ContentControlTokens = "allow"
-    """Treatment of control tokens in contents, by the gateway and the caller's key."""
+    """How control tokens in messages are treated, by the gateway's setting and that of the caller's API key."""
 
     @classmethod
     def of_config(cls, config: GatewayConfig) -> ChatSettings:
-        """Return the settings for chats of a gateway's configuration."""
+        """Return the settings for chats that a gateway's configuration contains."""
         return cls(
             max_tools=config.max_tools,
             max_tools_bytes=config.max_tools_bytes,
@@ -77,7 +80,7 @@ def _pieces(text: str, marks: ContentMarks | None) -> list[str]:
 
 
 class PromptReader:
-    """Renderer and tokeniser of the texts of one request."""
+    """Renders and tokenises the texts of one request."""
 
     def __init__(
         self,
@@ -92,8 +95,9 @@ class PromptReader:
     ) -> None:
         """Create a reader for one request.
 
-        caller: digest of the API key, empty without one. max_body_bytes: maximal size of a request, and of a rendered
-        chat in characters. counts: whether tokens are only counted, which may be more than fit the context.
+        caller: digest of the API key, empty without one. max_body_bytes: maximal size of a request in bytes, also used
+        as the limit of a rendered chat in characters. counts: whether tokens are only counted, so that COUNTED_CONTEXTS
+        times the context limit is allowed.
         """
         self.tokenizer = tokenizer
         self._context_limit = context_limit
@@ -108,9 +112,10 @@ class PromptReader:
             self._max_tokens *= COUNTED_CONTEXTS
 
     async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of `work`, which reads texts of `num_chars` characters.
+        """Call `work`, which reads texts of `num_chars` characters, and return its result.
 
-        It runs on the event loop while the texts of this request have at most INLINE_CHARS together, then on a thread.
+        It runs on the event loop as long as the texts of this request have at most INLINE_CHARS together, then on a
+        thread.
         """
         self._num_chars += num_chars
         if self._num_chars > INLINE_CHARS:
@@ -120,9 +125,9 @@ class PromptReader:
     async def encode_chat(
         self, name: str, pieces: Sequence[str], add_special_tokens: bool, max_ids: int | None
     ) -> tuple[int, ...]:
-        """Return the token ids of a rendered chat, cut and checked like those of `encode`.
+        """Return the token ids of a rendered chat, cut to `max_ids` and checked as `encode` does.
 
-        pieces: result of `render_pieces`.
+        name: name of the prompt's field, for errors. pieces: the chat's text as `render_pieces` returns it.
         """
         text = "".join(pieces)
         if len(pieces) == 1:
@@ -139,10 +144,10 @@ class PromptReader:
     async def encode(
         self, name: str, text: str, add_special_tokens: bool, max_ids: int | None = None
     ) -> tuple[int, ...]:
-        """Return the text's token ids, or the last `max_ids` of them.
+        """Return the token ids of a text; only the last `max_ids` if that is given.
 
-        Raises ContextExceeded, which names the text, if it cannot fit the context. Such a text is not tokenised as a
-        whole.
+        name: name of the text's field, for errors. Raises ContextExceeded if the text cannot fit the context; such a
+        text is not tokenised as a whole.
         """
         if max_ids is not None:
             return tuple(await self.work(len(text), self.tokenizer.last_ids, text, max_ids, add_special_tokens))
@@ -158,7 +163,7 @@ class PromptReader:
         return tuple(ids)
 
     async def first_ids(self, text: str, max_ids: int) -> tuple[int, ...]:
-        """Return the first `max_ids` token ids of the text, without those that the tokenizer adds to texts."""
+        """Return the first `max_ids` token ids of a text, without special tokens that the tokenizer would add."""
         return tuple(await self.work(len(text), self.tokenizer.first_ids, text, max_ids))
 
     def _check_fits(self, name: str, text: str) -> None:
@@ -177,7 +182,7 @@ class PromptReader:
         return f"the context limit is {self._max_tokens} tokens"
 
     async def render(self, name: str, chat: Chat, *, is_cut: bool = False) -> str:
-        """Return the text of a chat; see `render_pieces`."""
+        """Return the text of a chat. The arguments and errors are those of `render_pieces`."""
         return "".join(await self.render_pieces(name, chat, is_cut=is_cut))
 
     def _marks(self, chat: Chat) -> ContentMarks | None:
@@ -194,9 +199,9 @@ class PromptReader:
         return ContentMarks(self.tokenizer.control_tokens)
 
     async def render_pieces(self, name: str, chat: Chat, *, is_cut: bool = False) -> list[str]:
-        """Return the text of a chat, cut inside the control tokens that users wrote.
+        """Return the text of a chat in pieces: it is cut within each control token that a user wrote.
 
-        is_cut: whether only the end of the text will be read, so that it may exceed the context.
+        is_cut: whether only the end of the text will be used, so that the text may exceed the context.
 
         Raises InvalidRequest if the model has no template or the template refuses the chat, and ContextExceeded for a
         text that is too long.

@@ -1,8 +1,9 @@
 """Admits choices to a queue, and refuses those that would wait too long. One queue for each served model. No I/O.
 
 A caller that has no more than its share of the places is always admitted: another caller's backlog never refuses it. A
-free place goes to the caller that holds the fewest places over its weight; among equals to the one that was given the
-fewest so far; then to the first that came. Among the choices of that caller the lowest priority number goes first.
+free place goes to the caller with the fewest places held, divided by its weight; among equals to the caller that was
+given the fewest places so far; then to the first that came. Among the choices of that caller, the one with the lowest
+priority number goes first.
 
     # A has weight 2 and holds 3 places, B has weight 1 and holds 2: A is next, since 3 / 2 < 2 / 1
 """
@@ -21,18 +22,21 @@ from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 from outrider.wire.settings.config import GatewayConfig
 
 BURST_S = 0.25
-"""Seconds after an idle moment in which arrivals count as a burst, for which the whole queue may be used. That covers
-what one caller sends at once, and little of what many callers send all the time."""
+"""Seconds after an almost idle moment during which the whole queue may be used, because arrivals count as one burst.
+That is long enough for what one caller sends at once, and too short for a constant load of many callers."""
 CALM_S = 1.0
-"""Seconds without an arrival that finds all places taken, after which an overload is over."""
+"""Seconds after which an overload counts as over, if no request has arrived while all places were taken."""
 MIN_RETRY_S = 1.0
-"""Minimal time after which a refused caller is asked to retry, in seconds."""
+"""Shortest time after which a refused caller is asked to retry, in seconds."""
 MEMORY = 32
-"""Number of choices over which the mean service time is averaged."""
+"""Number of choices over which the mean time that a choice holds its place is averaged."""
 
 
 class QueueEstimate:
-    """An estimate of how long a new choice waits for one of `num_places`, from how long choices hold their places."""
+    """An estimate of how long a new choice waits for one of `num_places` places.
+
+    It is computed from how long previous choices held their places.
+    """
 
     def __init__(self, num_places: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_places = num_places
@@ -41,11 +45,11 @@ class QueueEstimate:
         self._num_ended = 0
         self._num_running = 0
         self._sum_began_s = 0.0
-        """Sum of the times at which the running choices got their places, in seconds."""
+        """Sum of the monotonic times at which the running choices got their places, in seconds."""
 
     @contextmanager
     def served(self) -> Iterator[None]:
-        """Measure how long a choice holds its place. Enter the block when it gets the place."""
+        """Context manager: measure how long a choice holds its place. Enter it when the choice gets the place."""
         began_s = self._clock()
         self._num_running += 1
         self._sum_began_s += began_s
@@ -61,16 +65,17 @@ class QueueEstimate:
             self._mean_s += (held_s - self._mean_s) / min(self._num_ended, MEMORY)
 
     def service_s(self) -> float:
-        """Return the mean time that a choice holds its place, in seconds; 0 before the first.
+        """Return the mean time for which a choice holds its place, in seconds; 0 before the first choice.
 
-        Running choices count by their mean age if that is longer: when the workers hang, no choice ends.
+        If the running choices already hold their places longer on average, that is returned: no choice ends while
+        workers hang.
         """
         if not self._num_running:
             return self._mean_s
         return max(self._mean_s, self._clock() - self._sum_began_s / self._num_running)
 
     def wait_s(self, num_ahead: int) -> float:
-        """Return the seconds until a choice gets a place, with `num_ahead` choices running or waiting before it.
+        """Return the seconds until a new choice gets a place, if `num_ahead` choices run or wait before it.
 
         # 4 places, 9 ahead, 2 s each: 6 of them must end first, 4 in every 2 s, which takes 3 s
         """
@@ -79,7 +84,7 @@ class QueueEstimate:
 
 
 class AdmissionQueue:
-    """The queue of one model.
+    """The queue of one model: choices that run, and choices that wait for a place.
 
     `capacity` follows the number of targets. When it falls, running choices keep their places.
     """
@@ -87,21 +92,21 @@ class AdmissionQueue:
     def __init__(self, config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.estimate = QueueEstimate(config.max_running, clock)
         self.num_admitted = 0
-        """Number of choices that run or wait."""
+        """Number of choices of this model that run or wait."""
         self._admitted: dict[bytes, tuple[int, float]] = {}
-        """Number of choices that run or wait, and weight, by caller. Callers without any are absent."""
+        """Number of choices that run or wait, and weight, by caller. Callers without such choices have no entry."""
         self.num_running = 0
         self.num_refused = 0
-        """Number of choices refused since the start."""
+        """Number of choices refused since the gateway started."""
         self._config = config
         self._clock = clock
         self._capacity = config.max_running
         self._line: list[tuple[Scheduling, asyncio.Future[None]]] = []
         """Waiting choices, in the order of arrival."""
         self._num_held: Counter[bytes] = Counter()
-        """Places held, by caller. Callers that hold none are absent."""
+        """Number of places held, by caller. Callers without a place have no entry."""
         self._given = VirtualTokens()
-        """Places given so far, by caller."""
+        """Number of places given so far, by caller."""
         self._idle_s = -math.inf
         """Monotonic time of the last arrival at an almost idle model, in seconds."""
         self._full_s = -math.inf
@@ -110,7 +115,7 @@ class AdmissionQueue:
 
     @property
     def capacity(self) -> int:
-        """Number of choices that may run at once."""
+        """Number of places: choices that may run at once."""
         return self._capacity
 
     @capacity.setter
@@ -120,7 +125,7 @@ class AdmissionQueue:
 
     @property
     def num_queued(self) -> int:
-        """Number of choices that wait."""
+        """Number of choices that wait for a place."""
         return self.num_admitted - self.num_running
 
     def admit(self, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> None:
@@ -133,7 +138,7 @@ class AdmissionQueue:
         self.change(num_answers, caller, weight)
 
     def change(self, by: int, caller: bytes = b"", weight: float = 1.0) -> None:
-        """Add `by` choices of a caller, which may be negative, without checking any limit."""
+        """Add `by` choices of a caller, which may be negative, to those admitted, without checking any limit."""
         self.num_admitted += by
         count = self._admitted.pop(caller, (0, weight))[0] + by
         if count:
@@ -192,7 +197,7 @@ class AdmissionQueue:
         return not self._overloaded
 
     async def acquire(self, scheduling: Scheduling) -> None:
-        """Wait until a choice gets a place. If the wait is cancelled, the place goes to the next choice."""
+        """Wait until a choice gets a place. If the waiting task is cancelled, the place goes to the next choice."""
         if self.num_running < self._capacity and not self._line:
             self._hold(scheduling.caller)
             return
@@ -208,7 +213,7 @@ class AdmissionQueue:
             raise
 
     def release(self, scheduling: Scheduling) -> None:
-        """Free the place of a choice."""
+        """Free the place of a choice that has ended, for the next that waits."""
         self.num_running -= 1
         self._num_held[scheduling.caller] -= 1
         self._num_held += Counter()  # forgets those that hold none

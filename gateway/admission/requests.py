@@ -1,8 +1,8 @@
-"""Turns an `UncheckedRequest`, once it is checked, into `GenerationRequest`s: renders and tokenises, and fills in what
-the model's limits decide.
+"""Turns a checked `UncheckedRequest` into `GenerationRequest`s: renders and tokenises its prompts, and fills in the
+values that depend on the model's limits.
 
 `Admission` calls it once the request has a place in the queue. Every refusal is an InvalidRequest that names the field
-as the caller spelt it.
+as the caller's protocol spells it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from outrider.wire.requests.speculation import check_what_is_drafted
 from outrider.wire.settings.config import GatewayConfig
 
 MAX_PROMPT_LOGPROBS = 1 << 20
-"""Maximal number of prompt log-probs that one request returns. A prompt of 32k tokens with the 20 best ids each has 0.7
-million, which take 5 MB from the target, and 300 MB and 0.9 s of the gateway (one /v1/completions with prompt_logprobs
-20)."""
+"""Maximal number of prompt log-probs that one request returns. Measured with /v1/completions and prompt_logprobs 20: a
+prompt of 32k tokens has 0.7 million, which take 5 MB from the target, and 300 MB and 0.9 s of the gateway."""
 
 
 async def build_requests(
@@ -42,13 +41,13 @@ async def build_requests(
     key_name: str | None = None,
     weight: float = 1.0,
 ) -> tuple[GenerationRequest, ...]:
-    """Return one request per choice; `prompt * num_choices + choice` is the index of each.
+    """Return one request for each choice. A choice has the index `prompt * num_choices + choice` in the result.
 
     Chats are rendered and grammars are checked in other processes. Long texts are tokenised on threads.
 
-    demand: must have passed `check_demand`. key_name, weight: name and weight of the caller's API key.
+    demand: request that has passed `check_demand`. key_name, weight: name and weight of the caller's API key.
 
-    Raises InvalidRequest, and ContextExceeded for a prompt that does not fit.
+    Raises InvalidRequest, and ContextExceeded for a prompt that does not fit the context.
 
         # 2 prompts with n = 3: the last choice of the second prompt has index 1 * 3 + 2 = 5
     """
@@ -126,7 +125,7 @@ async def build_requests(
 async def prompt_ids(
     demand: UncheckedRequest, reader: PromptReader, checker: GrammarChecker, key_name: str | None
 ) -> tuple[int, ...]:
-    """Return the token ids of the demand's only chat, without generating an answer.
+    """Return the token ids of the demand's only chat, without generating an output.
 
     Raises InvalidRequest, also for an output format that cannot be enforced.
     """
@@ -163,9 +162,9 @@ def _uses_prediction(options: SpeculationOptions, config: GatewayConfig) -> bool
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of each word at the start of a text and, where they differ, after a space (as vLLM).
+    """Return the token id sequences that bad words become: without and with a space before them, as in vLLM.
 
-    Raises InvalidRequest for a word of white space alone.
+    Equal sequences are returned once. Raises InvalidRequest for a word of white space alone.
     """
     sequences: dict[tuple[int, ...], None] = {}  # a set that keeps the order
     for word in words:
@@ -178,9 +177,9 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
 
 
 def check_rows(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Raise InvalidRequest that names the first token id at or above `vocab_size`.
+    """Raise InvalidRequest, which names the first token id at or above `vocab_size`, if there is one.
 
-    A model may have fewer rows of logits than its tokenizer has ids.
+    vocab_size: number of the model's logits. The tokenizer may have more ids. name: name of the field with the ids.
     """
     for token_id in ids:
         if token_id >= vocab_size:

@@ -1,4 +1,4 @@
-"""Threads that tokenise long texts, so that the event loop goes on meanwhile. `Admission` has one set of them."""
+"""Threads that tokenise long texts, so that the event loop is not blocked. `Admission` has one set of them."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ from outrider.wire.processes.processes import release_freed_memory
 NUM_THREADS = 4
 """Number of threads that tokenise long texts."""
 THREAD_NICENESS = 5
-"""Niceness of those threads, on Linux. It lies between that of the event loop (0) and that of confined processes (10).
-"""
+"""Niceness of the threads that tokenise long texts, on Linux. It lies between that of the event loop (0) and that of
+confined processes (10)."""
 LARGEST_CHARS = 1 << 20
-"""Size above which only one text is tokenised at a time, in characters: 2**20 tokens take 400 MB."""
+"""Length in characters above which only one text is tokenised at a time. Texts of 2**20 tokens take 400 MB meanwhile.
+"""
 
 RELEASED_CHARS = 1 << 17
-"""Size above which the memory of a text's tokens is released to the kernel, in characters. So many take 50 MB. Each
-thread has its own arena, which glibc keeps at the largest size that it had."""
+"""Length in characters above which the memory of a text's tokens, here 50 MB, is given back to the kernel afterwards.
+Without that glibc would keep it, in an arena for each thread."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class TextThreads:
-    """Threads for texts that would block the event loop for too long. One event loop uses them, so there is no lock.
+    """Threads that tokenise texts too long for the event loop. Only one event loop uses them, so there is no lock.
 
-    A caller with an API key has one thread at a time, so that its long texts never hold all threads. Of the texts above
-    LARGEST_CHARS one is tokenised at a time, because their tokens take 400 bytes each meanwhile.
+    A caller with an API key has one thread at a time, so that its long texts never hold all threads. Only one text
+    above LARGEST_CHARS is tokenised at a time, because its tokens take 400 bytes each.
     """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(NUM_THREADS, "texts", initializer=_lower_priority)
         self._limits: WeakValueDictionary[tuple[bytes, bool], asyncio.Semaphore] = WeakValueDictionary()
-        """Semaphores by caller, one for its texts above LARGEST_CHARS and one for its other texts."""
+        """Semaphores by caller: one for its texts above LARGEST_CHARS (True), one for its other texts (False)."""
         self._largest = asyncio.Semaphore(1)
 
     async def run(self, caller: bytes, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of `work`, which reads `num_chars` characters, computed on a thread.
+        """Call `work`, which reads `num_chars` characters, on a thread, and return its result.
 
-        A thread cannot be stopped: after a cancellation it stays charged to the caller until the work is done.
+        A thread cannot be stopped: after a cancellation it still counts for the caller until the work is done.
         """
         is_largest = num_chars > LARGEST_CHARS
         limit = self._limit(caller, is_largest)

@@ -1,6 +1,6 @@
 """Assembles the HTTP application: the routes, and around them middleware for request ids, errors, API keys and CORS.
 
-`gateway.__main__` calls `create_app`. A request passes CorsHeaders, Envelope, CallerCheck and Gate in this order.
+`gateway.__main__` calls `create_app`. A request passes CorsHeaders, Envelope, CallerCheck and KeyGate in this order.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ OPERATIONS = {
     "/v1/responses": ("resp", "chat"),
     "/v1/messages": ("msg", "chat"),
 }
-"""By path of the endpoints that generate: the prefix of the ids of answers, and OpenTelemetry's operation name."""
+"""Endpoints that generate, by path: the prefix of their responses' ids, and OpenTelemetry's name of the operation."""
 TOKENIZER_PATHS = ("/tokenize", "/detokenize", "/tokenizer_info")
-"""vLLM's endpoints outside /v1 that need an API key."""
+"""Paths of vLLM's endpoints that need an API key although they are outside of /v1."""
 NOT_OFFERED = (
     "audio",
     "assistants",
@@ -61,16 +61,16 @@ NOT_OFFERED = (
     "vector_stores",
     "videos",
 )
-"""Endpoints of OpenAI, Anthropic and vLLM under /v1 whose 404 explains that they are not offered."""
+"""Endpoints of OpenAI, Anthropic and vLLM under /v1 that this server does not offer. The 404 response says so."""
 
 
 def create_app(
     admission: Admission, members: Callable[[], Iterable[Member]] = tuple, grpc_port: int | None = None
 ) -> App:
-    """Return the application of one gateway.
+    """Return the HTTP application of a gateway.
 
-    `members` returns the workers as they are now, for /sd. `grpc_port`: the port of gRPC, which /v1/models returns in a
-    header; None = no such header.
+    members: returns the workers as they are now, for /sd. grpc_port: port of the gRPC server, which /v1/models returns
+    in a header; None for no such header.
     """
     app = App(
         title="Outrider",
@@ -96,10 +96,10 @@ def create_app(
 
 
 class KeyGate:
-    """Refuses requests below /v1 and to the tokenizer without a valid API key, if the gateway has keys.
+    """Middleware that refuses requests without a valid API key, if the gateway has keys.
 
-    OpenAI's clients send the key in `authorization`, Anthropic's in `x-api-key`. The request that passes is at
-    `scope["incoming"]`. Pure ASGI.
+    Keys are needed for paths below /v1 and for the tokenizer's. OpenAI's clients send the key in `authorization`,
+    Anthropic's in `x-api-key`. For a request that passes, `scope["incoming"]` is its IncomingRequest. Pure ASGI.
     """
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
@@ -136,11 +136,11 @@ def _authorization(headers: Headers) -> str | None:
 
 
 class Envelope:
-    """Gives every response its `x-request-id`, every request for an answer its record, and a fault of the gateway a
-    500 in the form of the API.
+    """Middleware for ids, records and errors. Pure ASGI, for speed.
 
-    Every response of /v1/models, also a refusal, has the gRPC port in a header: the SDK is given the port of HTTP and
-    finds that of gRPC so. Pure ASGI, for speed.
+    Every response gets its `x-request-id`, and every generating request its record. A fault of the gateway becomes a
+    500 response in the form of the API. Every response of /v1/models, refusals too, has the gRPC port in a header: the
+    SDK is given the HTTP port and finds the gRPC port there.
     """
 
     def __init__(self, app: ASGIApp, admission: Admission, grpc_port: int | None) -> None:

@@ -1,10 +1,10 @@
-"""Checks by `Origin` and `Host` which web pages may call a gateway, and sets CORS headers for those of other origins.
+"""Decides by the headers `Origin` and `Host` which web pages may call a gateway, and sets CORS headers for them.
 
-Without API keys, any page in a browser that reaches the gateway could use it. Requests to the port of `metrics_port`
-are checked if it is on a loopback address; on other addresses, probes call it by many names.
+Without API keys, any page in a browser on a host that reaches the gateway could otherwise use it. Requests to
+`metrics_port` are checked only if that port is on a loopback address, because on others probes use many host names.
 
-starlette's CORSMiddleware is not used. It shows some headers to origins that are not listed, its refusals name no
-setting, and the oldest supported version does not know private networks.
+starlette's CORSMiddleware is not used. It sends some headers to origins that are not listed, its refusals name no
+setting, and its oldest supported version does not support private network access.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from outrider.wire.transport.address import is_loopback
 
 _EXPOSED = "x-request-id, retry-after"
 _PREFLIGHT_MAX_AGE_S = 600
-"""Seconds for which a browser may reuse the answer to a preflight, as in starlette."""
+"""Seconds for which a browser may reuse the response to a preflight request, as in starlette."""
 
 
 class CallerPolicy:
-    """Decides by `Origin` and `Host` whether a request is served, from the gateway's settings."""
+    """The gateway's settings that decide by `Origin` and `Host` whether a request is served."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.has_origins = config.allowed_origins is not None
-        """Whether any page of another origin may call."""
+        """Whether the setting allowed_origins is set, so that some pages of other origins may call."""
         self._origins = read_origins(config.allowed_origins or "")
-        """Origins in allowed_origins; None = any origin."""
+        """Origins that the setting allowed_origins lists; None if it is `*`, for any origin."""
         self._hosts = read_host_names(config.allowed_hosts or "")
         self._has_keys = config.api_keys is not None
         self._checks_host = is_loopback(config.host) or config.allowed_hosts is not None
@@ -39,19 +39,20 @@ class CallerPolicy:
 
     @property
     def allows_any_origin(self) -> bool:
-        """Whether allowed_origins is `*`."""
+        """Whether the setting allowed_origins is `*`."""
         return self._origins is None
 
     def allows_origin(self, origin: str) -> bool:
-        """Return whether allowed_origins lists `origin`, the value of the header."""
+        """Return whether allowed_origins permits `origin`, the value of an `Origin` header."""
         if self._origins is None:
             return True
         parsed = Origin.parse(origin)
         return parsed is not None and parsed in self._origins
 
     def check(self, headers: Headers) -> None:
-        """Raise Forbidden for a call of a page of another origin, or under another name of the host. With API keys, all
-        calls pass: a page does not know a key.
+        """Raise Forbidden for a request from a page of another origin, or with a host name that is not the gateway's.
+
+        If the gateway has API keys, all requests pass, because a page has no key.
         """
         if self._has_keys:
             return
@@ -81,7 +82,7 @@ class CallerPolicy:
 
 
 class CallerCheck:
-    """Refuses the requests that a CallerPolicy refuses, on every path, and answers preflights of allowed origins.
+    """Middleware that refuses requests by a CallerPolicy, on every path, and answers preflights of allowed origins.
 
     Pure ASGI.
     """
@@ -111,7 +112,10 @@ class CallerCheck:
 
 
 class CorsHeaders:
-    """Adds CORS headers for allowed origins to every response, so it is the outermost middleware. Pure ASGI."""
+    """Middleware that adds CORS headers to every response to an allowed origin.
+
+    It must be the outermost middleware. Pure ASGI.
+    """
 
     def __init__(self, app: ASGIApp, policy: CallerPolicy) -> None:
         self._app = app

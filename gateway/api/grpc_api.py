@@ -1,6 +1,6 @@
-"""GenerationService over gRPC: translates messages to a `UncheckedRequest`, and outputs to messages. No decisions here.
+"""GenerationService over gRPC: translates request messages to an `UncheckedRequest`, and outputs to response messages.
 
-`gateway.__main__` adds the servicer to its server. The functions below it translate.
+`gateway.__main__` adds the servicer to its gRPC server. The functions after the class translate.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ from outrider.wire.transport.rpc import abort, parse_message
 Context = grpc.aio.ServicerContext[Any, Any]
 
 SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
-"""Full name of the service."""
+"""Full name of GenerationService in gRPC."""
 DEFAULT_MAX_TOKENS = 16
-"""Output tokens of a request that does not set `params.max_tokens`."""
+"""Maximal number of output tokens of a request that does not set `params.max_tokens`."""
 MAX_UNREAD_CALLS = 2048
-"""Calls whose message has not arrived: in all, and half of them for each caller."""
+"""Maximal number of calls whose message has not arrived yet, of all callers together. One caller may have half of them.
+"""
 ROLES = ("system", "developer", "user", "assistant")
-"""Roles of a chat's messages."""
+"""Roles that messages of a chat may have."""
 FINISH_REASONS = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -70,22 +71,22 @@ Request = TypeVar("Request", gateway_pb2.GenerateRequest, gateway_pb2.GetModelsR
 
 
 class GenerationServicer:
-    """The servicer of GenerationService.
+    """Implements the gRPC service GenerationService.
 
-    Its methods are declared as streams of requests and read their one message themselves: so the caller is known before
-    the message is received, and the message has a time limit.
+    Its methods are declared with a stream of requests, from which they read the only message themselves. So the caller
+    is known before the message is received, and receiving it has a time limit.
     """
 
     def __init__(self, admission: Admission, http_port: int = 0) -> None:
-        """`http_port`: the port of HTTP that GetModels returns; 0 = it is not known."""
+        """Create the servicer. http_port: port of the HTTP server, which GetModels returns; 0 if it is not known."""
         self._admission = admission
         self._http_port = http_port
         unread = CallLimits("calls await their message", MAX_UNREAD_CALLS, MAX_UNREAD_CALLS // 2)
         self._turns = CallQueue(NUM_LARGEST, NUM_LARGEST // 4, unread)
-        """Bounds the messages that are received at once, each of unknown size."""
+        """Limits how many messages are received at once, because their size is not known before."""
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:
-        """Add the service to a server. Return the full names of what was added."""
+        """Add the service to a gRPC server. Return the full names of the added services."""
         generate = grpc.stream_stream_rpc_method_handler(
             self.Generate, response_serializer=gateway_pb2.GenerateResponse.SerializeToString
         )
@@ -97,10 +98,10 @@ class GenerationServicer:
         return [SERVICE]
 
     async def Generate(self, _: object, context: Context) -> None:
-        """Generate the choices of one request; write a response for each output.
+        """Generate the choices of one request, and write a response message for each output.
 
-        The responses are written to the context, not yielded: so a call that gRPC cancels, because the client
-        disconnected or its deadline passed, always runs the exits of its `with` blocks.
+        The responses are written to the context, not yielded. So if gRPC cancels the call, because the client
+        disconnected or its deadline passed, the exits of the `with` blocks always run.
         """
         request_id, answer_id = request_id_of(_metadata(context, "x-request-id"), "gen")
         with self._admission.records.record(request_id, "generate_content", _metadata(context, "traceparent")):
@@ -127,7 +128,7 @@ class GenerationServicer:
                     await _write(context, response_of(demand.request_id, index, output))
 
     async def GetModels(self, _: object, context: Context) -> gateway_pb2.GetModelsResponse:
-        """Return the served models and the port of HTTP."""
+        """Return the served models and the port of the HTTP server."""
         try:
             with self._incoming(context) as incoming:
                 await self._read(context, gateway_pb2.GetModelsRequest, incoming)
@@ -176,9 +177,9 @@ async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> No
 
 
 def demand_of(request: gateway_pb2.GenerateRequest, request_id: str, max_prompt_ids: int) -> UncheckedRequest:
-    """Return the demand of a request. Raises InvalidRequest that names the field.
+    """Convert a request message to an UncheckedRequest. Raises InvalidRequest, which names the field.
 
-    `max_prompt_ids`: token ids of a prompt that are read at all.
+    max_prompt_ids: maximal number of token ids of a prompt; a longer one is refused before it is converted.
     """
     _check_lengths(request, max_prompt_ids)
     name, prompt = _prompt_of(request)
@@ -321,7 +322,7 @@ def _num_draft_tokens(options: gateway_pb2.SpeculationOptions) -> NumDraftTokens
 
 
 def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb2.GenerateResponse:
-    """Return the message of one output of choice `choice`."""
+    """Return the response message for one output of the choice with index `choice`."""
     usage = None
     if output.usage is not None:
         usage = _usage_of(output.usage)

@@ -1,4 +1,4 @@
-"""What the HTTP endpoints answer with: JSON, errors in the form of each API, and streams of server-sent events.
+"""Responses of the HTTP endpoints: JSON, errors in the form of each API, and streams of server-sent events.
 
 Raw ASGI, for speed. `gateway.api.request_body` reads bodies.
 """
@@ -25,15 +25,15 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
-"""The last event of OpenAI's streams."""
+"""Event that ends OpenAI's streams."""
 PING = b": ping\n\n"
-"""A comment between OpenAI's events, which clients skip."""
+"""Comment that is sent between events of OpenAI's streams to keep the connection alive. Clients skip it."""
 MESSAGES_PING = b'event: ping\ndata: {"type": "ping"}\n\n'
-"""Anthropic's ping event."""
+"""Ping event of Anthropic's streams, which keeps the connection alive."""
 WRITE_TIMEOUT_S = 60.0
-"""Seconds after which a client that reads nothing of its answer is disconnected."""
+"""Seconds after which a client that reads nothing of its response is disconnected."""
 MAX_ERROR_CHARS = 1000
-"""Characters of an error's message or parameter that are sent."""
+"""Maximal number of characters of an error's message, and of its parameter, that are sent."""
 ANTHROPIC_ERRORS = {
     401: "authentication_error",
     403: "permission_error",
@@ -42,13 +42,14 @@ ANTHROPIC_ERRORS = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
-"""By status, Anthropic's type of the error. Other statuses are `invalid_request_error` below 500, else `api_error`."""
+"""Anthropic's type of error for each HTTP status. Other statuses have the type `invalid_request_error` if below 500,
+else `api_error`."""
 CLIENT_CLOSED = 499
-"""nginx's status of a request whose client disconnected. It is never sent."""
+"""Status of the response to a request whose client has disconnected, as in nginx. It never reaches the client."""
 
 
 class JsonResponse(Response):
-    """A response whose content is written by orjson."""
+    """A JSON response that orjson encodes."""
 
     media_type = "application/json"
 
@@ -57,19 +58,19 @@ class JsonResponse(Response):
 
 
 def event(data: Any) -> bytes:
-    """Return a JSON value as a server-sent event without a name."""
+    """Return a JSON value as a server-sent event in bytes, without a name."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 def error_body(error: OutriderError) -> dict[str, Any]:
-    """Return an error in OpenAI's form."""
+    """Return the JSON body of an error in OpenAI's form."""
     param = error.param and shortened(error.param)
     fields = {"type": error.openai_type, "param": param, "code": error.openai_code}
     return {"error": {"message": shortened(error.message), **fields}}
 
 
 def anthropic_error_body(error: OutriderError) -> dict[str, Any]:
-    """Return an error in Anthropic's form."""
+    """Return the JSON body of an error in Anthropic's form."""
     default = "invalid_request_error"
     if error.http_status >= 500:
         default = "api_error"
@@ -81,20 +82,21 @@ def anthropic_error_body(error: OutriderError) -> dict[str, Any]:
 
 
 def body_of_error(error: OutriderError, path: str) -> dict[str, Any]:
-    """Return an error in the form of the API that the endpoint at `path` belongs to."""
+    """Return the JSON body of an error, in the form of the API to which the endpoint at `path` belongs."""
     if is_anthropic_path(path):
         return anthropic_error_body(error)
     return error_body(error)
 
 
 def is_anthropic_path(path: str) -> bool:
-    """Return whether `path` is /v1/messages or below it."""
+    """Return whether a URL path is /v1/messages or below it."""
     return f"{path}/".startswith("/v1/messages/")
 
 
 def shortened(text: str) -> str:
-    """Return at most MAX_ERROR_CHARS characters of a text, and "..." if it has more. Errors quote what a caller sent,
-    which may be megabytes.
+    """Return a text, cut to MAX_ERROR_CHARS characters and "..." if it is longer.
+
+    Errors quote what a caller sent, which may be megabytes.
     """
     if len(text) <= MAX_ERROR_CHARS:
         return text
@@ -102,7 +104,7 @@ def shortened(text: str) -> str:
 
 
 def error_response(error: OutriderError, path: str) -> JsonResponse:
-    """Return the response to a request for `path` that failed, and note the failure in the request's record."""
+    """Return the error response to a request for `path`, and record the error as the request's outcome."""
     note_failure(error)
     headers = {}
     if isinstance(error, Unauthenticated):
@@ -113,13 +115,16 @@ def error_response(error: OutriderError, path: str) -> JsonResponse:
 
 
 def internal_error(error: BaseException) -> OutriderError:
-    """Return the error that is sent for a fault of the gateway, and log the fault with its traceback."""
+    """Log a fault of the gateway with its traceback, and return the error that is sent instead of it."""
     log.error("a handler failed with %s", type(error).__name__, exc_info=error)
     return OutriderError("internal error; the gateway's log has the place")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of `work`, or None if the client disconnects first; `work` is then cancelled and has ended."""
+    """Await `work` and return its result; None if the client disconnects first.
+
+    `work` is then cancelled, and has ended when this returns.
+    """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive))
     try:
@@ -139,10 +144,10 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A stream of server-sent events.
+    """A response that is a stream of server-sent events.
 
-    The status is sent with the first item, so that an error before it becomes an error response. An empty item sends
-    the status alone.
+    The status is sent with the first item, so that an error before it becomes an error response. An empty first item
+    sends only the status.
     """
 
     media_type = "text/event-stream"
@@ -154,8 +159,11 @@ class EventStream(Response):
         failure: Callable[[OutriderError], bytes] = lambda error: event(error_body(error)) + DONE,
         ping: bytes = PING,
     ) -> None:
-        """`events` yields the events, the last one complete. `failure` returns the events that end a stream which
-        failed after its first item. `ping` is sent whenever nothing was sent for `ping_s` seconds, never if that is 0.
+        """Create the response.
+
+        events: yields bytes, each with one or more complete events. ping_s: `ping` is sent whenever nothing was sent
+        for this many seconds; 0 for never. failure: returns the events that end a stream which failed after its first
+        item.
         """
         self.status_code = 200  # Response.__init__ would add a content-length
         self.background = None
@@ -166,7 +174,7 @@ class EventStream(Response):
         self._ping = ping
         self._started = False
         self._sent_s = 0.0
-        """Time at which something was sent last, on the loop's clock, in seconds."""
+        """Time of the last send, in seconds on the event loop's clock."""
         self._pinger: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

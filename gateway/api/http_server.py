@@ -1,6 +1,6 @@
-"""The HTTP server: uvicorn with bounds on connections, on the size of heads, and on the time in which they arrive.
+"""The HTTP server: uvicorn with limits on connections, and on the size and arrival time of request heads.
 
-`gateway.__main__` binds the port, makes an HttpServer of the application and stops it.
+`gateway.__main__` binds the port, creates an HttpServer for the application, and stops it.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from outrider.wire.transport.rpc import max_connections, open_files_limit
 log = get_logger(__name__)
 
 _DATE_S = 1.0
-"""Seconds after which the header `date` of responses is renewed: it has whole seconds."""
+"""Seconds between two updates of the `date` header of responses, which shows whole seconds."""
 HEAD_TIMEOUT_S = 10.0
-"""Seconds from the start of a connection, or from the first byte of a request, to the end of its head. Also those of a
-TLS handshake."""
+"""Seconds within which the head of a request must arrive, from the start of the connection or the first byte of the
+request. A TLS handshake has the same limit."""
 MAX_HEAD_BYTES = 64 * 1024
-"""Bytes of a request's head, and of everything else between two pieces of a body, such as chunk sizes."""
+"""Maximal size of a request's head, in bytes. The same limit holds for the bytes between two pieces of a body, such as
+chunk sizes."""
 MAX_HEADERS = 256
-"""Headers of a request."""
+"""Maximal number of headers of a request."""
 MAX_PIPELINED = 8
-"""Requests that wait on a connection behind the one that is answered; a connection with more is closed."""
+"""Maximal number of requests that wait on a connection while an earlier one is answered. A connection with more is
+closed."""
 LIMIT_LOG_INTERVAL_S = 60.0
-"""Seconds between two log lines that the limit of connections is reached."""
+"""Seconds between two log lines that report that the limit of connections is reached."""
 UNREAD_TIMEOUT_MS = 60_000
-"""Milliseconds after which the kernel drops a connection whose peer acknowledges nothing of what was sent."""
+"""Milliseconds after which the kernel drops a connection whose peer acknowledges none of the sent data."""
 BACKLOG = 2048
-"""Connections that wait in the kernel to be accepted."""
+"""Maximal number of connections that wait in the kernel to be accepted."""
 
 
 class PlainParser(httptools.HttpRequestParser):
-    """Parses requests that offer another protocol as if they did not, as RFC 9110, 7.8 allows.
+    """A parser for HTTP requests that ignores offers to upgrade to another protocol, as RFC 9110, 7.8 allows.
 
-    llhttp ends such a request with its head, so that its body would be parsed as the next request. This parser reads
-    the head a second time without its header `Upgrade`, and then the body.
+    llhttp ends a request with such an offer after its head, so that its body would be parsed as the next request. This
+    parser reads the head a second time without the header `Upgrade`, and then the body.
     """
 
     def __init__(self, protocol: BoundedProtocol) -> None:
@@ -58,7 +60,7 @@ class PlainParser(httptools.HttpRequestParser):
         self._protocol = protocol
 
     def feed_data(self, data: Any) -> None:
-        """Parse more bytes of the connection. Raises HttpParserError for what is no HTTP, and for CONNECT."""
+        """Parse more bytes of the connection. Raises HttpParserError for bytes that are not HTTP, and for CONNECT."""
         while data:
             try:
                 super().feed_data(data)
@@ -76,14 +78,17 @@ class PlainParser(httptools.HttpRequestParser):
 
 
 class ConnectionLimit:
-    """Bounds the connections of one server by the files that the process may open."""
+    """Limit on the number of connections of one server, from the number of files that the process may open."""
 
     def __init__(self) -> None:
         self.max_connections = max_connections()
         self._logged_s = -math.inf
 
     def is_exceeded_by(self, num_connections: int) -> bool:
-        """Return whether there are too many connections. If so, log it, at most every LIMIT_LOG_INTERVAL_S."""
+        """Return whether `num_connections` exceeds the limit.
+
+        If so, it is logged, at most once every LIMIT_LOG_INTERVAL_S.
+        """
         if num_connections <= self.max_connections:
             return False
         now_s = time.monotonic()
@@ -95,7 +100,7 @@ class ConnectionLimit:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. uvicorn itself would wait forever for a head, and read one of any size."""
+    """One connection, with limits on the time and size of a request's head. uvicorn alone has neither limit."""
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState, limit: ConnectionLimit) -> None:
         super().__init__(config, server_state, {})
@@ -103,11 +108,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _num_open = 0
-    """Requests whose responses are not complete."""
+    """Number of requests whose responses are not complete."""
     _in_body = False
-    """Whether the body of a request is being received."""
+    """Whether the body of a request is being received now."""
     _num_head_bytes = 0
-    """Bytes received since the last head, piece of a body or end of a message."""
+    """Number of bytes received since the end of the last head, piece of a body, or message."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -201,13 +206,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an ASGI application on sockets that are bound already.
+    """Serves an ASGI application on sockets that are already bound.
 
-    It leaves signals to the process, which stops HTTP and gRPC together.
+    It installs no signal handlers, because the process stops HTTP and gRPC together.
     """
 
     def __init__(self, app: Any, keep_alive_s: float, tls: ssl.SSLContext | None = None) -> None:
-        """`keep_alive_s`: seconds that a connection may be idle between two requests. `tls`: None = plain HTTP."""
+        """Create a server that does not listen yet.
+
+        keep_alive_s: seconds for which a connection may be idle between two requests. tls: None for plain HTTP.
+        """
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
@@ -225,7 +233,7 @@ class HttpServer(uvicorn.Server):
         self._limit = ConnectionLimit()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on `sockets`. A TLS handshake has HEAD_TIMEOUT_S; uvicorn itself would give it a minute."""
+        """Listen on `sockets`. A TLS handshake has the limit HEAD_TIMEOUT_S; uvicorn alone would allow a minute."""
         await super().startup([])
         handshake_timeout_s = None
         if self._tls is not None:
@@ -242,20 +250,21 @@ class HttpServer(uvicorn.Server):
             )
 
     async def main_loop(self) -> None:
-        """Wait for `stop`. uvicorn itself would check ten times a second whether to exit."""
+        """Wait until `stop` is called. uvicorn's own loop would check for that ten times a second."""
         while not await self.on_tick(0):  # which renews the header `date`
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_S):
                     await self._stopping.wait()
 
     def stop(self) -> None:
-        """Make `serve` return. Call it on the event loop."""
+        """Make `serve` return soon. Must be called on the event loop."""
         self.should_exit = True
         self._stopping.set()
 
     def drain(self) -> None:
-        """Close idle connections now and the others after their response, which has `Connection: close`. On a new
-        connection one request is served.
+        """Close idle connections now, and the others after their current response, which has `Connection: close`.
+
+        A connection that is opened later serves one request.
         """
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # uvicorn makes the default headers from these once a second
@@ -268,13 +277,14 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do nothing: see the class."""
+        """Install no signal handlers; see the class."""
         yield
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the number of files that this process may open to the most that the system allows: the usual 1024 are too
-    few for the connections of two servers.
+    """Raise the number of files that this process may open to the most that the system allows.
+
+    The usual limit, 1024, is too low for the connections of two servers.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS names no limit and then takes none
@@ -282,8 +292,9 @@ def raise_descriptor_limit() -> None:
 
 
 def bind(host: str, port: int, option: str = "--port") -> list[socket.socket]:
-    """Return a socket for each address of `host`, bound to `port`, which does not listen yet. Raises ConfigError that
-    names `option` for a port that is taken.
+    """Return a socket for each address of `host`, bound to `port` and not yet listening.
+
+    option: name of the setting for the port. Raises ConfigError, which names it, if the port is taken.
     """
     listeners = bind_all(host, port, option)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux, and handed on to each connection

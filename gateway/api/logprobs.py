@@ -1,6 +1,6 @@
-"""Log-probs of output tokens in OpenAI's two forms, and log-probs and ids of prompt tokens in vLLM's form.
+"""Writes log-probs of output tokens in OpenAI's two forms, and log-probs and ids of prompt tokens in vLLM's form.
 
-The results are plain dicts, for orjson. No I/O. `openai_responses.py` calls it, and the form of Responses.
+The results are plain dicts, for orjson. No I/O. `openai_responses.py` and `forms/responses_form.py` call it.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ from outrider.wire.kinds import TokenKind
 Json = dict[str, Any]
 
 FLOOR_LOGPROB = -9999.0
-"""OpenAI's number for the log-prob of a token of probability 0: JSON has no minus infinity."""
+"""Number that stands for the log-prob of a token of probability 0, as at OpenAI: JSON has no minus infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFields:
-    """Makes the fields of an answer that are about its prompt's tokens, and the ids of a choice's tokens."""
+    """Writes a response's fields about the prompt's tokens, and the token ids of its choices."""
 
     tokenizer: Tokenizer
     requests: Sequence[GenerationRequest]
-    """By choice."""
+    """Request of each choice, by the choice's index."""
     token_ids: bool
-    """Whether `token_ids` and `prompt_token_ids` are asked for."""
+    """Whether the client asks for `token_ids` and `prompt_token_ids`."""
     num_best: int | None
-    """Most likely tokens to report at each token of the prompt in `prompt_logprobs`; None = no such field."""
+    """Number of most likely tokens in `prompt_logprobs` for each prompt token; None for no such field."""
     num_echoed: int | None
-    """The same at each token of an echoed prompt, in `logprobs` of a completion."""
+    """Number of most likely tokens in a completion's `logprobs` for each token of an echoed prompt; None for none."""
 
     def of_choice(self, output: RoundOutput) -> Json:
-        """Return the field `token_ids` of a choice, if it is asked for."""
+        """Return the field `token_ids` for the output of a choice, or no field if the client does not ask for it."""
         if not self.token_ids:
             return {}
         return {"token_ids": [token.id for token in output.tokens]}
 
     def of_prompt(self, index: int, output: RoundOutput) -> Json:
-        """Return the fields about the prompt of choice `index`. `output`: its first output, which has the log-probs."""
+        """Return the fields about the prompt of the choice with this index.
+
+        output: first output of the choice, which has the prompt's log-probs.
+        """
         ids = self.requests[index].caller_prompt_ids
         fields: Json = {}
         if self.token_ids:
@@ -65,9 +68,10 @@ class PromptFields:
         return entries
 
     def with_prompt(self, index: int, output: RoundOutput, logprobs: Json) -> Json:
-        """Return the `logprobs` of a completion that echoes its prompt: the prompt's entries, then those of `logprobs`.
+        """Return `logprobs` of a completion with the entries of its echoed prompt put before them.
 
-        `output`: the first output of choice `index`, which has the prompt's log-probs. The first token has none.
+        index: index of the choice. output: first output of the choice, which has the prompt's log-probs. The prompt's
+        first token has no log-prob. logprobs: entries of the output's tokens.
         """
         request = self.requests[index]
         ids = request.caller_prompt_ids
@@ -98,7 +102,7 @@ class PromptFields:
 def completion_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
     """Return the `logprobs` of a choice of /v1/completions: four lists with an entry for each token that has log-probs.
 
-    An entry of `top_logprobs` always has the token itself, as OpenAI's.
+    As in OpenAI's API, an entry of `top_logprobs` always includes the token itself.
     """
     labels: list[str] = []
     token_logprobs: list[float] = []
@@ -121,9 +125,9 @@ def _top_by_label(token_id: int, logprobs: OutputLogprobs, tokenizer: Tokenizer)
 
 
 def label(token_id: int, tokenizer: Tokenizer) -> str:
-    """Return the text of a token, or its bytes as `bytes:\\xe2\\x82` where it is a part of a character.
+    """Return a token's text; for an incomplete character its bytes, as `bytes:\\xe2\\x82`.
 
-    The labels of different tokens have to differ: they are keys of `top_logprobs`.
+    Labels are keys of `top_logprobs`, so different tokens must have different labels.
     """
     raw = tokenizer.token_bytes(token_id)
     text = shown_text(token_id, tokenizer)
@@ -133,14 +137,14 @@ def label(token_id: int, tokenizer: Tokenizer) -> str:
 
 
 def shown_text(token_id: int, tokenizer: Tokenizer) -> str:
-    """Return the text of a token, or `<id 291>` for an id that the tokenizer lacks. Many models have more ids."""
+    """Return a token's text, or `<id 291>` for an id that the tokenizer does not have. Many models have more ids."""
     if tokenizer.token_name(token_id) is None:
         return f"<id {token_id}>"
     return tokenizer.token_text(token_id)
 
 
 def chat_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
-    """Return the `logprobs` of a choice of a chat: an entry for each token that has log-probs."""
+    """Return the `logprobs` of a choice of a chat, with an entry for each token that has log-probs."""
     content = []
     for token in tokens:
         if token.logprobs is not None:
@@ -159,7 +163,7 @@ def _chat_entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> Json:
 
 
 def finite(logprob: float) -> float:
-    """Return `logprob`, or FLOOR_LOGPROB for one that JSON cannot express."""
+    """Return `logprob`, or FLOOR_LOGPROB if it is not a finite number, which JSON cannot express."""
     if math.isfinite(logprob):
         return logprob
     return FLOOR_LOGPROB

@@ -1,6 +1,6 @@
-"""Serves /v1/completions and /v1/chat/completions: the choices of one request, whole or as a stream of chunks.
+"""Serves /v1/completions and /v1/chat/completions: runs a request's choices, and responds at once or with a stream.
 
-`gateway.api.routes` makes an OpenAIAnswer of each request. The forms of `openai_responses.py` write its choices.
+`gateway.api.routes` creates an OpenAIAnswer for each request. The forms in `openai_responses.py` write its choices.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from gateway.tokenizer import Tokenizer
 from gateway.workers.drafts.draft_limits import requested_speculation
 
 INLINE_ENTRIES = 1000
-"""Tokens and log-probs of an answer whose JSON is made on the event loop, in about 5 ms."""
+"""Maximal number of tokens and log-probs in a response whose JSON is made on the event loop, in about 5 ms. A larger
+response is made on a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIAnswer:
-    """The answer to one request, `whole` or as `events`."""
+    """Runs one request, and returns the response as a `whole` or yields it as `events`."""
 
     admission: Admission
     body: CompletionBody | ChatBody
@@ -36,7 +37,7 @@ class OpenAIAnswer:
     incoming: IncomingRequest
 
     async def whole(self) -> JsonResponse:
-        """Return the response with all choices, when their last outputs are there."""
+        """Run the request to its end, and return the response with all choices."""
         async with self.admission.answers(self.demand, self.incoming) as answers:
             form = await self._create_form(answers.requests)
             rounds: list[list[RoundOutput]] = [[] for _ in answers.requests]
@@ -81,7 +82,10 @@ class OpenAIAnswer:
         return range(len(outputs))
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Yield server-sent events: one for each output, except outputs that add nothing to the answer."""
+        """Run the request, and yield server-sent events.
+
+        There is one for each output, except for outputs that add nothing to the response.
+        """
         usages: dict[int, ChoiceUsage] = {}
         steps: list[Step] = []
         num_tokens: Counter[int] = Counter()
@@ -171,9 +175,10 @@ class OpenAIAnswer:
 
 
 def best_of(outputs: Sequence[RoundOutput], num_made: int, num_returned: int) -> list[int]:
-    """Return the indices of the `num_returned` outputs of each prompt that have the highest mean log-prob, best first.
+    """Return the indices of the outputs with the highest mean log-probs, the best first, for all prompts.
 
-    `outputs`: of all prompts, `num_made` for each.
+    outputs: outputs of all prompts, `num_made` consecutive ones for each. num_returned: number of indices for each
+    prompt.
     """
     # num_made 4, num_returned 2: two of the indices 0 to 3, then two of 4 to 7
     if num_returned == num_made:

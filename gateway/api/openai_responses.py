@@ -1,6 +1,6 @@
 """Writes outputs as the choices and chunks of /v1/completions and /v1/chat/completions: plain dicts, for orjson.
 
-`gateway.api.openai_answers` calls it. The forms of the layers over chat read text with `ChoiceReader`, too. No I/O.
+`gateway.api.openai_answers` calls it. The forms in `gateway.api.forms` parse text with its `ChoiceReader`, too. No I/O.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ class CompletionForm:
 
     tokenizer: Tokenizer
     logprobs: bool
-    """Whether log-probs are asked for."""
+    """Whether the client asks for log-probs."""
     echoes: Sequence[str]
-    """By choice, the text of its prompt, which the answer begins with; empty if no echo is asked for."""
+    """Text of each choice's prompt, by the choice's index, with which the choice's text begins; empty if no echo is
+    requested."""
     token_kinds: bool = False
-    """Whether the kind of each output token is reported, and what explained rounds verified."""
+    """Whether the response contains the kind of each output token, and what explained rounds verified."""
     prompts: PromptFields | None = None
-    """Makes the fields about prompts; None = none are asked for."""
+    """Writes the fields about prompts; None if the client asks for none."""
     num_reasoning_tokens = 0
     object = chunk_object = "text_completion"
 
     def choice(self, index: int, output: RoundOutput) -> Json:
-        """Return choice `index` with its whole output."""
+        """Return the choice at `index`, from its whole output."""
         return self._choice(index, output, first=True)
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
-        """Return choice `index` in a chunk of a stream, None for an output that adds nothing. `first`: whether the
-        choice had no output before.
+        """Return the choice at `index` for a chunk of a stream; None if the output adds nothing.
+
+        first: whether it is the choice's first output.
         """
         if first or output.text_delta or output.finish_reason or self._reports_tokens:
             return self._choice(index, output, first)
@@ -81,34 +83,34 @@ class CompletionForm:
         return logprobs
 
     def answer_fields(self, index: int, output: RoundOutput) -> Json:
-        """Return more fields of the answer itself: none."""
+        """Return further fields of the response besides its choices; completions have none."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """Writes the choices of /v1/chat/completions. Give it the outputs of each choice once, in order."""
+    """Writes the choices of /v1/chat/completions. The outputs of each choice must be passed once, in order."""
 
     tokenizer: Tokenizer
     logprobs: bool
-    """Whether log-probs are asked for."""
+    """Whether the client asks for log-probs."""
     readings: Sequence[Reading | None]
-    """By choice, how its output is read for calls and reasoning; None = it is text alone."""
+    """Parser of calls and reasoning for each choice, by the choice's index; None to leave its text as it is."""
     token_kinds: bool = False
-    """Whether the kind of each output token is reported, and what explained rounds verified."""
+    """Whether the response contains the kind of each output token, and what explained rounds verified."""
     prompts: PromptFields | None = None
-    """Makes the fields about the prompt; None = none are asked for."""
+    """Writes the fields about the prompt; None if the client asks for none."""
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     _readers: dict[int, ChoiceReader] = field(default_factory=dict)
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning in all choices so far."""
+        """Number of reasoning tokens in all choices so far."""
         return sum(reader.num_reasoning_tokens for reader in self._readers.values())
 
     def choice(self, index: int, output: RoundOutput) -> Json:
-        """Return choice `index` with its whole output."""
+        """Return the choice at `index`, from its whole output."""
         message = {"role": "assistant", "content": output.text_delta, "refusal": None}
         has_calls = False
         reader = self._reader(index)
@@ -118,8 +120,9 @@ class ChatForm:
         return {"index": index, "message": message, **self._common_fields(output, has_calls)}
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
-        """Return choice `index` in a chunk of a stream, None for an output that adds nothing. `first`: whether the
-        choice had no output before.
+        """Return the choice at `index` for a chunk of a stream; None if the output adds nothing.
+
+        first: whether it is the choice's first output.
         """
         delta: Json = {"content": output.text_delta}
         has_calls = False
@@ -134,8 +137,10 @@ class ChatForm:
         return {"index": index, "delta": delta, **self._common_fields(output, has_calls)}
 
     def answer_fields(self, index: int, output: RoundOutput) -> Json:
-        """Return more fields of the answer itself, with the first output of choice `index`: the prompt's, which all
-        choices share, come with choice 0.
+        """Return further fields of the response besides its choices: those about the prompt.
+
+        output: first output of the choice at `index`. All choices have the same prompt, so only choice 0 returns
+        fields.
         """
         if self.prompts is None or index:
             return {}
@@ -163,7 +168,7 @@ class ChatForm:
 
 
 class ChoiceReader:
-    """Reads the outputs of one choice for calls and reasoning."""
+    """Parses the outputs of one choice for tool calls and reasoning."""
 
     def __init__(self, reading: Reading) -> None:
         self._reader: CallReader = reading.reader()
@@ -172,16 +177,16 @@ class ChoiceReader:
             self._ids = reading.family.ids
         self._num_previous_calls = reading.num_previous_calls
         self._offsets: list[int] = []
-        """Characters of text before each token, until the reasoning has ended."""
+        """Number of characters of text before each token, for the tokens up to the end of the reasoning."""
         self.num_reasoning_tokens = 0
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call is complete."""
+        """Whether the outputs so far contain a complete tool call."""
         return self._reader.num_calls > 0
 
     def read(self, output: RoundOutput) -> list[Part]:
-        """Return the parts of the choice that became certain with the output of one round."""
+        """Parse the output of one round, and return the parts of the choice that are now certain."""
         was_reasoning = self._reader.reasoning_end is None
         parts = self._reader.push(output.text_delta)
         if output.finish_reason is not None:
@@ -199,7 +204,10 @@ class ChoiceReader:
         return sum(offset < end for offset in self._offsets)
 
     def call_id(self, index: int, name: str) -> str:
-        """Return a new id for call `index` of the output, of the tool `name`, as the chat template takes it."""
+        """Return a new id for a tool call, in the form that the chat template accepts.
+
+        index: place of the call in the answer. name: of its tool.
+        """
         if self._ids is CallIds.NUMBERED:
             return f"functions.{name}:{self._num_previous_calls + index}"
         if self._ids is CallIds.ANY:
@@ -209,7 +217,7 @@ class ChoiceReader:
 
 
 def message_of(parts: Iterable[Part], call_id: Callable[[int, str], str]) -> Json:
-    """Return the fields of a message that consists of these parts. `call_id` returns an id for each call."""
+    """Return the fields of a chat message with these parts. call_id: returns a new id for a call's index and name."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: dict[int, tuple[str, list[str]]] = {}
@@ -241,9 +249,11 @@ def _call(call_id: str, name: str, arguments: str) -> Json:
 
 
 def delta_of(parts: Iterable[Part], call_id: Callable[[int, str], str]) -> Json:
-    """Return the delta of the parts of one round. `call_id` returns an id for each call that begins.
+    """Return the `delta` of a chunk with the parts of one round.
 
-    Each call is in it once: clients match the entries of `tool_calls` by index.
+    call_id: returns a new id for the index and name of a call that begins.
+
+    Each call has one entry, because clients match entries of `tool_calls` by index.
     """
     delta: Json = {}
     calls: dict[int, Json] = {}
@@ -265,15 +275,17 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[int, str], str]) -> Json:
 
 
 def join_outputs(outputs: Sequence[RoundOutput]) -> RoundOutput:
-    """Return all outputs of a choice as one."""
+    """Return one output that joins all outputs of a choice."""
     tokens = tuple(token for output in outputs for token in output.tokens)
     text = "".join(output.text_delta for output in outputs)
     return replace(outputs[-1], tokens=tokens, text_delta=text, prompt_logprobs=outputs[0].prompt_logprobs)
 
 
 def with_prompt_logprobs(outputs: Sequence[RoundOutput], num_choices: int) -> list[RoundOutput]:
-    """Return whole outputs with the log-probs of their prompts, which a target sends with a prompt's first choice
-    alone. `num_choices`: of each prompt.
+    """Return whole outputs of which each has the log-probs of its prompt.
+
+    outputs: outputs of all prompts, `num_choices` consecutive ones for each. The target sends the log-probs of a prompt
+    only with its first choice.
     """
     scored = []
     for index, output in enumerate(outputs):
@@ -283,7 +295,7 @@ def with_prompt_logprobs(outputs: Sequence[RoundOutput], num_choices: int) -> li
 
 
 def mean_logprob(output: RoundOutput) -> float:
-    """Return the mean log-prob of the tokens of an output that have one; 0 without any."""
+    """Return the mean log-prob of an output's tokens; 0 if none has a log-prob."""
     logprobs = [token.logprobs.logprob for token in output.tokens if token.logprobs is not None]
     if not logprobs:
         return 0.0

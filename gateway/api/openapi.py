@@ -1,6 +1,6 @@
-"""/openapi.json: FastAPI's document of the routes and their models, completed with what FastAPI cannot know.
+"""The document /openapi.json: made by FastAPI from the routes and their models, completed with what FastAPI leaves out.
 
-`gateway.api.routes` describes statuses and streams with the functions here.
+`gateway.api.routes` uses the functions here to describe statuses and streams.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.api.schemas.answers.server import Error
 
 Json = dict[str, Any]
 REF = "#/components/schemas/{model}"
-"""Reference to the schema of a model, by its name."""
+"""Reference to the schema of a model in the document, with a place for the model's name."""
 
 STATUSES = {
     400: "The request cannot be served as it is; `param` names what to change.",
@@ -33,7 +33,7 @@ STATUSES = {
     503: "A part of the system is not there.",
     504: "The request took too long.",
 }
-"""Descriptions of the statuses of errors."""
+"""Description of each HTTP status of an error."""
 _HEADERS: dict[int, Json] = {
     401: {"www-authenticate": {"schema": {"type": "string"}}},
     429: {"retry-after": {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."}},
@@ -41,17 +41,23 @@ _HEADERS: dict[int, Json] = {
 
 
 class App(FastAPI):
-    """A FastAPI application with the completed document."""
+    """A FastAPI application whose /openapi.json is completed."""
 
     def openapi(self) -> Json:
-        """Return the document. It is made once: running streams pause while it is made."""
+        """Return the document /openapi.json.
+
+        It is made once and stored, because running streams pause while it is made.
+        """
         if self.openapi_schema is None:
             self.openapi_schema = _completed(super().openapi())
         return self.openapi_schema
 
 
 def errors(*statuses: int, model: type[BaseModel] = Error) -> dict[int | str, Json]:
-    """Return FastAPI's `responses` of an endpoint for these statuses. `model`: of the body of an error."""
+    """Return FastAPI's parameter `responses` for an endpoint with these error statuses.
+
+    model: model of an error's body.
+    """
     responses: dict[int | str, Json] = {}
     for status in statuses:
         headers = dict(_HEADERS.get(status, {}))
@@ -60,7 +66,10 @@ def errors(*statuses: int, model: type[BaseModel] = Error) -> dict[int | str, Js
 
 
 def named_event_stream(model: type[BaseModel]) -> Json:
-    """Return the `openapi_extra` of an endpoint that may answer with a stream of such events, named by their types."""
+    """Return the parameter `openapi_extra` for an endpoint that may respond with a stream of named events.
+
+    model: model of the events, whose `type` is also their name.
+    """
     data = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -76,7 +85,10 @@ def named_event_stream(model: type[BaseModel]) -> Json:
 
 
 def events(chunk: type[BaseModel]) -> Json:
-    """Return the `openapi_extra` of an endpoint that may answer with a stream of such chunks, ended by `[DONE]`."""
+    """Return the parameter `openapi_extra` for an endpoint that may respond with a stream of chunks, ended by `[DONE]`.
+
+    chunk: model of the chunks.
+    """
     name = chunk.__name__
     description = (
         f"With `stream`: each event is a {name}, the last one `[DONE]`. An error after the first is an event, too."

@@ -1,4 +1,4 @@
-"""The endpoints for operators: metrics, discovery of the workers' metrics, liveness and readiness.
+"""The endpoints for operators: metrics, addresses of the workers' metrics, liveness and readiness.
 
 They are on the HTTP port of the API, or on a port of their own (`metrics_port`), which users need not reach.
 """
@@ -25,21 +25,22 @@ from outrider.wire.transport.address import join_host_port
 from outrider.wire.transport.health_servicer import HealthServicer
 
 HEALTH_INTERVAL_S = 0.5
-"""Seconds by which gRPC's health may lag behind /readyz."""
+"""Seconds between two updates of gRPC's health from the state of /readyz."""
 WILDCARD_HOSTS = ("0.0.0.0", "[::]")
-"""Hosts of a worker that listens on all its addresses; no client can connect to them."""
+"""Hosts that stand for all addresses of a worker. No client can connect to them."""
 
 
 async def follow_readiness(health: HealthServicer, generator: Generator) -> None:
-    """Set gRPC's health to the state of /readyz every HEALTH_INTERVAL_S, until cancelled."""
+    """Set gRPC's health to the state of /readyz every HEALTH_INTERVAL_S. Runs until it is cancelled."""
     while True:
         health.set_serving(generator.ready() is None)
         await asyncio.sleep(HEALTH_INTERVAL_S)
 
 
 def target_groups(members: Iterable[Member]) -> list[Json]:
-    """Return the addresses of the metrics of all workers that have any, connected or not, in the form of Prometheus'
-    HTTP service discovery.
+    """Return the addresses of the workers' metrics, in the form of Prometheus' HTTP service discovery.
+
+    All workers with metrics are included, connected or not.
     """
     groups: list[Json] = []
     for member in members:
@@ -60,7 +61,10 @@ def _metrics_address(member: Member) -> str:
 
 
 def reachable(metrics_address: str, worker_address: str) -> str:
-    """Return `metrics_address`, with the host of `worker_address` if the worker listens on all its addresses."""
+    """Return the address at which a worker's metrics can be fetched.
+
+    It is `metrics_address`. If its host stands for all addresses, the host of `worker_address` replaces it.
+    """
     # 0.0.0.0:9090 of a worker at 10.0.0.7:50051: 10.0.0.7:9090
     host, _, port = metrics_address.rpartition(":")
     if host not in WILDCARD_HOSTS:
@@ -74,12 +78,15 @@ class Operations:
 
     generator: Generator
     registry: CollectorRegistry
-    """Metrics of this gateway."""
+    """Prometheus registry with the gateway's metrics."""
     members: Callable[[], Iterable[Member]]
-    """Returns the workers as they are now, for /sd."""
+    """Function that returns the workers as they are now, for /sd."""
 
     def app(self, policy: CallerPolicy | None) -> Starlette:
-        """Return an application with these endpoints alone, for `metrics_port`. `policy`: None = all calls pass."""
+        """Return an application with only these endpoints, for `metrics_port`.
+
+        policy: decides which web pages may call; None for no check.
+        """
         endpoints = {
             "/metrics": self.metrics,
             "/sd": self.discovery,
@@ -97,15 +104,15 @@ class Operations:
         return Response(generate_latest(self.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def discovery(self, request: Request) -> Response:
-        """Tell Prometheus' http_sd_configs where the workers' metrics are."""
+        """Return the addresses of the workers' metrics, for Prometheus' http_sd_configs."""
         return JsonResponse(target_groups(self.members()))
 
     async def healthz(self, request: Request) -> Response:
-        """Say that the process lives."""
+        """Return that the process is alive."""
         return JsonResponse({"alive": True})
 
     async def readyz(self, request: Request) -> Response:
-        """Say whether a request would be served now, and which workers are not used."""
+        """Return whether a request would be served now, and which workers are not used."""
         reason = self.generator.ready()
         state = {"ready": reason is None, "reason": reason, "refused": list(self.generator.refusals())}
         return JsonResponse(state, 200 if reason is None else 503)

@@ -1,7 +1,7 @@
 """The page at `/`: the files of gateway/page, read once at start.
 
-A content security policy confines the page to this gateway: it loads nothing from elsewhere and calls nothing else. The
-folders of gateway/page are not part of the URLs: scripts/main.js is served as /page/main.js.
+With its content security policy, the page can load files from this gateway only, and can call nothing else. The folders
+in gateway/page are not part of the URLs: scripts/main.js is served as /page/main.js.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEDIA_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-"""By the ending of a file's name. Files with other endings are not served."""
+"""Media type of a file, by the ending of its name. Files with other endings are not served."""
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -36,7 +36,8 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""Content security policy. With its last two rules, writing a string as HTML (`innerHTML`) throws in the browser."""
+"""Content security policy of the page. Its last two rules make the browser refuse to write a string as HTML
+(`innerHTML`)."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -45,11 +46,11 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-"""Headers of every file."""
+"""Headers of the response for each file of the page."""
 
 
 def page_routes() -> list[Route]:
-    """Return the routes of all files, for GET and HEAD: `/` for index.html, `/page/NAME` for the others."""
+    """Return the routes of the page's files, for GET and HEAD: `/` for index.html, `/page/NAME` for the others."""
     routes = []
     for file in page_files():
         media_type = MEDIA_TYPES.get(file.name.rpartition(".")[2])
@@ -62,7 +63,7 @@ def page_routes() -> list[Route]:
 
 
 def page_files() -> list[Traversable]:
-    """Return the files of gateway/page and of its folders. Their names are unique, since URLs are made of them."""
+    """Return the files in gateway/page and its folders. Their names must be unique, because they become URLs."""
     page = files("gateway").joinpath("page")
     found = [page.joinpath("index.html")]
     for folder in ("assets", "scripts"):

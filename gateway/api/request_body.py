@@ -1,6 +1,6 @@
-"""Reads the JSON body of an HTTP request within bounds of size, time, and of work for the event loop.
+"""Reads the JSON body of an HTTP request, with limits on its size, its arrival time and the work for the event loop.
 
-`gateway.api.routes` calls `read_json`. The gRPC front end uses the same bounds for its messages.
+`gateway.api.routes` calls `read_json`. The gRPC front end uses some of these limits for its messages.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from gateway.generation import ServedFacts
 from outrider.wire.errors import InvalidRequest, RequestTooLarge, RequestTooSlow, UnsupportedMediaType
 
 BODY_TIMEOUT_S = 60.0
-"""Seconds in which a body has to arrive."""
+"""Seconds within which a body must arrive."""
 LARGE_BYTES = 64 << 10
-"""Bytes of a request that take about a millisecond to read and check."""
+"""Size of a request, in bytes, that takes about a millisecond to parse and check."""
 MAX_VALUES = 300_000
-"""Numbers and texts of a JSON body besides those of its prompt: so many take 10 ms to read. The 262,144 tokens of
-/detokenize fit."""
+"""Maximal number of values in a JSON body besides the token ids of its prompt; parsing so many takes 10 ms. A
+/detokenize body with 262,144 tokens fits."""
 OBJECT_MARKS = (b"[", b"{", b":")
-"""Bytes outside texts that are counted for MAX_OBJECTS."""
+"""Characters of JSON, outside of strings, that are counted for MAX_OBJECTS."""
 MAX_OBJECTS = 100_000
-"""Lists, objects and their fields in a JSON body, which take 10 ms to read. 250 tools of 60 described fields have
-94,000."""
+"""Maximal number of lists, objects and fields of objects in a JSON body; parsing so many takes 10 ms. 250 tools with 60
+described fields each have 94,000."""
 
 
 async def read_json(request: Request, incoming: IncomingRequest, models: Callable[[], Iterable[ServedFacts]]) -> Any:
-    """Return the body of a request. `models` returns the served models, whose context limits the ids of a prompt.
+    """Read the body of a request, and return the parsed JSON value.
 
-    Raises UnsupportedMediaType for a body that is not declared as JSON, RequestTooLarge as soon as its size or the
-    number of its values is known, RequestTooSlow, Overloaded when too many bodies are being read, and InvalidRequest
-    for what is no JSON.
+    models: returns the served models, whose context limits determine how many values a body may have.
+
+    Raises UnsupportedMediaType if the content type is not JSON, RequestTooLarge as soon as the size or the number of
+    values is known to be too large, RequestTooSlow, Overloaded if too many bodies are being read, and InvalidRequest
+    for invalid JSON.
     """
     check_is_json(request.headers.get("content-type", ""))
     body = await _read_bytes(request, incoming)
@@ -75,8 +77,8 @@ async def _read_bytes(request: Request, incoming: IncomingRequest) -> bytearray:
 def check_is_json(content_type: str) -> None:
     """Raise UnsupportedMediaType unless the type is application/json or application/...+json.
 
-    The other types are those of bodies that a browser sends for any page without a preflight: forms, plain text, none.
-    Parameters are ignored: JSON is UTF-8 (RFC 8259).
+    This protects from web pages: a browser sends bodies of other types (forms, plain text, none) for any page without a
+    preflight request. Parameters of the type are ignored, because JSON is always UTF-8 (RFC 8259).
     """
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json")):
@@ -92,15 +94,17 @@ def check_is_json(content_type: str) -> None:
 
 
 def max_values(models: Iterable[ServedFacts]) -> int:
-    """Return the values that a body may hold: MAX_VALUES, and ids for twice the longest context of `models`, so that
-    the error for a prompt that is too long can name its length.
+    """Return the maximal number of values in a body: MAX_VALUES plus twice the longest context limit of `models`.
+
+    Twice, so that the error for a prompt that is too long can name its length.
     """
     return MAX_VALUES + 2 * max((facts.context_limit for facts in models), default=0)
 
 
 async def check_values(body: bytes | bytearray, num_allowed: int) -> None:
-    """Raise RequestTooLarge for JSON with `num_allowed` values or more, or with more objects than MAX_OBJECTS, whose
-    reading would block the event loop. Values are counted by the commas between them.
+    """Raise RequestTooLarge if a JSON body has `num_allowed` values or more, or more than MAX_OBJECTS objects.
+
+    Parsing such a body would block the event loop. Values are counted by the commas between them.
     """
     # {"a": [1, "x,y"]}: one comma outside texts, and the marks "{", ":" and "["
     num_values = 0
@@ -146,6 +150,9 @@ def _without_collections() -> Iterator[None]:
 
 
 async def let_others_run(num_bytes: int) -> None:
-    """Return to the event loop once, between two steps of work on a request of `num_bytes`, if it is large."""
+    """Return to the event loop once if a request of `num_bytes` is large.
+
+    Call it between two steps of work on a request.
+    """
     if num_bytes > LARGE_BYTES:
         await asyncio.sleep(0)

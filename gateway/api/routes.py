@@ -1,8 +1,8 @@
 """The HTTP endpoints.
 
-A request for an answer runs so: its body becomes an UncheckedRequest, that becomes GenerationRequests, these are
-admitted, and their outputs become the JSON or the events of the answer. `gateway.api.app` puts the routes into the
-application.
+A generating request takes this way: its body becomes an UncheckedRequest; this is admitted and becomes
+GenerationRequests; their outputs become the JSON or the events of the response. `gateway.api.app` adds the routes to
+the application.
 """
 
 from __future__ import annotations
@@ -66,13 +66,14 @@ from outrider import __version__
 from outrider.wire.requests.params import check_token_ids
 
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
-"""Name of Transformers' class that reads a tokenizer.json."""
+"""Name of the class in transformers that reads a tokenizer.json."""
 
 
 class BodyRoute(APIRoute):
-    """A route whose JSON body is read by `read_json`, within bounds, and parsed as the type of the endpoint's `body`.
+    """A route whose JSON body is read by `read_json`, within limits.
 
-    FastAPI alone would read a body of any size; it documents the route.
+    The body is then parsed as the type of the endpoint's parameter `body`. FastAPI alone would read a body of any size;
+    it only documents the route.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -98,7 +99,7 @@ class Routes:
     operations: Operations
 
     def router(self) -> APIRouter:
-        """Return the routes with their documentation."""
+        """Return a router with all these endpoints and their documentation."""
         router = APIRouter()
         keys = []
         if self.admission.access.needs_keys:
@@ -157,13 +158,13 @@ class Routes:
         return await self._answer(request, body)
 
     async def responses(self, request: Request, body: ResponsesBody) -> Response:
-        """Answer as OpenAI's Responses API, without a store."""
+        """Respond as OpenAI's Responses API, without storing responses."""
         answer_id = request.scope["answer_id"]
         create_form = partial(ResponseForm, body, answer_id)
         return await self._answer_layer(request, body, body.demand(answer_id), create_form)
 
     async def messages(self, request: Request, body: MessagesBody) -> Response:
-        """Answer as Anthropic's Messages API."""
+        """Respond as Anthropic's Messages API."""
         answer_id = request.scope["answer_id"]
         create_form = partial(MessageForm, body.max_tokens, answer_id)
         return await self._answer_layer(request, body, body.demand(answer_id), create_form)
@@ -249,7 +250,7 @@ class Routes:
             return await self.admission.prompt_reader(facts, incoming).work(len(body.tokens), detokenized)
 
     async def tokenizer_info(self) -> Response:
-        """Describe the tokenizer, as vLLM; of several models none."""
+        """Describe the tokenizer, as vLLM. Not available if several models are served."""
         tokenizer = self._tokenizer_of(requested_model(self.admission.generator.models(), ""))
         names = {"bos_token": None, "eos_token": None} | tokenizer.special_tokens
         source = None
@@ -261,7 +262,7 @@ class Routes:
         return self.admission.generator.tokenizer(facts.id)
 
     async def version(self) -> Response:
-        """Return Outrider's own."""
+        """Return the version of Outrider."""
         return JsonResponse({"version": __version__})
 
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
@@ -280,11 +281,11 @@ class Routes:
         return JsonResponse({"object": "list", "data": models})
 
     async def model(self, model_id: str) -> Response:
-        """Describe one of them."""
+        """Describe one served model."""
         return JsonResponse(_model_fields(find_model(self.admission.generator.models(), model_id)))
 
     async def health(self) -> Response:
-        """Answer as vLLM: no body, 200 while a request would be served and 503 while not."""
+        """Return 200 if a request would be served now, else 503, with no body, as vLLM."""
         is_ready = self.admission.generator.ready() is None
         return Response(status_code=200 if is_ready else 503)
 

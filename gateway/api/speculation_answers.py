@@ -1,6 +1,6 @@
-"""The field `speculation` of a choice: the kinds of its output tokens, and what its round verified.
+"""Writes the field `speculation` of a choice: the kinds of its output tokens, and what its round verified.
 
-Only for requests that ask for it. The results are plain dicts, for orjson. No I/O.
+Used only if a request asks for it. The results are plain dicts, for orjson. No I/O.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ Json = dict[str, Any]
 
 
 def speculation_of(output: RoundOutput, tokenizer: Tokenizer) -> Json:
-    """Return the kinds of an output's tokens and, if the round is explained, what it verified and rejected."""
+    """Return the field `speculation` for one output of a choice.
+
+    It holds the kinds of the output's tokens and, if the round is explained, what the round verified and rejected.
+    """
     tokens = [
         {"id": token.id, "text": tokenizer.token_text(token.id), "kind": token.kind.label} for token in output.tokens
     ]

@@ -1,4 +1,4 @@
-"""Counts of an answer: `usage`, and `metrics.speculative_decoding` in vLLM's form. Plain dicts, for orjson. No I/O."""
+"""Writes a response's `usage`, and its `metrics.speculative_decoding` in vLLM's form, as plain dicts. No I/O."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from gateway.generation import ChoiceUsage, most_common_reason
 Json = dict[str, Any]
 
 Step = tuple[int, int]
-"""Draft tokens that a step verified, and how many of them it accepted."""
+"""Number of draft tokens that a step verified, and number that it accepted."""
 
 
 def usage_so_far(num_prompt_tokens: int, num_tokens: int) -> Json:
-    """Return vLLM's usage of a choice that is not complete."""
+    """Return vLLM's `usage` of a choice that still runs."""
     total = num_prompt_tokens + num_tokens
     return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens, "total_tokens": total}
 
 
 def usage_of(usages: Sequence[ChoiceUsage], num_choices: int, num_reasoning_tokens: int = 0) -> Json:
-    """Return the usage of an answer: sums over its choices, and of prompts, each of which counts once.
+    """Return the `usage` of a response: sums over its choices. The tokens of a prompt count once.
 
-    `usages`: of all choices, `num_choices` for each prompt. The cached tokens of a prompt are those that no choice had
-    to compute.
+    usages: usage of all choices, `num_choices` consecutive ones for each prompt. As cached tokens of a prompt count
+    only those that every choice found in the cache.
     """
     # 4 usages and num_choices 2: the first two are of prompt 0, the others of prompt 1
     num_prompt_tokens = 0
@@ -92,8 +92,9 @@ def _common_seed(usages: Sequence[ChoiceUsage]) -> int | None:
 def acceptance_of(steps: Sequence[Step], num_spec_tokens: int, detailed: bool) -> dict[str, Any]:
     """Return the metrics of steps that verified draft tokens. Bonus tokens are in none of the counts.
 
-    `num_spec_tokens`: draft tokens that a step may accept, if no grammar forces more; the histogram has an entry for 0
-    to that many, or to as many as a step did accept. `detailed`: whether every step is listed, too.
+    num_spec_tokens: maximal number of draft tokens that a step may accept. The histogram has an entry for each number
+    from 0 to it, or to the largest number accepted if a grammar forced more. detailed: whether every step is listed as
+    well.
     """
     # steps [(3, 3), (3, 1)] of at most 3: histogram [0, 1, 0, 1], by draft length {"3": [0, 1, 0, 1]}
     drafted_counts = [drafted for drafted, _ in steps]

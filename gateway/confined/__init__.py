@@ -1,7 +1,7 @@
-"""Work that a request asks for and that could take any time or memory, in processes that can be ended.
+"""Work on callers' input that could take any time or memory, in processes that can be ended.
 
-`pool.py` runs pieces of work, `process.py` is the process that does them, and `child.py` the pool's end of it. There
-are two modules of work: `templates.py`, which renders chat templates, and `gateway.grammar_work`. `template_shape.py`
-and `template_messages.py` adapt messages to a template. Imports `outrider.wire` alone, so that a process starts fast.
-Start at `pool.py`.
+`pool.py` distributes the work, `process.py` is the process that does it, and `child.py` is how the pool talks to one.
+There are two modules of work: `templates.py`, which renders chat templates, and `gateway.grammar_work`.
+`template_shape.py` and `template_messages.py` adapt messages to a template. May import only `outrider.wire`, so that a
+process starts fast. Start at `pool.py`.
 """

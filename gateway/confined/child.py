@@ -1,4 +1,4 @@
-"""The pool's end of a process that does work: `pool.py` starts processes, asks them and ends them here."""
+"""Starts, uses and ends one process of a pool, through its pipes. `pool.py` uses it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gateway.confined.process import LENGTH
 
 END_S = 1.0
-"""Seconds that a process may take to end once it has closed its pipe; an idle machine takes 10 ms."""
+"""Seconds within which a process must end after it has closed its pipe. On an idle machine it takes 10 ms."""
 
 
 class NotStarted(Exception):
@@ -19,18 +19,21 @@ class NotStarted(Exception):
 
 
 class NotBegun(Exception):
-    """A process ended before it had read a request: it was killed while it was idle."""
+    """A process ended before it had read a request, because it was killed while it was idle."""
 
 
 class ChildProcess:
-    """A process that does work, and the pipes to it."""
+    """A process that does work for a pool, and the pipes to it."""
 
     def __init__(self, child: asyncio.subprocess.Process) -> None:
         self._child = child
 
     @classmethod
     async def start(cls, *args: str) -> ChildProcess:
-        """Return a process that is ready for work. Raises NotStarted if it ends before that."""
+        """Start a process, and return it once it is ready for work. Raises NotStarted if it ends before.
+
+        args: command-line arguments of `gateway.confined.process`.
+        """
         command = (sys.executable, "-P", "-m", "gateway.confined.process", *args)
         pipe = asyncio.subprocess.PIPE
         process = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
@@ -49,8 +52,9 @@ class ChildProcess:
         return self._child.returncode is not None
 
     async def ask(self, request: bytes) -> dict[str, Any]:
-        """Return the reply to `request`. Raises NotBegun if the process ends before it has read the request, EOFError
-        if it ends before the reply.
+        """Send a request, and return its reply.
+
+        Raises NotBegun if the process ends before it has read the request, EOFError if it ends before the reply.
         """
         assert self._child.stdin is not None
         try:
@@ -69,14 +73,17 @@ class ChildProcess:
         return reply
 
     async def exit_code(self) -> int:
-        """Return the exit code of a process that has closed its pipe: -N when signal N ended it."""
+        """Return the exit code of a process that has closed its pipe; -N if signal N ended it.
+
+        A process that does not end within END_S is killed.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 return await self._child.wait()
         return await self.end()
 
     async def end(self) -> int:
-        """End the process, wait for it, and return its exit code."""
+        """Kill the process, wait until it has ended, and return its exit code."""
         with contextlib.suppress(ProcessLookupError):
             self._child.kill()
         assert self._child.stdin is not None

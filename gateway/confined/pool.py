@@ -1,9 +1,8 @@
-"""A small pool of processes for work that a request asks for and that could take any time or memory.
+"""A small pool of processes for work on callers' input that could take any time or memory.
 
-Compiling a grammar and rendering a chat template cannot be interrupted in a thread. Here each runs in a process that is
-ended when it takes too much, or when the client disconnects; another process takes its place. One process is started
-before a request needs it, others when a request finds none free. `gateway.chat_template` and `gateway.grammar_checker`
-have a pool each.
+Compiling a grammar and rendering a chat template cannot be interrupted in a thread. Here each runs in a process, which
+is ended if the work exceeds a limit or the client disconnects; another process replaces it. One process is started in
+advance, others when a request finds none free. `gateway.chat_template` and `gateway.grammar_checker` each use one pool.
 """
 
 from __future__ import annotations
@@ -25,35 +24,39 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 NUM_PROCESSES = 2
-"""Most processes of a pool: two, so that one caller's work never occupies all of them."""
+"""Maximal number of processes of a pool. There are two, so that the work of one caller never occupies all."""
 MEMORY_BYTES = 512 << 20
-"""Bytes of address space that one piece of work may add: the largest of 300 public schemas takes 60 MB."""
+"""Maximal address space that one piece of work may add to its process, in bytes. The largest of 300 public schemas
+takes 60 MB."""
 MAX_WAIT_S = 10.0
-"""Most seconds that a request waits for a process: ten pieces of work at the default limit of one second each."""
+"""Maximal time for which a request waits for a process, in seconds: ten pieces of work at the default limit of one
+second."""
 STALLED = 10
-"""Seconds of real time for each second of CPU time of the limit: 20 busy processes on two cores need that."""
+"""Limit of a piece of work in elapsed time, in seconds for each second of its limit in CPU time. 20 busy processes on
+two cores need that much."""
 MIN_STALLED_S = 10.0
-"""Seconds of real time that every piece of work has: STALLED at the default limit, one second."""
+"""Smallest limit of a piece of work in elapsed time, in seconds: STALLED at the default limit, one second of CPU time.
+"""
 RETRY_S = 1.0
-"""Seconds after which a request that found no process should be sent again: one piece of work at the default limit."""
+"""Seconds after which a request that got no process may be sent again: one piece of work at the default limit."""
 START_PAUSE_S = 0.1
-"""Seconds before a process that could not start is started again; each further pause is twice as long. A start takes
+"""Seconds between a failed start of a process and the next attempt. Each further pause is twice as long. A start takes
 0.1 to 0.5 s."""
 MAX_START_PAUSE_S = 2.0
-"""Most seconds of such a pause, so that there are several tries within MAX_WAIT_S."""
+"""Longest pause between two attempts to start a process, in seconds, so that several fit into MAX_WAIT_S."""
 
 
 class WorkExceeded(Exception):
-    """Work took more than its limit. The message is the limit, such as "1 s of CPU time"."""
+    """Work exceeded a limit. The message is the limit, such as "1 s of CPU time"."""
 
     def __init__(self, message: str, *, is_time: bool = False) -> None:
         super().__init__(message)
         self.is_time = is_time
-        """Whether the limit is that of CPU time, not of memory."""
+        """Whether the limit of CPU time was exceeded (True) or that of memory (False)."""
 
 
 class WorkFailed(Exception):
-    """Work raised an error other than InvalidRequest, or its process ended by itself."""
+    """Work raised an error other than InvalidRequest, or its process ended without a reply."""
 
 
 class NestsTooDeep(Exception):
@@ -61,7 +64,7 @@ class NestsTooDeep(Exception):
 
 
 class WorkRefused(Exception):
-    """Work raised InvalidRequest, of which `message` and `param` are."""
+    """Work raised InvalidRequest. `message` and `param` are those of that error."""
 
     def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message)
@@ -70,7 +73,7 @@ class WorkRefused(Exception):
 
 
 def encode_request(request: Any) -> bytes:
-    """Return a request as JSON, in which a dataclass is an object of its fields. Raises NestsTooDeep."""
+    """Return a request as JSON. A dataclass becomes an object of its fields. Raises NestsTooDeep."""
     try:
         return orjson.dumps(request)  # 20 times as fast as json, which blocks the event loop for 4 MB
     except TypeError as error:
@@ -90,20 +93,22 @@ class _Waiting:
 
     caller: bytes
     granted: asyncio.Future[ChildProcess]
-    """Its process, once it has one."""
+    """Future of the process that the request gets."""
 
 
 class ConfinedPool:
-    """Runs the work of one module in processes, fairly between callers. For one event loop: it has no locks.
+    """Runs the work of one module in processes, fairly between callers. One event loop uses it, so it needs no locks.
 
-    A free process goes to the caller for whom the fewest processes run and, among equals, to the one that has used the
-    least CPU time since the pool was last idle.
+    A free process goes to the caller for whom the fewest processes run. Among equals it goes to the caller that has
+    used the least CPU time since the pool was last idle.
     """
 
     def __init__(self, module: str, cpu_s: float, *, memory_bytes: int = MEMORY_BYTES, name: str = "work") -> None:
-        """`module`: name of a module with `prepare()` and `work(request)`, see `gateway.confined.process`. `cpu_s`:
-        most seconds of CPU time of one piece of work. `memory_bytes`: most bytes of address space that one adds.
-        `name`: of the work, for errors.
+        """Create a pool without processes.
+
+        module: name of a module with `prepare()` and `work(request)`, see `gateway.confined.process`. cpu_s: limit of
+        the CPU time of one piece of work, in seconds. memory_bytes: limit of the address space that one piece of work
+        adds, in bytes. name: name of the work, for errors.
         """
         self._args = (module, str(cpu_s), str(memory_bytes))
         self._cpu_s = cpu_s
@@ -113,17 +118,17 @@ class ConfinedPool:
         self._waiting: list[_Waiting] = []
         self._num_running: Counter[bytes] = Counter()
         self._spent_s: defaultdict[bytes, float] = defaultdict(float)
-        """Seconds of CPU time by caller, since the pool was last idle."""
+        """CPU time that each caller has used since the pool was last idle, in seconds."""
         self._starting: set[asyncio.Task[None]] = set()
         self._num_processes = 0
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the first process in the background. Without this call, the first `run` does."""
+        """Start the first process in the background, so that the first `run` does not wait for it."""
         self._start_up_to(1)
 
     async def close(self) -> None:
-        """End all processes. No work may run any more."""
+        """End all processes. `run` must not be called afterwards."""
         self._is_closed = True
         for task in self._starting:
             task.cancel()
@@ -132,13 +137,14 @@ class ConfinedPool:
         self._idle.clear()
 
     async def run(self, caller: bytes, request: Any) -> Any:
-        """Return the result of the module's `work` for `request`, a JSON value, or JSON text as bytes.
+        """Run the module's `work` for a request in a process, and return its result.
 
-        `caller`: for whom the work is done; empty = nobody in particular. If this call is cancelled, the work is ended.
+        caller: digest of the caller for whom the work is done; empty without one. request: a JSON value, or its text as
+        bytes. If this call is cancelled, the work is ended.
 
-        Raises WorkRefused for an InvalidRequest of the module, WorkExceeded if the work takes more than its CPU time or
-        memory, WorkFailed for any other exception, NestsTooDeep for a request that cannot be written, and Overloaded if
-        no process becomes free within MAX_WAIT_S, or the work gets too little of the processor.
+        Raises WorkRefused if the module raises InvalidRequest, WorkExceeded if the work exceeds its limit of CPU time
+        or memory, WorkFailed for any other exception, NestsTooDeep if the request nests too deep for JSON, and
+        Overloaded if no process becomes free within MAX_WAIT_S or the work gets too little CPU time.
         """
         data = request
         if not isinstance(request, bytes):

@@ -1,12 +1,12 @@
-"""The process that does one piece of work at a time within limits: `python -m gateway.confined.process`.
+"""A process that does one piece of work at a time within limits: `python -m gateway.confined.process`.
 
 `pool.py` starts it with the name of a module. The module has `prepare()`, called once, and `work(request)`, called for
-each request; request and reply are JSON values. A frame on stdin or stdout is four bytes of length, big-endian, and
-JSON. When a request is read, the process sends the frame `{"begun": true}`, then works, then replies. Whatever a
-library prints is dropped once the process is ready: it may quote a request.
+each request. Requests and replies are JSON values. They travel in frames on stdin and stdout: four bytes with the
+length, big-endian, then the JSON. When the process has read a request, it sends the frame `{"begun": true}`, then
+works, then replies. Once it is ready, output that libraries print is dropped, because it may quote a request.
 
-The limits hold for compiled code as well. The kernel counts CPU time and sends SIGPROF, whose default action ends the
-process. Memory beyond the limit raises MemoryError in Python and aborts compiled code.
+The limits also stop compiled code. The kernel counts CPU time and sends SIGPROF, whose default action ends the process.
+Memory beyond the limit raises MemoryError in Python and aborts compiled code.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from outrider.wire.processes.processes import release_freed_memory
 from outrider.wire.telemetry.log import describe
 
 LENGTH = struct.Struct(">I")
-"""Length of a frame's JSON, in bytes."""
+"""Format of the length that begins a frame: the size of the frame's JSON, in bytes."""
 NICENESS = 10
-"""Increase of the process's niceness, so that the gateway's event loop goes first."""
+"""Number added to the process's niceness, so that the gateway's event loop is scheduled first."""
 MAX_STACK_BYTES = 4 << 20
-"""Bytes of the stack of work. Workers compile a grammar that has passed with four times as much, 16 MiB."""
+"""Limit of the process's stack, in bytes. Workers compile the same grammars with four times as much, 16 MiB."""
 MAX_KEPT_BYTES = 32 << 20
-"""Bytes of address space that libraries may keep between two pieces of work: half of the 60 MB that the largest of 300
-public schemas takes."""
+"""Limit of the address space that libraries may keep after a piece of work, in bytes: half of the 60 MB that the
+largest of 300 public schemas takes. A process that keeps more is replaced."""
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Return the JSON of the next frame, or None if the pool has closed the pipe."""
+    """Read the next frame, and return its JSON as bytes; None if the pool has closed the pipe."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -53,7 +53,7 @@ def write_frame(stream: BinaryIO, value: Any) -> None:
 
 
 def address_space_bytes() -> int:
-    """Return the bytes of this process's address space, which RLIMIT_AS bounds; 0 on a system without /proc."""
+    """Return the size of this process's address space, which RLIMIT_AS limits, in bytes; 0 without /proc."""
     try:
         num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -62,7 +62,10 @@ def address_space_bytes() -> int:
 
 
 def do_work(module: Any, frame: bytes, cpu_s: float) -> dict[str, Any]:
-    """Return the reply to one request. SIGPROF ends the process if the work takes over `cpu_s` seconds of CPU time."""
+    """Call the module's `work` for a request, and return the reply frame's content.
+
+    frame: JSON of the request. SIGPROF ends the process if the work takes more than `cpu_s` seconds of CPU time.
+    """
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
         return {"result": module.work(json.loads(frame))}
@@ -77,7 +80,10 @@ def do_work(module: Any, frame: bytes, cpu_s: float) -> dict[str, Any]:
 
 
 def main(module_name: str, cpu_s: float, memory_bytes: int) -> None:
-    """Serve requests from stdin until it is closed. `memory_bytes`: of address space that one piece of work may add."""
+    """Answer requests from stdin until it is closed.
+
+    memory_bytes: limit of the address space that one piece of work may add, in bytes.
+    """
     requests = os.fdopen(0, "rb")
     replies = os.fdopen(1, "wb")
     sys.stdout = sys.stderr  # so that nothing that a library prints is taken for a reply

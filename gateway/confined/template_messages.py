@@ -1,6 +1,6 @@
-"""Writes the messages of a chat as a template reads them, and in other ways if it refuses them as they are.
+"""Rewrites a chat's messages into the form that a template reads, and into other forms if it refuses them.
 
-`templates.py` renders the ways of `ways_of` until one is accepted.
+`templates.py` renders each result of `ways_of` until the template accepts one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from gateway.confined.template_shape import ArgumentsForm, Message, TemplateShap
 
 SYSTEM_ROLES = ("system", "developer")
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
-"""Roles that every chat may have; a template may name others."""
+"""Roles that messages of every chat may have. A chat template may allow others, by naming them."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Fields in which templates look for the reasoning of a message."""
+"""Fields of a message in which templates look for its reasoning."""
 
 
 def ways_of(messages: list[Message], source: str, shape: TemplateShape, merges: bool) -> Iterator[list[Message]]:
-    """Yield the messages in the ways in which a template may accept them, the closest to what was sent first.
+    """Yield rewritten copies of a chat's messages that a template may accept, the one closest to the original first.
 
-    `messages`: their `content` is a text or a list of text parts, and the arguments of calls are texts. `merges`:
-    whether system messages may be merged, and roles be made to alternate, for a template that refuses them otherwise.
+    messages: the original, in which `content` is a text or a list of text parts and the arguments of calls are texts.
+    source: source of the template. merges: whether system messages may be merged, and roles made to alternate, if the
+    template refuses the messages otherwise.
     """
     known = [_with_known_role(message, source) for message in messages]
     yield from _written_ways(known, shape)
@@ -97,10 +98,10 @@ def _written_call(call: dict[str, Any], form: ArgumentsForm) -> dict[str, Any]:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Return the arguments of a past call as an object. An empty text and null are an empty object.
+    """Return the arguments of a past tool call, given as JSON, as an object.
 
-    For a text that is no JSON object, such as one that a limit of tokens cut short, the object holds the text: a caller
-    cannot correct an old output.
+    An empty text and null become an empty object. A text that is no JSON object, for instance because max_tokens cut it
+    short, becomes {"arguments": text}. It is not refused, because a caller cannot correct an old output.
     """
     try:
         arguments = orjson.loads(text or "{}")
@@ -129,7 +130,7 @@ def _merge_systems(messages: list[Message]) -> list[Message]:
 
 
 def merge_leading_systems(messages: list[Message]) -> list[Message]:
-    """Return the messages, with one system message in place of those that the chat begins with."""
+    """Return the messages with the system messages at the start merged into one."""
     num_leading = 0
     while num_leading < len(messages) and messages[num_leading]["role"] in SYSTEM_ROLES:
         num_leading += 1
@@ -140,7 +141,7 @@ def merge_leading_systems(messages: list[Message]) -> list[Message]:
 
 
 def joined_texts(messages: list[Message]) -> str:
-    """Return the texts of messages that have one, joined by empty lines."""
+    """Return the texts of messages, joined by empty lines. Messages without text are left out."""
     texts = [text_of_content(message["content"]) for message in messages]
     return "\n\n".join(filter(None, texts))
 
@@ -190,7 +191,10 @@ def _system_in_user(messages: list[Message]) -> list[Message]:
 
 
 def unknown_role(messages: list[Message], source: str) -> tuple[int, str] | None:
-    """Return the index and the role of the first message whose role is neither in ROLES nor named by the template."""
+    """Return index and role of the first message whose role is neither in ROLES nor named in the template's source.
+
+    None if there is none.
+    """
     for index, message in enumerate(messages):
         role = message["role"]
         if role not in ROLES and not _names_role(source, role):

@@ -1,4 +1,5 @@
-"""Finds how a chat template reads messages, by rendering messages with marked texts: no two families of models agree.
+"""Finds which forms of messages a chat template reads, by rendering messages with marked texts. Templates of different
+model families read different forms.
 
 `templates.py` calls `shape_of` once for each template; `template_messages.py` writes messages of that shape.
 """
@@ -12,22 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Message = dict[str, Any]
-"""A message of a chat, as templates take it: `role`, `content` and more."""
+"""A message of a chat as templates read it: an object with `role`, `content` and other fields."""
 Render = Callable[[list[Message]], str]
-"""Function that returns the text of messages, empty if the template refuses them."""
+"""Function that renders messages with the template, and returns the text; empty if the template refuses them."""
 ContentForm = Literal["text", "parts", "both"]
 ArgumentsForm = Literal["object", "text"]
 
 _MARK = "outrider-mark"
-"""Content of a probe, looked for in the rendered text."""
+"""Content of a trial message, which is then searched in the rendered text."""
 _NAME = "outrider_name"
-"""Name of the tool of a probe."""
+"""Name of the tool that a trial message calls."""
 _KEY = "outrider_key"
-"""Name of its argument."""
+"""Name of the argument with which a trial message calls the tool."""
 _VALUE = "outrider-value"
-"""Value of its argument in the call of a probe."""
+"""Value of the argument with which a trial message calls the tool."""
 _AS_VALUE = re.compile(rf"""['"]text\\?['"]\s*:\s*\\?['"]{_MARK}""")
-"""Pattern of a part that was written as a value of Python or JSON: the template takes no parts."""
+"""Pattern of a text part that was printed as a value of Python or JSON, which shows that the template reads no parts.
+"""
 PROBE_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -36,32 +38,37 @@ PROBE_TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {_KEY: {"type": "string", "description": ""}}, "required": []},
     },
 }
-"""The tool that the call of a probe calls."""
+"""Tool that the call in a trial message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateShape:
-    """The forms in which a template reads the fields of messages."""
+    """The forms of a message's fields that one chat template reads."""
 
     contents: dict[str, ContentForm] = field(default_factory=dict)
-    """By role, the form of `content` that the template writes; text for a role that is not here."""
+    """Form of `content` that the template reads, by role. Roles without an entry have the form text."""
     call_content: str | None = ""
-    """Content for a message that has calls and no text. None for templates that write calls only beside null."""
+    """Content for an assistant message that has tool calls and no text. None for templates that write calls only if the
+    content is null."""
     arguments: ArgumentsForm = "object"
-    """The form of a call's arguments that the template writes as JSON."""
+    """Form of a tool call's arguments (an object, or its JSON as text) that the template writes as JSON."""
 
     marks_turns: bool = True
-    """Whether the template writes more of a user's message than its text. True also if it refuses such a message."""
+    """Whether the template adds anything to the text of a user's message. True also if it refuses a single user
+    message."""
 
     def arguments_forms(self) -> tuple[ArgumentsForm, ArgumentsForm]:
-        """Return both forms, `arguments` first."""
+        """Return both forms of a call's arguments, the one that the template reads first."""
         if self.arguments == "text":
             return "text", "object"
         return "object", "text"
 
 
 def shape_of(render: Render) -> TemplateShape:
-    """Return how a template reads messages. `render` has to offer the tool PROBE_TOOL with messages that have calls."""
+    """Return which forms of messages a template reads.
+
+    render: renders messages with the template. For messages with tool calls it must offer the tool PROBE_TOOL.
+    """
     contents: dict[str, ContentForm] = {}
     user: Message = {"role": "user", "content": "hello"}
     contents["user"] = _content_form(render, lambda content: [{"role": "user", "content": content}])
@@ -122,7 +129,7 @@ def _parts(text: str) -> list[dict[str, str]]:
 
 
 def text_of_content(content: str | Sequence[dict[str, str]] | None) -> str:
-    """Return the text of a message's content: a text itself, the texts of parts joined by newlines, "" for None."""
+    """Return the text of a message's content. Texts of parts are joined by newlines; None becomes an empty text."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part["text"] for part in content)

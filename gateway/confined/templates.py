@@ -1,8 +1,8 @@
-"""Compiles and renders chat templates, in a process of a `ConfinedPool`: no other part of the gateway runs a template.
+"""Compiles and renders chat templates, in a process of a `ConfinedPool`. Only this module runs templates.
 
-Templates follow Hugging Face's Jinja conventions and come from anybody, so they run in a sandbox. The sandbox bounds
-what a template may reach; the process bounds the time and memory that it may take. `gateway.chat_template` sends the
-requests.
+Templates follow Hugging Face's Jinja conventions. They come with the model from an unknown author, so they run in a
+sandbox: it limits which objects a template may use, and the process limits time and memory. `gateway.chat_template`
+sends the requests.
 """
 
 from __future__ import annotations
@@ -24,24 +24,29 @@ from gateway.confined.template_shape import PROBE_TOOL, Message, TemplateShape, 
 from outrider.wire.errors import InvalidRequest
 
 _MESSAGE: Message = {"role": "user", "content": "How do you do?"}
-"""A message to find out whether a template writes more than its text."""
+"""Message that is rendered to find out whether a template adds anything to its text."""
 MAX_WHY_CHARS = 1000
-"""Characters of a template's error that a caller is shown."""
+"""Maximal number of characters of a template's error that an error to the caller quotes."""
 MAX_ROLE_CHARS = 80
-"""Characters of an unknown role that a caller is shown."""
+"""Maximal number of characters of an unknown role that an error to the caller quotes."""
 MAX_PROBE_CHARS = 1 << 20
-"""Characters that a template may write of a probe. Of public templates the longest text with one tool has 20,000."""
+"""Maximal length of the text that a template may write for a trial message, in characters. Among public templates, the
+longest with one tool has 20,000."""
 
 
 def prepare() -> None:
-    """Compile and render a template once, so that Jinja's own imports are done."""
+    """Compile and render a small template, so that Jinja's modules are loaded before the first request."""
     work({"kind": "check", "source": "{{ messages }}"})
     render = {"kind": "render", "source": "{{ messages | tojson }}", "names": {"messages": []}, "max_chars": 10}
     work({**render, "shape": asdict(TemplateShape()), "merges": True})
 
 
 def work(request: dict[str, Any]) -> Any:
-    """Return the result of a request: check, probe or render a template, see the functions below."""
+    """Check, probe or render a template, as `kind` of the request names it, and return the result.
+
+    Results: for "check" the variables that the template reads, for "probe" the fields of its TemplateShape, for
+    "render" the text, or None if it is longer than `max_chars`.
+    """
     source = request["source"]
     if request["kind"] == "check":
         return _check(source)

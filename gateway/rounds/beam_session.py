@@ -1,4 +1,4 @@
-"""Holds the state of a beam search: levels instead of tokens, and at the end one output for each beam. No I/O.
+"""Holds the state of a beam search: its levels, and at the end one output for each beam. No I/O.
 
 The decode loop owns it, as it owns the `Session` of a choice without beams.
 """
@@ -19,17 +19,17 @@ from outrider.wire.kinds import TokenKind
 
 
 class BeamSession(Session):
-    """State of a beam search. A slot is opened with the prompt and then brought to the levels so far.
+    """State of a beam search. Its committed tokens are levels: a level holds the tokens of all beams at one position.
 
-    A level holds the tokens of all beams at one position. Until the search is over no beam's text is final. The outputs
-    come at the end, the best first.
+    A slot is opened with the prompt; then the levels so far are sent to it. No beam's text is final until the search is
+    over. The outputs come at the end, the best first.
     """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:
         super().__init__(request, tokenizer, slot_id)
         self.levels: list[pb.BeamLevel] = []
         self._kinds: list[TokenKind] = []
-        """Kind of the tokens of each level."""
+        """Kind of the tokens of each level, such as accepted or bonus."""
         self._outputs: list[RoundOutput] = []
         """Outputs of the beams, empty until the search is over."""
 
@@ -53,7 +53,7 @@ class BeamSession(Session):
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
         """Commit a verdict's levels.
 
-        The returned output holds the counts of the round; `visible_outputs` returns the beams' outputs.
+        The returned output holds only the counts of the round; `visible_outputs` returns the beams' outputs.
         """
         self._count(verdict)
         self.levels.extend(verdict.levels)
@@ -65,7 +65,7 @@ class BeamSession(Session):
         return RoundOutput((), "", verdict.num_drafted, verdict.num_accepted, timings)
 
     def visible_outputs(self, output: RoundOutput) -> Sequence[RoundOutput]:
-        """Return the outputs of all beams once the search has finished, the best one first; empty before."""
+        """Return the outputs of all beams, the best one first; empty until the search has finished."""
         return self._outputs
 
     def _output_of(self, rank: int, hypothesis: tpb.Hypothesis, timings: OutputTimings) -> RoundOutput:

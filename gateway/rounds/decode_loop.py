@@ -36,25 +36,26 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_RECOVERIES = 8
-"""Number of consecutive recoveries without a committed token after which a request fails. It bounds the harm of a
-request that kills its targets."""
+"""Number of recoveries in a row without a committed token after which a request fails. It limits how many targets a
+request that makes targets crash can stop."""
 MOVES = ("full", "draining")
-"""Reasons to move to another target without a failure. They use up neither recoveries nor retries."""
+"""Reasons for moving a request to another target that are no failures. Such moves count neither as recoveries nor as
+retries."""
 
 WASTING = (tpb.FALLBACK_REASON_LATE, tpb.FALLBACK_REASON_REFUSED)
-"""Fallback reasons of steps after which the draft's tree can no longer be verified."""
+"""Fallback reasons of a step after which the draft tokens on their way can no longer be verified."""
 
 
 class Decoder:
-    """The decode loop of one choice. It owns the choice's slots, and closes them however the choice ends."""
+    """The decode loop of one choice. It owns the choice's slots, and closes them in whichever way the choice ends."""
 
     def __init__(
         self, model: ServedModel, session: Session, deadline_s: float, note_opened: Callable[[], object] = lambda: None
     ) -> None:
         """Create a decode loop.
 
-        deadline_s: monotonic time at which the request times out, in seconds. note_opened: called whenever a target has
-        opened the slot.
+        deadline_s: monotonic time at which the request times out, in seconds. note_opened: called without arguments
+        whenever a target has opened the choice's slot.
         """
         self.model = model
         self._note_opened = note_opened
@@ -64,16 +65,16 @@ class Decoder:
         self.target = Verification(model, session, deadline_s)
         self._drafter = model.drafter_for(session.request)
         self._speculation: Speculation | None = None
-        """Speculation that the target was opened with; None for no drafts."""
+        """Speculation with which the target's slot was opened; None for decoding without drafts."""
         self._own: Drafter | None = None
-        """The target's own drafter for the slot, if any."""
+        """The target's own drafter for the slot; None if it has none."""
         self._began_s = 0.0
-        """Monotonic time when the round began, in seconds: that of the lease or of the previous verdict."""
+        """Monotonic time when the current round began, in seconds: the begin of the lease or the previous verdict."""
         self._record: RoundRecord | None = None
-        """Record of the round that runs."""
+        """Record of the current round; None between rounds."""
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
-        """Run rounds until the choice is finished, and yield the output of each.
+        """Run rounds until the choice is finished, and yield the output of each round.
 
         A beam search yields all its outputs at the end. A failed round is repeated from the committed tokens, on the
         same target or another.
@@ -114,7 +115,10 @@ class Decoder:
         return None
 
     async def run_round(self) -> RoundOutput | None:
-        """Run one round. Return None if nothing was committed and the lease must be begun again."""
+        """Run one round, and return its output.
+
+        None means that nothing was committed, and that a new lease must begin.
+        """
         # 1 LEASE: the target steps by itself from here on, and drafts deliver to it under the lease's tickets
         target = await self.target.place()
         if not self.target.slot.is_open_on(target):

@@ -1,4 +1,4 @@
-"""Detokenizes one choice as its tokens arrive, and finds the stops that end it. Pure; each session holds one.
+"""Detokenizes one choice as its tokens arrive, and finds the stops that end it. Pure. Each `Session` holds one.
 
 Work per token does not grow with the output: a token's text depends on at most the previous token.
 """
@@ -13,33 +13,34 @@ from gateway.tokenizer import Tokenizer
 from gateway.tools.reasoning import AnswerFinder
 
 NO_REASONING = AnswerFinder(None, in_reasoning=False)
-"""Finder that never finds reasoning. It has no state, so all choices share it."""
+"""Finder for outputs without reasoning: all text is answer. It has no state, so all choices share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextUpdate:
-    """Effect of some tokens on the text."""
+    """Change of an output's text by some tokens: the text that became final, and the stop if there was one."""
 
     text_delta: str
-    """Text that became final: never half a character, never the start of a stop string."""
+    """Text that became final. It never ends within a character or within what may become a stop string."""
     num_kept: int
-    """Number of tokens used, up to and including the one that completed a stop string or is a stop id."""
+    """Number of the pushed tokens that belong to the output, up to and including the token that completed the stop."""
     stop: str | int | None
-    """Stop string or stop id that ended the output. It is not part of the text."""
+    """Stop string or stop token id that ended the output; None if it goes on."""
     tokens: tuple[tuple[str, int], ...]
-    """Text of each kept token, and the number of output characters before it."""
+    """Text of each kept token, and the number of characters of the output before it."""
 
 
 class Detokenizer:
-    """An incremental detokenizer with stops. After a stop or `finish` nothing more may be pushed.
+    """An incremental detokenizer that also finds stops. After a stop or `finish` nothing more may be pushed.
 
-    The concatenated deltas equal `tokenizer.decode` of all ids, with shown special tokens by name, cut where the first
-    stop string starts. The first is the one that is complete first (of two, the longer): that depends on the text
-    alone, never on how tokens split it. Only byte-fallback runs that become invalid after a whole character differ: a
-    character that was sent stays.
+    The concatenated deltas equal `tokenizer.decode` of all ids, cut where the first stop string starts; special tokens
+    in `shown_ids` appear by name. The first stop string is the one that is complete first (of two at the same
+    character, the longer). So the cut depends on the text alone, not on how tokens split it. There is one difference to
+    `tokenizer.decode`: if a run of byte tokens becomes invalid after a whole character, that character stays, because
+    it was sent.
 
-    Stops wait for the end of the reasoning: a stop string counts if it lies behind the reasoning as a whole, a stop id
-    if its token does.
+    Stops count only after the reasoning: a stop string if all of it comes after the reasoning, a stop id if its token
+    does.
 
         # stop "END", tokens "a E", "N", "D": the deltas are "a ", "", "", and the last one stops
     """
@@ -56,9 +57,9 @@ class Detokenizer:
     ) -> None:
         """Create a detokenizer of one output.
 
-        shown_ids: special tokens that are part of the text. keeps_stop: whether the stop is part of the text. answer:
-        finder of the end of the reasoning. stop_ids: ids that end the output behind the reasoning and after at least
-        `min_tokens` tokens, besides the ids at which the target ends it.
+        stop: stop strings. shown_ids: ids of special tokens that are part of the text. keeps_stop: whether the stop is
+        part of the text. answer: finder of the end of the reasoning. stop_ids: token ids that end the output after the
+        reasoning and after at least `min_tokens` tokens. The target ends the output at further ids by itself.
         """
         assert all(stop), "an empty stop string would end every answer; requests are checked before"
         self._tokenizer = tokenizer
@@ -71,17 +72,17 @@ class Detokenizer:
         self._stops = [_StopMatch(text) for text in stop]
         self._utf8 = tokenizer.utf8_decoder()
         self._bytes_ids: list[int] = []
-        """Ids since the last whole character."""
+        """Token ids since the last whole character."""
         self._before: list[int] = []
-        """Last id that added text, or empty."""
+        """Last token id that added text; empty before the first."""
         self._held = ""
-        """Text that may be the start of a stop string."""
+        """Text that is not final, because it may be the start of a stop string."""
         self._num_chars = 0
-        """Number of characters so far, including held text."""
+        """Number of characters of the text so far, including held text."""
 
     @property
     def num_chars(self) -> int:
-        """Number of characters of the text so far, including held text."""
+        """Number of characters of the text so far, including text that is not final."""
         return self._num_chars
 
     def push(self, ids: Sequence[int]) -> TextUpdate:
@@ -120,9 +121,9 @@ class Detokenizer:
         return TextUpdate(text[:certain], len(ids), None, tuple(tokens))
 
     def finish(self) -> tuple[str, str | None]:
-        """Return the held text of an output that ends without a stop, and the stop string found in it, if any.
+        """Return the text that was held back, and the stop string found in it, or None.
 
-        Incomplete bytes show as U+FFFD.
+        Call it at the end of an output that ends without a stop. Incomplete bytes become U+FFFD.
         """
         held, self._held = self._held, ""
         cut_off = self._flushed()
@@ -195,7 +196,7 @@ class Detokenizer:
 
 
 def detokenizer_of(request: GenerationRequest, tokenizer: Tokenizer) -> Detokenizer:
-    """Return a detokenizer for the output of a request."""
+    """Return a new detokenizer for the output of a request, with the stops that the request names."""
     shown_ids: frozenset[int] = frozenset()
     answer = NO_REASONING
     if request.reading is not None:

@@ -1,6 +1,6 @@
-"""Which draft worker drafts for a request: chooses it, keeps it while it does its part, and replaces it.
+"""Which draft worker drafts for a request: chooses it, keeps it while it delivers, and replaces it.
 
-`Drafting` has one assignment for each draft of a request.
+`DraftSession` has one assignment for each draft of a request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from outrider.wire.requests.drafters import Drafter
 
 
 class DraftAssignment:
-    """The draft of one request. It is kept while it does its part, because its cache holds the request."""
+    """The draft worker of one request. It is kept while it delivers, because its cache holds the request."""
 
     def __init__(
         self,
@@ -24,25 +24,25 @@ class DraftAssignment:
     ) -> None:
         """Create an assignment without a draft.
 
-        drafter: drafter of the request. pool: pool that its drafts must be of; None for any. searches: whether the
-        request is a beam search.
+        drafter: drafter of the request. pool: name of the pool from which the draft is taken; None for any. searches:
+        whether the request is a beam search.
         """
         self.member: DraftMember | None = None
         self._model = model
         self._criteria = (drafter, pool, searches)
         self._target = ""
-        """Name of the target that the draft delivers to."""
+        """Name of the target to which the draft delivers."""
         self._failed = False
-        """Whether the draft did not do its part, so that another would be better."""
+        """Whether the draft failed or did not deliver, so that another draft would be better."""
         self._is_full = False
-        """Whether the draft had no slot for the request, so that no draft at all would be better."""
+        """Whether the draft had no slot for the request, so that decoding without a draft would be better."""
         self.misbehaved = False
-        """Whether the draft broke a rule, so that its further deliveries must not be used."""
+        """Whether the draft sent an invalid delivery or failed, so that its further deliveries must not be used."""
         self._avoid: str | None = None
-        """Name of the draft that was left because it failed."""
+        """Name of the draft that was left because it failed; None without one."""
 
     def may_stay(self, target: TargetMember) -> bool:
-        """Return whether the request keeps its draft; True also without a draft."""
+        """Return whether the request keeps its draft, or has none."""
         draft = self.member
         if draft is None:
             return True
@@ -55,7 +55,7 @@ class DraftAssignment:
         return not self._model.has_better_draft(draft, target, self._avoid, *self._criteria)
 
     def take(self, target: TargetMember) -> bool:
-        """Assign a draft if there is none yet. Return False if none is available."""
+        """Assign the best draft for this target if the request has none. Return False if no draft is available."""
         if self.member is None:
             self.member = self.choose(target)
             if self.member is None:
@@ -69,12 +69,12 @@ class DraftAssignment:
         return True
 
     def choose(self, target: TargetMember) -> DraftMember | None:
-        """Return the draft that would be assigned now, or None."""
+        """Return the draft that `take` would assign now; None if no draft is available."""
         other = self._model.choose_draft(target, self._avoid, *self._criteria)
         return other or self._model.choose_draft(target, None, *self._criteria)
 
     def leave(self) -> None:
-        """Leave the draft, if there is one."""
+        """End the assignment, if the request has a draft."""
         if self.member is not None:
             self._avoid = None
             if self._failed:
@@ -83,26 +83,26 @@ class DraftAssignment:
             self.member = None
 
     def note_verified(self) -> None:
-        """Record that draft tokens of the draft were verified."""
+        """Record that the target verified draft tokens of the draft."""
         if self.member is not None:
             self.member.health.note(CallOutcome.OK)
             self.member.deliveries[self._target].note(CallOutcome.OK)
             self._failed = False
 
     def refused(self) -> None:
-        """Record that a delivery broke a rule, or that the draft failed."""
+        """Record that the target refused a delivery of the draft as invalid, or that the draft failed."""
         if self.member is not None:
             self.member.health.note(CallOutcome.REFUSED)
             self._failed = self.misbehaved = True
 
     def note_undelivered(self) -> None:
-        """Record that no delivery has reached the target, for whatever reason."""
+        """Record that no delivery of the draft has reached the target, whatever the cause."""
         if self.member is not None:
             self.member.deliveries[self._target].note(CallOutcome.LATE)
             self._failed = True
 
     def note_error(self, code: pb.WorkerErrorCode) -> None:
-        """Record that the draft worker refused or lost the slot, with this error code."""
+        """Record that the draft worker refused the slot, or lost it, with this error code."""
         draft = self.member
         if draft is None:
             return

@@ -1,7 +1,8 @@
-"""The draft's side of a choice. Nothing here waits: messages are one-way, and errors are read once they have arrived.
+"""The gateway's part in drafting for a choice. Nothing here waits: messages need no reply, and errors are read once
+they have arrived.
 
-`Drafting` opens the draft slot and sends it the committed tokens. `DraftAssignment` chooses the draft and replaces it.
-A choice for which several pools draft has one of each for each pool.
+`DraftSession` opens the draft slot and sends it the committed tokens. `DraftAssignment` chooses the draft and replaces
+it. A choice for which several pools draft has one `DraftSession` and one `DraftAssignment` for each pool.
 """
 
 from __future__ import annotations
@@ -26,63 +27,68 @@ from outrider.wire.transport.streams import Replies
 log = get_logger(__name__)
 
 MISSING_VERDICTS = 64
-"""Number of consecutive verdicts without a delivery after which a draft counts as not delivering. It must be long
-enough for a draft that only takes long to read a prompt."""
+"""Number of verdicts in a row without a delivery after which the draft counts as not delivering. A draft that takes
+long to prefill a prompt must stay below it."""
 
 
 class DraftSession:
-    """The drafting of one choice by one of its drafts."""
+    """One draft of a choice: its draft slot, and how much its draft tokens add."""
 
     def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
-        """Create the drafting of a session, without a draft yet.
+        """Create the state, without a draft worker yet.
 
-        place: index among the drafts of the request. pool: see `DraftAssignment`.
+        place: index among the drafts of the request. pool: name of the pool from which the draft is taken; None for
+        any.
         """
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
         self._model = model
         self._draft_label = model.series.label_of(None)
-        """Label of the series of the current draft, or of the last one."""
+        """Value of the label `draft` for the series of the current draft, or of the last one."""
         self._session = session
         self._place = place
         request, config = session.request, model.config
         self._caller = request.scheduling.caller, request.params.greedy
         self._is_fixed = requested_speculation(request, config).is_fixed
-        """Whether the target waits for drafts, rather than using them only while they pay."""
+        """Whether the number of draft tokens is fixed: the target then waits for drafts, whether they pay or not."""
         searches = request.params.beams is not None
         self._assignment = DraftAssignment(model, model.drafter_for(request), pool, searches)
         self._replies: Replies[dpb.DraftReply] | None = None
         """Replies to the OpenSlot: its result, and later errors of the slot."""
         self._is_ahead = False
-        """Whether the draft tree reached beyond the last verdict, so that the draft may have nothing left to do."""
+        """Whether the draft tree already goes beyond the last verdict, so that the draft may have nothing left to do.
+        """
         self._sent_ticket: int | None = None
-        """Ticket that was last sent to a draft."""
+        """Ticket that was last sent to a draft; None before the first."""
         self._num_missing = 0
-        """Number of consecutive verdicts without a delivery."""
+        """Number of verdicts in a row without a delivery."""
         self._use = DraftUse()
         self._is_unfit = False
-        """Whether a draft refused the request itself, so that no other draft would take it."""
+        """Whether a draft refused the request as invalid, so that no other draft would accept it."""
 
     @property
     def member(self) -> DraftMember | None:
-        """Current draft, None without one."""
+        """Draft worker that is assigned now; None without one."""
         return self._assignment.member
 
     @property
     def metrics(self) -> PairMetrics:
-        """Series of the target's model and the draft's."""
+        """Metric series of the rounds of this target model and draft."""
         return self._model.series.pair(self._draft_label)
 
     def choose(self, target: TargetMember) -> pb.WorkerInfo | None:
-        """Return the info of the draft that the request has, or would get at this target; None without one."""
+        """Return the WorkerInfo of the assigned draft, or else of the draft that would be assigned for this target.
+
+        None means that no connected draft is available.
+        """
         draft = self.member or self._assignment.choose(target)
         if draft is None or draft.connection is None:
             return None
         return draft.connection.info
 
     def place(self, target: TargetMember) -> bool:
-        """Keep the draft or assign another.
+        """Keep the assigned draft, or assign another for this target.
 
-        Return whether the previous draft misbehaved and must not deliver any more.
+        Return whether the previous draft misbehaved, so that its deliveries must no longer be used.
         """
         self._read_errors()
         if self.member is not None and self._pauses:
@@ -101,9 +107,10 @@ class DraftSession:
         return has_misbehaved
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
-        """Send the draft the tokens committed since the last message. The first message opens the slot.
+        """Send the draft the tokens committed since the last message. The first message opens its slot.
 
-        ticket: ticket of the target's lease for this draft. target, member: the target to which the draft delivers.
+        ticket: ticket of the target's lease for this draft. target, member: connection and worker of the target to
+        which the draft delivers.
         """
         connection = self.connection
         if connection is None or self._pauses:
@@ -127,19 +134,19 @@ class DraftSession:
 
     @property
     def is_unprofitable(self) -> bool:
-        """Whether the draft pauses although its draft tokens arrived: too few of them were accepted."""
+        """Whether the draft pauses because too few of its draft tokens were accepted, although they arrived in time."""
         return self._pauses and self._use.was_ready
 
     @property
     def is_active(self) -> bool:
-        """Whether committed tokens are sent to a draft, so that draft tokens can be expected."""
+        """Whether committed tokens are sent to a draft, so that deliveries can be expected."""
         return self.connection is not None and not self._pauses
 
     def reuses_ticket(self, ticket: int, target: Connection) -> bool:
-        """Return whether a new slot of a draft is about to deliver under the ticket of an earlier slot.
+        """Return whether a new draft slot is about to deliver under the ticket of an earlier draft slot.
 
-        Under `rejection` a state has one proposal: the target keeps the first, so the new slot's deliveries would be
-        useless.
+        Under the rule `rejection` the target keeps the first proposal for a committed length. So deliveries of the new
+        slot under the old ticket would be useless.
         """
         connection = self.connection
         is_new = connection is not None and not self.slot.is_open_on(connection, target.epoch)
@@ -149,7 +156,8 @@ class DraftSession:
     def connection(self) -> Connection | None:
         """Connection to the draft.
 
-        None without a draft, where no draft token fits any more, and for a beam search that the draft cannot draft for.
+        None without a draft, if no further draft token fits into the output or the draft's context, or if the draft
+        cannot draft for the request's beam search.
         """
         if self.member is None or self._session.max_draft_tokens() < 1:
             return None
@@ -163,7 +171,7 @@ class DraftSession:
         return connection
 
     def note(self, verdict: tpb.Verdict) -> None:
-        """Record what a verdict shows of the draft: its health, and whether it pays."""
+        """Record what a verdict shows of the draft: whether it delivers, and whether its draft tokens pay."""
         outcome = verdict.outcomes[self._place]
         self._note_use(verdict, outcome)
         if self._replies is None:
@@ -199,7 +207,7 @@ class DraftSession:
         draft.use_of(self._caller).note(num_added, num_tokens, is_ready=is_ready)
 
     def close(self) -> None:
-        """Close the slot and leave the draft."""
+        """Close the draft slot, and end the assignment of the draft."""
         self._read_errors()
         self._forget()
         self.slot.close()

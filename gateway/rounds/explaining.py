@@ -1,4 +1,4 @@
-"""Explains a round where the request asks for it: the target's explanation, with names and texts added. Pure.
+"""Explains a round, for a request that asks for it: adds names and texts to the target's explanation. Pure.
 
 The explanation goes into the response alone, never into logs, spans or series.
 """
@@ -14,9 +14,9 @@ from outrider.wire.requests.drafters import GRAMMAR, Drafter
 
 
 def kinds_of(verdict: tpb.Verdict) -> list[TokenKind]:
-    """Return the kinds of a verdict's tokens.
+    """Return the kind of each token of a verdict.
 
-    Accepted tokens are PREDICTED or FORCED if a prediction or a grammar drafted them.
+    Accepted tokens have the kind PREDICTED if the request's prediction drafted them, FORCED if a grammar did.
     """
     accepted = TokenKind.ACCEPTED
     if verdict.drafter == Drafter.PREDICTION:
@@ -37,7 +37,10 @@ def is_forced(verdict: tpb.Verdict) -> bool:
 
 
 def explain_round(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> gateway_pb2.RoundExplanation:
-    """Return the explanation of a verdict. num_kept: number of its tokens that stay in the output."""
+    """Return the explanation of a verdict, with the names and texts of its tokens.
+
+    num_kept: number of the verdict's tokens that stay in the output.
+    """
     drafter = verdict.drafter
     if is_forced(verdict):
         drafter = GRAMMAR

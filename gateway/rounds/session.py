@@ -1,6 +1,6 @@
 """Holds the state of one choice: committed tokens, text, usage. No I/O.
 
-The decode loop owns it and applies verdicts.
+The decode loop owns one for each choice, and applies verdicts to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outrider.wire.protocol import PROTOCOL
 
 
 class Session:
-    """State of one choice: committed tokens, text and usage."""
+    """State of one choice between rounds: committed tokens, text and usage."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:
         self.request = request
@@ -44,7 +44,7 @@ class Session:
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer_of(request, tokenizer)
         self._has_prompt_logprobs = request.num_prompt_logprobs is None
-        """Whether no prompt log-probs are to come: they have arrived, or none are requested."""
+        """Whether no prompt log-probs are missing: they have arrived, or the request does not ask for them."""
         current_record().usages.append(self.usage)
 
     @property
@@ -54,49 +54,51 @@ class Session:
 
     @property
     def num_held(self) -> int:
-        """Number of tokens of the choice in a worker's cache: the committed ones, and those that an encoder reads."""
+        """Number of the choice's tokens in a worker's cache: committed tokens, and source tokens of an encoder."""
         return len(self.committed) + len(self.request.source_ids)
 
     @property
     def num_output(self) -> int:
-        """Number of output tokens."""
+        """Number of output tokens so far."""
         return len(self.committed) - self.num_prompt
 
     def max_draft_tokens(self) -> int:
-        """Return how many draft tokens a step may still use: it commits one more than it accepts.
+        """Return the largest number of draft tokens that the next step can use.
+
+        A step commits one token more than it accepts.
 
         # max_tokens 10, 7 output tokens: 2, since a step that accepts both commits 3
         """
         return self.request.params.max_tokens - self.num_output - 1
 
     def resumed(self, agreed_len: int) -> dict[str, Any]:
-        """Return the fields of a Verify that bring the target's slot from `agreed_len` to the committed tokens."""
+        """Return the fields of a Verify message that take the slot from `agreed_len` to the committed tokens."""
         return self.news(agreed_len)
 
     def news(self, agreed_len: int) -> dict[str, Any]:
-        """Return the fields of an Advance with the tokens committed past `agreed_len`."""
+        """Return the fields of an Advance message with the tokens committed after the first `agreed_len`."""
         return {"base_len": agreed_len, "committed_ids": self.committed[agreed_len:]}
 
     def num_committed_by(self, verdict: tpb.Verdict) -> int:
-        """Return by how many tokens a verdict extends the choice."""
+        """Return the number of tokens that a verdict adds to the choice."""
         return len(verdict.token_ids)
 
     def visible_outputs(self, output: RoundOutput) -> Sequence[RoundOutput]:
-        """Return the outputs that the request's reader gets after a round with this output."""
+        """Return the outputs that the request's client gets after a round with this output."""
         return (output,)
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Number of best ids with prompt log-probs to request of the target.
+        """Number of most likely ids for each prompt position whose log-probs are requested of the target.
 
-        None once they have arrived, or if none are requested.
+        None once the prompt log-probs have arrived, or if the request does not ask for them.
         """
         if self._has_prompt_logprobs:
             return None
         return self.request.num_prompt_logprobs
 
     def open_message(self) -> pb.OpenSlot:
-        """Return the message that opens a slot on a worker, with all committed tokens."""
+        """Return the OpenSlot message that opens the choice's slot on a worker, with all committed tokens."""
         return pb.OpenSlot(
             slot=self.slot_id,
             committed_ids=self.committed,
@@ -111,7 +113,7 @@ class Session:
         )
 
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
-        """Commit a verdict and return its output.
+        """Commit a verdict, and return the output of the round.
 
         A stop string may cut the verdict's tokens. `finished` is then set although the target would continue.
 

@@ -8,16 +8,17 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 KINDS = frozenset(kind.value for kind in TokenKind)
-"""Kinds that a token may have."""
+"""Numbers of the token kinds that a verdict may contain."""
 DRAFTERS = frozenset(("", *Drafter))
-"""Drafters that a verdict may name; "" where nothing was drafted or the request's grammar drafted."""
+"""Names of drafters that a verdict may contain. "" stands for no drafter, or for the request's grammar."""
 
 
 def why_invalid(verdict: tpb.Verdict, num_committed: int, num_drafts: int, num_scores: int | None) -> str | None:
-    """Return why a verdict cannot be used; None for one whose fields are consistent, so that it is safe to index by.
+    """Return the reason why a verdict is invalid; None if its fields are consistent and safe to use as indices.
 
     num_committed: number of tokens, or of levels of a beam search, that the verdict commits. num_drafts: number of
-    draft workers of the request. num_scores: number of prompt tokens whose log-probs it must hold; None for any.
+    draft workers of the request. num_scores: number of prompt tokens for which the verdict must hold log-probs; None
+    for no check.
     """
     num_outcomes = len(verdict.outcomes)
     num_expected = num_drafts + 1

@@ -1,7 +1,7 @@
-"""The target's side of a choice: its target, its slot and lease there, its verdicts, and the recovery from errors.
+"""The target of a choice: its slot and lease there, its verdicts, and the recovery from errors.
 
-A request stays on its target while it can, because its cache is there. It moves if the target is lost, hangs, fails or
-has no slot, and continues from its committed tokens.
+A request stays on its target as long as possible, because its KV cache is there. It moves to another target if the
+target is lost, hangs, fails or has no slot, and continues there from its committed tokens.
 """
 
 from __future__ import annotations
@@ -31,18 +31,22 @@ from outrider.wire.transport.streams import Replies
 log = get_logger(__name__)
 
 REOPENED = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
-"""Errors after which the slot is opened again, and the round repeated."""
+"""Error codes after which the slot is opened again and the round repeated."""
 MAX_FAULTS = 2
-"""Number of consecutive faults after which a request fails. A request that no target can run must not try them all."""
+"""Number of faults in a row after which a request fails, so that a request that no target can run does not try them
+all."""
 TOKENS_AHEAD = 2 * (MAX_DRAFT_TOKENS + 1)
-"""Number of tokens past the last verdict that a target may commit: two steps with the longest possible draft, so that
-it can run one while the verdict of the other is on its way."""
+"""Number of tokens that a target may commit beyond the last verdict that the gateway has used. It is enough for two
+steps with the longest draft, so that the target can run one while the verdict of the other is on its way."""
 EXTEND_AGAIN_S = 1.0
-"""Seconds without a verdict after which the lease is extended again: the last Extend may have been lost."""
+"""Seconds without a verdict after which an Extend is sent again, because the last one may have been lost."""
 
 
 class SlotRefused(Exception):
-    """The target cannot take a slot for this request now. `reason` is a label of outrider_retries_total."""
+    """The target cannot open a slot for this request now.
+
+    `reason`: value of the label `reason` of outrider_retries_total.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -50,40 +54,40 @@ class SlotRefused(Exception):
 
 
 class Verification:
-    """The lease of one choice at its target."""
+    """The target worker of one choice, with the choice's slot and lease there."""
 
     def __init__(self, model: ServedModel, session: Session, deadline_s: float) -> None:
-        """Create a verification without a target.
+        """Create the object, without a target yet.
 
         deadline_s: monotonic time at which the request times out, in seconds.
         """
         self.slot = WorkerSlot(session.slot_id, tpb.TargetRequest)
         self.why_again = ""
-        """Reason why the last round must be repeated: a label of outrider_retries_total."""
+        """Reason why the last round must be repeated: value of the label `reason` of outrider_retries_total."""
         self.tickets: Sequence[int] = (0,)
-        """Tickets of the last lease, by draft."""
+        """Tickets of the last lease, one for each draft."""
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
         self._until_len = 0
-        """Length up to which the target was last allowed to run."""
+        """Committed length up to which the lease was last extended."""
         self._verdicts: Replies[tpb.TargetReply] | None = None
         self._key = prefix_key(session.request.caller_prompt_ids, session.request.cache_salt)
         self._member: TargetMember | None = None
         self._avoid: str | None = None
-        """Name of the target that failed last."""
+        """Name of the target that failed last; None since the last valid verdict."""
         self._num_faults = 0
 
     @property
     def member(self) -> TargetMember:
-        """Target of the request. Only valid after `place`."""
+        """Target worker of the choice. Only valid after `place`."""
         assert self._member is not None, "place() comes first"
         return self._member
 
     async def place(self) -> Connection:
         """Wait for the target of the next round, and return its connection.
 
-        It is the current target, or another if the request cannot continue there.
+        It is the current target, or another one if the choice cannot continue there.
 
         Raises WorkerLost, Unavailable or DeadlineExceeded.
         """
@@ -97,11 +101,12 @@ class Verification:
         return connection
 
     async def open(self, target: Connection, speculation: Speculation | None, own: Drafter | None) -> None:
-        """Open a slot on this connection. Waits in line while the target has no free slot.
+        """Open the choice's slot on this connection. Waits in line while the target has no free slot.
 
-        speculation: how draft workers draft; None for no drafts. own: the target's own drafter for this slot.
+        speculation: speculation of the slot; None for decoding without drafts. own: the target's own drafter for the
+        slot; None for none.
 
-        Raises Unavailable, WorkerLost, GoElsewhere, DeadlineExceeded, InvalidRequest, WorkerFault.
+        Raises Unavailable, WorkerLost, SlotRefused, DeadlineExceeded, InvalidRequest, WorkerFault.
         """
         self.end_lease()
         message = self._session.open_message()
@@ -124,13 +129,13 @@ class Verification:
 
     @property
     def has_lease(self) -> bool:
-        """Whether a lease runs, so that verdicts arrive."""
+        """Whether the target has a lease for the choice, so that it steps and sends verdicts."""
         return self._verdicts is not None
 
     def begin_lease(self, target: Connection, *, drafted: Sequence[bool]) -> None:
-        """Begin a lease at the committed tokens, with new tickets. Tokens that the target made beyond them are void.
+        """Begin a lease at the committed tokens, with new tickets. Tokens that the target made beyond them are dropped.
 
-        drafted: for each draft (at least one), whether it is about to be sent the committed tokens.
+        drafted: for each draft, whether the committed tokens are about to be sent to it. It has at least one entry.
         """
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
@@ -173,7 +178,7 @@ class Verification:
 
     @property
     def _num_expected_scores(self) -> int | None:
-        """Number of prompt tokens whose log-probs the next verdict must hold; None for none."""
+        """Number of prompt tokens whose log-probs the next verdict must hold; None for no check."""
         if self._session.num_prompt_logprobs is None:
             return None
         return self._session.num_prompt - 1
@@ -188,7 +193,7 @@ class Verification:
                 self.extend(target)
 
     def extend(self, target: Connection) -> None:
-        """Extend the lease once half of it is used.
+        """Send an Extend if at least half of TOKENS_AHEAD is used up, so that the target may run further.
 
         # TOKENS_AHEAD 130, extended to length 330 when 200 tokens were committed: the next time at 265
         """
@@ -200,7 +205,7 @@ class Verification:
         target.send(tpb.TargetRequest(extend=extend))
 
     def end_lease(self) -> int:
-        """Take no more verdicts. Return the number of tokens in the verdicts that had arrived and were not used."""
+        """End the lease: no more verdicts are used. Return the number of tokens in verdicts that had arrived unused."""
         verdicts, self._verdicts = self._verdicts, None
         if verdicts is None:
             return 0
@@ -211,7 +216,7 @@ class Verification:
         return num_unused
 
     def close(self) -> None:
-        """End the lease and close the slot."""
+        """End the lease, close the slot, and no longer count the choice as placed on the target."""
         self._leave()
 
     def _may_stay(self, member: TargetMember) -> bool:
@@ -311,5 +316,5 @@ class Verification:
 
 
 def timed_out(limit_s: float) -> DeadlineExceeded:
-    """Return the error of a request that ran longer than `limit_s`."""
+    """Return the error for a request that ran longer than `limit_s` seconds."""
     return DeadlineExceeded(f"the request took longer than {limit_s:g} s (request_timeout_s)")

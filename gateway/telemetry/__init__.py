@@ -1,4 +1,4 @@
-"""What the gateway records of its work: Prometheus series, one log line for each request, and spans.
+"""Metrics, logs and traces of the gateway: Prometheus series, one log line for each request, and spans.
 
-Of the gateway it imports `gateway.generation` alone. Start at `request_record.py`.
+From the gateway it imports only `gateway.generation`. Start at `request_record.py`.
 """

@@ -33,12 +33,15 @@ _record: ContextVar[RequestRecord | None] = ContextVar("request_record", default
 
 
 def current_record() -> RequestRecord:
-    """Return the record of the current task's request. Outside of a request, return a record that nobody reads."""
+    """Return the record of the request for which the current task works.
+
+    Outside of a request, return a new record that is used nowhere.
+    """
     return _record.get() or RequestRecord("", "")
 
 
 def note_failure(error: OutriderError) -> None:
-    """Record the error in which the current request ends."""
+    """Record the error with which the current request ends, as the outcome in its record."""
     outcome = type(error).__name__
     if type(error) is OutriderError:  # of no class that clients know: a fault of ours
         outcome = "internal"
@@ -46,7 +49,10 @@ def note_failure(error: OutriderError) -> None:
 
 
 def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
-    """Return the request's id and the id of its response. A valid id given by the caller is kept."""
+    """Return the id of a request and the id of its response.
+
+    given: id that the caller sent, kept if it is valid. prefix: beginning of the response's id, as in OpenAI's API.
+    """
     if given is not None and _SANE_ID.fullmatch(given):
         return given, f"{prefix}-{given}"
     made = f"{prefix}-{uuid.uuid4().hex}"
@@ -55,22 +61,22 @@ def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """Facts of one round.
+    """What is known of one round, for its span.
 
-    The id of the round's span is computed from its ticket and committed length. The target computes the same id, for
-    the parent of its own span.
+    The id of the round's span is computed from its ticket and committed length. The target computes the same id, and
+    uses it as the parent of its own span.
     """
 
     ticket: int
-    """Ticket of the lease."""
+    """Ticket of the lease to which the round belongs."""
     committed_len: int
     """Number of committed tokens at the beginning of the round."""
     started_s: float
     """Monotonic time of the round's beginning, in seconds."""
     target: str
-    """Name of the target."""
+    """Name of the round's target."""
     draft: str | None = None
-    """Name of the draft, or of the target's own drafter."""
+    """Name of the round's draft, or of the target's own drafter; None until it is known."""
     verdict: tpb.Verdict | None = None
 
     @property
@@ -83,7 +89,7 @@ class RoundRecord:
         return 1000 * (verdict.wait_us + verdict.queue_us + verdict.forward_us + verdict.accept_us)
 
     def facts(self) -> dict[str, str | int]:
-        """Return the attributes of the round's span."""
+        """Return the attributes of the round's span, by name."""
         facts: dict[str, str | int] = {"outrider.target": self.target}
         if self.draft is not None:
             facts["outrider.draft"] = self.draft
@@ -100,43 +106,47 @@ class RoundRecord:
 
 @dataclass
 class RequestRecord:
-    """Facts of one request, filled in as they become known."""
+    """What is known of one request, for its log line and span. Filled in while the request runs."""
 
     request_id: str
     operation: str
-    """chat, text_completion or generate_content, as in OpenTelemetry."""
+    """Kind of request in OpenTelemetry's words: chat, text_completion or generate_content."""
     place: TraceParent | None = None
-    """Position of the request's span in its trace; None if the request is not traced."""
+    """Ids of the request's trace and span; None if the request is not traced."""
     outcome: str = "cancelled"
-    """`ok`, `internal`, or the class of the error. Until one of them is known `cancelled`: the client left."""
+    """`ok`, `internal`, or the name of the error's class. Until the end it is `cancelled`, and stays so if the client
+    leaves."""
     key: str | None = None
-    """Name of the API key."""
+    """Name of the caller's API key; None without one."""
     model: str | None = None
     num_prompt_tokens: int = 0
     usages: list[ChoiceUsage] = field(default_factory=list)
-    """Usage of each choice."""
+    """Usage of each choice that has begun."""
     targets: set[str] = field(default_factory=set)
     drafts: set[str] = field(default_factory=set)
-    """Names of the targets and drafts that worked for the request."""
+    """Names of the drafts that worked for the request; `targets` has those of the targets."""
     spans: Spans | None = None
-    """Exporter of spans; None if the gateway traces nothing."""
+    """Exporter of spans; None if the gateway sends no traces."""
     metrics: ServerMetrics | None = None
     """OpenTelemetry metrics; None if the gateway sends none."""
 
     @property
     def error(self) -> str | None:
-        """The outcome if it is an error, else None. A client that leaves is no error."""
+        """`outcome` if it is an error, else None. It is no error if the client leaves."""
         if self.outcome in ("ok", "cancelled"):
             return None
         return self.outcome
 
     def note_answer(self, first_token_s: float, per_token_s: float | None) -> None:
-        """Record the times of a choice that ended well, in seconds. per_token_s: None for a choice of one token."""
+        """Record the latencies of a choice that ended well, in seconds.
+
+        first_token_s: time to the first token. per_token_s: mean time per token after the first; None for one token.
+        """
         if self.metrics is not None and self.model is not None:
             self.metrics.note_answer(self.operation, self.model, first_token_s, per_token_s)
 
     def facts(self) -> dict[str, str | int | None]:
-        """Return the fields of the request's log line and span."""
+        """Return the fields of the request's log line and the attributes of its span, by name."""
         total = ChoiceUsage()
         for usage in self.usages:
             total.num_cached_prompt_tokens += usage.num_cached_prompt_tokens
@@ -161,13 +171,13 @@ class RequestRecord:
 
     @property
     def traceparent(self) -> str:
-        """The `traceparent` header for the workers' slots; empty if the request is not traced."""
+        """`traceparent` header that the workers get with a slot; empty if the request is not traced."""
         if self.place is None:
             return ""
         return str(self.place)
 
     def add_round(self, ended: RoundRecord) -> None:
-        """Add a round that has just ended, with or without a verdict."""
+        """Add the record of a round that has just ended, with or without a verdict."""
         self.targets.add(ended.target)
         if ended.draft is not None:
             self.drafts.add(ended.draft)
@@ -184,7 +194,7 @@ class RequestRecord:
 
 
 class RequestRecords:
-    """Factory of the records of one gateway."""
+    """Creates the records of a gateway's requests, and logs and exports each at its end."""
 
     def __init__(self, spans: Spans | None = None, metrics: ServerMetrics | None = None) -> None:
         self._spans = spans
@@ -192,9 +202,9 @@ class RequestRecords:
 
     @contextmanager
     def record(self, request_id: str, operation: str, header: str | None) -> Iterator[RequestRecord]:
-        """Record a request for the duration of the block, and log it at the end.
+        """Context manager: record a request until the block ends, then log it.
 
-        operation: see `RequestRecord`. header: the caller's `traceparent`, None without one.
+        operation: see `RequestRecord`. header: the caller's `traceparent` header; None without one.
         """
         caller = TraceParent.parse(header)
         started_s, started_ns = time.monotonic(), time.time_ns()

@@ -1,4 +1,4 @@
-"""Counts rounds in the gateway's series. The decode loop calls it after each round."""
+"""Counts rounds in the gateway's Prometheus series. The decode loop calls these functions after each round."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
 
 
 def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReason) -> None:
-    """Count a truncation that was sent. worker: "target" or "draft"."""
+    """Count a Truncate message that was sent. worker: kind of its receiver, "target" or "draft"."""
     metrics.truncates.labels(worker=worker, reason=TRUNCATE_REASONS[reason]).inc()
 
 
 def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
-    """Count, for each draft, whether a verdict's step found its draft tokens, and how long the step was held for them.
+    """Count for each draft whether its draft tokens were there for a verdict's step, and how long the step was held.
 
-    An outcome without `hit` is of a draft without a delivery so far, or of the target's own drafter.
+    An outcome in which `hit` is not set belongs to a draft without a delivery so far, or to the target's own drafter.
     """
     has_looked = False
     num_refused = 0
@@ -35,7 +35,7 @@ def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
 
 
 def note_drafts(metrics: PairMetrics, outcome: tpb.DraftOutcome) -> None:
-    """Count the tokens that one drafter proposed for a round, and those accepted."""
+    """Count the draft tokens of one drafter that a round verified, and those that it accepted."""
     if outcome.num_drafted:
         metrics.window.add(outcome.num_drafted, outcome.num_accepted)
         metrics.draft_tokens.inc(outcome.num_drafted)
@@ -43,9 +43,11 @@ def note_drafts(metrics: PairMetrics, outcome: tpb.DraftOutcome) -> None:
 
 
 def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, reason: str) -> None:
-    """Count one round, without its draft tokens. reason: one of PLAIN_REASONS, for a round without drafts.
+    """Count one round and its positions; `note_drafts` counts its draft tokens.
 
-    A tree has several draft tokens at a position, of which at most one is accepted. They count as one there.
+    reason: one of PLAIN_REASONS, used for a round without draft tokens.
+
+    In a tree, several draft tokens may be at one position, of which at most one is accepted. They count as one there.
 
         # a tree of depth 3 whose first two tokens are accepted: drafted at positions 0, 1, 2; accepted at 0, 1
     """

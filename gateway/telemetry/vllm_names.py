@@ -1,8 +1,8 @@
 """Exports Outrider's series under vLLM's names, which dashboards, benchmarks and endpoint pickers read.
 
-Outrider's own series are renamed when they are scraped, so that both agree; other values are observed here. Sources:
-vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py of vLLM 0.33. docs/monitoring.md says where a meaning
-differs.
+Most values are those of Outrider's own series, read at each scrape, so that both agree. Other values are measured here.
+Sources: vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py of vLLM 0.33. docs/monitoring.md lists the series
+whose meaning differs from vLLM's.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from outrider.wire.telemetry.metrics import SECONDS_BUCKETS, GatewayMetrics
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""Label `engine`. vLLM numbers its engine processes; a gateway has one series per model for any number of targets."""
+"""Value of the label `engine`. vLLM numbers its engine processes; the gateway has one series for each model, with all
+targets."""
 FAILED, LEFT = "error", "abort"
-"""Values of finished_reason for choices that did not end well."""
+"""Values of the label `finished_reason` for choices that ended with an error, or because the client left."""
 _TOKENS = tuple(2**power for power in range(18))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """Current load of a served model."""
+    """Current load of a served model, for its gauges."""
 
     name: str
-    """Id by which requests name the model."""
+    """Model id that requests name."""
     target: str
-    """Label `target` of the series of its rounds."""
+    """Value of the label `target` in the model's series of rounds."""
     num_running: int
     num_waiting: int
     kv_share: float
-    """Mean share of KV blocks in use over its targets, 0 to 1."""
+    """Mean share of KV blocks in use over the model's targets, 0 to 1."""
     kv_block_size: int
     num_kv_blocks: int
-    """Number of KV blocks of all its targets."""
+    """Number of KV blocks of all targets of the model together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,11 @@ class ChoiceTimes:
     admitted_s: float
     """Time when the choice was admitted to the queue."""
     placed_s: float
-    """Time when it left the queue."""
+    """Time when the choice left the queue, because it got a place."""
     first_s: float
-    """Time of the first tokens."""
+    """Time when the choice's first tokens were committed."""
     last_s: float
-    """Time of the last tokens."""
+    """Time when the choice's last tokens were committed."""
     num_tokens: int
 
     @property
@@ -64,14 +65,14 @@ class ChoiceTimes:
 
     @property
     def per_token_s(self) -> float | None:
-        """Mean time per token after the first, in seconds; None if there are none."""
+        """Mean time per token after the first, in seconds; None for fewer than two tokens."""
         if self.num_tokens < 2:
             return None
         return (self.last_s - self.first_s) / (self.num_tokens - 1)
 
 
 class ChoiceSeries:
-    """Series of the durations and finish reasons of choices."""
+    """Prometheus series of the durations and finish reasons of choices, under vLLM's names."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def seconds(name: str, text: str) -> Histogram:
@@ -95,7 +96,7 @@ class ChoiceSeries:
         )
 
     def begin(self, model: str) -> None:
-        """Create the series of a model, at 0."""
+        """Create the series of a model with the value 0, so that they exist before its first choice."""
         for series in self._of_answers():
             series.labels(model, ENGINE)
         for finish_reason in FinishReason:
@@ -104,7 +105,7 @@ class ChoiceSeries:
             self._ended.labels(model, ENGINE, failure)
 
     def note_pause(self, model: str, seconds: float) -> None:
-        """Observe the time between two rounds, in seconds."""
+        """Record the time between two rounds of a choice, in seconds."""
         self._between_outputs.labels(model, ENGINE).observe(seconds)
 
     def note_failure(self, model: str, reason: str) -> None:
@@ -112,7 +113,7 @@ class ChoiceSeries:
         self._ended.labels(model, ENGINE, reason).inc()
 
     def note(self, model: str, reason: FinishReason, usage: ChoiceUsage, times: ChoiceTimes) -> None:
-        """Observe a choice that ended well."""
+        """Record the durations, tokens and finish reason of a choice that ended well."""
         self._ended.labels(model, ENGINE, reason.value).inc()
         values = (
             times.per_token_s or 0.0,

@@ -19,18 +19,18 @@ from outrider.wire.transport.rpc import max_control_bytes
 from outrider.wire.transport.streams import Outbox, PendingReplies, Replies
 
 RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
-"""Messages of the Control stream of a draft, or of a target."""
+"""Class of the messages that the gateway sends on a Control stream, to a draft or to a target."""
 
 
 class WorkerSlot:
-    """A request's slot on one worker.
+    """The gateway's record of one choice's slot on one worker.
 
     It holds the connection on which the slot is open, and the committed length that both sides agreed on.
     """
 
     def __init__(self, slot_id: int, request_type: RequestType) -> None:
         self.agreed_len = 0
-        """Committed tokens that both sides agreed on last."""
+        """Number of committed tokens that the gateway and the worker agreed on last."""
         self._slot_id = slot_id
         self._request_type = request_type
         self._connection: Connection | None = None
@@ -38,32 +38,35 @@ class WorkerSlot:
         self._needs_open = True
 
     def is_open_on(self, connection: Connection, target_epoch: int = 0) -> bool:
-        """Return whether the slot is open on this connection.
+        """Return whether the slot is open on this connection, so that no OpenSlot is needed.
 
-        target_epoch: for a draft slot, the epoch of the target that it delivers to.
+        target_epoch: for a draft slot, the epoch of the target to which it delivers; 0 for a target slot.
         """
         same = self._connection is connection and self._target_epoch == target_epoch
         return same and connection.alive and not self._needs_open
 
     def opened(self, connection: Connection, committed_len: int, target_epoch: int = 0) -> None:
-        """Record that the slot was opened with `committed_len` tokens. `target_epoch`: see `is_open_on`."""
+        """Record that the slot was opened on `connection` with `committed_len` tokens.
+
+        target_epoch: see `is_open_on`.
+        """
         self._connection, self._target_epoch = connection, target_epoch
         self.agreed_len, self._needs_open = committed_len, False
 
     def open_again(self) -> None:
-        """Require that the next message opens the slot anew, under the same id.
+        """Mark the slot as not open, so that the next round opens it again under the same id.
 
-        Use it if the worker's state is not as assumed.
+        Use it if the worker's state of the slot is not the state that the gateway assumes.
         """
         self._needs_open = True
 
     def truncate(self, committed_len: int, reason: pb.TruncateReason) -> bool:
-        """Send a truncation to `committed_len`, with the next batch. Return False if there is no slot to truncate."""
+        """Send a message that cuts the slot to `committed_len` tokens. Return False if the slot is not open."""
         message = pb.Truncate(slot=self._slot_id, committed_len=committed_len, reason=reason)
         return self._send(self._request_type(truncate=message))
 
     def close(self) -> None:
-        """Send that the slot is closed, which cancels a round in flight."""
+        """Send a message that closes the slot, which cancels a round in flight. Do nothing if it is not open."""
         self._send(self._request_type(close=pb.CloseSlot(slot=self._slot_id)))
         self._connection = None
 
@@ -75,7 +78,10 @@ class WorkerSlot:
 
 
 class Connection:
-    """One life of a worker's Control stream. `call`, `subscribe` and `send` never block."""
+    """One life of the Control stream to a worker: sends messages in batches and hands each reply to its request.
+
+    `call`, `subscribe` and `send` never block.
+    """
 
     def __init__(
         self,
@@ -85,12 +91,13 @@ class Connection:
         count_bytes: Callable[[int], None],
     ) -> None:
         self.heard_s = time.monotonic()
-        """Monotonic time of the last reply, in seconds."""
+        """Monotonic time of the last batch of replies, in seconds; before the first, the time when the stream was
+        opened."""
         self.info = info
         self.epoch: int = info.epoch
         self.alive = True
         self.hung = False
-        """Whether the stream was dropped because the worker made no step."""
+        """Whether the stream was dropped because the worker made no step although it had work."""
         self._owes_step = False
         self._stream = stream
         self._pending: PendingReplies[Any] = PendingReplies()
@@ -105,7 +112,7 @@ class Connection:
         self._count_bytes = count_bytes
 
     def call(self, request: Any) -> asyncio.Future[Any]:
-        """Send an item that has one reply, and return its future.
+        """Send a message that has one reply, and return a future of the reply.
 
         The future fails with WorkerLost if the stream ends first.
         """
@@ -119,9 +126,9 @@ class Connection:
         return future
 
     def subscribe(self, request: Any, *, expects: bool = True) -> Replies[Any]:
-        """Send an item that has many replies, and return them. They fail with WorkerLost if the stream ends.
+        """Send a message that has many replies, and return them. They fail with WorkerLost if the stream ends.
 
-        expects: whether the worker owes a reply for as long as the replies are open.
+        expects: whether the worker counts as having work for as long as the replies are open.
         """
         message_id, replies = self._pending.subscribe(expects)
         if not self.alive:
@@ -133,17 +140,20 @@ class Connection:
         return replies
 
     def send(self, request: Any, *, owes_step: bool = False) -> None:
-        """Send an item without a reply, with the next batch. owes_step: whether the worker must make a step for it."""
+        """Send a message that has no reply, with the next batch.
+
+        owes_step: whether the worker must make a step because of the message.
+        """
         self._owes_step |= owes_step
         request.epoch = self.epoch
         self._outbox.put(request)
 
     def drop(self) -> None:
-        """Cancel this stream. The link opens another."""
+        """Cancel this stream. The `WorkerLink` then opens another."""
         self._stream.cancel()
 
     async def run(self) -> None:
-        """Read replies until the stream ends."""
+        """Read replies and hand them to their requests until the stream ends."""
 
         async def batches() -> AsyncIterator[list[Any]]:
             async for batch in self._stream:
@@ -161,9 +171,9 @@ class Connection:
 
     @property
     def has_work(self) -> bool:
-        """Whether the worker owes a reply or a step."""
+        """Whether the worker still has to send a reply or make a step for this gateway."""
         return self._owes_step or len(self._pending) > 0
 
     def note_step(self) -> None:
-        """Record that the worker has made a step."""
+        """Record that the worker has made a step, so that it owes none."""
         self._owes_step = False

@@ -1,7 +1,7 @@
 """The gateway's links to workers.
 
-A `WorkerLink` keeps one worker connected for ever, and polls its load, drain state and step count once or twice a
-second. `Pools` has one for each member.
+A `WorkerLink` connects to one worker, connects again whenever the stream ends, and polls its load, drain state and step
+count once or twice a second. `Pools` has one for each member.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 log = get_logger(__name__)
 
 RECONNECT_S = 0.2
-"""Seconds between two attempts to connect."""
+"""Shortest pause between two attempts to connect to a worker, in seconds."""
 MAX_PAUSE_S = 30.0
-"""Maximal pause before the next attempt, in seconds. The pause doubles each time a worker is refused or its stream ends
-at once. It is reset after a stream that lived longer than this."""
+"""Longest pause between two attempts to connect, in seconds. The pause doubles each time a worker is refused or its
+stream ends at once. It is reset after a stream that lived longer than this."""
 MAX_PATH_BYTES = 4096
-"""Maximal length of a path on Linux, in bytes."""
+"""Maximal length of a model's path, in bytes: Linux's own limit."""
 CALL_TIMEOUT_S = 10.0
-"""Timeout of the calls made once in each life of a worker, in seconds."""
+"""Timeout of the calls GetInfo and GetTokenizer, in seconds. They are made once in each life of a worker."""
 PAIR_TIMEOUT_S = 120.0
-"""Timeout of a pairing check, in seconds: the draft registers at the target, with at most 1 GiB, and tests itself
-there."""
+"""Timeout of a pairing check, in seconds. In a check the draft registers at the target, with at most 1 GiB, and tests
+itself there."""
 POLL_S = 0.5
 """Seconds between two polls of a worker that has work from this gateway."""
 IDLE_POLL_S = 1.0
-"""Seconds between two polls of a worker without work: half of the `NOTICE_S` of draining workers."""
+"""Seconds between two polls of a worker without work: half of the `NOTICE_S` for which a draining worker waits."""
 POLL_TIMEOUT_S = 1.0
-"""Timeout of a poll, in seconds."""
+"""Timeout of one poll of a worker, in seconds."""
 RTT_GAIN = 1 / 8
-"""Weight of the newest round trip in the smoothed round-trip time, as in TCP (RFC 6298)."""
+"""Weight of the newest round-trip time in the smoothed one, as in TCP (RFC 6298)."""
 _TYPES: dict[str, tuple[Any, Any]] = {
     "draft": (draft_pb2_grpc.DraftServiceStub, dpb.DraftRequestBatch),
     "target": (target_pb2_grpc.TargetServiceStub, tpb.TargetRequestBatch),
@@ -58,7 +58,10 @@ _TYPES: dict[str, tuple[Any, Any]] = {
 
 
 def check_protocol(role: str, info: pb.WorkerInfo) -> None:
-    """Raise IncompatiblePair for a worker with another protocol version than this gateway's."""
+    """Raise IncompatiblePair if the worker's protocol version is not this gateway's.
+
+    role: "target" or "draft", for the message.
+    """
     peer = f"the {role} {info.model_id} (version {info.version or 'unknown'})"
     refusal = other_protocol(peer, info.protocol, "this gateway")
     if refusal is not None:
@@ -70,7 +73,7 @@ def _life(info: pb.WorkerInfo) -> tuple[object, ...]:
 
 
 class WorkerLink:
-    """A link that keeps one worker connected. `connection` is None while it is not."""
+    """A link that keeps one worker connected. `connection` is None while the worker is not connected."""
 
     def __init__(
         self,
@@ -88,21 +91,21 @@ class WorkerLink:
         """Start to connect. Must be called on a running event loop.
 
         silence_s: minimal and maximal time that a worker with work may be silent, in seconds; see `HangWatch`. accept:
-        raises an OutriderError for a worker that must not be used. It may wait until that is known. on_change: called
-        with the connection before and after it came or went, or when the worker began to drain. on_info: called with
-        the worker's info after each poll.
+        checks a worker that has connected, and raises an OutriderError if it must not be used. It may wait until it can
+        decide. on_change: called with the previous and the new connection whenever one begins or ends, and when the
+        worker begins to drain. on_info: called with the worker's info after each poll.
         """
         self.name = name
         self.address = address
         self.info: pb.WorkerInfo | None = None
-        """The worker's last info, None before the first."""
+        """Last WorkerInfo that the worker sent; None before the first."""
         self.model_path = ""
-        """Path or id that the worker was started with, of which `model_id` is the name. For comparisons and for the
-        log."""
+        """Path or hub id with which the worker was started, for comparisons and the log. `info.model_id` is its last
+        part."""
         self.rtt_s = 0.0
-        """Smoothed round-trip time of a call, in seconds."""
+        """Smoothed round-trip time of polls of the worker, in seconds."""
         self.refused: OutriderError | None = None
-        """Error that keeps the worker from being used although it answers, None if it fits."""
+        """Error that keeps the worker from being used although it answers; None if it fits or has not answered."""
         self._connection: Connection | None = None
         self._hang: HangWatch | None = None
         self._answered_s = 0.0
@@ -140,16 +143,17 @@ class WorkerLink:
 
     @property
     def silent_s(self) -> float:
-        """Time that the worker has made no step and sent no reply although it has work, in seconds."""
+        """Seconds for which the worker has made no step and sent no reply although it has work; 0.0 without work."""
         connection, watch = self.connection, self._hang
         if connection is None or watch is None or not connection.has_work:
             return 0.0
         return watch.silent_s(connection.heard_s, time.monotonic())
 
     async def get_info(self, timeout_s: float = CALL_TIMEOUT_S) -> pb.WorkerInfo:
-        """Return the worker's info, with bounded texts and the model's short name.
+        """Fetch the worker's WorkerInfo.
 
-        Raises grpc.aio.AioRpcError, and IncompatiblePair if the info is too large.
+        Its texts are cut to their limits, and its `model_id` is cut to the last part of the model's path. Raises
+        grpc.aio.AioRpcError, and IncompatiblePair if the info is too large.
         """
         info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
         too_long = describe_excess(info)
@@ -161,15 +165,15 @@ class WorkerLink:
         return info
 
     async def get_tokenizer(self) -> pb.TokenizerFiles:
-        """Return the files of the worker's tokenizer. Raises grpc.aio.AioRpcError."""
+        """Fetch the files of the worker's tokenizer. Raises grpc.aio.AioRpcError."""
         files: pb.TokenizerFiles = await self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=CALL_TIMEOUT_S)
         return files
 
     async def pair(self, target_address: str, target_epoch: int) -> str | None:
-        """Run the pairing check of this draft with a target. Return why they do not fit, or None if they do.
+        """Run the pairing check of this draft with a target. Return the reason why they do not fit, or None if they do.
 
-        The draft registers at the target and tests itself. Raises grpc.aio.AioRpcError while the result cannot be
-        known.
+        The draft registers at the target and tests itself. Raises grpc.aio.AioRpcError if the check could not be
+        finished.
         """
         request = dpb.PairRequest(deliver_to=target_address, target_epoch=target_epoch)
         reply: dpb.PairReply = await self._stub.Pair(request, timeout=PAIR_TIMEOUT_S)
@@ -329,14 +333,14 @@ class WorkerLink:
         self._on_change(previous, connection)
 
     def retry_now(self) -> None:
-        """Try a refused worker again at once. Call it when what the worker must fit has changed."""
+        """Try a refused worker again at once. Call it after a change of the membership or of the target it must fit."""
         if self.refused is not None:
             self._refused_epoch = 0
             self._pause_s = RECONNECT_S
             self._again.set()
 
     async def close(self) -> None:
-        """Stop to connect, and close the channel."""
+        """Stop connecting, and close the channel."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._dialer.close()

@@ -1,6 +1,6 @@
 """A worker as the gateway uses it: its link, its health, its load, and the line for a target's slots.
 
-The line is first come, first served. A slot without memory yet waits inside the target.
+The line is first come, first served. A slot that is open but has no KV blocks yet waits inside the target.
 """
 
 from __future__ import annotations
@@ -23,31 +23,33 @@ from outrider.wire.processes.health import CallOutcome, Health
 from outrider.wire.requests.drafters import Drafter
 
 POLL_S = 0.25
-"""Seconds after which the head of the line tries again by itself: another gateway's requests may have freed a slot."""
+"""Seconds after which the first request in line tries again to open a slot. Another gateway's request may have freed
+one, which is not announced here."""
 SILENT_S = 1.0
-"""Seconds without a step, two polls long, after which a worker with work gets no request while there is another."""
+"""Seconds without a step, two polls long, after which a worker with work gets no new request while another worker is
+usable."""
 MAX_CALLERS = 1024
-"""Maximal number of callers for which a draft's use is remembered: some 100 KB. Any client of a gateway without API
-keys may name new ones."""
+"""Maximal number of callers for which a draft's use is stored, some 100 KB. The limit is needed because a client of a
+gateway without API keys may send a new `user` each time."""
 
 
 UseKey = tuple[bytes, bool]
-"""A caller, and whether its choices are greedy: what a draft adds to those says little about the others."""
+"""Caller, and whether its choices are greedy. The two kinds are kept apart because their acceptance rates differ."""
 
 
 class SlotQueue:
-    """The line for the slots of one target. While a request waits, no other overtakes it."""
+    """The line of requests for the slots of one target. While a request waits, no other overtakes it."""
 
     def __init__(self) -> None:
         self._line = asyncio.Lock()
         self._freed = asyncio.Event()
 
     def note_freed(self) -> None:
-        """Record that a slot of this gateway was closed."""
+        """Record that this gateway closed a slot on the target, so that the first request in line tries at once."""
         self._freed.set()
 
     async def enter(self, try_open: Callable[[], Awaitable[bool]]) -> None:
-        """Wait in line until `try_open` returns True. Its errors are raised."""
+        """Wait in line until `try_open` opens a slot and returns True. Errors that it raises leave the line."""
         if not self._line.locked() and await try_open():
             return
         async with self._line:  # asyncio's lock is fair
@@ -61,29 +63,29 @@ class SlotQueue:
 
 
 class State(Enum):
-    """State of a worker: label `state` of outrider_members."""
+    """State of a worker: value of the label `state` of the metric outrider_members."""
 
     SERVING = "serving"
     DRAINING = "draining"
     FAILING = "failing"
-    """The worker is down by its health."""
+    """The worker is connected, but its health keeps requests away from it."""
     LOST = "lost"
     """The worker is not connected, or is connected to none of the targets that it must be paired with."""
     REFUSED = "refused"
-    """The worker replies but does not fit."""
+    """The worker answers, but must not be used: it does not fit the model or the gateway."""
 
 
 class Member:
-    """One worker, in whatever state."""
+    """One worker of a gateway, connected or not: its link, health and load."""
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         self.spec = spec
         self.link = link
         self.health = Health()
         self.num_requests = 0
-        """Number of requests placed on the worker."""
+        """Number of requests that this gateway has placed on the worker."""
         self._max_requests = 0
-        """Maximal number of concurrent requests since the last poll."""
+        """Largest number of requests of this gateway on the worker at one time since the last poll."""
         self._num_others = 0
         """Number of slots that other gateways held at the last poll."""
         self._epoch = 0
@@ -103,7 +105,7 @@ class Member:
 
     @property
     def draining(self) -> bool:
-        """Whether the worker only finishes what it runs."""
+        """Whether the worker only finishes what it runs and takes no new requests."""
         if self.spec.draining:
             return True
         info = self.link.info
@@ -111,12 +113,12 @@ class Member:
 
     @property
     def usable(self) -> bool:
-        """Whether a request may be placed on the worker."""
+        """Whether a request may be placed on the worker, whatever other workers there are."""
         return self.connection is not None and not self.draining and self.health.usable
 
     @property
     def usable_alone(self) -> bool:
-        """Whether a request may be placed on the worker if there is no other."""
+        """Whether a request may be placed on the worker if no other worker is `usable`."""
         return self.connection is not None and not self.draining and self.health.usable_alone
 
     @property
@@ -133,14 +135,15 @@ class Member:
 
     @property
     def silent(self) -> bool:
-        """Whether the worker has work and shows no sign of life, though not for long enough to be given up."""
+        """Whether the worker has work and made no step for SILENT_S, though it does not count as lost yet."""
         return self.link.silent_s > SILENT_S
 
     @property
     def load(self) -> WorkerLoad:
         """Load of the worker.
 
-        Other gateways' slots count by the last poll. A worker that refused a slot counts as full until the next poll.
+        The slots that other gateways hold are those of the last poll. A worker that refused a slot counts as full until
+        the next poll.
 
             # 3 requests of this gateway, 2 of others: 5 of `num_slots` 8, or 5 of 5 after a refusal
         """
@@ -155,9 +158,9 @@ class Member:
         return WorkerLoad(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
 
     def heard(self, info: pb.WorkerInfo) -> None:
-        """Update the load from a poll.
+        """Update the load from the WorkerInfo of a poll.
 
-        Slots that this gateway closed since the previous poll do not count as others'.
+        Slots that this gateway closed since the previous poll do not count as slots of other gateways.
 
             # 7 slots in use; since the last poll this gateway held 5 at most, and holds 3 now: others hold 2
         """
@@ -166,31 +169,31 @@ class Member:
         self._has_refused_slot = False
 
     def attach(self, request: object) -> None:
-        """Place a request on the worker."""
+        """Count a request as placed on the worker."""
         self.num_requests += 1
         self._max_requests = max(self._max_requests, self.num_requests)
         self.health.begin(request)
 
     def detach(self) -> None:
-        """Remove a request from the worker."""
+        """Count a request as no longer on the worker."""
         self.num_requests -= 1
 
     def note_draining(self) -> None:
-        """Record that the worker refused a slot because it is about to stop."""
+        """Record that the worker refused a slot because it drains: in this epoch it takes no new requests."""
         self._draining_epoch = 0
         if self.link.info is not None:
             self._draining_epoch = self.link.info.epoch
 
     def note_exhausted(self) -> None:
-        """Record that the worker had no free slot."""
+        """Record that the worker refused a slot because none was free: it counts as full until the next poll."""
         self._has_refused_slot = True
 
     def restarted(self) -> None:
-        """Reset what was known of the previous process."""
+        """Reset the state that belongs to the worker's previous process, such as its health."""
         self.health.restarted()
 
     def changed(self, before: Connection | None, after: Connection | None) -> None:
-        """Record that the connection went or came."""
+        """Record that the connection began (`before` is None) or ended (`after` is None)."""
         if before is not None and after is None:
             outcome = CallOutcome.REFUSED
             if before.hung:
@@ -211,15 +214,15 @@ class TargetMember(Member):
 
     @property
     def deliver_address(self) -> str:
-        """Address to which drafts deliver."""
+        """Address to which drafts deliver draft tokens for this target."""
         return self.spec.deliver_address
 
 
 @dataclass(frozen=True, slots=True)
 class PairingResult:
-    """Result of a pairing check between these connections of a draft and a target.
+    """Result of the pairing check of one draft with one target, on these two connections.
 
-    Drafts that read hidden states or translate are checked.
+    Only drafts that read hidden states or translate between tokenizers are checked.
     """
 
     draft: Connection
@@ -233,19 +236,20 @@ _DRAFTERS = {drafter.value: drafter for drafter in Drafter}
 
 
 class DraftMember(Member):
-    """A draft worker."""
+    """A draft worker, with its pairing checks, the health of its deliveries and how much it adds for each caller."""
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
         self.pairings: dict[str, PairingResult] = {}
-        """Last pairing check with each target, by the target's name."""
+        """Last result of the pairing check with each target, by the target's name."""
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """Health of the deliveries to each target, by the target's name."""
         self._uses: dict[UseKey, DraftUse] = {}
-        """Use of the draft by caller, so that a caller whose drafts are rejected pauses nobody else's."""
+        """Use of the draft by caller, the least recent first. A caller whose draft tokens are rejected pauses no other
+        caller's draft."""
 
     def use_of(self, key: UseKey) -> DraftUse:
-        """Return the draft's use for the choices of a caller."""
+        """Return the record of how much the draft adds to a caller's choices. A new caller gets an empty record."""
         use = self._uses[key] = self._uses.pop(key, DraftUse())
         if len(self._uses) > MAX_CALLERS:
             least_recent = next(iter(self._uses))
@@ -254,7 +258,7 @@ class DraftMember(Member):
 
     @property
     def kind(self) -> Drafter:
-        """Drafter that the worker runs: MODEL, or the table by which it drafts without a model."""
+        """Drafter that the worker runs: MODEL, or the table from which it drafts without a model."""
         info = self.link.info
         if info is None or not info.drafters:
             return Drafter.MODEL
@@ -262,10 +266,10 @@ class DraftMember(Member):
 
     @property
     def state(self) -> State:
-        """State of the draft, in view of its pairing checks.
+        """State of the draft, in which its pairing checks count too.
 
-        A draft that reads hidden states is LOST until it was checked with a target. A draft is REFUSED if it fits none
-        of the targets that it was checked with.
+        A draft that reads hidden states is LOST until a check with some target has finished. A draft is REFUSED if it
+        fits none of the targets with which it was checked.
         """
         state = super().state
         info = self.link.info
@@ -284,9 +288,9 @@ class DraftMember(Member):
         return state
 
     def needs_pairing(self, target: TargetMember) -> bool:
-        """Return whether the draft must be paired with this target.
+        """Return whether the draft needs a pairing check with this target.
 
-        It must if it reads the target's hidden states or translates for it.
+        It does if it reads the target's hidden states, or drafts for it with another tokenizer.
         """
         info = self.link.info
         if info is None:
@@ -299,7 +303,7 @@ class DraftMember(Member):
         return target_info is None or not has_same_tokens(info, target_info)
 
     def pairing(self, target: TargetMember) -> PairingResult | None:
-        """Return the pairing check of the current connections of both; None if there is none yet.
+        """Return the result of the pairing check on the current connections of draft and target; None without one.
 
         # after a restart of the target its connection is another one: the check of the previous one no longer counts
         """
@@ -309,15 +313,15 @@ class DraftMember(Member):
         return pairing
 
     def is_pairing_due(self, target: TargetMember) -> bool:
-        """Return whether a pairing check with this target is due."""
+        """Return whether a pairing check with this target is needed, possible and not yet done."""
         is_up = self.connection is not None and target.connection is not None
         return is_up and self.needs_pairing(target) and self.pairing(target) is None
 
     def serves(self, target: TargetMember) -> bool:
-        """Return whether a request on this target may be given to the draft."""
+        """Return whether the draft may draft for a request on this target now."""
         return self.usable and self.deliveries[target.name].usable and self.fits(target)
 
     def fits(self, target: TargetMember) -> bool:
-        """Return whether the draft fits the target by its pairing check, or needs none."""
+        """Return whether the draft passed its pairing check with the target, or needs none."""
         pairing = self.pairing(target)
         return not self.needs_pairing(target) or (pairing is not None and pairing.why is None)

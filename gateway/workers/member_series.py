@@ -1,4 +1,4 @@
-"""Series of the gateway's workers, computed when they are scraped because they come and go with the membership."""
+"""Metric series of the gateway's workers. They are computed at each scrape, because workers come and go."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gateway.workers.member import Member, State
 from gateway.workers.membership import Membership, MemberSpec
 
 STARTING = "starting"
-"""State of a member without an address in the registry yet, at its first start or after a loss."""
+"""State of a member whose address the registry does not have yet, at its first start or after a loss."""
 AWAY = (State.LOST, State.REFUSED, State.FAILING)
-"""States of a linked member that serves nobody, unless it drains."""
+"""States in which a member with a link serves no request."""
 
 
 class MemberSeries(Collector):
     """Collector of the series of all workers.
 
-    * `outrider_worker_connected{worker="draft"} == 0`: that draft is gone, or is being started.
-    * `outrider_worker_lost == 1`: the worker ought to serve, and does not.
+    * `outrider_worker_connected{worker="draft"} == 0`: that draft is lost, or is being started.
+    * `outrider_worker_lost == 1`: the worker is expected to serve, and does not.
     * `sum by (pool, state) (outrider_members)`: workers by state, of every pool, even of one without workers.
     * `outrider_breaker_open == 1`: the worker is down by its health, and gets no requests.
     * `outrider_member_requests`: requests placed on the worker by this gateway.
@@ -30,7 +30,8 @@ class MemberSeries(Collector):
     def __init__(self, members: Callable[[], Sequence[Member]], membership: Callable[[], Membership]) -> None:
         """Create the series.
 
-        members: returns those with a link. The other members of `membership` are being started.
+        members: returns the members that have a link. membership: returns the membership; its other members are being
+        started.
         """
         self._members = members
         self._membership = membership
@@ -39,8 +40,8 @@ class MemberSeries(Collector):
     def note_change(self) -> None:
         """Update which members are expected to serve.
 
-        Call it whenever a member connects, begins to drain or goes, and at each membership. A member is expected once
-        it was listed as ready or was connected, until it drains or leaves the list.
+        Call it whenever a member connects, begins to drain or is lost, and at each membership. A member is expected
+        once it was listed as ready or was connected, until it drains or leaves the list.
         """
         linked = {member.name: member for member in self._members()}
         specs = {spec.name: spec for spec in self._membership().members}

@@ -18,63 +18,58 @@ log = get_logger(__name__)
 Role = Literal["target", "draft"]
 _ROLES: dict[int, Role] = {rpb.ROLE_TARGET: "target", rpb.ROLE_DRAFT: "draft"}
 TARGETS, DRAFTS = "target", "draft"
-"""Names of pools on a command line that gives them none."""
+"""Names of the target pool and of the draft pool on a command line without pool names."""
 DNS = "dns:///"
-"""Prefix of host:port where each address of the host is a worker."""
+"""Prefix of a host:port on the command line. Each IP address of the host is then one worker."""
 _POOL_NAME = re.compile(r"[^=,;:\s]+")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """Specification of a pool of workers."""
+    """Specification of a pool of workers: its name, role and model."""
 
     name: str
     role: Role
-    """Whether its workers are targets or drafts."""
+    """Role of the pool's workers: target or draft."""
     model_name: str | None = None
-    """Id under which a target pool is served; None for the model's own."""
+    """Model id that requests use for a target pool; None for the id that the model's path gives."""
     serves: tuple[str, ...] = ()
-    """Target pools for which a draft pool drafts."""
+    """Names of the target pools for which a draft pool drafts; empty for a target pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
-    """Specification of a worker."""
+    """Specification of a worker: its name, pool, role and addresses."""
 
     name: str
     pool: str
     role: Role
     address: str
-    """Address as host:port, empty while the worker is being started."""
+    """Address of the worker's service as host:port; empty while the worker is being started."""
     deliver_address: str = ""
-    """Address at which drafts reach a target."""
+    """Address to which drafts send draft tokens for a target, as host:port."""
     is_starting: bool = False
-    """Whether the worker is being started, so that it cannot be connected to yet."""
+    """Whether the worker is being started, so that the gateway cannot connect to it yet."""
     draining: bool = False
-    """Whether the worker only finishes what it runs."""
+    """Whether the worker only finishes what it runs and takes no new requests."""
     metrics_address: str = ""
     """Address of the worker's metrics as host:port, empty if unknown."""
     node: str = ""
     """Host on which the launcher has placed the worker, empty if unknown."""
     why: str = ""
-    """Reason why the worker does not start again; empty if that is unknown or there is no fault."""
+    """Reason why the launcher does not start the worker again; empty without a fault or if the reason is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """All pools and members of a gateway."""
+    """All pools and members of a gateway at one time."""
 
     pools: tuple[PoolSpec, ...]
     members: tuple[MemberSpec, ...]
 
 
 def from_config(config: GatewayConfig) -> Membership:
-    """Return the membership of a command line. Raises ConfigError for lists that do not fit together.
-
-    --target a,b --draft c,d        two targets and one pool of two drafts
-    --draft c;d                     two draft pools
-    --target x=a --draft y=c;z=d    pools with names
-    """
+    """Return the membership that a command line lists. Raises ConfigError for lists that do not fit together."""
     pool, of_target = _pool_name("target", config.target or "")
     pool = pool or TARGETS
     targets, drafts = _addresses("target", of_target), _draft_pools(config.draft)
@@ -112,7 +107,7 @@ def from_config(config: GatewayConfig) -> Membership:
 
 
 def from_proto(message: rpb.Membership) -> Membership:
-    """Return the membership of a registry's message, without pools and members of an unknown role."""
+    """Convert a registry's Membership message. Pools and members of a role unknown to this version are left out."""
     pools = list[PoolSpec]()
     for pool in message.pools:
         if pool.role in _ROLES:

@@ -1,7 +1,7 @@
 """Finds the members behind DNS names.
 
 Each address of `dns:///host:port` is a worker, as a headless Service of Kubernetes lists them. The gateway's other
-source of members is the launcher's registry. A command line without names never changes.
+source of members is the launcher's registry. The members of a command line without DNS names never change.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from outrider.wire.transport.address import join_host_port
 log = get_logger(__name__)
 
 LOOK_S = 1.0
-"""Seconds between two look-ups."""
+"""Seconds between two look-ups of a DNS name."""
 _NONE_THERE = (socket.EAI_NONAME, socket.EAI_NODATA)
-"""Errors that mean that a name has no address now. Any other error is the name server's and says nothing of the
-workers."""
+"""Errors of getaddrinfo for a name without an address now. Any other error is a fault of the name server and shows
+nothing about the workers."""
 
 Resolve = Callable[[str], Awaitable[list[str]]]
-"""Function from a host to its IP addresses. Raises OSError."""
+"""Function that takes a host name and returns its IP addresses. Raises OSError."""
 
 
 async def resolve(host: str) -> list[str]:
-    """Return the addresses of a name, of the family that the system puts first: a worker may have one of each family.
+    """Return the IP addresses of a host name, of one address family.
 
-    Raises OSError.
+    It is the family that the system lists first, because one worker may have an address of each. Raises OSError.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     first_family = found[0][0]
@@ -42,11 +42,11 @@ async def resolve(host: str) -> list[str]:
 
 
 class NamedWorkers:
-    """The members of a command line, updated whenever the addresses of a name change.
+    """The members of a command line, updated whenever the IP addresses of a DNS name change.
 
-    A worker that its name no longer lists stays while its stream is up: a draining worker is no longer listed but
-    finishes what it runs. A name without addresses counts as a member that is being started, so that its pool counts as
-    missing.
+    If a name no longer lists a worker, the worker stays a member while its stream is up, because a draining worker is
+    not listed but finishes what it runs. A name without addresses counts as a member that is being started, so that the
+    gateway treats its pool as missing.
     """
 
     def __init__(
@@ -58,24 +58,24 @@ class NamedWorkers:
     ) -> None:
         """Create the members.
 
-        on_membership: called with each membership that differs from the last. is_connected: whether the stream to the
-        member of this name is up.
+        listed: membership of the command line. on_membership: called with each membership that differs from the last.
+        is_connected: returns whether the stream to the member of a name is up. resolve: function that looks up a host.
         """
         self._listed = listed
         self._on_membership = on_membership
         self._is_connected = is_connected
         self._resolve = resolve
         self._found: dict[str, list[MemberSpec]] = {}
-        """Members found, by the name of the entry that lists them."""
+        """Members found for each entry of the command line, by the entry's name."""
         self._reported: Membership | None = None
         self._failures: dict[str, str] = {}
-        """Last error of looking up a host, by host. Hosts that were found are absent."""
+        """Last error of looking up a host, by host. A host whose last look-up succeeded has no entry."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def wait_first(self, _timeout_s: float) -> None:
-        """Report the members once, then keep looking up the names.
+        """Look up all names once and pass on the membership. Then start to look them up every LOOK_S.
 
-        Each name has its own task, so that one that times out delays no other.
+        Each name has its own task, so that a look-up that times out delays no other.
         """
         await self.look()
         for spec in self._listed.members:
@@ -83,13 +83,13 @@ class NamedWorkers:
                 self._tasks.append(asyncio.create_task(self._keep_looking(spec)))
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop looking up names."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def look(self) -> None:
-        """Look up every name once, and report a change."""
+        """Look up every name once, and pass on the membership if it has changed."""
         await asyncio.gather(*map(self._look_up, self._listed.members))
         self._report()
 

@@ -31,13 +31,13 @@ log = get_logger(__name__)
 REPORT_S = 1.0
 """Seconds between two reports of the pools' load."""
 REJOIN_S = 0.5
-"""Seconds between two attempts to join."""
+"""Seconds between two attempts to join the registry."""
 MAX_MESSAGE_BYTES = 16 << 20
-"""Maximal size of a membership, in bytes."""
+"""Maximal size of a Membership message, in bytes."""
 
 
 class RegistryClient:
-    """A client that joins the registry, and joins again whenever the stream ends."""
+    """A client that joins the launcher's registry, and joins again whenever the stream ends."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class RegistryClient:
         on_membership: Callable[[Membership], None],
         connected: Gauge,
     ) -> None:
-        """Start to join. Must be called on a running event loop.
+        """Start to join the registry. Must be called on a running event loop.
 
-        report: called once a second. on_membership: called with each new membership. connected: gauge that is 1 while
-        joined.
+        report: called once a second, returns the report that is sent. on_membership: called with each new membership.
+        connected: gauge that is 1 while the client has joined, else 0.
         """
         self._address = address
         self._dialer = Dialer(address, Role.LAUNCHER, MAX_MESSAGE_BYTES, certificates)
@@ -63,13 +63,14 @@ class RegistryClient:
         self._version = (0, 0)
         """Epoch of the launcher and version of its last membership."""
         self._failure = ""
-        """Error of the last attempt, empty while joined."""
+        """Error of the last attempt to join; empty while joined."""
         self._task = asyncio.create_task(self._keep_joined())
 
     async def wait_first(self, timeout_s: float) -> None:
-        """Wait for the first membership, and log if that takes longer than `timeout_s`.
+        """Wait for the first membership, without end.
 
-        A launcher has no membership before its workers have loaded.
+        If it takes longer than `timeout_s` seconds, that is logged. A launcher has no membership before its workers
+        have loaded.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -87,7 +88,7 @@ class RegistryClient:
             await self._first.wait()
 
     async def close(self) -> None:
-        """Leave the registry."""
+        """Leave the registry, and close the channel to it."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._dialer.close()

@@ -1,8 +1,9 @@
 """Chooses the target and the draft of a request. Pure.
 
 Targets: a prompt goes where its beginning went before, so that it finds its prefix cached. That is rendezvous hashing
-over the usable targets, with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016): a target that holds clearly more
-than its share passes the request on to the least loaded. Drafts: the one with the fewest requests, then the nearest.
+over the usable targets, with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016): if the hashed target holds clearly
+more than its share, the request goes to the least loaded target. Drafts: the draft with the fewest requests, then the
+one with the shortest round-trip time.
 """
 
 from __future__ import annotations
@@ -13,32 +14,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PREFIX_TOKENS = 256
-"""Number of tokens at the beginning of a prompt that decide where it goes."""
+"""Number of tokens at the beginning of a prompt that are hashed to choose its target."""
 BALANCE = 1.25
-"""Factor over the mean use of all targets up to which a target keeps its prompts."""
+"""Factor on the mean load of all targets. A target keeps its prompts while its load is below the product plus
+SLACK_SLOTS."""
 SLACK_SLOTS = 2
-"""Slots that a target may have in use above that bound."""
+"""Number of slots that a target may have in use beyond BALANCE times the mean."""
 FULL_KV_SHARE = 0.95
-"""Share of a target's KV blocks in use at which a new request would wait for memory."""
+"""Share of KV blocks in use from which a target counts as full, because a new request would wait for memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """Load of one usable worker."""
+    """Load of one usable worker, from which the placement of a request is decided."""
 
     name: str
     num_requests: int
-    """Number of requests placed on the worker by this gateway, plus slots that others hold."""
+    """Number of requests that this gateway placed on the worker, plus the slots that other gateways hold there."""
     num_slots: int
     kv_share: float = 0.0
-    """Share of KV blocks in use, 0 to 1."""
+    """Share of the worker's KV blocks in use, 0 to 1."""
     rtt_s: float = 0.0
     silent: bool = False
-    """Whether the worker has work and shows no sign of life, so that it may be about to be given up."""
+    """Whether the worker has work and has made no step for a while, so that it may soon count as lost."""
 
     @property
     def share(self) -> float:
-        """Share in use of the worker's slots or its KV blocks, whichever is higher."""
+        """Share of the worker's slots in use, or of its KV blocks, whichever is higher."""
         slot_share = 1.0
         if self.num_slots:
             slot_share = self.num_requests / self.num_slots
@@ -46,12 +48,12 @@ class WorkerLoad:
 
     @property
     def full(self) -> bool:
-        """Whether a new request would have to wait."""
+        """Whether a new request would have to wait for a slot or for KV blocks."""
         return self.num_requests >= self.num_slots or self.kv_share >= FULL_KV_SHARE
 
 
 def prefix_key(prompt_ids: Sequence[int], cache_salt: bytes) -> bytes:
-    """Return a digest of a prompt's beginning and its salt.
+    """Return a 16-byte digest of the first PREFIX_TOKENS token ids of a prompt and of its cache salt.
 
     Requests that may share a cached prefix have the same digest.
     """
@@ -60,10 +62,10 @@ def prefix_key(prompt_ids: Sequence[int], cache_salt: bytes) -> bytes:
 
 
 def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
-    """Return the name of the target for this key, or None without targets.
+    """Return the name of the target for a prompt with this prefix key; None if `targets` is empty.
 
-    Targets that are neither silent nor full come first. Of these the key prefers one, unless its load is clearly above
-    the mean.
+    Targets that are neither silent nor full come first. Among these the key's hash prefers one, unless its load is
+    clearly above the mean.
 
         # 4 slots each, 2 requests on A and none on B: the mean share is 0.25, and A keeps its prompts as long as its
         # share, 0.5, is below 1.25 * 0.25 + 2 / 4 = 0.81
@@ -82,9 +84,10 @@ def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
 
 
 def choose_draft(drafts: Sequence[WorkerLoad]) -> str | None:
-    """Return the name of the best draft with a free slot, or None.
+    """Return the name of the best draft with a free slot; None if no draft has one.
 
-    The best is one that is not silent, then with the fewest requests, then the nearest.
+    Drafts that are not silent come first, then those with the fewest requests, then the one with the shortest
+    round-trip time.
     """
     free = [load for load in drafts if load.num_requests < load.num_slots]
     if not free:

@@ -1,6 +1,7 @@
 """Limits how often requests are started again, so that retries never make an overload worse. Pure.
 
-It is Finagle's budget: a share of the requests on top of a floor. Use it from the event loop's thread alone.
+It works like Finagle's RetryBudget: retries may be a share of the new requests, on top of a fixed rate. Use it from the
+event loop's thread alone.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ import time
 from collections.abc import Callable
 
 REQUESTS_PER_RETRY = 5
-"""Number of new requests that pay for one retry: at most 20 %."""
+"""Number of new requests that pay for one retry, so that retries are at most 20 % of the requests beyond the fixed
+rate."""
 RESERVE_S = 10.0
-"""Seconds of the floor that an unused budget holds."""
+"""Capacity of the budget, as the number of seconds of `floor_per_s` retries that an unused budget holds."""
 
 
 class RetryBudget:
-    """A token bucket: each request adds one token, each retry takes REQUESTS_PER_RETRY.
+    """A budget of retries, kept as a token bucket: each request adds one token, each retry takes REQUESTS_PER_RETRY.
 
-    `floor_per_s` retries a second are free in addition.
+    In addition, the bucket gains tokens for `floor_per_s` retries every second.
 
         # a floor of 10 a second: the full bucket holds 5 * 10 * 10 = 500 tokens, which are 100 retries at once
     """
@@ -30,11 +32,11 @@ class RetryBudget:
         self._filled_s = clock()
 
     def request(self) -> None:
-        """Add the token of a new request."""
+        """Record a new request, which adds one token to the bucket."""
         self._refill(1.0)
 
     def take(self) -> bool:
-        """Take the tokens of a retry. Return False if there are too few."""
+        """Pay for a retry with REQUESTS_PER_RETRY tokens. Return False, without paying, if the bucket has too few."""
         self._refill(0.0)
         if self._balance < REQUESTS_PER_RETRY:
             return False

@@ -1,6 +1,6 @@
-"""The series of a model's rounds: which label a draft has, and which series stay after drafts have gone.
+"""Metric series of a model's rounds: the label `draft` of each draft, and which series stay after a draft has left.
 
-Each `ServedModel` has one `RoundSeries`; the rounds count in it.
+Each `ServedModel` has one `RoundSeries`; the decode loop counts rounds in it.
 """
 
 from __future__ import annotations
@@ -11,45 +11,49 @@ from gateway.workers.member import DraftMember
 from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
 
 MAX_GONE_DRAFTS = 8
-"""Number of draft models whose series are kept after they have gone. A scrape comes every few seconds and reads their
-last counts."""
+"""Number of draft models whose series are kept after the last draft with that model has left. A scrape comes every few
+seconds and must still read their last counts."""
 
 
 class RoundSeries:
-    """Series of a model's rounds, by the label `draft`: a draft's model, or a drafter of the target's own."""
+    """Metric series of a model's rounds, by the label `draft`: the model of a draft, or the target's own drafter."""
 
     def __init__(self, metrics: GatewayMetrics, drafts: Callable[[], Mapping[str, DraftMember]]) -> None:
         """Create the series. drafts: returns the drafts that serve the model now, by name."""
         self.target_label = ""
-        """Label `target`; empty before the first target is known."""
+        """Value of the label `target` of all these series; empty before the first target has connected."""
         self._metrics = metrics
         self._drafts = drafts
         self._last_label = ""
-        """Label `draft` of rounds without a draft: the label of the draft that was connected last."""
+        """Value of the label `draft` for rounds without a draft: that of the draft that connected last."""
         self._used_labels: dict[str, None] = {}
-        """Labels `draft` that have series. Those of drafts that have gone come first, in the order of going."""
+        """Values of the label `draft` that have series. Those of drafts that have left come first, in the order in
+        which they left."""
 
     def label_of(self, draft: DraftMember | None) -> str:
-        """Return the label `draft` of a draft's series; for None that of the draft that was connected last."""
+        """Return the value of the label `draft` for a draft; for None that of the draft that connected last."""
         if draft is None:
             return self._last_label
         return self._labels().get(draft.name, self._last_label)
 
     def pair(self, label: str) -> PairMetrics:
-        """Return the series of rounds for the draft of this label."""
+        """Return the series of rounds with the draft of this label. Creates them if needed."""
         if label not in self._used_labels:
             self._drop_old()
             self._used_labels[label] = None
         return self._metrics.pair(self.target_label, label)
 
     def own(self, label: str) -> PairMetrics:
-        """Return the series of rounds for which the target drafts itself. label: of its own drafter, or GRAMMAR."""
+        """Return the series of rounds in which no draft worker drafted.
+
+        label: name of the target's own drafter, or GRAMMAR for tokens that a grammar forces.
+        """
         return self._metrics.pair(self.target_label, label)
 
     def update(self) -> None:
-        """Create the series of connected drafts, and drop those of drafts that went long ago.
+        """Create the series of connected drafts, and drop those of drafts that left long ago.
 
-        Call it whenever a draft came, went or changed, once the target's label is set.
+        Call it whenever a draft connects, leaves or changes, once `target_label` is set.
         """
         drafts = self._drafts()
         for name, label in self._labels().items():

@@ -42,15 +42,17 @@ from outrider.wire.telemetry.metrics import GatewayMetrics
 log = get_logger(__name__)
 
 POLL_S = 0.1
-"""Seconds after which a request without a target looks again: the end of a worker's pause is not announced."""
+"""Seconds after which a request that waits for a target looks again: no event marks the end of a pause that a worker's
+health imposes."""
 TARGET_WAIT_S = 120.0
-"""Maximal time that a request waits for a usable target, in seconds."""
+"""Maximal time for which a request waits until a target is usable, in seconds."""
 BEST_RANK = (False, 0)
-"""Rank of a draft that fits a request fully; see `_rank`."""
+"""Rank (see `_rank`) of a draft that runs the drafter that the request needs and, for a beam search, can draft for it.
+"""
 
 
 class SharedServices:
-    """Objects that all served models of a gateway share."""
+    """Objects that all served models of a gateway share, such as the retry budget."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics, chat_template: str | None) -> None:
         check_parsers(config.tool_call_parser, config.reasoning_parser)
@@ -61,20 +63,23 @@ class SharedServices:
         self.ended = ChoiceSeries(metrics.registry)
         self.slot_ids = itertools.count(1)
         self.retries = RetryBudget(max(10.0, config.max_running / 5))
-        """Budget of retries. Its reserve holds two retries for each running choice of a target, so that the loss of one
-        target is paid for at once."""
+        """Budget of retries. Its reserve holds two retries for each choice that a target may run, so that the loss of
+        one target can be repaired at once."""
         self.pools_by_id: dict[str, str] = {}
-        """Target pools by the ids of the models that they serve."""
+        """Name of the target pool for each model id that requests may name."""
         self.paths_by_name: dict[str, str] = {}
-        """Paths of the targets' models by the label `target` of their series."""
+        """Path of the target's model for each value of the label `target` in the metrics."""
 
 
 class ServedModel:
-    """One model and its workers. The first target of the pool determines what the model is."""
+    """One model that the gateway serves: a pool of targets, and the drafts for it.
+
+    The first target of the pool that connects determines the model's id, tokenizer and limits.
+    """
 
     def __init__(self, spec: PoolSpec, shared: SharedServices) -> None:
         self.id = ""
-        """Id by which requests name the model; empty until `referenced` is set."""
+        """Model id that requests name; empty until a first target has connected."""
         self.spec = spec
         self.config = shared.config
         self.metrics = shared.metrics
@@ -90,24 +95,26 @@ class ServedModel:
         self.places = AdmissionQueue(self.config)
         self.warn_once = functools.lru_cache(maxsize=64)(log.warning)
         self.referenced = asyncio.Event()
-        """Event that is set once `reference` is known."""
+        """Event that is set once the reference target is known: the first that connected, with which all others are
+        compared."""
         self.num_rounds = self.num_late = 0
-        """Number of verdicts that looked for draft tokens, and of those for which some came too late."""
+        """`num_rounds`: number of verdicts for which draft tokens of draft workers were looked for. `num_late`: number
+        of those for which some arrived too late."""
         self.removed = False
         self.failures: tuple[str, ...] = ()
-        """Reasons why targets of the pool do not start again."""
+        """Reasons why the launcher does not start targets of the pool again."""
         self._shared = shared
         self._reference: ReferenceTarget | None = None
         self._changed = asyncio.Event()
 
     @property
     def reference(self) -> ReferenceTarget:
-        """First target of the pool. Only valid once `referenced` is set."""
+        """Reference target: the first of the pool that connected. Only valid once `referenced` is set."""
         assert self._reference is not None, f"{self.spec.name} has had no target"
         return self._reference
 
     def facts(self) -> ServedFacts:
-        """Return what front ends may show of the model now."""
+        """Return the model's properties that front ends use and show: limits, drafters, defaults, as they are now."""
         reference = self.reference
         info = reference.info
         targets = self.targets.values()
@@ -154,7 +161,7 @@ class ServedModel:
         return usable_defaults(stated)
 
     def load(self) -> ModelLoad:
-        """Return the model's load, by the last poll of each target (twice a second)."""
+        """Return the model's load, from the last poll of each target (once or twice a second)."""
         kv_shares = list[float]()
         num_kv_blocks = 0
         for target in self.targets.values():
@@ -174,12 +181,12 @@ class ServedModel:
         )
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
-        """Return the drafter of a request: the one that it names, or the gateway's default.
+        """Return the drafter of a request: the one that it names, or else the gateway's default.
 
-        A beam search always gets a draft model. A tree replaces the default by a draft model, unless the default takes
-        several pools. With a fixed number of draft tokens, `auto` becomes a draft model if there is one: the drafter is
-        then always the same, and a seed reproduces the text. With a prediction, a draft model becomes model and
-        prediction together.
+        A beam search always gets a draft model. The default is changed in three cases. A tree replaces it by a draft
+        model, unless it takes several pools. With a fixed number of draft tokens, `auto` becomes a draft model if there
+        is one, so that the drafter is always the same and a seed reproduces the text. With a prediction, a draft model
+        becomes a draft model plus the prediction.
         """
         options = request.speculation
         if request.params.beams is not None:
@@ -195,7 +202,10 @@ class ServedModel:
         return options.drafter or default
 
     def pools_for(self, request: GenerationRequest) -> Sequence[str | None]:
-        """Return the draft pools that each give the request one draft. `(None,)` stands for one draft of any pool."""
+        """Return the names of the draft pools from which the request gets one draft each.
+
+        `(None,)` stands for a single draft of any pool.
+        """
         if self.drafter_for(request).needs_pools and self.draft_pools:
             return self.draft_pools[:MAX_DRAFTS]
         return (None,)
@@ -203,9 +213,9 @@ class ServedModel:
     # who may serve
 
     async def accept_target(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Check a target that has connected. The first target becomes the reference.
+        """Check a target that has connected. The first target becomes the reference target.
 
-        Raises IncompatiblePair if it differs from the reference.
+        Raises IncompatiblePair if the target differs from the reference target.
         """
         if not self.referenced.is_set():
             files = await link.get_tokenizer()
@@ -217,7 +227,7 @@ class ServedModel:
         self.reference.check_target(info, link.model_path)
 
     def set_reference(self, reference: ReferenceTarget) -> None:
-        """Set the reference target. Raises IncompatiblePair if another pool serves a model of the same id."""
+        """Set the model's reference target. Raises IncompatiblePair if another pool serves a model with the same id."""
         name = self.spec.model_name or reference.info.model_id
         pool = self._shared.pools_by_id.setdefault(name, self.spec.name)
         if pool != self.spec.name:
@@ -271,7 +281,7 @@ class ServedModel:
         self.ended.begin(model_id)
 
     def remove(self) -> None:
-        """Mark the model as removed with its pool. Its requests fail."""
+        """Mark the model as removed, because its pool has left the membership. Its requests fail."""
         self.removed = True
         if self.referenced.is_set():
             self._shared.pools_by_id.pop(self.id, None)
@@ -279,9 +289,9 @@ class ServedModel:
         self.note_change()
 
     def note_change(self) -> None:
-        """Update the queue's capacity and the labels of drafts, and wake whoever waits for a change.
+        """Update the queue's capacity and the series of drafts, and wake requests that wait for a usable worker.
 
-        Call it whenever a worker came, went or changed.
+        Call it whenever a worker connects, leaves or changes.
         """
         num_usable = sum(map(_takes_requests, self.targets.values()))
         self.places.capacity = self.config.max_running * max(1, num_usable)
@@ -291,7 +301,7 @@ class ServedModel:
         self._changed = asyncio.Event()
 
     def reason(self) -> str | None:
-        """Return why no request can be served now; None if one can."""
+        """Return the reason why no request can be served now; None if one can."""
         if self.removed:
             return f"the pool {self.spec.name} is no longer served"
         members = self.targets.values()
@@ -304,9 +314,9 @@ class ServedModel:
     # placement
 
     def choose_target(self, key: bytes, avoid: str | None = None) -> TargetMember | None:
-        """Return the target for a request with this prefix key, or None without a usable one.
+        """Return the target for a request with this prefix key; None if no target is usable.
 
-        `avoid` is chosen only if there is no other.
+        avoid: name of a target that is chosen only if there is no other.
         """
         usable = list[WorkerLoad]()
         others = list[WorkerLoad]()
@@ -324,9 +334,9 @@ class ServedModel:
         return self.targets[name]
 
     async def place_target(self, request: object, key: bytes, avoid: str | None = None) -> TargetMember:
-        """Wait for a target and attach the request to it.
+        """Wait until a target is usable, and count the request as placed on it.
 
-        Raises Unavailable if none is usable within TARGET_WAIT_S.
+        key, avoid: see `choose_target`. Raises Unavailable if no target is usable within TARGET_WAIT_S.
         """
         give_up_s = time.monotonic() + TARGET_WAIT_S
         while True:
@@ -341,7 +351,7 @@ class ServedModel:
                     await self._changed.wait()
 
     def has_other_free_target(self, target: TargetMember) -> bool:
-        """Return whether another target has a free slot."""
+        """Return whether a target other than `target` has a free slot."""
         others = (member for member in self.targets.values() if member is not target)
         return any(member.usable and not member.load.full for member in others)
 
@@ -355,8 +365,8 @@ class ServedModel:
     ) -> DraftMember | None:
         """Return the best draft for requests at this target, or None if no draft is usable.
 
-        A draft of the kind that `drafter` needs comes first, then one with a model, then any. For a beam search
-        (`searches`) a draft that can draft for it comes before all others. Among equals the load decides.
+        A draft that runs the drafter that `drafter` needs comes first, then one with a model, then any. For a beam
+        search (`searches`) a draft that can draft for beams comes before all others. Among equals the load decides.
 
         avoid: name of a draft that is never chosen. pool: pool that the draft must be of; None for any.
 
@@ -381,7 +391,7 @@ class ServedModel:
         pool: str | None,
         searches: bool,
     ) -> bool:
-        """Return whether another usable draft matches `drafter` better than `draft` does.
+        """Return whether another usable draft fits `drafter` and `searches` better than `draft` does.
 
         The arguments are those of `choose_draft`.
         """

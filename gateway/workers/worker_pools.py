@@ -1,6 +1,6 @@
 """Keeps the served models and the links to their workers in line with the membership. The gateway has one `Pools`.
 
-A worker whose address changes counts as a new one. The requests of a worker that leaves continue on others.
+A worker whose address changes counts as a new worker. If a worker leaves, its requests continue on others.
 """
 
 from __future__ import annotations
@@ -33,23 +33,25 @@ from outrider.wire.transport.tls import part_certificates
 log = get_logger(__name__)
 
 START_TIMEOUT_S = 300.0
-"""Maximal wait at start for targets at given addresses, in seconds. With a registry or names, the wait after which it
-is logged that no target has come."""
+"""Maximal wait at start for targets at given addresses, in seconds. With a registry or DNS names the wait has no end;
+after this time the log shows that no target has connected."""
 ROUND_TIMEOUT_S = 30.0
-"""Maximal time that a worker with work may go without a step before it counts as lost, in seconds."""
+"""Maximal time for which a worker with work may make no step before it counts as lost, in seconds."""
 DRAFT_MESSAGE_BYTES = 32 << 20
-"""Maximal size of a draft's message, in bytes. Its tokenizer is the largest: Gemma's tokenizer.json has 33.4 MB.
-Receiving that much takes 40 ms of the event loop."""
+"""Maximal size of a message from a draft, in bytes. The largest message is the draft's tokenizer: Gemma's
+tokenizer.json has 33.4 MB. Receiving that much takes 40 ms of the event loop."""
 DRAFTS_WAIT_S = 20.0
-"""Maximal time that a serving gateway waits for its drafts before it announces itself, in seconds."""
+"""Maximal time for which a gateway that can serve waits for its drafts before it reports that it is ready, in seconds.
+"""
 OTHERS_WAIT_S = 20.0
-"""Maximal wait for the targets of other pools while one pool can be served, in seconds."""
+"""Maximal wait at start for the targets of other pools once one pool can be served, in seconds."""
 HEARD_S = 2.0
-"""Time within which a live worker must have replied, in seconds: each is polled twice a second."""
+"""Seconds since its last reply after which a worker does not count as live in the gateway's report. Each worker is
+polled at least once a second."""
 
 
 class Pools:
-    """The served models and all their workers."""
+    """All served models of a gateway and all their workers."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         """Create pools without members. Raises ConfigError for an unreadable chat template or certificate."""
@@ -57,12 +59,12 @@ class Pools:
         self.certificates = part_certificates(config.tls_dir, Part.GATEWAY)
         self.metrics = metrics
         self.models: dict[str, ServedModel] = {}
-        """Served models, by target pool."""
+        """Served models, by the name of their target pool."""
         self.members: dict[str, TargetMember | DraftMember] = {}
         self._shared = SharedServices(config, metrics, read_chat_template(config))
         self.renderers = self._shared.renderers
         self._serves: dict[str, tuple[str, ...]] = {}
-        """Names of the target pools that a draft pool serves, by draft pool."""
+        """Names of the target pools that each draft pool serves, by the draft pool's name."""
         self._background: set[asyncio.Task[None]] = set()
         self._pairing_checks = PairingChecks(self._neighbours, self._in_background, self._note_change)
         self._changed = asyncio.Event()
@@ -72,7 +74,7 @@ class Pools:
         metrics.registry.register(VllmNames(metrics, self._model_loads))
 
     def is_connected(self, name: str) -> bool:
-        """Return whether the stream to the member of this name is up."""
+        """Return whether the Control stream to the member with this name is up."""
         member = self.members.get(name)
         return member is not None and member.connection is not None
 
@@ -150,11 +152,11 @@ class Pools:
     async def wait_ready(self) -> None:
         """Wait, at start, until a target of every pool is connected or refused. Drafts are not waited for.
 
-        If one pool can be served, the others are waited for at most OTHERS_WAIT_S. With a registry or names, the first
-        target is waited for without end, because nothing here shows how long workers take to load.
+        Once one pool can be served, the wait for the others lasts at most OTHERS_WAIT_S. With a registry or DNS names,
+        the wait for the first target has no end, because the gateway cannot see how long workers take to load.
 
-        Raises Unavailable if no target comes in time to a given address. If all targets were refused, raises the reason
-        (IncompatiblePair, ConfigError).
+        Raises Unavailable if no target connects in time at a given address. If all targets were refused, raises the
+        error with which the first was refused (IncompatiblePair, ConfigError).
         """
         began_s = time.monotonic()
         come_and_go = self.config.registry is not None or DNS in (self.config.target or "")
@@ -182,9 +184,9 @@ class Pools:
             await self._wait_change(None)
 
     async def wait_drafts(self) -> None:
-        """Wait until every draft is connected or refused and its pairing checks are done, at most DRAFTS_WAIT_S.
+        """Wait until every draft is connected or refused and its pairing checks are done, for at most DRAFTS_WAIT_S.
 
-        Requests are served meanwhile.
+        Requests are served during the wait.
         """
         give_up_s = time.monotonic() + DRAFTS_WAIT_S
         while True:
@@ -204,7 +206,7 @@ class Pools:
 
     @property
     def can_serve(self) -> bool:
-        """Whether at least one of the models can be served."""
+        """Whether requests for at least one of the models can be served now."""
         return any(model.reason() is None for model in self.models.values())
 
     def _check_refused(self) -> None:
@@ -248,7 +250,7 @@ class Pools:
         return models
 
     def refusals(self) -> list[str]:
-        """Return, as sentences, which workers do not start again or are refused, and why."""
+        """Return one sentence for each worker that is refused or is not started again, with the reason."""
         reasons: list[str] = []
         for member in self.members.values():
             if member.link.refused is not None:
@@ -263,7 +265,10 @@ class Pools:
         return list(dict.fromkeys(reasons))  # once: a draft fails the same way at all targets of a model
 
     def report(self) -> rpb.GatewayReport:
-        """Return the report for the launcher, without the gateway's name."""
+        """Return the gateway's report to the launcher: which workers are live, and the load of each pool.
+
+        The field with the gateway's name is left empty.
+        """
         since_s = time.monotonic() - HEARD_S
         live = [name for name, member in self.members.items() if member.link.heard_s >= since_s]
         report = rpb.GatewayReport(heard=live)
@@ -279,7 +284,7 @@ class Pools:
         return report
 
     async def close(self) -> None:
-        """Close all links and the pool of renderers."""
+        """Close all links and stop the processes that render chat templates."""
         for member in list(self.members.values()):
             self._remove(member)
         while self._background:

@@ -1,6 +1,6 @@
-"""Serves a layer over chat: one answer to one chat, whole or as the events of the layer's own protocol.
+"""Serves a layer over chat: one output of one chat, as a whole response or as events of the layer's protocol.
 
-`gateway.api.routes` makes a LayerAnswer of each request. It gives every output to a Form, which writes it in the
+`gateway.api.routes` creates a LayerAnswer for each request. It passes every output to a Form, which writes it in the
 protocol of Responses or Messages.
 """
 
@@ -23,44 +23,45 @@ from gateway.tools.reading import Reading
 from outrider.wire.errors import OutriderError
 
 PLAIN_TEXT = Reading(family=None, schemas={}, reasoning=None, in_reasoning=False, max_calls=None, shown_ids=frozenset())
-"""The reading of an output that has neither calls nor reasoning."""
+"""Parser for an output in which neither tool calls nor reasoning are looked for."""
 
 
 class Form(Protocol):
-    """Writes one answer in the protocol of its endpoint. Give it all outputs, in order.
+    """Writes one response in the protocol of its endpoint. All outputs of the choice must be pushed to it, in order.
 
     An event is a dict with a `type`.
     """
 
     def begin(self) -> Iterator[Json]:
-        """Yield the events with which a stream begins."""
+        """Yield the events with which a stream begins, before any output."""
 
     def push(self, output: RoundOutput) -> Iterator[Json]:
-        """Yield the events of the output of one round."""
+        """Yield the events for the output of one round."""
 
     def without_text(self) -> Json:
-        """Return an event that adds nothing to the answer, for a round that has no event of its own."""
+        """Return an event that adds no text to the response, for a round that has no event of its own."""
 
     def failed(self, error: OutriderError) -> Iterator[Json]:
-        """Yield the events that end a stream which failed after it had begun."""
+        """Yield the events that end a stream after an error that happened when it had already begun."""
 
     def whole(self) -> Json:
-        """Return the answer with all outputs so far."""
+        """Return the whole response, with all outputs pushed so far."""
 
 
 FormFactory = Callable[[GenerationRequest, Tokenizer], Form]
-"""Function that creates the form of one answer."""
+"""Function that creates the form of one response."""
 
 
 class AnswerReader:
-    """Splits the outputs of one answer into parts: text, reasoning and calls."""
+    """Splits the outputs of one choice into parts: text, reasoning and tool calls."""
 
     def __init__(self, reading: Reading | None) -> None:
         self._reader = ChoiceReader(reading or PLAIN_TEXT)
 
     def parts(self, output: RoundOutput) -> list[Part]:
-        """Return the parts of the output of one round. A call that began in this round and turned out to be text is not
-        among them.
+        """Return the parts in the output of one round.
+
+        A call that began in this round and turned out to be text is left out.
         """
         parts: list[Part] = []
         begun: int | None = None  # index in `parts` of a call that began in this round
@@ -75,22 +76,22 @@ class AnswerReader:
         return parts
 
     def call_id(self, call: CallStart) -> str:
-        """Return a new id for a call, as the chat template takes it."""
+        """Return a new id for a tool call, in the form that the chat template accepts."""
         return self._reader.call_id(call.index, call.name)
 
     @property
     def has_calls(self) -> bool:
-        """Whether the answer so far has a call that is complete."""
+        """Whether the outputs so far contain a complete tool call."""
         return self._reader.has_calls
 
     def usage(self, output: RoundOutput) -> Json:
-        """Return the usage of the answer, as chat has it, from its last output."""
+        """Return the usage of the response, in the form that chat has. output: last output of the choice."""
         assert output.usage is not None
         return usage_of([output.usage], 1, self._reader.num_reasoning_tokens)
 
 
 class LayerAnswer:
-    """The answer to one request: `whole`, or as `events`."""
+    """Runs one request of a layer over chat, and returns the response as a `whole` or yields it as `events`."""
 
     def __init__(
         self,
@@ -100,7 +101,11 @@ class LayerAnswer:
         create_form: FormFactory,
         token_kinds: bool,
     ) -> None:
-        """`token_kinds`: whether the kind of each output token is reported, under `speculation`."""
+        """Create the response of one request, not yet started.
+
+        create_form: creates the Form that writes it. token_kinds: whether the response contains the kind of each output
+        token, in the field `speculation`.
+        """
         self._admission = admission
         self._demand = demand
         self._incoming = incoming
@@ -109,7 +114,7 @@ class LayerAnswer:
         self._form: Form | None = None
 
     async def whole(self) -> Json:
-        """Return the whole answer, when its last output is there."""
+        """Run the request to its end, and return the whole response."""
         outputs: list[RoundOutput] = []
         async with self._admission.answers(self._demand, self._incoming) as answers:
             form = self._create_form(answers.requests[0])
@@ -124,7 +129,7 @@ class LayerAnswer:
         return whole
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Yield server-sent events; those of one round are one item."""
+        """Run the request, and yield server-sent events. The events of one round are one item."""
         async with self._admission.answers(self._demand, self._incoming) as answers:
             form = self._create_form(answers.requests[0])
             await self._admission.wait_for_slot(answers)
@@ -138,7 +143,7 @@ class LayerAnswer:
                     yield encode_events(events)
 
     def failure(self, error: OutriderError) -> bytes:
-        """Return the server-sent events that end a stream which failed after it had begun."""
+        """Return the server-sent events that end a stream after an error that happened when it had already begun."""
         assert self._form is not None
         return encode_events(self._form.failed(error))
 
@@ -151,5 +156,5 @@ class LayerAnswer:
 
 
 def encode_events(events: Iterable[Json]) -> bytes:
-    """Return the events as server-sent events, each named by its `type`."""
+    """Return events as server-sent events in bytes, each with its `type` as the name."""
     return b"".join(b"event: %s\ndata: %s\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events)

@@ -1,4 +1,4 @@
-"""The blocks of a message of POST /v1/messages: text, documents, reasoning, calls and their results."""
+"""The content blocks in POST /v1/messages: text, documents, reasoning, tool calls and their results."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gateway.api.schemas.messages import type_field, written_arguments
 from outrider.wire.errors import InvalidRequest
 
 DOCUMENTS = ("document", "search_result")
-"""Types of blocks whose text is read, with headings."""
+"""Types of blocks that become text with a heading."""
 BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", *DOCUMENTS)
-"""Types of blocks that are read."""
+"""Types of blocks that requests may contain."""
 ROLE_BLOCKS = {
     "user": ("text", "tool_result", *DOCUMENTS),
     "system": ("text",),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
-"""By role of a message: types of blocks that it may have."""
+"""Types of blocks that a message may contain, by its role."""
 
 
 def as_blocks(value: Any) -> Any:
-    """Return a text as one block in a list, None as no blocks, and any other value as it is."""
+    """Return a string as a list of one text block, None as an empty list, and any other value unchanged."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -66,7 +66,7 @@ class RedactedBlock(LenientSchema):
 
 
 class WrittenBlock(StrictSchema):
-    """A document or a search result, of which the text is read."""
+    """A document or a search result, whose text is read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -74,7 +74,7 @@ class WrittenBlock(StrictSchema):
 
     @property
     def part(self) -> dict[str, Any]:
-        """The block as a part of a message's content."""
+        """The block as a content part of a chat message: its type with its other fields."""
         return {"type": self.type, **(self.model_extra or {})}
 
     @model_validator(mode="after")
@@ -90,7 +90,7 @@ class ToolUseBlock(LenientSchema):
     input: Any = Field(default=None, description="an object")
 
     def written(self) -> str:
-        """Return the input as JSON. Raises InvalidRequest for one that nests too deep."""
+        """Return the call's input as JSON. Raises InvalidRequest if it nests too deep."""
         try:
             return written_arguments(self.input)
         except ValueError as error:
@@ -124,12 +124,15 @@ Block = Annotated[
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Return a text as a part of a chat message's content."""
+    """Return a content part of a chat message that holds this text."""
     return {"type": "text", "text": text}
 
 
 def content_of(blocks: Iterable[Any]) -> str | list[dict[str, Any]]:
-    """Return the text blocks among `blocks` as the content of a chat message: one text as it is, several as parts."""
+    """Return the text blocks among `blocks` as the content of a chat message.
+
+    A single text becomes a string, several become a list of parts. Other blocks are skipped.
+    """
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     if len(texts) == 1:
         return str(texts[0])

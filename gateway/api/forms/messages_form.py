@@ -1,4 +1,4 @@
-"""An answer of Anthropic's Messages API: its blocks, and the events of a stream that build them. No I/O."""
+"""Writes responses of Anthropic's Messages API: their content blocks, and the events of a stream. No I/O."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from outrider.wire.errors import OutriderError
 
 
 class MessageForm:
-    """The form of an answer of /v1/messages: see `gateway.api.forms.layers.Form`."""
+    """Writes one response of /v1/messages. For its methods see `gateway.api.forms.layers.Form`."""
 
     def __init__(self, max_tokens: int, answer_id: str, request: GenerationRequest, tokenizer: Tokenizer) -> None:
-        """`max_tokens`: of the body, which may be more than the context leaves. `answer_id`: the id of the message."""
+        """Create the form of a response without content.
+
+        max_tokens: value in the request's body, which may be more than the context leaves. answer_id: id of the
+        message.
+        """
         self._id = answer_id
         self._is_limited_by_context = request.params.max_tokens < max_tokens
         self._request = request
         self._answer = AnswerReader(request.reading)
         self._blocks: list[Json] = []
-        """Blocks of the message. The last one is open while `_is_open`: its text is in `_texts`."""
+        """Content blocks of the message. The last one is open while `_is_open`; its text is then in `_texts`."""
         self._is_open = False
         self._index = -1
-        """Index of the last block in the stream's events, where calls that turned out to be text count, too."""
+        """Index of the last block in the stream's events. Tool calls that turned out to be text also have an index."""
         self._texts: list[str] = []
-        """Pieces of the open block's text or arguments."""
+        """Pieces of the text, or of the arguments, of the open block."""
         self._stop: Json = {"stop_reason": None, "stop_sequence": None}
         # A stream begins before it is known how much was cached: message_start counts nothing as cached.
         self._usage: Json = {

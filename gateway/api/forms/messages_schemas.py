@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/messages and /v1/messages/count_tokens, Anthropic's, and the messages of their chat."""
+"""Bodies of Anthropic's POST /v1/messages and /v1/messages/count_tokens, and their conversion to chat messages."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ MESSAGES_IGNORED = {
     "user_profile_id": "nothing is stored",
     "workspace_id": "nothing is stored",
 }
-"""Parameters of /v1/messages that are accepted and change nothing, with the reason."""
+"""Parameters of /v1/messages that are accepted and have no effect, with the reason."""
 COUNT_IGNORED = {
     **MESSAGES_IGNORED,
     "max_tokens": "nothing is generated",
     "stop_sequences": "nothing is generated",
     "metadata": "nothing is stored",
 }
-"""The same of /v1/messages/count_tokens."""
+"""Parameters of /v1/messages/count_tokens that are accepted and have no effect, with the reason."""
 MESSAGES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "container": (),
     "mcp_servers": ([],),
     "compaction": (),
     "thread": (),
 }
-"""Parameters that are not offered, with the values besides null that ask for nothing."""
+"""Parameters that are not offered, with the values (besides null) that are accepted because they request nothing."""
 
 
 class InputMessage(LenientSchema):
-    """A message, or an answer as it came, which has more fields."""
+    """A message of the chat. A received response may be sent back as a message; its other fields are ignored."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
@@ -83,7 +83,7 @@ class InputMessage(LenientSchema):
         return self
 
     def messages(self) -> Iterator[MessageBody]:
-        """Yield the messages of the chat that this one becomes."""
+        """Yield the chat messages that this message becomes, such as one for each tool result and one for the text."""
         # text, tool_result, text: three messages, of user, tool and user
         if self.role == "assistant":
             yield self._assistant_message()
@@ -142,7 +142,7 @@ class Metadata(LenientSchema):
 
 
 class CountBody(Layer):
-    """POST /v1/messages/count_tokens: what a message is made of, without what says how it is answered."""
+    """POST /v1/messages/count_tokens: the fields of a Messages request that make up its prompt."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(MESSAGES_NEUTRAL, COUNT_IGNORED))
     ignored: ClassVar[dict[str, str]] = COUNT_IGNORED
@@ -170,8 +170,9 @@ class CountBody(Layer):
         return without_others(value, MESSAGES_NEUTRAL, cls.ignored)
 
     def demand(self, request_id: str, **others: Any) -> UncheckedRequest:
-        """Return the demand for an answer to these messages. `others`: more fields of a ChatBody. Raises
-        InvalidRequest.
+        """Return the UncheckedRequest for one output to these messages. Raises InvalidRequest.
+
+        others: further fields of a ChatBody.
         """
         if self.messages[-1].role == "assistant":
             text = "messages ends with the assistant's own, which is not continued here; end with the user's"

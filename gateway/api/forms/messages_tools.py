@@ -1,4 +1,4 @@
-"""The tools of POST /v1/messages, and the choice among them."""
+"""The fields `tools` and `tool_choice` of POST /v1/messages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gateway.tools.offer import Tool, ToolOffer, offer_of
 from outrider.wire.errors import InvalidRequest
 
 DIRECT = "direct"
-"""The value of `allowed_callers` that stands for the model itself."""
+"""Value in `allowed_callers` that allows the model itself to call a tool."""
 
 
 class MessagesTool(LenientSchema):
-    """A tool of the client's."""
+    """A tool that the client runs."""
 
     type: Literal["custom"] | None = described("custom; a tool of another type is left out")
     name: str
@@ -27,7 +27,7 @@ class MessagesTool(LenientSchema):
     allowed_callers: list[str] | None = described("a tool that programs alone may call is left out")
 
     def tool(self, index: int) -> Tool | None:
-        """Return the tool, whose index in the request is `index`; None for one that the model may not call."""
+        """Return the tool at `index` in the request's `tools`; None if the model may not call it."""
         if self.allowed_callers and DIRECT not in self.allowed_callers:
             log_ignored("tools that programs alone may call, which are not offered to the model")
             return None
@@ -49,7 +49,7 @@ class ToolChoice(LenientSchema):
     disable_parallel_tool_use: bool | None = described("at most one call. Default: false")
 
     def offer(self, tools: Sequence[Tool]) -> ToolOffer:
-        """Return the offer of these tools under this choice. Raises InvalidRequest."""
+        """Return the offer to the model: these tools under this choice. Raises InvalidRequest."""
         if (self.type == "tool") is (self.name is None):
             text = f"tool_choice has type {self.type} and {'no ' * (self.name is None)}name; they go together"
             raise InvalidRequest(text, param="tool_choice.name")

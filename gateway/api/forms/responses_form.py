@@ -1,4 +1,4 @@
-"""An answer of OpenAI's Responses API: its items, and the events of a stream that build them. No I/O."""
+"""Writes responses of OpenAI's Responses API: their items, and the events of a stream. No I/O."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from gateway.tools.parts import Arguments, CallRetraction, CallStart, Content, P
 from outrider.wire.errors import OutriderError, Overloaded
 
 CALLS = ("function_call", "custom_tool_call")
-"""Types of items that are calls; the others have parts of content."""
+"""Types of items that are tool calls. Items of other types have a list of content parts."""
 EMPTY_ITEMS: dict[str, tuple[str, Json]] = {
     "message": ("msg", {"role": "assistant", "content": []}),
     "reasoning": ("rs", {"summary": [], "content": [], "encrypted_content": None}),
     "function_call": ("fc", {"arguments": ""}),
     "custom_tool_call": ("ctc", {"input": ""}),
 }
-"""By type of an item: the prefix of its id, and its own fields before it has any text."""
+"""For each type of item: the prefix of its id, and its fields before it has any text."""
 
 
 class ResponseForm:
-    """The form of an answer of /v1/responses: see `gateway.api.forms.layers.Form`."""
+    """Writes one response of /v1/responses. For its methods see `gateway.api.forms.layers.Form`."""
 
     def __init__(self, body: ResponsesBody, answer_id: str, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         self._body = body
@@ -44,16 +44,16 @@ class ResponseForm:
         self._created = int(time.time())
         self._num_events = 0
         self._num_items = 0
-        """Items in the stream's events, where calls that turned out to be text count, too."""
+        """Number of items in the stream's events. Tool calls that turned out to be text count, too."""
         self._items: list[Json] = []
-        """Items of the output. The last one is open while `_is_open`: its text is in `_texts`."""
+        """Items of the response. The last one is open while `_is_open`; its text is then in `_texts`."""
         self._is_open = False
         self._texts: list[str] = []
-        """Pieces of the open item's text, arguments or input."""
+        """Pieces of the text, the arguments or the input of the open item."""
         self._logprobs: list[Json] = []
         """Log-probs of the open item's text."""
         self._pending_tokens: deque[OutputToken] = deque()
-        """Tokens behind the last text that was sent, if log-probs are asked for."""
+        """Tokens after the last text that was sent; used only if log-probs are requested."""
         self._status = "in_progress"
         self._error: Json | None = None
         self._usage: Json | None = None
@@ -249,7 +249,7 @@ class ResponseForm:
 
 
 def shown_tools(tools: Sequence[Any]) -> list[Json]:
-    """Return the tools that the model was offered, as the field `tools` of an answer shows them."""
+    """Return the tools that the model was offered, in the form of the response's field `tools`."""
     shown: list[Json] = []
     for tool in tools:
         if isinstance(tool, NamespaceTool):
@@ -263,8 +263,10 @@ def shown_tools(tools: Sequence[Any]) -> list[Json]:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text with which a tool that takes any text is called. `arguments`: those of the function that the
-    model was offered instead; where they are cut short by the limit of tokens, they are returned as they are.
+    """Return the input of a call of a custom tool, which takes any text.
+
+    arguments: JSON arguments of the function that the model was offered instead of the tool. If max_tokens cut them
+    short, they are returned unchanged.
     """
     # {"input": "ls"} -> ls
     try:

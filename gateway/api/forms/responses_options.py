@@ -1,4 +1,4 @@
-"""Fields of POST /v1/responses that are not the input: what is ignored, and the format and effort of an answer."""
+"""Fields of POST /v1/responses besides its input: ignored parameters, output format and reasoning effort."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESPONSES_IGNORED = {
     "max_tool_calls": "of tools that the server runs, and it runs none",
     "client_metadata": "nothing is stored",
 }
-"""Parameters that are accepted and change nothing, with the reason."""
+"""Parameters that are accepted and have no effect, with the reason."""
 RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "previous_response_id": (),
@@ -31,9 +31,8 @@ RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "truncation": ("disabled",),
 }
-"""Parameters that are not offered, with the values besides null that ask for nothing. Nothing is stored, and no input
-is cut.
-"""
+"""Parameters that are not offered, with the values (besides null) that are accepted because they request nothing. The
+server stores nothing and cuts no input."""
 
 Include = Literal[
     "message.output_text.logprobs",
@@ -48,14 +47,15 @@ Include = Literal[
 
 
 class TextFormat(JsonSchemaBody):
-    """OpenAI's `text.format`: chat's `response_format`, with its `json_schema` unpacked."""
+    """OpenAI's `text.format`: a chat's `response_format` with the fields of its `json_schema` unpacked."""
 
     type: Literal["text", "json_object", "json_schema"]
     schema_: Any = Field(default=None, alias="schema", description="a JSON Schema (2020-12), with type json_schema")
 
     def output(self) -> OutputFormat | None:
-        """Return the format of the output, None for any text. Raises InvalidRequest unless `schema` is given with the
-        type json_schema alone.
+        """Return the format that the output must have; None for any text.
+
+        Raises InvalidRequest if `type` is json_schema without `schema`, or another type with it.
         """
         if (self.type == "json_schema") is (self.schema_ is None):
             text = f"text.format has type {self.type} and {'no ' * (self.schema_ is None)}schema; they go together"

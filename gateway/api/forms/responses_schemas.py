@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, OpenAI's, its input, and the messages of the chat that the input becomes."""
+"""The body of OpenAI's POST /v1/responses, and the conversion of its input to chat messages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class InputMessage(LenientSchema):
 
 
 class InputCall(LenientSchema):
-    """A past call of a function, or of a tool that takes any text."""
+    """A past call of a function, or of a custom tool, which takes any text."""
 
     type: Literal["function_call", "custom_tool_call"]
     call_id: str
@@ -64,7 +64,7 @@ class InputCall(LenientSchema):
     input: str | None = described("of custom_tool_call")
 
     def written(self) -> str:
-        """Return the arguments as text. Raises ValueError for what cannot be written as JSON."""
+        """Return the call's arguments as text. Raises ValueError if they cannot be written as JSON."""
         if self.type == "custom_tool_call":
             return written_arguments({CUSTOM_INPUT: self.input or ""})
         return written_arguments(self.arguments)
@@ -104,13 +104,13 @@ ITEM_TAGS = {
     "custom_tool_call_output": "<output>",
     "reasoning": "<reasoning>",
 }
-"""By type of the items that are read: the tag of their class in the union `Item`."""
+"""For each type of input item that is read, the pydantic tag of its class in the union `Item`."""
 LEFT_OUT = re.compile("(_call|_output)$|^mcp_")
-"""Types of items of tools that this server does not have."""
+"""Pattern of the types of input items that belong to tools of other servers. Such items are left out."""
 
 
 class InputLeftOut(LenientSchema):
-    """An item of a tool that the server has not: its call, or what it found. Left out of the chat."""
+    """An item of a tool that the server does not have: a call of it or a result. It is left out of the chat."""
 
     type: str = Field(json_schema_extra={"pattern": LEFT_OUT.pattern, "not": {"enum": list(ITEM_TAGS)}})
 
@@ -154,7 +154,10 @@ class NamedTool(TypedDict):
 
 
 def read_choice(value: Any) -> str | tuple[str]:
-    """Return the word, or `(name,)` for a tool that is named. Raises ValueError for any other value."""
+    """Return the value of `tool_choice`: a word, or `(name,)` if it names a tool.
+
+    Raises ValueError for any other value.
+    """
     if value in ("none", "auto", "required"):
         return str(value)
     if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str):
@@ -163,7 +166,7 @@ def read_choice(value: Any) -> str | tuple[str]:
 
 
 def as_items(value: Any) -> Any:
-    """Return a text as a message of the user, in a list; any other value as it is."""
+    """Return a string as a list with one message of the user; any other value unchanged."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     return value
@@ -215,7 +218,10 @@ class ResponsesBody(Layer):
 
     @cached_property
     def offered(self) -> dict[str, OfferedTool]:
-        """The tools that the model is offered, by the name with which it calls them. Raises InvalidRequest."""
+        """Tools that the model is offered, by the name with which it calls them.
+
+        Raises InvalidRequest if two have the same name.
+        """
         by_name: dict[str, OfferedTool] = {}
         for offered in offered_tools(self.tools or ()):
             name = offered.tool.name
@@ -227,11 +233,11 @@ class ResponsesBody(Layer):
 
     @property
     def logprobs(self) -> bool:
-        """Whether the answer's text has log-probs."""
+        """Whether the request asks for log-probs of the response's text."""
         return "message.output_text.logprobs" in (self.include or ())
 
     def demand(self, request_id: str) -> UncheckedRequest:
-        """Return the demand for this response. Raises InvalidRequest."""
+        """Return the UncheckedRequest for one output to this input. Raises InvalidRequest."""
         if self.top_logprobs and not self.logprobs:
             text = "top_logprobs needs include to have message.output_text.logprobs"
             raise InvalidRequest(text, param="top_logprobs")
@@ -251,14 +257,14 @@ class ResponsesBody(Layer):
 
     @property
     def effort(self) -> str | None:
-        """The effort of reasoning that the chat template gets."""
+        """Reasoning effort, which the chat template gets as a variable; None if the request names none."""
         if self.reasoning is None:
             return None
         return self.reasoning.effort
 
     @property
     def text_format(self) -> TextFormat | None:
-        """The field `text.format`."""
+        """Field `text.format` of the request; None without it."""
         if self.text is None:
             return None
         return self.text.format
@@ -270,10 +276,10 @@ class ResponsesBody(Layer):
 
 
 def chat_messages(instructions: str | None, items: Sequence[Any]) -> Iterator[MessageBody]:
-    """Yield the messages of the chat that the input of a response becomes.
+    """Yield the chat messages that a request's instructions and input items become.
 
-    An assistant's reasoning, text and calls are one message as long as they come in this order, each of the first two
-    once.
+    Consecutive items with an assistant's reasoning, text and calls become one message if they come in this order, with
+    at most one reasoning and one text.
     """
     # reasoning, text, call, call: one message. call, text: two messages.
     if instructions is not None:
@@ -322,7 +328,7 @@ def _assistant_field(item: Any) -> tuple[str, Any] | None:
 
 
 ORDER = ("reasoning_content", "content", "tool_calls")
-"""Order in which a model writes the fields of a message."""
+"""Fields of an assistant's message, in the order in which a model writes them."""
 
 
 def _begins_message(pending: dict[str, Any], name: str) -> bool:

@@ -1,6 +1,6 @@
-"""The tools of POST /v1/responses: functions, tools that take any text, and namespaces of both.
+"""The tools of POST /v1/responses: functions, custom tools (which take any text), and namespaces of both.
 
-The model is offered functions alone, under one name each; an OfferedTool holds the names that the client gave.
+The model is offered only functions, each under a single name. An OfferedTool holds the names that the client gave.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ANY_TEXT: dict[str, Any] = {
     "required": [CUSTOM_INPUT],
     "additionalProperties": False,
 }
-"""JSON schema of the arguments of a tool that takes any text."""
+"""JSON schema of the arguments of the function that the model is offered instead of a custom tool."""
 
 
 class ResponsesTool(LenientSchema):
-    """A function, or a tool that takes any text."""
+    """A function, or a custom tool, which takes any text."""
 
     type: Literal["function", "custom"]
     name: str
@@ -46,7 +46,7 @@ InnerTool = Annotated[
 
 
 class NamespaceTool(LenientSchema):
-    """Tools under one name."""
+    """Several tools under the name of a namespace."""
 
     type: Literal["namespace"]
     name: str
@@ -77,41 +77,41 @@ AnyResponsesTool = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool of the request, as the model is offered it and as the client named it."""
+    """A tool of the request: the function that the model is offered, and the client's names for it."""
 
     tool: Tool
-    """The function that the model is offered."""
+    """Function that the model is offered for the tool."""
     name: str
-    """The client's name of the tool, in its namespace."""
+    """The client's name for the tool, without its namespace."""
     namespace: str | None
     is_custom: bool
-    """Whether it takes any text."""
+    """Whether it is a custom tool, which takes any text."""
     place: str
     """Path of the tool in the request, such as `tools[0].tools[1]`, for errors."""
 
     @property
     def call_type(self) -> str:
-        """The type of an item of the answer that is a call of this tool."""
+        """Type of the response's items that are calls of this tool."""
         if self.is_custom:
             return "custom_tool_call"
         return "function_call"
 
     def item_fields(self) -> dict[str, Any]:
-        """Return the fields by which the item of a call names this tool."""
+        """Return the fields with which an item for a call names this tool."""
         if self.namespace is None:
             return {"name": self.name}
         return {"name": self.name, "namespace": self.namespace}
 
 
 def full_name(namespace: str | None, name: str) -> str:
-    """Return the name with which the model calls a tool of this namespace: `namespace__name`."""
+    """Return the name with which the model calls a tool: `namespace__name`, or `name` without a namespace."""
     if namespace is None:
         return name
     return f"{namespace}__{name}"
 
 
 def offered_tools(tools: Sequence[Any]) -> Iterator[OfferedTool]:
-    """Yield the tools of a request that the model is offered, in their order, those in namespaces among them."""
+    """Yield the tools of a request that the model is offered, in their order. Tools in namespaces are included."""
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         if isinstance(tool, ResponsesTool):

@@ -1,4 +1,4 @@
-"""Base classes of all bodies of requests: `StrictSchema` refuses names that are not known, `LenientSchema` ignores them."""
+"""Base classes of all bodies of requests: `StrictSchema` refuses unknown fields, `LenientSchema` ignores them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_FIELDS = 64
-"""Fields that a JSON object of a body may have, unless it is a map; the largest body has fewer."""
+"""Maximal number of fields of a JSON object in a body, unless it is a map. The largest body has fewer."""
 MAX_NAMED = 100
-"""Ignored fields that the log names in the life of a process: clients choose the names."""
+"""Maximal number of ignored fields whose names are logged in the life of a process. Clients choose the names, so a
+limit is needed."""
 MAX_NAME_CHARS = 80
-"""Characters of the name of an ignored field that the log shows."""
+"""Maximal number of characters of an ignored field's name that are logged."""
 _named: set[str] = set()
-"""Ignored fields that the log has named already."""
+"""Names of ignored fields that were logged already."""
 
 
 def described(description: str, allowed: Range | None = None, **schema: Any) -> Any:
-    """Return an optional field of a body, None by default.
+    """Return the pydantic field for an optional field of a body, with the default None.
 
-    `allowed`: the range of a number, for the description and the schema; it is checked elsewhere. `schema`: more
-    keywords of the field's JSON schema.
+    allowed: range of a number, for the description and the schema; it is checked elsewhere. schema: further keywords of
+    the field's JSON schema.
     """
     if allowed is not None:
         description = f"{allowed}; {description}".removesuffix("; ")
@@ -35,7 +36,7 @@ def described(description: str, allowed: Range | None = None, **schema: Any) -> 
 
 
 class StrictSchema(BaseModel):
-    """Base class of bodies that refuse unknown names. Nothing is converted: "0.5" is no number."""
+    """Base class of bodies that refuse unknown fields. No value is converted: the string "0.5" is not a number."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -49,9 +50,9 @@ class StrictSchema(BaseModel):
 
 
 class LenientSchema(StrictSchema):
-    """Base class of objects in a body that only describe something: unknown names are ignored, and logged once.
+    """Base class of objects in a body that only describe something. Unknown fields are ignored, and logged once.
 
-    Clients send back what they received, also from other servers.
+    Clients send back what they received, from other servers, too.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -68,7 +69,7 @@ class LenientSchema(StrictSchema):
 
 
 def log_ignored(name: str) -> None:
-    """Log that requests have something of this name, which changes nothing. Each name is logged once."""
+    """Log that requests contain something of this name that has no effect. Each name is logged once."""
     if name in _named or len(_named) >= MAX_NAMED:
         return
     _named.add(name)

@@ -1,7 +1,7 @@
-"""Reads the content of messages as all three APIs write it: a text, or a list of parts, each with a type.
+"""Reads the content of messages, in the forms of all three APIs: a text, or a list of parts, each with a type.
 
-Parts of text are read. Other parts (images, files) are refused in a user's message, and replaced by a line of text in
-messages that the caller did not write.
+Text parts are read. Other parts (images, files) are refused in a user's message. In messages that the caller did not
+write they are replaced by a line of text.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from gateway.confined.template_shape import text_of_content
 from outrider.wire.errors import InvalidRequest
 
 TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
-"""Types of parts whose text is in the field `text`."""
+"""Types of parts that have their text in the field `text`."""
 SKIPPED_PARTS = ("redacted_thinking",)
-"""Types of parts that are skipped: their contents are encrypted."""
+"""Types of parts that are skipped, because their content is encrypted."""
 ROLES_OF_OTHERS = ("assistant", "tool", "function")
-"""Roles of messages that the caller did not write: an image or a file in one is replaced by a line of text."""
+"""Roles of messages that the caller did not write. An image or a file in one is replaced by a line of text."""
 
 
 class NoTextPart(ValueError):
-    """A part that is no text, such as an image, in a message of the caller's. pydantic reports it as an error of a
-    field.
+    """A message of the caller has a part that is no text, such as an image.
+
+    It is a ValueError, so that pydantic reports it as an error of the field.
     """
 
 
 class NoTextBlock(InvalidRequest):
-    """As NoTextPart, raised where pydantic has no field to report a ValueError of: when it chooses a block's class."""
+    """The same error as NoTextPart, raised while pydantic chooses the class of a block.
+
+    At that moment pydantic has no field of which it could report a ValueError.
+    """
 
 
 CONTENT: dict[str, Any] = {
@@ -44,8 +48,9 @@ class TextPart(TypedDict):
 
 
 def read_text(value: Any) -> str:
-    """Return `value` if it is a string, or the texts of its parts, joined by newlines. Raises ValueError for an empty
-    list, and as `read_content`.
+    """Return a string unchanged, or the texts of a list of parts joined by newlines.
+
+    Raises ValueError for an empty list, and the errors of `read_content`.
     """
     if value == []:
         raise ValueError("must be a string or a list of text parts")
@@ -56,8 +61,10 @@ PlainText = Annotated[str, BeforeValidator(read_text, json_schema_input_type=str
 
 
 def read_content(value: Any, role: str = "user") -> str | list[dict[str, str]]:
-    """Return the content of a message of this role as a text, or as a list of text parts. None and a list without
-    text are an empty text. Raises ValueError for what is no content, and NoTextPart, see `text_of_part`.
+    """Return the content of a message as a text or as a list of text parts.
+
+    None and a list without text become an empty text. role: role of the message. Raises ValueError for a value that is
+    no content, and NoTextPart as `text_of_part` does.
     """
     if value is None or isinstance(value, str):
         return value or ""
@@ -72,9 +79,9 @@ def read_content(value: Any, role: str = "user") -> str | list[dict[str, str]]:
 
 
 def text_of_part(part: dict[str, Any], role: str) -> str | None:
-    """Return the text of a part of a message of this role, None for a part that is skipped.
+    """Return the text of one part of a message; None for a part that is skipped.
 
-    Raises NoTextPart for a part that is no text in a message that the caller wrote.
+    role: role of the message. Raises NoTextPart for a part that is no text, in a message that the caller wrote.
     """
     kind = part.get("type")
     if kind is None and isinstance(part.get("text"), str):
@@ -156,7 +163,7 @@ def _shown_kind(kind: Any) -> str:
 
 
 def split_thinking(value: Any) -> tuple[Any, str]:
-    """Return a message's content without its parts of reasoning, and the text of these parts, joined by newlines."""
+    """Split a message's content. Return it without its reasoning parts, and the texts of these, joined by newlines."""
     if not isinstance(value, list):
         return value, ""
     others = []

@@ -1,4 +1,4 @@
-"""Types of fields that several bodies have: how their values are read, and their JSON schema."""
+"""Types of fields that several bodies share: how their values are read, and their JSON schema."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gateway.admission.demand_checks import MAX_STOP_CHARS
 from outrider.wire.requests.params import MAX_LOGIT_BIAS, Range
 
 SEED = Range(-(2**63), 2**64 - 1)
-"""OpenAI's seeds are signed."""
+"""Allowed seeds. They may be negative, because OpenAI's seeds are signed."""
 TOKEN_ID = "^(0|[1-9][0-9]{0,9})$"
-"""Pattern of a token id in a key of `logit_bias`, as JSON writes a number: 3, and not 03."""
+"""Pattern of a token id that is a key of `logit_bias`, written as a JSON number: 3, not 03."""
 
 
 def read_strings(value: Any) -> list[str]:
-    """Return a list of strings, or one string as such a list. Raises ValueError for any other value."""
+    """Return a list of strings unchanged, or a string as a list of one. Raises ValueError for any other value."""
     if isinstance(value, str):
         return [value]
     if not is_list_of(value, str):
@@ -26,13 +26,14 @@ def read_strings(value: Any) -> list[str]:
 
 
 def is_list_of(value: Any, kind: type) -> bool:
-    """Return whether `value` is a list whose items are all of the type `kind` itself: true is no int here."""
+    """Return whether `value` is a list whose items all have exactly the type `kind`. So true is not an int."""
     return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
 def check_biases(value: Any) -> Any:
-    """Return `value` as it is. Raises ValueError for an object of more than MAX_LOGIT_BIAS entries, of which pydantic
-    would first make as many errors.
+    """Return the value of `logit_bias` unchanged. Raises ValueError if it has more than MAX_LOGIT_BIAS entries.
+
+    Without this check pydantic would create an error for each entry.
     """
     if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
         raise ValueError(f"has {len(value)} entries, at most {MAX_LOGIT_BIAS} are allowed")
@@ -40,7 +41,7 @@ def check_biases(value: Any) -> Any:
 
 
 def check_early_stopping(value: Any) -> Any:
-    """Return `value` as it is. Raises ValueError unless it is None, true, false or "never"."""
+    """Return the value of `early_stopping` unchanged. Raises ValueError unless it is None, true, false or "never"."""
     if value is not None and type(value) is not bool and value != "never":
         raise ValueError("must be true, false or never")
     return value

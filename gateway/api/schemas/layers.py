@@ -1,6 +1,6 @@
-"""The base class of the bodies of /v1/responses and /v1/messages, which become the UncheckedRequest of one chat.
+"""The base class of the bodies of /v1/responses and /v1/messages, both converted to the UncheckedRequest of one chat.
 
-Both are layers over chat: their own fields are read in `gateway.api.forms`, and a ChatBody makes the UncheckedRequest.
+Their own fields are read in `gateway.api.forms`. The UncheckedRequest is made by a ChatBody.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ CHAT_FIELDS = (
     "stream",
     "control_tokens_in_content",
 )
-"""Fields that a ChatBody has under the same name, with the same meaning."""
+"""Fields that have the same name and meaning in a ChatBody."""
 
 
 def chat_message(**fields: Any) -> MessageBody:
-    """Return a message of a chat with these fields. Raises InvalidRequest."""
+    """Return a chat message with these fields. Raises InvalidRequest."""
     return parse_body(MessageBody, fields)
 
 
 class Layer(StrictSchema):
-    """Base class of a body for one answer to one chat. null stands for the default everywhere."""
+    """Base class of a body for one output of one chat. For every field, null stands for the default."""
 
     model: str | None = described(
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
@@ -75,7 +75,7 @@ class Layer(StrictSchema):
     stream: bool | None = described("server-sent events. Default: false")
 
     def template_variables(self) -> dict[str, Any]:
-        """Return the variables for the chat template, by name. A subclass may add some."""
+        """Return the variables for the chat template, by name. Subclasses may add variables."""
         return self.chat_template_kwargs or {}
 
     def chat_demand(
@@ -87,10 +87,10 @@ class Layer(StrictSchema):
         output: OutputFormat | None,
         **others: Any,
     ) -> UncheckedRequest:
-        """Return the demand for one answer to a chat of these messages. Raises InvalidRequest.
+        """Return the UncheckedRequest for one output to a chat of these messages. Raises InvalidRequest.
 
-        `offer`: the tools that the model may call. `names`: how this body spells fields, for errors. `output`: the
-        format that the output must have. `others`: more fields of a ChatBody.
+        offer: tools that the model may call. names: names of fields in this body, for errors. output: format that the
+        output must have; None for any. others: further fields of a ChatBody.
         """
         if not messages:
             raise InvalidRequest(f"{names.prompt} is empty; give a message", param=names.prompt)

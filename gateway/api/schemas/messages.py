@@ -1,7 +1,7 @@
-"""The messages and tools of a chat, as the clients of many servers write them.
+"""Reads the messages and tools of a chat, in the forms that clients of many servers write.
 
-Clients send back what other servers answered. So fields that only describe a message are ignored, and other servers'
-names for the same thing are read; a field that asks for something that is not offered is refused.
+Clients send back messages that other servers returned. So fields that only describe a message are ignored, and other
+servers' names for the same field are accepted. A field that requests something that is not offered is refused.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from gateway.confined.template_shape import Message
 from gateway.tools.offer import MAX_LISTED_TOOLS, Tool
 
 CONTINUES = ("prefix", "partial")
-"""Other servers' fields of a message that the output is to continue. They are refused: they ask for something."""
+"""Fields with which other servers are asked to continue a message. They are refused, with the fields to use here
+instead."""
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""Fields in which servers return the reasoning of a message, this server's first."""
+"""Names of the field for a message's reasoning, in this server's responses (first) and in those of other servers."""
 CUSTOM_INPUT = "input"
-"""The only argument of a tool that takes any text, when it is offered as a function."""
+"""Name of the only argument of the function that the model is offered instead of a custom tool."""
 
 
 def written_arguments(value: Any) -> str:
-    """Return the arguments of a past call as text, whatever they are: a caller cannot correct an old output.
+    """Return the arguments of a past tool call as text. Any text is accepted: a caller cannot correct an old output.
 
     Raises ValueError for a value that cannot be written as JSON.
     """
@@ -122,12 +123,12 @@ class MessageBody(LenientSchema):
         return read_content(value, info.data.get("role", "user"))
 
     def message(self) -> Message:
-        """Return the message as `gateway.confined.templates` takes it. The arguments of calls are texts."""
+        """Return the message in the form that `gateway.confined.templates` reads. The arguments of calls are texts."""
         return self.model_dump(exclude_none=True)
 
 
 READ_FIELDS = frozenset({*MessageBody.model_fields, *REASONING_NAMES, "refusal", "function_call", "thinking_blocks"})
-"""Fields of a message that are read; others are ignored."""
+"""Fields of a message that are read. Other fields are ignored."""
 
 
 def _note_others(value: dict[str, Any]) -> None:
@@ -168,14 +169,14 @@ class ToolBody(LenientSchema):
     function: FunctionBody
 
     def tool(self, index: int) -> Tool | None:
-        """Return the tool, whose index in the request is `index`."""
+        """Return the tool at `index` in the request's `tools`."""
         function = self.function
         place = f"tools[{index}].function.parameters"
         return Tool(function.name, function.description, function.parameters, function.strict, place)
 
 
 class LeftOutTool(LenientSchema):
-    """Base class of tools that only other servers can run. The model is not offered them; the log names a type once."""
+    """Base class of tools that only other servers can run. The model is not offered them; each type is logged once."""
 
     type: str
 
@@ -188,19 +189,20 @@ class LeftOutTool(LenientSchema):
         return {"type": value["type"]}
 
     def tool(self, index: int) -> None:
-        """Return None: the tool is not offered."""
+        """Return None, because the tool is not offered. The tool's type is logged once."""
 
 
 def type_field(value: Any) -> Any:
-    """Return the `type` of a JSON object or of a body that was read from one; None without one."""
+    """Return the field `type` of a JSON object or of a parsed body; None without one."""
     if isinstance(value, dict):
         return value.get("type")
     return getattr(value, "type", None)
 
 
 def tool_kind(*kinds: str) -> Discriminator:
-    """Return the discriminator of a union of tools: the tag "<offered>" for tools of these types or of none,
-    "<left out>" for the others.
+    """Return the pydantic discriminator of a union of tools.
+
+    It gives the tag "<offered>" to tools whose type is in `kinds` or missing, and "<left out>" to others.
     """
 
     def kind_of(value: Any) -> str:

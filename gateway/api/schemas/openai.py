@@ -1,7 +1,7 @@
 """The bodies of /v1/completions and /v1/chat/completions.
 
-/openapi.json and the tables of docs/openai.md are made from these models. What the two have in common is in
-`shared_fields.py`; the layers over chat (`layers.py`) make a ChatBody of theirs.
+/openapi.json and the tables of docs/openai.md are made from these models. Fields that both share are in
+`shared_fields.py`. The bodies of the layers over chat (`layers.py`) are converted to a ChatBody.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from outrider.wire.requests.params import CHOICES, LOGPROBS
 from outrider.wire.settings.config import ContentControlTokens
 
 MAX_PROMPTS = 4096
-"""Prompts of one request."""
+"""Maximal number of prompts in one request."""
 
 
 def read_prompts(value: Any) -> list[str | tuple[int, ...]]:
-    """Return the prompts of `value`: a text, token ids, or a list of either. Raises ValueError for any other value.
+    """Return the prompts in the field `prompt`: a text, token ids, or a list of either.
 
-    `[]` and `[[]]` are refused later, as empty.
+    Raises ValueError for any other value. `[]` and `[[]]` pass, and are refused later as empty.
     """
     if isinstance(value, str):
         return [value]
@@ -69,7 +69,10 @@ class NamedTool(TypedDict):
 
 
 def read_tool_choice(value: Any) -> str | tuple[str]:
-    """Return the word, or `(name,)` for a tool that is named. Raises ValueError for any other value."""
+    """Return the value of `tool_choice`: a word, or `(name,)` if it names a tool.
+
+    Raises ValueError for any other value.
+    """
     if value in ("none", "auto", "required"):
         return str(value)
     name = _name_of_function(value)
@@ -122,20 +125,23 @@ class CompletionBody(SharedFields):
 
     @property
     def num_made(self) -> int:
-        """Choices that are generated for each prompt; `n` of them are returned."""
+        """Number of choices that are generated for each prompt; `n` of them are returned."""
         if self.best_of is None:
             return self.n or 1
         return self.best_of
 
     @property
     def num_echoed_logprobs(self) -> int | None:
-        """Likeliest tokens to report at each token of an echoed prompt; None = its tokens have no log-probs."""
+        """Number of most likely tokens to return for each token of an echoed prompt.
+
+        None for no log-probs of the prompt.
+        """
         if self.echo:
             return self.logprobs
         return None
 
     def demand(self, request_id: str) -> UncheckedRequest:
-        """Return the demand for these completions. Raises InvalidRequest."""
+        """Return the UncheckedRequest for these completions. Raises InvalidRequest."""
         self._check_choices()
         max_tokens = DEFAULT_MAX_TOKENS
         if self.max_tokens is not None:
@@ -235,7 +241,7 @@ class ChatBody(SharedFields):
     )
 
     def demand(self, request_id: str) -> UncheckedRequest:
-        """Return the demand for answers to this chat. Raises InvalidRequest."""
+        """Return the UncheckedRequest for the choices of this chat. Raises InvalidRequest."""
         self._check_lengths()
         messages = tuple(message.message() for message in self.messages)
         variables = dict(self.chat_template_kwargs or {})

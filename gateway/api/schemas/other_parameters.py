@@ -1,7 +1,7 @@
-"""The parameters of other servers that are not fields of a body here: which change nothing, and which are refused.
+"""Parameters of other servers that are not fields of our bodies: those that are ignored, and those that are refused.
 
-Each body gives its own tables to `other_parameters`, for /openapi.json, and to `without_others`, which reads a body.
-The tables of docs/openai.md are made from them, too.
+Each body has its own tables of them. `other_parameters` adds these to /openapi.json, and `without_others` applies them
+to a request. The tables of docs/openai.md are made from them, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IGNORED = {
     "request_id": "the header `x-request-id` says it",
     "client_metadata": "nothing is stored",
 }
-"""Parameters that are accepted and change nothing, with the reason."""
+"""Parameters that are accepted and have no effect, with the reason."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
@@ -36,7 +36,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
-"""OpenAI's and vLLM's parameters for what is not offered here, with the values (besides null) that ask for nothing."""
+"""OpenAI's and vLLM's parameters for features that are not offered, with the values (besides null) that are accepted
+because they request nothing."""
 
 TODAY = {
     "guided_json": '"structured_outputs": {"json": ...}',
@@ -56,13 +57,15 @@ TODAY = {
     "num_beams": '"use_beam_search": true and "n"',
     "stop_words": '"stop"',
 }
-"""Names of other servers, and older ones, with what is written here; None = there is nothing of the kind."""
+"""Parameter names of other servers or older versions, each with what to write here instead; None if there is no
+equivalent."""
 
 
 def without_former(value: Any) -> Any:
-    """Return a body without the names of TODAY that are null. Raises InvalidRequest with today's name for the others.
+    """Return a body without the parameters in TODAY that are null.
 
-    A value that is no object is returned as it is: pydantic refuses it.
+    Raises InvalidRequest, which names the equivalent, for one that has a value. A value that is no object is returned
+    unchanged; pydantic refuses it.
     """
     if not isinstance(value, dict):
         return value
@@ -79,9 +82,10 @@ def _remedy(today: str | None) -> str:
 
 
 def other_parameters(neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Callable[[dict[str, Any]], None]:
-    """Return the `json_schema_extra` of a body that takes these parameters besides its fields.
+    """Return the function for pydantic's `json_schema_extra` that adds these parameters to a body's JSON schema.
 
-    `neutral`: by name, the values besides null that ask for nothing. `ignored`: by name, why it changes nothing.
+    neutral: for each parameter that is not offered, the values (besides null) that are accepted. ignored: for each
+    parameter that has no effect, the reason.
     """
 
     def add(schema: dict[str, Any]) -> None:
@@ -94,9 +98,9 @@ def other_parameters(neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str
 
 
 def without_others(value: Any, neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Any:
-    """Return a body without the parameters that `neutral` and `ignored` name, see `other_parameters`.
+    """Return a body without the parameters in `neutral` and `ignored`; see `other_parameters`.
 
-    Raises InvalidRequest with the name of a parameter of `neutral` that has another value.
+    Raises InvalidRequest if a parameter in `neutral` has a value that is not accepted.
     """
     if not isinstance(value, dict):
         return value

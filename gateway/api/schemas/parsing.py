@@ -1,4 +1,4 @@
-"""Reads a JSON value as one of the bodies, and turns pydantic's errors into InvalidRequest with a parameter's name."""
+"""Parses JSON values as bodies, and turns pydantic's errors into InvalidRequest with the parameter's name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_body(cls: type[Body], data: Any, models: Callable[[], Iterable[ServedFacts]] = tuple) -> Body:
-    """Return `data`, a JSON value, as a body of the class.
+    """Parse a JSON value as a body of the class `cls`, and return the body.
 
-    Raises InvalidRequest that names the first parameter that is not offered, of the wrong type or unknown. `models`
-    returns the served models: if the body names one whose part for images is not loaded, an error about an image
-    mentions that.
+    models: returns the served models. If the body names one whose part for images is not loaded, an error about an
+    image mentions that.
+
+    Raises InvalidRequest, which names the first parameter that is unknown, not offered, or of the wrong type.
     """
     try:
         return cls.model_validate(data)

@@ -1,6 +1,6 @@
-"""The fields that /v1/completions and /v1/chat/completions share, and the UncheckedRequest that is made of them.
+"""The fields that /v1/completions and /v1/chat/completions share, and their conversion to an UncheckedRequest.
 
-The ranges are those of `outrider.wire.requests.params`, which checks them for every front end.
+The ranges come from `outrider.wire.requests.params`, which checks them for every front end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from outrider.wire.requests.params import (
 from outrider.wire.requests.scheduling import MAX_TPOT_MS, PRIORITY
 
 DEFAULT_MAX_TOKENS = 16
-"""Output tokens of a completion without `max_tokens`, as OpenAI has it."""
+"""Maximal number of output tokens of a completion without `max_tokens`, as at OpenAI."""
 SAMPLING = (
     "temperature",
     "top_p",
@@ -50,7 +50,7 @@ SAMPLING = (
     "frequency_penalty",
     "min_tokens",
 )
-"""Fields that SamplingParams has under the same name, with the same default."""
+"""Fields that have the same name and the same default in SamplingParams."""
 
 
 class PredictionBody(StrictSchema):
@@ -65,7 +65,7 @@ class StreamOptions(StrictSchema):
 
 
 class SharedFields(StrictSchema):
-    """Base class of the bodies of both endpoints. null stands for the default everywhere."""
+    """Base class of the bodies of both endpoints. For every field, null stands for the default."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(NEUTRAL, IGNORED))
 
@@ -194,28 +194,28 @@ class SharedFields(StrictSchema):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
+        """Whether a stream ends with a chunk that holds the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk of a stream has the usage so far."""
+        """Whether every chunk of a stream holds the usage so far."""
         options = self.stream_options
         return options is not None and bool(options.include_usage) and bool(options.continuous_usage_stats)
 
     @property
     def token_kinds(self) -> bool:
-        """Whether the kind of each output token is reported."""
+        """Whether the response contains the kind of each output token."""
         return self.speculation is not None and self.speculation.has_kinds
 
     @property
     def detailed_metrics(self) -> bool:
-        """Whether `metrics.speculative_decoding` lists every round."""
+        """Whether the response's `metrics.speculative_decoding` lists every round."""
         return self.speculation is not None and self.speculation.has_detailed_metrics
 
     @property
     def num_choices(self) -> int:
-        """Choices of each prompt, `n`, as it was given: a number out of range is refused later."""
+        """Number of choices for each prompt, as the request's `n` has it. A number out of range is refused later."""
         if self.n is None:
             return 1
         return self.n

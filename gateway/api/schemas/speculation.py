@@ -1,4 +1,4 @@
-"""The field `speculation` of every body that is answered: how a request's draft tokens are made and accepted."""
+"""The field `speculation` of generating requests: how their draft tokens are made and accepted."""
 
 from __future__ import annotations
 
@@ -48,17 +48,18 @@ class SpeculationBody(StrictSchema):
 
     @property
     def has_kinds(self) -> bool:
-        """Whether the kind of each output token is reported: in explained rounds it always is."""
+        """Whether the response contains the kind of each output token. If rounds are explained, it always does."""
         return bool(self.token_kinds or self.explain)
 
     @property
     def has_detailed_metrics(self) -> bool:
-        """Whether `metrics.speculative_decoding` lists every round."""
+        """Whether the response's `metrics.speculative_decoding` lists every round."""
         return self.metrics == "detailed"
 
     def options(self) -> SpeculationOptions:
-        """Return the options as the gateway's rounds take them. Raises InvalidRequest for a text that cannot be read,
-        such as a tree "4x".
+        """Return the options in the form that the gateway uses.
+
+        Raises InvalidRequest for an invalid text, such as a tree "4x".
         """
         kind, topk = self._read_draft_logprobs()
         return SpeculationOptions(

@@ -11,11 +11,11 @@ from gateway.output_format import OutputFormat, one_output
 from outrider.wire.errors import InvalidRequest
 
 AnySchema = Annotated[Any, Field(json_schema_extra={"type": ["object", "boolean"]})]
-"""A JSON Schema, which may be true or false."""
+"""A JSON Schema: an object, true or false."""
 
 
 class JsonSchemaBody(StrictSchema):
-    """OpenAI's `json_schema`. Its name and description are for models that are told of them; no template is, here."""
+    """OpenAI's `json_schema`. Its name and description are not used, because no chat template writes them."""
 
     name: str | None = described("changes nothing")
     description: str | None = described("changes nothing")
@@ -28,8 +28,9 @@ class ResponseFormatBody(StrictSchema):
     json_schema: JsonSchemaBody | None = described("with type json_schema, and only with it")
 
     def output(self) -> OutputFormat | None:
-        """Return the format of the output, None for any text. Raises InvalidRequest unless `json_schema` is given with
-        the type of this name alone.
+        """Return the format that the output must have; None for any text.
+
+        Raises InvalidRequest if `type` is json_schema without `json_schema`, or another type with it.
         """
         if (self.type == "json_schema") is (self.json_schema is None):
             text = f"response_format has type {self.type} and {'no ' * (self.json_schema is None)}json_schema"
@@ -43,7 +44,7 @@ class ResponseFormatBody(StrictSchema):
 
 
 class StructuredOutputsBody(StrictSchema):
-    """vLLM's, of which exactly one is given."""
+    """vLLM's field `structured_outputs`. Exactly one of its fields must be set."""
 
     json_: Annotated[Any, Field(json_schema_extra={"type": ["object", "boolean", "string", "null"]})] = Field(
         default=None, alias="json", description="a JSON Schema, or its text"
@@ -54,7 +55,7 @@ class StructuredOutputsBody(StrictSchema):
     json_object: bool | None = described("any JSON object")
 
     def output(self) -> OutputFormat:
-        """Return the format of the output. Raises InvalidRequest unless exactly one is given."""
+        """Return the format that the output must have. Raises InvalidRequest unless exactly one field is set."""
         values = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
         values["json_object"] = self.json_object or None
         return one_output(values)

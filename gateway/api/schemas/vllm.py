@@ -20,9 +20,10 @@ TOKENIZE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "mm_processor_kwargs": (),
 }
-"""Parameters of vLLM's /tokenize that are not offered, with the values besides null that ask for nothing."""
+"""Parameters of vLLM's /tokenize that are not offered, with the values (besides null) that are accepted because they
+request nothing."""
 MAX_TOKENS = 1 << 18
-"""Tokens of one /detokenize: about 2 MB of JSON, which take 10 ms to read."""
+"""Maximal number of tokens in one /detokenize request: about 2 MB of JSON, which takes 10 ms to parse."""
 
 
 class TokenizeBody(StrictSchema):
@@ -54,7 +55,7 @@ class TokenizeBody(StrictSchema):
         return without_others(value, TOKENIZE_NEUTRAL, {})
 
     def demand(self, request_id: str) -> UncheckedRequest:
-        """Return the demand whose prompt is to be tokenized; only for a body of `messages`. Raises InvalidRequest."""
+        """Return the UncheckedRequest whose chat is tokenized, for a body with `messages`. Raises InvalidRequest."""
         if self.add_special_tokens:
             text = "add_special_tokens is true, and a chat has those that its template writes; leave it out"
             raise InvalidRequest(text, param="add_special_tokens")

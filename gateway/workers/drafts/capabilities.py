@@ -1,6 +1,6 @@
-"""What the workers of a model can do together: which drafters, trees and beam searches. Pure: it reads their info.
+"""What the workers of a model can do together: drafters, draft trees and beam searches. Computed from their WorkerInfo.
 
-`ServedModel.facts` reports it to the front ends, which refuse requests for anything else.
+`ServedModel.facts` passes the results to the front ends, which refuse requests for anything else.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def offered_drafters(
 ) -> tuple[Drafter, ...]:
     """Return the drafters that requests may name.
 
-    Workers that are away count by what they reported last, because they may be back. draft_pools: names of the draft
-    pools that serve the model, including pools without a member now.
+    A worker that is not connected counts with its last WorkerInfo, because it may connect again. draft_pools: names of
+    the draft pools that serve the model, including pools without a member now.
     """
     target_drafters = set[str]()
     runs_trees = False
@@ -45,7 +45,10 @@ def offered_drafters(
 
 
 def why_no_trees(targets: Iterable[Member], drafts: Iterable[Member]) -> str | None:
-    """Return why proposals cannot be trees now; None if they can, or without connected workers."""
+    """Return the reason why draft trees cannot be used now.
+
+    None means that they can, or that no worker is connected.
+    """
     for role, members in (("target", targets), ("draft", drafts)):
         infos = _connected_infos(members)
         if infos and not any(info.trees for info in infos):
@@ -58,9 +61,9 @@ def why_no_trees(targets: Iterable[Member], drafts: Iterable[Member]) -> str | N
 
 
 def why_no_beams(targets: Iterable[Member]) -> str | None:
-    """Return why beam search is not possible now; None if it is.
+    """Return the reason why beam search is not possible now; None means that it is.
 
-    One target without beams is enough, because a search may be placed on any of them.
+    A single target that cannot run beams rules it out, because a search may be placed on any target.
     """
     for info in _connected_infos(targets):
         if not info.beams:

@@ -1,4 +1,5 @@
-"""Compares a draft's tokenizer with its target's in a separate process, so that a draft's files never block the loop.
+"""Compares a draft's tokenizer with its target's in a separate process, so that a draft's files never block the event
+loop.
 
 `python -m gateway.workers.drafts.comparison` is that process. `json` holds the GIL while it parses, so that a thread
 would not do.
@@ -21,15 +22,18 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 TIMEOUT_S = 20.0
-"""Maximal duration of a comparison, in seconds; two tokenizers of 262,000 tokens take 2 s."""
+"""Maximal duration of a comparison, in seconds. Measured: 2 s for two tokenizers of 262,000 tokens."""
 MAX_MEMORY_BYTES = 2 << 30
-"""Address space of the process, in bytes; two tokenizers of 262,000 tokens take 0.4 GiB."""
+"""Maximal address space of the comparing process, in bytes. Measured: 0.4 GiB for two tokenizers of 262,000 tokens."""
 _LENGTH_BYTES = 8
 """Size of the length that precedes the target's tokenizer.json on stdin, in bytes."""
 
 
 async def difference_between(target: pb.TokenizerFiles, draft: pb.TokenizerFiles) -> str:
-    """Return, as a sentence, the first id at which two tokenizer.json files differ, or why the draft's is invalid."""
+    """Return a sentence that names the first token id at which two tokenizer.json files differ.
+
+    If the draft's file is invalid, or the comparison takes too long, the sentence is the reason.
+    """
     return await asyncio.to_thread(_run, target, draft)
 
 
@@ -46,7 +50,7 @@ def _run(target: pb.TokenizerFiles, draft: pb.TokenizerFiles) -> str:
 
 
 def main() -> int:
-    """Read both tokenizers from stdin and write the sentence to stdout."""
+    """Read both tokenizers from stdin and write the sentence that names their difference to stdout."""
     os.nice(10)  # requests come first
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     length = int.from_bytes(sys.stdin.buffer.read(_LENGTH_BYTES), "little")

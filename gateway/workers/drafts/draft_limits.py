@@ -1,4 +1,4 @@
-"""Determines how a choice is drafted for, from the request, the settings and what its workers can do. Pure."""
+"""Determines the speculation of a choice from its request, the gateway's settings and its workers' abilities. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from outrider.wire.settings.config import GatewayConfig
 
 
 def requested_speculation(request: GenerationRequest, config: GatewayConfig) -> Speculation:
-    """Return the speculation that request and settings ask for, whatever the workers can do."""
+    """Return the speculation of a request by its own options and the gateway's settings.
+
+    It may be more than the workers can do; `speculation_of` reduces it to that.
+    """
     options = request.speculation
     kind, size = read_draft_logprobs(config.draft_logprobs)
     return Speculation(
@@ -30,12 +33,12 @@ def requested_speculation(request: GenerationRequest, config: GatewayConfig) -> 
 def speculation_of(
     request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], num_held: int
 ) -> Speculation | None:
-    """Return the speculation of a choice on these workers; None for no drafts.
+    """Return the speculation with which a choice runs on these workers; None for decoding without drafts.
 
-    workers: the target, and the draft if there is one. Both must be able to run it. num_held: number of the choice's
+    workers: the target, then the choice's drafts. All must be able to run the result. num_held: number of the choice's
     tokens in the cache of each worker.
 
-    A tree becomes a chain of its depth where a worker runs no trees, and loses nodes where a cache has no room for all.
+    A tree becomes a chain of its depth if a worker cannot run trees. It loses nodes if a KV cache has no room for all.
     """
     asked = requested_speculation(request, config)
     if asked.is_plain:

@@ -1,4 +1,4 @@
-"""Decides whether a draft worker is used, by how many of its draft tokens were accepted lately. Pure."""
+"""Decides whether a draft worker is used, from how many of its draft tokens were accepted lately. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from outrider.wire.requests.speculation import MIN_GAIN
 
 TRIAL = 16
-"""Number of verdicts of a trial."""
+"""Length of a trial of a draft, in verdicts."""
 TRIAL_PERIOD = 512
-"""Number of verdicts from a trial that did not pay to the next. With half as many, trials take .6 % of the speed of
-choices for which drafts do not pay."""
+"""Number of verdicts from the start of a trial that did not pay to the next trial. With 256, trials took 0.6 % of the
+speed of choices for which drafts do not pay."""
 CARRIED = 0.75
-"""Weight of the earlier trials in the next one. 16 verdicts alone vary so much that a draft that adds half as many
-tokens again would be left in most of them."""
+"""Factor on the token counts of a trial that paid, with which they count in the next trial. The tokens of 16 verdicts
+alone vary so much that even a draft that adds half as many tokens again would fail most trials."""
 
 
 @dataclass(slots=True)
 class DraftUse:
     """Use of one draft worker: how many tokens it added to one choice, or to all choices of a caller.
 
-    A draft is used in trials of TRIAL verdicts. After a trial that paid the next one begins at once, so that the draft
-    is always used. After one that did not, the draft pauses until TRIAL_PERIOD verdicts have passed.
+    A draft is used in trials of TRIAL verdicts. After a trial that paid, the next begins at once, so that the draft is
+    always used. After a trial that did not pay, the draft pauses until TRIAL_PERIOD verdicts have passed.
 
         # 16 verdicts with 24 tokens, of which 8 were drafted: 24 against 16, a gain of 1.5
     """
@@ -29,11 +29,11 @@ class DraftUse:
     num_verdicts: int = 0
     """Number of verdicts since the last trial that paid."""
     num_added: float = 0.0
-    """Tokens of the trial that the draft proposed."""
+    """Tokens that the draft added in this trial, plus the share carried from earlier trials."""
     num_others: float = 0.0
-    """Tokens of the trial that came without the draft."""
+    """Tokens of this trial that the target made without the draft, plus the share carried from earlier trials."""
     was_ready: bool = False
-    """Whether draft tokens had arrived in the last trial, or were on their way and skipped."""
+    """Whether, in the last trial, draft tokens had arrived in time or were skipped because they did not pay."""
 
     @property
     def is_in_use(self) -> bool:
@@ -41,10 +41,13 @@ class DraftUse:
         return self.num_verdicts % TRIAL_PERIOD < TRIAL
 
     def note(self, num_added: int, num_tokens: int, *, is_ready: bool) -> None:
-        """Record a verdict with `num_tokens`, of which the draft proposed `num_added`.
+        """Record a verdict with `num_tokens` tokens, of which the draft proposed `num_added`.
 
-        A working draft takes memory bandwidth and power from others on its host: 9 % of each step of a target on two
-        cores. So a trial pays if it made MIN_GAIN times as many tokens as there were without the draft's.
+        is_ready: whether draft tokens were there for the verdict's step, or were skipped because they did not pay.
+
+        A working draft takes memory bandwidth and power from other processes on its host: 9 % of each step of a target
+        on two cores. So a trial pays only if all its tokens are more than MIN_GAIN times the tokens made without the
+        draft.
         """
         if self.is_in_use:
             self.was_ready = is_ready or (self.was_ready and self.num_verdicts % TRIAL_PERIOD > 0)

@@ -1,6 +1,6 @@
 """Runs the pairing checks of drafts with the targets of the models that they serve, in the background.
 
-`Pools` starts those that are due whenever a worker or the membership has changed.
+`Pools` starts the checks that are due whenever a worker or the membership has changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 
 class PairingChecks:
-    """The pairing checks of a gateway. At most one runs for each pair of a draft and a target."""
+    """The running pairing checks of a gateway. At most one runs for each pair of a draft and a target."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class PairingChecks:
         in_background: Callable[[Coroutine[Any, Any, None]], None],
         on_change: Callable[[], None],
     ) -> None:
-        """Create the checks.
+        """Create the object, without running checks.
 
-        pairs: returns each draft with each target that it may serve. in_background: runs a coroutine as a task.
+        pairs: returns every pair of a draft and a target that it may serve. in_background: runs a coroutine as a task.
         on_change: called after each check.
         """
         self._pairs = pairs
@@ -40,10 +40,10 @@ class PairingChecks:
         self._running: set[tuple[DraftMember, TargetMember]] = set()
 
     def start(self, *, repeats_failed: bool = False) -> None:
-        """Start the checks that are due.
+        """Start the pairing checks that are due and not running yet.
 
-        repeats_failed: whether checks that failed are repeated. Their cause may be gone after a change, such as the
-        memory that another worker took.
+        repeats_failed: whether failed checks are repeated. The cause of a failure may be gone after a change, for
+        instance memory that another worker used.
         """
         for draft, target in self._pairs():
             pairing = draft.pairing(target)

@@ -23,21 +23,24 @@ from outrider.wire.transport.rpc import describe_failure
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTarget:
-    """The first target of a pool, which every other worker of the model must fit."""
+    """The first target of a pool that connected. Every other target and every draft of the model must fit it."""
 
     info: pb.WorkerInfo
     files: pb.TokenizerFiles
     tokenizer: Tokenizer
     model_path: str
-    """Path or id that its worker was started with. It distinguishes two folders of one name, and is not shown to users.
-    """
+    """Path or hub id with which the target's worker was started. It distinguishes two folders of the same name. Users
+    do not see it."""
     created: int = field(default_factory=lambda: int(time.time()))
-    """Time when the target was first connected, in Unix seconds."""
+    """Time when the target first connected, in Unix seconds."""
     comparing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock held while a draft's tokenizer is fetched and compared, one at a time."""
+    """Lock held while a draft's tokenizer is fetched and compared, so that only one comparison runs at a time."""
 
     def check_target(self, info: pb.WorkerInfo, model_path: str) -> None:
-        """Raise IncompatiblePair if another target of the pool differs from this one."""
+        """Raise IncompatiblePair if another target of the pool differs from this one.
+
+        info, model_path: WorkerInfo and model path of the other target.
+        """
         first = self.info
         if info.vocab_size != first.vocab_size or info.tokenizer_fingerprint != first.tokenizer_fingerprint:
             raise IncompatiblePair(
@@ -65,7 +68,10 @@ class ReferenceTarget:
             )
 
     async def check_draft(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Raise IncompatiblePair, which names the first difference, if a draft does not fit these targets."""
+        """Raise IncompatiblePair, which names the first difference, if a draft does not fit the pool's targets.
+
+        info, link: WorkerInfo of the draft, and the link from which its tokenizer is fetched.
+        """
         if self.is_compatible(info):
             return
         difference = None
@@ -84,7 +90,7 @@ class ReferenceTarget:
         return await difference_between(self.files, theirs)
 
     def is_compatible(self, draft: pb.WorkerInfo) -> bool:
-        """Return whether a draft fits these targets."""
+        """Return whether a draft with this info fits the pool's targets."""
         return is_compatible(draft, self.info)
 
 

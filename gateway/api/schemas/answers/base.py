@@ -1,4 +1,4 @@
-"""The base class of the models of answers."""
+"""The base class of the models of responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers, events and errors of /v1/messages, Anthropic's."""
+"""Responses, events and errors of Anthropic's /v1/messages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MessageAnswer(AnswerModel):
 
 
 class MessageEvent(BaseModel):
-    """One of Anthropic's, with its own fields."""
+    """An event of Anthropic's stream. Each type has further fields of its own."""
 
     type: Literal[
         "message_start",

@@ -1,4 +1,4 @@
-"""Answers and chunks of /v1/completions and /v1/chat/completions."""
+"""Responses and chunks of /v1/completions and /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PromptLogprob(AnswerModel):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""By token id; null of the first token."""
+"""For each prompt token, log-probs by token id; null for the first token."""
 
 
 class CompletionChoice(_Choice):
@@ -51,7 +51,7 @@ class CompletionChoice(_Choice):
 
 
 class Completion(_Whole):
-    """Also a chunk of a stream; then `finish_reason` is null but in a choice's last one."""
+    """Also a chunk of a stream. Then `finish_reason` is null, except in a choice's last chunk."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]

@@ -1,4 +1,4 @@
-"""Answers and events of /v1/responses, OpenAI's."""
+"""Responses and events of OpenAI's /v1/responses."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ResponseError(AnswerModel):
 
 
 class Response(AnswerModel):
-    """What was asked for is told as it was read."""
+    """Fields of the request are returned with the values that the server used."""
 
     id: str
     object: Literal["response"]
@@ -117,7 +117,7 @@ class Response(AnswerModel):
 
 
 class ResponseEvent(BaseModel):
-    """One of OpenAI's, with its own fields."""
+    """An event of OpenAI's stream. Each type has further fields of its own."""
 
     type: str = Field(pattern=r"^response\.")
     sequence_number: int

@@ -1,4 +1,4 @@
-"""Answers about the server itself: models, readiness, metrics of workers, tokenizers, and errors."""
+"""Responses about the server: models, readiness, addresses of metrics, tokenizers, and errors."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ class Model(AnswerModel):
     vocab_size: int
     draft: str | None
     drafter: str | None
-    """Drafter of requests that name none; null where the default is not to draft."""
+    """Drafter of requests that name none; null if they run without drafts."""
     drafters: list[str]
     """Drafters that a request may name."""
     text_only: bool
-    """Whether the checkpoint also has parts for images, video or sound, which are not loaded."""
+    """Whether the checkpoint also has parts for images, video or sound, which this server does not load."""
     chat_template: Literal["turns", "plain"] | None
-    """turns: the template marks the role of a message. plain: it writes the text alone. null: there is no template."""
+    """Kind of the chat template. turns: it writes the role of each message. plain: it writes only the texts. null:
+    there is no template."""
     sampling_defaults: dict[str, float]
-    """The checkpoint's values of sampling parameters, by name, for requests that do not give them."""
+    """The checkpoint's values of sampling parameters, used for requests that do not set them."""
     type: Literal["model"]
-    """For Anthropic's clients, as are `display_name` and `created_at`."""
+    """Field that Anthropic's clients read, as are `display_name` and `created_at`."""
     display_name: str
     created_at: str
-    """The time of `created` as ISO 8601."""
+    """Time of `created`, as ISO 8601."""
 
 
 class ModelList(AnswerModel):
@@ -47,7 +48,7 @@ class Ready(AnswerModel):
     ready: bool
     reason: str | None
     refused: list[str]
-    """Workers that are not used, each with the reason: those that do not start again, and those that are refused."""
+    """One sentence for each worker that is refused or is not started again, with the reason."""
 
 
 class TargetGroup(AnswerModel):
@@ -74,7 +75,7 @@ class Tokenized(AnswerModel):
 
 
 class TokenizerInfo(BaseModel):
-    """With the tokenizer's other special tokens, by their names."""
+    """Also has the tokenizer's other special tokens, by their names."""
 
     model_config = ConfigDict(extra="allow")
 

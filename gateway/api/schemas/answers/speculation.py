@@ -1,4 +1,4 @@
-"""What `speculation` of an answer reports: the kinds of its output tokens, and its explained rounds."""
+"""The field `speculation` of a response: the kinds of its output tokens, and its explained rounds."""
 
 from __future__ import annotations
 

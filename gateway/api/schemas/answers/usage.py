@@ -1,4 +1,4 @@
-"""Usage of tokens and of draft tokens, in the answers of all APIs."""
+"""Numbers of tokens and of draft tokens, in the responses of all APIs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class SpeculationUsage(AnswerModel):
     acceptance_rate: float | None
     mean_accepted_length: float | None
     num_overrun_tokens: int
-    """Accepted draft tokens past the end of the output, where a stop was found before them."""
+    """Number of accepted draft tokens that are not in the output, because it ended before them."""
     mean_emitted_length: float | None
-    """Output tokens of a round on average; null without rounds."""
+    """Mean number of output tokens of a round; null without rounds."""
     seed: int | None
     seeds: list[int] = Field(description="Of each prompt.")
     lenience: float | None = Field(description="null = the answer has exactly the target's law.")
@@ -46,7 +46,7 @@ class UsageAnswer(AnswerModel):
 
 
 class UsageSoFar(AnswerModel):
-    """Of one choice."""
+    """Usage of one choice so far, in a chunk of a stream."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -54,7 +54,7 @@ class UsageSoFar(AnswerModel):
 
 
 class SpeculativeDecoding(AnswerModel):
-    """vLLM's. Rounds are steps with drafts; the bonus token is in no count."""
+    """As in vLLM. Rounds are steps with draft tokens; bonus tokens are in none of the counts."""
 
     mean_acceptance_length: float = Field(description="1 + accepted over rounds.")
     draft_acceptance_rate: float = Field(description="Accepted over drafted; 0 where nothing was drafted.")
