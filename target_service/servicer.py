@@ -38,7 +38,9 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         heads: Heads,
         metrics: WorkerMetrics,
     ) -> None:
-        """Create the servicer. hand_in: queues a delivery for the engine; returns False where there is no room."""
+        """Create the servicer. hand_in: function that queues a delivery for the engine thread; it returns False if the
+        queue is full.
+        """
         super().__init__(service)
         self._vocab_size = vocab_size
         self._hand_in = hand_in
@@ -121,9 +123,8 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
 
 
 def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
-    """Return the job of a Verify message from gateway stream `owner`. Raises InvalidRequest.
-
-    respond: called with each verdict of the lease.
+    """Return the job for the engine thread that a Verify message stands for. Raises InvalidRequest.
+    owner: number of the gateway's stream. respond: called with each verdict of the lease.
     """
     tickets = dict[int, bool]()
     for draft in message.tickets:
