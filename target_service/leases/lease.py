@@ -127,7 +127,9 @@ class Lease:
 
     @property
     def length(self) -> int:
-        """Number of the slot's committed tokens; in a beam search, number of tokens of each live beam, with the prompt."""
+        """Number of the slot's committed tokens. In a beam search: number of tokens of each live beam, including the
+        prompt.
+        """
         if self.beams is not None:
             return self.beams.tree.length
         return len(self.slot.committed)
@@ -139,7 +141,9 @@ class Lease:
 
     @property
     def is_exact(self) -> bool:
-        """Whether acceptance is exact, i.e. without lenience. With lenience only chains are verified, token by token."""
+        """Whether acceptance is exact, i.e. without lenience. With lenience, only chains are verified, token by
+        token.
+        """
         return self.slot.params.lenience == 1.0
 
     @property

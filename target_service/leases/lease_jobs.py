@@ -79,7 +79,7 @@ class RefusedDelivery:
 
 
 class Timings(NamedTuple):
-    """Durations of one step in microseconds, and the size of its forward. The protocol's message has the same fields."""
+    """Durations of one step in microseconds, and the size of its forward. The protocol's message has these fields."""
 
     wait_us: int
     queue_us: int

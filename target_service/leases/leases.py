@@ -33,7 +33,7 @@ class Leases:
 
     def __init__(self, max_bytes: int, metrics: WorkerMetrics, answer: Callable[[Callable[[], None]], None]) -> None:
         """Create the table. max_bytes: maximum bytes of all draft buffers, shared equally among the leases. answer:
-        function that runs a call on the gRPC loop's thread, with which gateways are answered.
+        function that queues the sending of an answer to a gateway until the engine thread's next flush.
         """
         self._max_bytes = max_bytes
         self._metrics = metrics

@@ -85,7 +85,9 @@ class Beams:
         return self.drafts.offers(shares, slot.most_cached - num_cached)
 
     def pending_prob(self, slot: Slot, shares: SlotAcceptance) -> float | None:
-        """Return the acceptance probability of the next level of draft tokens to arrive; None if the step can use none."""
+        """Return the acceptance probability of the next level of draft tokens to arrive; None if the step could not use
+        it.
+        """
         _, is_last = self._next_nodes(slot)
         if not is_last:
             return None
