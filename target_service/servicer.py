@@ -124,6 +124,7 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
 
 def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
     """Return the job for the engine thread that a Verify message stands for. Raises InvalidRequest.
+
     owner: number of the gateway's stream. respond: called with each verdict of the lease.
     """
     tickets = dict[int, bool]()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> WorkerHandle:
     """Start a target worker, and return its handle once it accepts calls. Raises ConfigError.
+
     The function pins the process to its cores, loads the model, and listens. ranks_folder: folder through which the
     tensor-parallel ranks find each other, if another process starts them; None: this process starts them.
     """

@@ -1,5 +1,6 @@
 """The target's end of one draft worker's Deliver stream, except for its deliveries: head registration, subscriptions,
 and features.
+
 Called by the servicer on the gRPC loop's thread; `has_room`, `send_features`, `count` and `_forget` run on the engine
 thread.
 """

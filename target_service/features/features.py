@@ -1,4 +1,5 @@
 """Features for heads. A feature is one vector per committed token: a head's projection of the target's hidden states.
+
 Features are made after each forward, kept for a while, and sent to the draft workers that subscribe. `registered_heads`
 registers the heads of draft workers; this module runs their projections. Without a head it does nothing. Called by
 `step` and by `FeatureJob`s, on the engine thread.
@@ -100,6 +101,7 @@ class Features:
 
     def add_head(self, digest: bytes, projection: Projection) -> None:
         """Make features for a head from the next step on. Raises InvalidRequest if there is no memory for it.
+
         digest: names the head. projection: linear map from hidden states to features; it is moved to the runner's
         device.
         """
@@ -148,6 +150,7 @@ class Features:
     def probe(self, token_ids: Sequence[int], taps: Sequence[int]) -> tpb.ProbeReply:
         """Return the hidden states and the likeliest next tokens of a text, with which a draft worker tests its head.
         Raises Unavailable if there is no memory now.
+
         taps: layers whose hidden states are returned.
         """
         try:
@@ -159,6 +162,7 @@ class Features:
     def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run a forward over a text of T tokens, outside all slots. Return its hidden states at layers `taps`, [T,
         taps, hidden], and the likeliest id after each token, [T] int64.
+
         Raises OutOfBlocks, InvalidRequest, and RuntimeError where torch has no memory.
         """
         table = self._runner.pool.new_table()

@@ -1,4 +1,5 @@
 """The heads of draft workers at the target: it receives their projections, and keeps those that some stream uses.
+
 Several draft workers with the same head share one projection, which is kept until the last stream that registered it
 ends. Called by the servicer and by `feature_stream`, on the gRPC loop's thread.
 """
@@ -98,6 +99,7 @@ class Heads:
     def register(self, stream: FeatureStream, spec: tpb.HeadSpec) -> None:
         """Register a stream's head. If its projection is not kept yet, ask the draft worker to upload it. Raises
         InvalidRequest.
+
         An unfinished upload of the same stream is discarded.
         """
         self._end_upload(stream)

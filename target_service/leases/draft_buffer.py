@@ -1,4 +1,5 @@
 """The draft buffer: draft tokens received for one slot under one ticket and not yet verified. No tensors.
+
 It mirrors the draft worker's tree under the committed tokens. A delivery names the position of its root, so it can be
 inserted whatever the target has committed meanwhile. A node that is already among the committed tokens is late, and
 counts as wasted. A node that contradicts them, or whose parent is missing, is dropped. All others stay until the target
@@ -25,6 +26,7 @@ ticket, epoch and position, and 10 for each node on the path to the token."""
 
 def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
     """Return the maximum number of bytes of the draft buffers of all slots together.
+
     There is room for MAX_DRAFT_TOKENS tokens per slot. Their distributions get 4 bytes per id of the vocabulary and
     token, but at most memory_bytes in all.
     """
@@ -76,6 +78,7 @@ class DraftBuffer:
         self, delivery: Delivery, committed: Sequence[int], max_bytes: int, *, in_step: bool = False
     ) -> InsertedNodes:
         """Insert a delivery, and return how many of its nodes were late or dropped.
+
         committed: the slot's committed tokens. max_bytes: maximum size of the buffer. in_step: whether a step is
         running; that step does not verify these nodes.
         Example: committed tokens [a, b, c, d, e], and a delivery of d, e, f with root_len 3. The nodes d and e are
@@ -152,6 +155,7 @@ class DraftBuffer:
     ) -> tuple[int, int]:
         """Make the last of the tokens that a step has just committed the root of the tree, and drop all nodes off their
         path.
+
         committed_len: committed length before the step. note: called for each node on the path that had children, with
         the rank of the child that was committed, or None if no child was.
         Returns two numbers: nodes that were dropped, without those on the path; and late nodes, those on the path that
@@ -224,6 +228,7 @@ class DraftBuffer:
     def take_cost_us(self, token_ids: Sequence[int]) -> list[int]:
         """Return the microseconds that the draft worker spent on the delivery of a path's last node, as a list of one
         number.
+
         The number is 0 if an earlier call returned the time of this delivery. The list is empty if the time is unknown.
         """
         cost = self.tokens[self._find(token_ids)].cost
@@ -245,6 +250,7 @@ class DraftBuffer:
         self, prob_of_rank: Callable[[int], float], kind: NodeKind, shape: TreeShape
     ) -> tuple[list[int], list[float]]:
         """Return the nodes of one kind that lie within a tree shape, best first, and their acceptance probabilities.
+
         prob_of_rank: acceptance probability of a node by its rank among its siblings. Parents come before their
         children, and siblings in the order of their ranks. Probabilities depend on ranks alone, never on tokens.
         Example: ranks 0 and 1 have probability 0.6 and 0.3; a and b are under the root, c is under a; the shape has 2

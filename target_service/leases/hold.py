@@ -1,4 +1,5 @@
 """How long a step waits for draft tokens that are on their way. Called by `step`, through its budget.
+
 A step is held while the tokens that it would gain exceed the tokens that the wait costs. A slot whose request fixes the
 number of draft tokens waits by itself, and longer, while the other slots step.
 """
@@ -40,6 +41,7 @@ class ExpectedArrival(NamedTuple):
 def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> ExpectedArrival | None:
     """Return when a draft worker's next tokens should arrive for a slot; None if that is unknown, or if they are
     overdue.
+
     now: monotonic time, in seconds.
     """
     is_first = lease.length in draft.starved_since_s
@@ -73,6 +75,7 @@ def note_missing(
 ) -> None:
     """Record that a step begins without draft tokens that are still on their way. A draft worker for which the step has
     waited in vain becomes inactive.
+
     pending: draft workers from which tokens may arrive. awaited: those of them for which the step might have been held.
     waiting: slots that wait while the others step. now: monotonic time, in seconds.
     """
@@ -90,6 +93,7 @@ def note_missing(
 def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> float | None:
     """Return the monotonic time, in seconds, until which a step waits for the next tokens of these drafts; None if it
     does not wait.
+
     rate: tokens per second that waiting costs.
     Example: two drafts with probability 0.6 and 0.4, the first expected within 4 ms, 200 tokens a second. Waiting
     brings 1.0 tokens and costs 0.8, so the step waits. At 300 tokens a second it does not.

@@ -68,6 +68,7 @@ class DeliveredDrafts(SlotDrafter):
 
     def arrived(self, root_len: int, arrived_s: float) -> None:
         """Record a delivery, late or not, whose draft tokens follow the first `root_len` committed tokens.
+
         arrived_s: monotonic time of the delivery, in seconds.
         """
         self.is_active = True
@@ -201,6 +202,7 @@ class Lease:
 
     def is_soon_ready(self, now: float) -> bool:
         """Return whether the slot counts as about to be ready, so that steps leave room for its caller.
+
         That is so if it was ready within the last DORMANT_S seconds, or if its prompt is being prefilled, which takes
         several steps. now: monotonic time, in seconds.
         """

@@ -1,4 +1,5 @@
 """All leases of a target: the slots that step by themselves, and the draft buffer of each ticket.
+
 Called by `step` and `verifier` on the engine thread. Only `hand_in` is called by the servicer, on the gRPC loop's
 thread.
 """
@@ -133,6 +134,7 @@ class Leases:
     def hand_in(self, nodes: Delivery) -> bool:
         """Queue a delivery for the engine thread. Return False if the queue would exceed max_bytes; the delivery is
         then not queued.
+
         An empty queue takes a delivery of any size. Called on the gRPC loop's thread.
         """
         waiting = self._num_bytes_handed_in - self._num_bytes_taken
@@ -144,6 +146,7 @@ class Leases:
 
     def take_delivered(self, *, in_step: bool = False) -> None:
         """Insert the queued deliveries into the draft buffers of their tickets.
+
         in_step: whether they arrived during a step, which does not verify them. Then a delivery without a lease stays
         queued, since the Verify that begins its lease may not have been handled yet; else it is dropped.
         """

@@ -1,5 +1,6 @@
 """A beam search in a slot that steps by itself: the tokens that a step feeds, the levels that it decides, and the
 cache.
+
 Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the draft tokens below them. It decides
 level by level, by the target's own sums of log-probs, as long as all live beams of a level were fed. So a step decides
 at least one level, and draft tokens change no output. If the slot's cache was lost, the beams are fed anew in pieces,
@@ -59,6 +60,7 @@ class Beams:
         make_drafts: type[SearchDrafts],
     ) -> None:
         """Create a search that continues after `levels`, which are decided already.
+
         max_prefill_tokens: maximum number of tokens of the beams that one step feeds when the cache has lost them.
         make_drafts: class that holds the search's draft tokens.
         """
@@ -76,6 +78,7 @@ class Beams:
 
     def offers(self, slot: Slot, shares: SlotAcceptance) -> list[BudgetOffer]:
         """Return the draft tokens that the next step might feed, in the order in which the budget takes them.
+
         The list is empty if the step only feeds a piece of the beams and decides nothing.
         """
         nodes, is_last = self._next_nodes(slot)
@@ -115,7 +118,9 @@ class Beams:
 
     def feed(self, slot: Slot, num_drafts: int) -> SearchInput:
         """Return the slot's input to the next forward. Its tokens count as cached from here on.
+
         num_drafts: number of `offers` to verify, from the first on. A step that decides nothing feeds none.
+
             tail of 2 tokens, live beams a, b after the root, draft c after a: new_ids [t0, t1, a, b, c],
             parents [-1, 0, 1, 1, 2], logits of the last 3
         """
@@ -142,6 +147,7 @@ class Beams:
 
     def decide(self, fed: SearchInput, best: BestTokens, first_row: int) -> list[BeamLevel]:
         """Return the levels that a step decides, at least one.
+
         best: the likeliest tokens after all rows of the step. first_row: index of this search's first row; its live
         beams come first, then its draft tokens. Raises NonFiniteLogits if the logits after the live beams are NaN or
         infinite.
@@ -176,6 +182,7 @@ class Beams:
     def advance(self, slot: Slot, fed: SearchInput, levels: Sequence[BeamLevel], runner: ModelRunner) -> int:
         """Advance the search by decided levels: cut the cache to the paths of the live beams, and commit the tokens
         that all of them share.
+
         Returns the number of dropped draft tokens. Raises OutOfBlocks.
         """
         tree = self.tree
