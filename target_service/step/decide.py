@@ -101,7 +101,7 @@ def accept_by_draws(
     """Decide a tree by recursive rejection: SpecInfer (Miao et al., ASPLOS 2024), Algorithm 2, along one path.
 
     distribution_after: function that returns the target's distribution after a node or ROOT; called only for ROOT and
-    accepted nodes. noise.accept: [D] one uniform number per draw. Raises NothingToDraw.
+    accepted nodes. noise.accept: [D] one uniform number per draw. Raises EmptyDistribution.
     """
     tree = proposal.tree
     draws_after: dict[int, list[tuple[int, TokenDistribution | None, float]]] = {}
