@@ -81,6 +81,7 @@ class DraftBuffer:
 
         committed: the slot's committed tokens. max_bytes: maximum size of the buffer. in_step: whether a step is
         running; that step does not verify these nodes.
+
         Example: committed tokens [a, b, c, d, e], and a delivery of d, e, f with root_len 3. The nodes d and e are
         late, and f becomes node 0. Parents in the committed tokens are numbered c = -3, d = -2 and e = -1, which is
         ROOT.
@@ -158,8 +159,10 @@ class DraftBuffer:
 
         committed_len: committed length before the step. note: called for each node on the path that had children, with
         the rank of the child that was committed, or None if no child was.
+
         Returns two numbers: nodes that were dropped, without those on the path; and late nodes, those on the path that
         arrived while the step ran.
+
         Example: nodes a and b under the root, c under a; committed [a]: b is dropped, and c becomes a child of the
         root.
         """

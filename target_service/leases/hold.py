@@ -95,6 +95,7 @@ def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> floa
     does not wait.
 
     rate: tokens per second that waiting costs.
+
     Example: two drafts with probability 0.6 and 0.4, the first expected within 4 ms, 200 tokens a second. Waiting
     brings 1.0 tokens and costs 0.8, so the step waits. At 300 tokens a second it does not.
     """

@@ -4,6 +4,7 @@ The token after a node is the first draw that is accepted there, else the target
 node's row and on numbers that are known beforehand, so the rows of all proposals are computed together; one by one, the
 host would wait for each of them. The host then walks the trees by these tokens. If a chain is decided by block, the
 device marks the row at which the walk ends.
+
 Before that copy the host only queues work: it reads no tensor's values, and copies to the device leave from pinned
 memory. R rows, B slots, K draft tokens of the longest chain, T draws after one node, V ids.
 """

@@ -59,6 +59,7 @@ def accept_draw(
 
     Returns the token of the first accepted draw, or None, and the target's residual. The residual is weights [N]
     float64 for the entries of `target`; the target draws from it if no draw is accepted.
+
     draws: (token, distribution, uniform number) of each draw. Distribution None: that of the previous draw without its
     token. lenience: factor on every draft probability (Leviathan et al., A.5). With it, no token comes more than 1 /
     lenience times as often as the target draws it: an accepted one has mass min(q, p / lenience), and a recovered one
@@ -227,6 +228,7 @@ def accept_block(
     number of draft tokens per chain; positions after them are padding and may hold anything. accept_u [B, K] float64 in
     (0, 1), independent of one another and of the draws. keys [B, 4] int64: `coupled.device_keys` of the first draft
     token's position, with which the next ids are drawn.
+
     With p and q the target's and the draft's distribution after n draft tokens x1 .. xn: kept[0] = 1 and kept[n + 1] =
     min(1, kept[n] * p(x) / q(x)) for the next token x. The whole chain is accepted with probability kept[K], a prefix
     of n < K tokens with m / (m + 1 - kept[n]) (equation 4), where m is the mass of max(kept[n] * p - q, 0), from which

@@ -3,6 +3,7 @@
 It runs on any device, and the host waits for nothing. `host_sampling.py` does the same row by row for logits on a CPU.
 Order: (`penalties.process_unchecked`), temperature, top-k, top-p, min-p, as in transformers' processors. vLLM applies
 min-p before top-k and top-p, so that its top-p counts only the mass that min-p left.
+
 A draw depends on the float32 log-probs that `distributions` returns and on nothing else. A draft worker sends these, so
 that the target has the distribution of a draft token to the bit. R rows, V ids.
 """

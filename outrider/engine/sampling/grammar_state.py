@@ -4,6 +4,7 @@ A mask depends on the grammar and on the output tokens before it, whoever propos
 of the next bytes, it allows only one way to write them, the tokenizer's own. Tokens without text are never allowed,
 except those that end an output: they are allowed where the grammar may end, and are the only ones where it must. Ids
 that the tokenizer does not have are not allowed.
+
 `Grammars` may be used by any thread; a `GrammarState` belongs to one slot. llguidance releases the interpreter while it
 compiles and while it makes a mask. Called by `grammar_compiler` and `penalties`.
 """

@@ -114,6 +114,7 @@ def host_slot_uniforms(
     """Return a uniform number for each of P purposes and N slots, [P, N] float64 in (0, 1).
 
     params, positions: of each slot, [N]. rounds: committed lengths, [N]. candidates: [N]; None for 0.
+
     Make one call for all slots: it costs some 70 small operations of NumPy, however many numbers there are. If the
     native library is loaded, up to FEW numbers are made one by one, which saves a tenth of a draft's step of one token.
     """

@@ -3,6 +3,7 @@
 Both workers draw from it; a draft worker sends it, and the target makes it from the received bytes. Its probabilities
 are the float64 exponentials of its float32 scores divided by their sum, whatever that sum is, and nothing else decides
 a draw.
+
 Top-k and top-p are exact without sorting the vocabulary: a bound that is cheap to find (from maxima of chunks, from the
 total mass) discards most of the row, and the rule is applied to the rest. `host_sampling.py` calls them.
 """

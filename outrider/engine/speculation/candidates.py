@@ -37,6 +37,7 @@ class CandidateTree:
         """Return one offer for each node, in order.
 
         index: index of this tree among those of the step. factor: multiplies all acceptance probabilities.
+
         The length of a sampled chain may depend on its tokens, and no sampled token may influence what is verified. So
         a sampled chain has as many offers as it could have had tokens; offers after its end have no node.
 

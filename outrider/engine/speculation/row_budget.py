@@ -71,6 +71,7 @@ class RowBudget(Generic[Item]):
         caller would run by itself, in the order in which they are dealt; an empty result means that the caller feeds
         nothing now but soon will, which counts as one row. If one caller has the worker to itself, neither `step` nor
         `alone` is read.
+
         Example: A has 1 row and B 31, with equal weights; a step of 1 row takes 8 ms, one of 32 rows 20 ms. A gains 1
         token in 20 ms, and its part is half of 1 token in 8 ms. So the step is bounded to 16 ms: A's row, and as many
         of B's as fit.

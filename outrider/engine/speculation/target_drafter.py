@@ -23,6 +23,7 @@ class ExtraRows:
 
     They are never verified and do not stay in the cache. The drafter makes draft tokens for later steps from their
     logits.
+
     Example: a step with draft tokens 0 and 1, and parents [-1, 2]. The first extra row follows the last committed
     token, and the second follows the first.
     """
