@@ -90,8 +90,8 @@ class TableSlot(BareSlot):
         corpus_id: bytes = b"",
     ) -> None:
         """Create a slot. `drafter`: creates the slot's follower. `slot`: positional arguments of `BareSlot`.
-        `source_ids`: the encoder's input. `corpus_id`: names a corpus that slots of one caller learn from and draft
-        from.
+        `source_ids`: the encoder's input. `corpus_id`: id of the corpus of ended outputs that `lookup` copies from;
+        empty for none.
         """
         super().__init__(*slot)
         self._is_sound = True

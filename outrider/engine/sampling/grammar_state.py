@@ -64,7 +64,7 @@ class Grammars:
             if token_id < vocab_size:
                 end_ids.append(token_id)
         self._tokenizer, self._why_not = _read_tokenizer(tokenizer_json, vocab_size, end_ids)
-        """The tokenizer, None where no grammar can be followed; then the reason."""
+        """The tokenizer, and an empty text. If no grammar can be followed: None, and the reason."""
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._num_bytes = 0
         self._lock = Lock()
