@@ -28,7 +28,7 @@ class AdvanceJob:
     base_len: int
     committed_ids: tuple[int, ...]
     is_missed: bool = False
-    """Whether the target had no draft tokens for its last step."""
+    """Whether the target had no draft tokens for its last step, so that a delivery may have been lost."""
     levels: tuple[BeamLevel, ...] = ()
     """Levels of a beam search, in place of `committed_ids`; empty for other requests."""
     wrong: str = ""
@@ -59,7 +59,7 @@ class FeaturesJob:
     ticket: int
     target_epoch: int
     start: int
-    """Position of the first feature."""
+    """Position of the token of the first feature."""
     rows: FeatureBits
     """Features, [num_rows, width]."""
     taken: Callable[[], None]

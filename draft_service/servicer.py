@@ -20,10 +20,10 @@ draft and target do not fit."""
 
 
 class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
-    """Servicer of a draft's RPCs."""
+    """Implements the RPCs of a draft worker."""
 
     def __init__(self, service: WorkerService, checks: Sequence[PairingCheck]) -> None:
-        """Create a servicer. `checks`: the pairing checks, in the order in which they run."""
+        """Create a servicer. `checks`: the pairing checks of the draft worker, in the order in which they run."""
         super().__init__(service)
         self._checks = checks
         self._vocab_size = service.info().vocab_size

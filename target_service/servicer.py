@@ -28,7 +28,7 @@ from target_service.leases.lease_jobs import ExtendJob, RefusedDelivery, Verdict
 
 
 class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
-    """The RPCs of a target worker."""
+    """Implements the RPCs of a target worker."""
 
     def __init__(
         self,

@@ -130,9 +130,10 @@ class MedusaDrafter(BlockDrafter):
 
 
 class MaskDrafter(BlockDrafter):
-    """Drafter with a model or a head that has a cache, which is fed masks after the last committed token.
+    """Drafter with a model or a head that fills masks: they are fed after the last committed token, and the logits
+    there predict the next tokens.
 
-    Only the committed tokens stay in the cache: the masks are truncated after each forward.
+    Only the committed tokens stay in the cache, since the masks are truncated after each forward.
 
         # committed [..., 7, 9], blocks of 3 masks: [9, MASK, MASK, MASK] is fed, and the logits of these 4 rows are the
         # distributions of the next 4 tokens

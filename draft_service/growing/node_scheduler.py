@@ -105,7 +105,7 @@ class _Offer(NamedTuple):
     gain: float
     """Probability that the row's output is used."""
     node: int
-    """Index of the node, or of a look-ahead row, which is below ROOT."""
+    """Index of the node, or number of the look-ahead row, which is below ROOT."""
     draft_slot: DraftSlot
 
 

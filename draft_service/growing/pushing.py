@@ -1,4 +1,6 @@
-"""Send the nodes of a draft's trees to their targets: at once to a target without draft tokens, else at intervals."""
+"""Send the nodes of a draft worker's trees to the targets: at once to a target without draft tokens, else at
+intervals.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class HeadSlot(Slot):
 
     @property
     def is_missing_features(self) -> bool:
-        """Whether the slot has too few features to draft after its committed tokens."""
+        """Whether features are missing that the slot needs to draft after its committed tokens."""
         return self.features.end < len(self.committed) - 1
 
     @property

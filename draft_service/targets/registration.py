@@ -40,7 +40,7 @@ class HeadOffer:
 
     @classmethod
     def of(cls, opening: Projection) -> HeadOffer:
-        """Return the offer of a head with this projection."""
+        """Return the offer of a head. `opening`: the head's projection."""
         data = opening.to_bytes()
         return cls(data, digest_of(data), opening.spec.width)
 

@@ -143,7 +143,7 @@ class TargetLink:
             await asyncio.sleep(RETRY_S)  # the target bounds what it cannot send
 
     async def close(self) -> None:
-        """End the stream for good, and remove the link's metrics series."""
+        """End the stream for good, and remove the stream's series from the metrics."""
         self.is_broken = True
         self._watch.cancel()
         await asyncio.gather(self._watch, self._outbox.close(), return_exceptions=True)

@@ -96,7 +96,7 @@ class VerifyChoice(NamedTuple):
 
 
 _Demands = Mapping[int, VerifyDemand]
-"""Demands by slot index."""
+"""Demands by index of the slot."""
 
 
 class _Offer(NamedTuple):
@@ -131,7 +131,7 @@ class VerifyBudget:
         """Whether, in the last step with such candidates, some that could be left out were worth their rows. If a
         caller was bounded: whether that held for the bounding caller alone."""
         self._bounding_gain: float | None = None
-        """Expected tokens of the bounding caller in the step; None where no caller is bounded."""
+        """Expected number of tokens of the bounding caller in the step; None if no caller is bounded."""
         self._rate = 0.0
         """Moving mean of tokens per second, of all slots together, or of the bounding caller's slots."""
 
@@ -218,14 +218,14 @@ class VerifyBudget:
     def _best(
         self, offers: list[_Offer], demands: _Demands, gains: Mapping[int, float], num_rows: int, max_rows: int
     ) -> Sequence[_Offer]:
-        """Return the offers with which the step makes the most tokens a second, best first; none where that is less
-        than MIN_GAIN times the rate without them.
+        """Return those offers with which the step makes the most tokens a second, best first; none if that is less than
+        MIN_GAIN times the rate without them.
 
         gains: expected tokens of each slot without offers. num_rows: rows of the step without offers. max_rows: maximum
         number of rows of the offers.
 
-        One slot, gains 0.8, 0.5 and 0.1, steps of 1 to 4 rows in 10, 11, 12 and 13 ms: 1.0, 1.8, 2.3 and 2.4 tokens are
-        100, 164, 192 and 185 a second, so the first two offers are taken.
+        Example: one slot; offers with gains 0.8, 0.5 and 0.1; steps of 1 to 4 rows take 10, 11, 12 and 13 ms. 1.0, 1.8,
+        2.3 and 2.4 tokens are 100, 164, 192 and 185 a second, so the first two offers are taken.
         """
         offers.sort(key=lambda offer: -offer.gain / offer.num_rows)
         rows = [num_rows]  # of steps with none, one, two .. of the offers

@@ -119,7 +119,7 @@ class OwnDrafts:
         return proposals[key]
 
     def max_len(self, name: Drafter) -> int:
-        """Return the maximum number of draft tokens that a drafter proposes."""
+        """Return the maximum number of draft tokens that a drafter proposes at once."""
         return self._drafters[name].max_len
 
     def feeds_rows(self, slot: Slot) -> bool:

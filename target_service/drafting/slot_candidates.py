@@ -77,7 +77,7 @@ class Candidates:
         return replace(demand, extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=cost_rows)
 
     def num_after(self, choice: VerifyChoice) -> int:
-        """Return the number of tokens in the slot's cache after a step with this choice."""
+        """Return the number of tokens that the slot's cache will hold after a step with this choice."""
         num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
         for offer in self.offers[: choice.num_drafts]:
             num_tokens += bool(offer.nodes or self.drafter)

@@ -109,13 +109,15 @@ class FeatureStream:
         return self._num_posted_bytes - self._num_written_bytes < MAX_BACKLOG_BYTES
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
-        """Send the features of num_tokens positions from `start` on. data: [num_tokens, d] bfloat16, row by row."""
+        """Send the features of num_tokens tokens, the first at position `start`. data: [num_tokens, d] bfloat16, row by
+        row.
+        """
         self._num_posted_bytes += len(data)
         self._engine.answer(lambda: self._put_features(subscription, start, num_tokens, data))
         self.count("sent", num_tokens, len(data))
 
     def count(self, fate: str, num_tokens: int, num_bytes: int) -> None:
-        """Count the features of num_tokens positions in the metrics. fate: "sent" or "dropped"."""
+        """Count the features of num_tokens tokens in the metrics. fate: "sent" or "dropped"."""
         self._metrics.feature_rows.labels(peer=self._peer, fate=fate).inc(num_tokens)
         self._metrics.feature_bytes.labels(peer=self._peer, fate=fate).inc(num_bytes)
 

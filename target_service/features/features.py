@@ -48,7 +48,7 @@ class FeatureSubscription:
 
     link: FeatureStream
     digest: bytes
-    """Digest of the head whose projection makes the features."""
+    """Digest of the head whose features are sent."""
     ticket: int
     next_position: int
     """Position of the first token whose feature has not been sent."""
@@ -71,7 +71,7 @@ class FeatureJob:
 class _Head:
     projection: Projection
     columns: Tensor
-    """Indices of its taps among those of the runner, int64, on the device."""
+    """Indices of the head's tapped layers among all that the runner taps, int64, on the device."""
 
 
 class Features:
@@ -83,7 +83,8 @@ class Features:
         self._heads: dict[bytes, _Head] = {}
         """Heads by digest."""
         self._buffers: OrderedDict[SlotKey, dict[bytes, FeatureBuffer]] = OrderedDict()
-        """Kept features by slot and head, the slot that was longest without a new token first."""
+        """Kept features by slot and digest of the head. The slot that has gone longest without a new token comes
+        first."""
         self._subscriptions: OrderedDict[int, FeatureSubscription] = OrderedDict()
         """Subscriptions by ticket, the oldest first."""
         self._first_index: dict[int, int] = {}

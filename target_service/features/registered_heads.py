@@ -41,7 +41,7 @@ PIECE_S = 15.0
 
 @dataclass(slots=True)
 class _Head:
-    """A projection that is kept."""
+    """Projection that is kept."""
 
     projection: Projection
     streams: set[FeatureStream]
@@ -119,7 +119,9 @@ class Heads:
         stream.reply(spec.digest, tpb.HEAD_STATE_WEIGHTS_WANTED)
 
     def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
-        """Check that a probe of num_tokens tokens with these taps can be run. Raises InvalidRequest."""
+        """Raise InvalidRequest if a probe of num_tokens tokens with these layers cannot be run. taps: layers whose
+        hidden states are wanted.
+        """
         self._check_features()
         if not (1 <= num_tokens <= MAX_PROBE_TOKENS and len(taps) <= MAX_PROBE_TAPS):
             raise InvalidRequest(

@@ -160,7 +160,7 @@ class Lease:
 
     @property
     def max_chain(self) -> int:
-        """Maximum length of a chain of draft tokens in the next step."""
+        """Maximum length of a chain of draft tokens in the slot's next step."""
         return self.speculation.chain_len(self.max_drafts)
 
     @property

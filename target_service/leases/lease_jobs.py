@@ -52,7 +52,7 @@ class VerifyJob:
     arrived_s: float
     """Monotonic time at which the message arrived, in seconds."""
     respond: Callable[[Verdict | JobError], None]
-    """Called with the verdict of each step, or once with an error."""
+    """Function that is called with the verdict of each step, or once with an error."""
     levels: tuple[BeamLevel, ...] = ()
     """Levels of a beam search that are decided already; empty for other requests."""
 

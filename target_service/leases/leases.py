@@ -45,7 +45,7 @@ class Leases:
         self._by_ticket: dict[int, Lease] = {}
         self._delivered: deque[tuple[Delivery, float]] = deque()
         self._num_bytes_handed_in = 0
-        """Bytes of all deliveries so far. Only the gRPC loop's thread writes it."""
+        """Bytes of all deliveries that were queued so far. Only the gRPC loop's thread writes it."""
         self._num_bytes_taken = 0
         """Bytes of all deliveries that were inserted or dropped so far. Only the engine thread writes it."""
         self._shares: dict[tuple[Any, ...], RankAcceptance] = {}
@@ -66,7 +66,7 @@ class Leases:
         return self._by_ticket.get(ticket)
 
     def may_be_drafted(self, key: SlotKey) -> bool:
-        """Return whether steps of an open slot may have draft tokens."""
+        """Return whether steps of an open slot may verify draft tokens."""
         return not self.speculation_of(key).is_plain
 
     def speculation_of(self, key: SlotKey) -> Speculation:

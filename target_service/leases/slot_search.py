@@ -211,7 +211,7 @@ class BestTokens(NamedTuple):
     log_probs: NDArray[np.float32]
     """Log-probs of these tokens, in nats, [R, C]."""
     are_finite: NDArray[np.bool_]
-    """Whether all log-probs of a row are finite, [R]."""
+    """For each row, whether all its log-probs are finite, [R]."""
 
 
 def best_tokens(logits: Tensor, max_num: int) -> BestTokens:

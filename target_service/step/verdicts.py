@@ -15,7 +15,7 @@ from target_service.leases.lease_jobs import DraftOutcome, Timings
 
 @dataclass(slots=True)
 class StepClock:
-    """Times and size of one step."""
+    """Clock of one step: times at which its phases ended, and its size."""
 
     started_s: float
     """Monotonic time at which the forward began, in seconds."""

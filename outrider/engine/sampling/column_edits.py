@@ -17,7 +17,7 @@ class ColumnEdits:
     """Edits of N columns of the logits: a logit x becomes x * factor + offset if x < 0, else x / factor + offset."""
 
     ids: NDArray[np.int64]
-    """Token ids of the columns, [N]."""
+    """Token id of each edited column, [N]."""
     factor: NDArray[np.float64]
     """Repetition penalty of each id that is in prompt or output; 1 for other ids, [N]."""
     offset: NDArray[np.float64]

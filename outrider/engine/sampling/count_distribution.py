@@ -1,4 +1,4 @@
-"""The distribution of the tokens that a drafter without a model has counted.
+"""The distribution that a drafter without a model makes from counts of tokens.
 
 The logarithms of counts take the place of logits: penalties, biases, bans, temperature and cuts are applied to them, as
 the target applies them to its logits.

@@ -206,7 +206,7 @@ class Grammar:
             self.retire()
 
     def retire(self) -> None:
-        """Have the text compiled anew for later slots. Slots that follow this grammar keep it."""
+        """Drop this compiled grammar, so that later slots compile its text anew. Slots that follow it now keep it."""
         self.grammars.forget(self)
 
 

@@ -1,8 +1,9 @@
 """Random numbers as a function of where they are used: counter-based, without the state of a generator.
 
 A number is keyed by the request's seed and counted by (choice, position, purpose, round, candidate), so that a retry,
-another batch and another device give the same number. Drafters use DRAFT and OWN_DRAFT, the target's decision ACCEPT,
-and both TARGET (`coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is on.
+another batch and another device give the same number. Drafters use the purposes DRAFT and OWN_DRAFT, the target's
+decision uses ACCEPT, and both use TARGET (`coupled.py`). NumPy makes the few numbers of a step on the host, whatever
+device the model is on.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class NoiseStream(IntEnum):
     """Drawing a draft token in the target. It differs from DRAFT because the same step may also verify a draft worker's
     chain from the same committed length."""
     TARGET = 5
-    """Drawing the target's own token, by a number for each vocabulary id. It is keyed by the position alone, so that a
-    draft worker can compute it."""
+    """Drawing the target's own token, with one number per vocabulary id. The numbers are keyed by the position alone,
+    so that a draft worker can compute them."""
 
 
 def host_uniforms(

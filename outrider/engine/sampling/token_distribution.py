@@ -156,23 +156,23 @@ class TokenDistribution:
 
     @cached_property
     def weights(self) -> Weights:
-        """Probabilities up to a factor, [N] float64."""
+        """Probabilities of the entries up to a factor, [N] float64."""
         return np.exp(self.scores, dtype=np.float64)
 
     @cached_property
     def total(self) -> float:
-        """Sum of the weights."""
+        """Sum of `weights`."""
         return float(self.weights.sum())
 
     def prob(self, token_id: int) -> float:
-        """Return the probability of one id; 0 outside the support."""
+        """Return the probability of one id; 0 if it has no entry."""
         place = self.place_of(token_id)
         if place is None:
             return 0.0
         return float(self.weights[place]) / self.total
 
     def score(self, token_id: int) -> float:
-        """Return the score of one id; -inf outside the support."""
+        """Return the score of one id; -inf if it has no entry."""
         place = self.place_of(token_id)
         if place is None:
             return -math.inf
@@ -231,7 +231,7 @@ class TokenDistribution:
         return TokenDistribution(self.vocab_size, self.scores - np.float32(math.log(mass)), self.ids)
 
     def dense_scores(self) -> Scores:
-        """Return the scores of the whole vocabulary, [V] float32, -inf outside the support."""
+        """Return the scores of all ids of the vocabulary, [V] float32, -inf for ids without an entry."""
         if self.ids is None:
             return self.scores
         return _spread(self.ids, self.scores, self.vocab_size, -math.inf)

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 ROOT = -1
-"""Index of the last committed token, the parent of the first draft tokens."""
+"""Index that stands for the last committed token, the parent of the first draft tokens."""
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class DraftTree:
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        """Token ids, [N]."""
+        """Token id of each node, [N]."""
         self.parents: list[int] = []
         """Index of each node's parent, or ROOT, [N]."""
         self.ranks: list[int] = []

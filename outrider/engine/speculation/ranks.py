@@ -53,7 +53,7 @@ class SlotAcceptance:
         """Create the probabilities of a new slot, equal to those of all slots that sample alike."""
         self._all = shares
         self.first = shares.shares[0]
-        """Acceptance probability of the child of rank 0."""
+        """Acceptance probability, in this slot, of the child of rank 0."""
 
     def share(self, rank: int) -> float:
         """Return the probability that the child of this rank is accepted, given that its parent is."""

@@ -30,7 +30,7 @@ class ExtraRows:
 
     drafter: Drafter
     ids: Sequence[int]
-    """Token ids, [E]."""
+    """Token id of each extra row, [E]."""
     parents: Sequence[int]
     """Index of the token that each extra row follows, [E]; ROOT for the last committed token. The step's draft tokens
     are counted first, then the extra rows."""

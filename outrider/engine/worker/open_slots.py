@@ -153,7 +153,7 @@ class OpenSlots(Generic[S]):
 
     @property
     def num_blocks_in_use(self) -> int:
-        """Number of cache blocks that slots hold."""
+        """Number of cache blocks that open slots hold; 0 for slots without a cache."""
         return 0
 
     @property

@@ -131,7 +131,7 @@ class SlotKeeper(Generic[S]):
         self.refresh_gauges()
 
     def close_owner(self, job: CloseOwnerJob) -> None:
-        """Free all slots of an owner."""
+        """Free all slots of an owner, i.e. of a gateway's stream that ended."""
         for key in list(self._states):
             if key[0] == job.owner:
                 del self._states[key], self._sizes[key]
