@@ -28,7 +28,7 @@ from outrider.wire.settings.config import TargetConfig
 from target_service.features.features import Features
 
 DIGEST = b"own"
-"""Digest under which `Features` knows the projection of the target's own heads. No draft worker registers it."""
+"""Digest that names the projection of the target's own heads in `Features`. No draft worker registers it."""
 
 
 class OwnHeads(TargetDrafter):

@@ -119,7 +119,7 @@ class Lease:
 
     @property
     def first(self) -> DeliveredDrafts:
-        """Draft worker whose ticket names the lease."""
+        """Draft worker whose ticket names the lease: the first of `drafts`."""
         return self.drafts[0]
 
     def of_ticket(self, ticket: int) -> DeliveredDrafts:

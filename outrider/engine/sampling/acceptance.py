@@ -111,7 +111,8 @@ def accept_draws(draws: DrawTable, target_probs: Tensor) -> tuple[Tensor, Tensor
     """Test the draws after N nodes, as `accept_draw` does for one. target_probs: the target's distributions, [N, V]
     float64.
 
-    Returns the accepted token after each node, or -1, [N] int64, and the target's residuals, [N, V] float64.
+    Returns the id of the accepted token after each node, -1 if all draws are rejected, [N] int64, and the target's
+    residuals, [N, V] float64.
     """
     device = target_probs.device
     num_nodes, max_draws = draws.token_ids.shape

@@ -49,7 +49,7 @@ class Columns:
             self._place[token_id] = len(self._place)
 
     def forget_output(self) -> None:
-        """Set all counts to 0. Columns of ids that were only in the output stay, without effect."""
+        """Set all counts to 0. Columns of ids that only the output contained stay, without effect."""
         self._num_output.clear()
         self._edits = ColumnEdits(*self._columns_of(list(self._place), self._num_output))
 

@@ -41,7 +41,7 @@ class NonFiniteLogits(WorkerFault):
             "its weights are damaged or its dtype overflows (float16 often does: use bfloat16 or float32)"
         )
         self.rows = tuple(rows)
-        """Indices of these rows in the batch."""
+        """Indices in the batch of the rows with NaN or infinite logits."""
 
 
 class SamplingState:

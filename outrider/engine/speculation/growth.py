@@ -94,7 +94,7 @@ class Growth(CachedTree, ABC):
 
     @classmethod
     def shares_key(cls, params: SamplingParams) -> object:
-        """Return the key by which slots with these parameters share acceptance probabilities with others."""
+        """Return a key for these parameters. Slots with equal keys share acceptance probabilities."""
         return params.greedy, params.is_deterministic
 
     @property

@@ -18,13 +18,14 @@ class Need(Enum):
     """What a slot needs from the next forward."""
 
     STEP = auto()
-    """Its step: a verify, or the feeding of draft tokens, is ready to run."""
+    """The slot's step: a verify, or the feeding of draft tokens, is ready to run."""
     PREFILL = auto()
-    """Its prompt has to be fed: no step was requested yet, or the requested step waits for a proposal."""
+    """Feeding of the slot's prompt: no step was requested yet, or the requested step waits for a proposal."""
     NOTHING = auto()
     """Nothing: the slot is between two rounds, and its next request is expected soon."""
     DORMANT = auto()
-    """Nothing: no step was requested for `DORMANT_S` or longer, so its memory is taken first."""
+    """Nothing, for a long time: no step was requested for `DORMANT_S` or longer, so the slot's memory is taken
+    first."""
 
 
 class SlotState(NamedTuple):

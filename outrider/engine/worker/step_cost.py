@@ -61,8 +61,8 @@ class StepCost:
         return size not in self._decode_s or self._num_mixed[size] >= PROBE_STEPS
 
     def prefill_tokens(self, num_decode_tokens: int, max_tokens: int) -> int:
-        """Return the number of prompt tokens to run in a step with `num_decode_tokens`; `max_tokens` if there are no
-        decode tokens.
+        """Return the number of prompt tokens to run in a step with `num_decode_tokens` decode tokens; `max_tokens` if
+        there are no decode tokens, or if nothing was measured yet.
         """
         if not num_decode_tokens:
             return max_tokens
