@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from outrider.engine.speculation.beam import BeamLevel
 
 FeatureBits = NDArray[np.uint16]
-"""The bits of bfloat16 numbers, as received."""
+"""Bits of bfloat16 numbers, as they were received."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceJob:
-    """A job that continues a slot from newly committed tokens."""
+    """Job that commits tokens of a slot and lets its draft tokens grow after them."""
 
     owner: int
     slot_id: int
@@ -28,46 +28,49 @@ class AdvanceJob:
     base_len: int
     committed_ids: tuple[int, ...]
     is_missed: bool = False
-    """Whether the target had no draft tokens for its last step."""
+    """Whether the target had no draft tokens for its last step, so that a delivery may have been lost."""
     levels: tuple[BeamLevel, ...] = ()
-    """Levels of a beam search, in place of `committed_ids`."""
+    """Levels of a beam search, in place of `committed_ids`; empty for other requests."""
     wrong: str = ""
-    """Error in the levels as received; empty if they are valid."""
+    """Error in the received levels; empty if they are valid."""
 
     @property
     def decided(self) -> tuple[Any, ...]:
-        """Committed token ids, or levels of a beam search, of the positions from `base_len` on."""
+        """What the job commits from position `base_len` on: token ids, or levels of a beam search."""
         return self.levels or self.committed_ids
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesRequest:
-    """A request to a target for a lease's features from a position on."""
+    """Request to a target for the features of a lease, from a position on."""
 
     ticket: int
     start: int
     id: int
-    """Id that is returned with the features; it changes once the slot loses features that it had received."""
+    """Number that is returned with the features. It changes once the slot loses features that it had received."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesJob:
-    """A job with features of a lease's tokens. They may be late or repeated; earlier ones may never arrive."""
+    """Job with features of a lease's tokens, which arrived from a target. They may be late or repeated; earlier ones
+    may never arrive.
+    """
 
     ticket: int
     target_epoch: int
     start: int
-    """Position of the first feature."""
+    """Position of the token of the first feature."""
     rows: FeatureBits
-    """Features [num_rows, width]."""
+    """Features, [num_rows, width]."""
     taken: Callable[[], None]
-    """Called on the engine thread once the features are taken, so that the link reads more from the target."""
+    """Function to call on the engine thread once the slot has taken the features, so that the link reads more from the
+    target."""
     request_id: int = 0
-    """Id of the request that the features answer."""
+    """Number of the request that the features answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineJob:
-    """A job that runs a function between two steps."""
+    """Job that runs a function on the engine thread, between two steps."""
 
     run: Callable[[], None]

@@ -15,15 +15,15 @@ from outrider.wire.peer_text import bound_strings
 from outrider.wire.requests.params import MAX_CHOICES
 
 PairingCheck = Callable[[str, int], Awaitable[None]]
-"""Prepares the draft for the target at (address, epoch). Raises `ConfigError` or `IncompatiblePair` where they do not
-fit."""
+"""Function that prepares the draft for the target at (address, epoch). Raises `ConfigError` or `IncompatiblePair` if
+draft and target do not fit."""
 
 
 class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
-    """Servicer of a draft's RPCs."""
+    """Implements the RPCs of a draft worker."""
 
     def __init__(self, service: WorkerService, checks: Sequence[PairingCheck]) -> None:
-        """Create a servicer. `checks`: the pairing checks, in the order in which they run."""
+        """Create a servicer. `checks`: the pairing checks of the draft worker, in the order in which they run."""
         super().__init__(service)
         self._checks = checks
         self._vocab_size = service.info().vocab_size

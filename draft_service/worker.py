@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
-    """Start a draft worker: pin, load the model or make the tables, listen. Return when it can be called.
+    """Start a draft worker, and return its handle once it accepts calls. Raises `ConfigError` if it cannot start.
 
-    Raises `ConfigError` when it cannot start.
+    The function pins the process to its cores, loads the model or makes the tables, and listens.
     """
     cores = prepare_process(config.cpu_cores)
 

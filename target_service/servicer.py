@@ -28,7 +28,7 @@ from target_service.leases.lease_jobs import ExtendJob, RefusedDelivery, Verdict
 
 
 class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
-    """The RPCs of a target worker."""
+    """Implements the RPCs of a target worker."""
 
     def __init__(
         self,
@@ -38,7 +38,9 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         heads: Heads,
         metrics: WorkerMetrics,
     ) -> None:
-        """Create the servicer. hand_in: queues a delivery for the engine; returns False where there is no room."""
+        """Create the servicer. hand_in: function that queues a delivery for the engine thread; it returns False if the
+        queue is full.
+        """
         super().__init__(service)
         self._vocab_size = vocab_size
         self._hand_in = hand_in
@@ -121,9 +123,9 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
 
 
 def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
-    """Return the job of a Verify message from gateway stream `owner`. Raises InvalidRequest.
+    """Return the job for the engine thread that a Verify message stands for. Raises InvalidRequest.
 
-    respond: called with each verdict of the lease.
+    owner: number of the gateway's stream. respond: called with each verdict of the lease.
     """
     tickets = dict[int, bool]()
     for draft in message.tickets:

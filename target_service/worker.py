@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> WorkerHandle:
-    """Start a target worker, and return it once it can be called. Raises ConfigError.
+    """Start a target worker, and return its handle once it accepts calls. Raises ConfigError.
 
-    It pins the process to its cores, loads the model, and listens. ranks_folder: folder in which tensor-parallel ranks
-    that another process starts meet this one; None: this process starts them.
+    The function pins the process to its cores, loads the model, and listens. ranks_folder: folder through which the
+    tensor-parallel ranks find each other, if another process starts them; None: this process starts them.
     """
     cores = prepare_process(config.cpu_cores)
     num_threads = len(cores)

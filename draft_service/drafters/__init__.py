@@ -1,4 +1,4 @@
-"""The drafters that this worker can run: a model, a head, a table. Imports `slots`.
+"""The drafters that a draft worker can run: a model, a head, a table. May import `slots`.
 
-Start at `choice.py`, which makes the one that the settings name.
+Start at `drafter_choice.py`, which makes the one that the settings name.
 """

@@ -1,5 +1,5 @@
-"""Drafters that propose tokens for several positions in one forward: heads that read the target's newest feature, and
-models and heads that fill masks.
+"""Drafters that propose tokens for several positions in one forward: heads that draft from the target's newest feature,
+and models and heads that fill masks.
 
 The logits of a position do not depend on the draft tokens before it, unless a sequential head biases them.
 """
@@ -31,12 +31,14 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 
 
 class BlockDrafter(NodeDrafter[DraftSlot]):
-    """Drafter that reads the distributions after nodes from the blocks of their slots."""
+    """Drafter that fills a block of positions for each slot in one forward, and takes the distribution after a node
+    from the block of its slot.
+    """
 
     fills_blocks = True
 
     def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
-        """Create a drafter. `num_positions`: positions of a block."""
+        """Create a drafter. `keeper`: holds the worker's slots. `num_positions`: number of positions in a block."""
         self.max_depth = num_positions
         self._keeper = keeper
 
@@ -68,7 +70,8 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
 
     @abstractmethod
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
-        """Fill blocks for these slots after their last committed tokens, as far as there is memory; prefill prompts.
+        """Fill blocks for these slots after their last committed tokens, as far as there is memory, and prefill
+        prompts.
 
         Return whether there was anything to do.
         """
@@ -81,15 +84,16 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
 
 
 def block_of(draft_slot: DraftSlot) -> Block:
-    """Return the block of a slot that has one."""
+    """Return the block of a slot, which must have one."""
     assert draft_slot.block is not None, "it has none"
     return draft_slot.block
 
 
 def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tensor) -> None:
-    """Set the block of each slot from its rows of the outputs.
+    """Set the block of each slot from rows of a forward's outputs.
 
-    `counts`: number of rows of each slot. `outputs`: tensors [sum(counts), ...], the fields of `Block` in order.
+    `slots`: slots whose rows follow one another in the outputs. `counts`: number of rows of each slot. `outputs`:
+    tensors [sum(counts), ...], one for each field of `Block`, in order.
 
         # counts [3, 2]: the first slot has rows 0 to 2 of each output, the second slot rows 3 and 4
     """
@@ -99,7 +103,7 @@ def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tens
 
 
 def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Return consecutive parts of `rows` with `counts` rows each. No part keeps the memory of the others alive."""
+    """Split `rows` into consecutive parts with `counts` rows each. No part keeps the memory of the others alive."""
     parts = rows.split(list(counts))
     if len(parts) == 1:
         return parts
@@ -107,7 +111,9 @@ def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
 
 
 class MedusaDrafter(BlockDrafter):
-    """Drafter with Medusa heads, which predict each position from the feature before the last committed token."""
+    """Drafter with Medusa heads. Each predicts another position, all from the feature of the token before the last
+    committed one.
+    """
 
     def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[HeadSlot]) -> None:
         super().__init__(keeper, heads.facts.num_heads)
@@ -124,9 +130,10 @@ class MedusaDrafter(BlockDrafter):
 
 
 class MaskDrafter(BlockDrafter):
-    """Drafter with a model or a head that has a cache, which is fed masks after the last committed token.
+    """Drafter with a model or a head that fills masks: they are fed after the last committed token, and the logits
+    there predict the next tokens.
 
-    Only the committed tokens stay in the cache: the masks are truncated after each forward.
+    Only the committed tokens stay in the cache, since the masks are truncated after each forward.
 
         # committed [..., 7, 9], blocks of 3 masks: [9, MASK, MASK, MASK] is fed, and the logits of these 4 rows are the
         # distributions of the next 4 tokens
@@ -180,7 +187,7 @@ class MaskDrafter(BlockDrafter):
 
 
 class SequentialDrafter(MaskDrafter):
-    """Drafter with a head whose logits of a position are biased by the draft token before it (DSpark)."""
+    """Drafter with a head that biases the logits of a position by the draft token before it (DSpark)."""
 
     def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
         super().__init__(feeder, shape)

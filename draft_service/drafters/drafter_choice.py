@@ -1,4 +1,4 @@
-"""The drafter for each way of drafting. A new family of heads that drafts in one of these ways adds nothing here."""
+"""Makes the drafter of a draft worker. A new family of heads that drafts in an existing way needs no change here."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def create_drafter(
     metrics: WorkerMetrics,
     draft_slots: Mapping[SlotKey, DraftSlot],
 ) -> NodeDrafter[DraftSlot]:
-    """Return the drafter of a worker.
+    """Create the drafter of a worker, according to what the worker has loaded.
 
-    `state`: a `DraftState` for a model or a head, or a `TableState`. `draft_slots`: the worker's slots by key, as they
-    are at each step; the caller adds and removes them.
+    `state`: a `DraftState` for a model or a head, or a `TableState`. `draft_slots`: the worker's slots by key; the
+    caller adds and removes them, and each step sees the present ones.
     """
     if isinstance(state, TableState):
         return WorkerTableDrafter(keeper)

@@ -1,4 +1,4 @@
-"""Run a draft's model: the rows of requested slots, and chunks of prompts beside them, in one forward.
+"""Run a draft's model: the rows of requested slots, and chunks of prompts, in one forward.
 
 The drafters with a model or a head call it once in each step.
 """
@@ -26,7 +26,7 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 
 @dataclass(frozen=True, slots=True)
 class FeedRequest:
-    """One slot's part of the next forward."""
+    """Request to feed one slot in the next forward."""
 
     draft_slot: DraftSlot
     """Slot to feed."""
@@ -35,12 +35,12 @@ class FeedRequest:
     nodes: Sequence[int] = ()
     """Nodes of the slot's tree, or ROOT, after which logits are needed."""
     ahead: Sequence[RowAhead] = ()
-    """Look-ahead rows after the nodes, not counted in `num_new`. They are fed only where there is memory for those of
-    all slots."""
+    """Look-ahead rows to feed after the nodes, not counted in `num_new`. They are fed only if there is memory for those
+    of all slots."""
 
 
 class Feeder:
-    """Runner of a draft model's forwards, which also allocates the slots' cache memory."""
+    """Runs the forwards of a draft's model, and allocates the slots' cache memory."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Feeder:
         """Create a feeder.
 
         `max_prefill_tokens`: maximum number of prompt tokens in one forward. `draft_slots`: all slots of the worker by
-        key; their prompts are prefilled beside the requested rows.
+        key; their prompts are prefilled together with the requested rows.
         """
         self.runner = runner
         self.keeper = keeper
@@ -64,10 +64,11 @@ class Feeder:
     def feed(
         self, requests: Mapping[SlotKey, FeedRequest], make_row: Callable[[FeedRequest], Row], now: float
     ) -> tuple[list[tuple[FeedRequest, Row]], Tensor] | None:
-        """Run a forward over the requested slots that there is memory for, and over chunks of prompts.
+        """Run a forward over those requested slots for which there is memory, and over chunks of prompts.
 
-        `make_row`: creates a slot's row, once there is memory for it. Returns the requests that were fed with their
-        rows, and logits [sum(num_logits), V] float32 in the same order; None where there was nothing to do.
+        `requests`: by slot. `make_row`: function that creates a slot's row; it is called once there is memory for the
+        row. `now`: monotonic time, in seconds. Returns the requests that were fed, each with its row, and their logits
+        [sum(num_logits), V] float32 in the same order; None if there was nothing to do.
         """
         step_requests = self._step_requests(requests)
         if not step_requests and not self._scheduler.num_starved:
@@ -109,6 +110,6 @@ class Feeder:
 
 
 def cache_slot_of(draft_slot: DraftSlot) -> Slot:
-    """Return the cache slot of a choice in a worker with a model."""
+    """Return the cache slot of a choice. The worker must have a model or a head."""
     assert isinstance(draft_slot.slot, Slot), "a model's slot has a cache"
     return draft_slot.slot

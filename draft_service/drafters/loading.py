@@ -1,4 +1,4 @@
-"""Load what a draft's folder holds: a model, one that fills masks, or a head of a target. Runs on the engine thread."""
+"""Load the draft's folder: a model, a model that fills masks, or a head of a target. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ log = get_logger(__name__)
 
 @dataclass
 class ModelState(ModelWorkerState):
-    """State of a draft with a model.
+    """What a draft worker with a model holds after loading it.
 
-    A model without an encoder that fills no masks also drafts for targets with other vocabularies.
+    Unless the model has an encoder or fills masks, it can also draft for targets with another vocabulary.
     """
 
     block: BlockShape | None = None
-    """Layout of the blocks that the model fills; None for a model that drafts one token at a time."""
+    """Layout of the blocks of masks that the model fills; None for a model that drafts one token at a time."""
     translations: list[pb.Translation] = field(default_factory=list)
-    """Descriptions of the vocabularies of targets for which the draft translates, filled in by the pairing checks."""
+    """Descriptions of the target vocabularies to which the draft translates. The pairing checks add them."""
     open_ahead: OpenAhead | None = None
-    """Opens the drafter of look-ahead rows for a slot; None without one."""
+    """Function that creates the look-ahead rows of a slot; None if the draft uses none."""
 
     @property
     def translates(self) -> bool:
@@ -60,7 +60,7 @@ class ModelState(ModelWorkerState):
 
 @dataclass
 class HeadState(WorkerState):
-    """State of a draft with a head of any family."""
+    """What a draft worker with a head (EAGLE, Medusa or another) holds after loading it."""
 
     head: LoadedHead = field(kw_only=True)
     needs_features: ClassVar[bool] = True
@@ -84,7 +84,12 @@ DraftState = ModelState | HeadState
 
 
 def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> DraftState:
-    """Load the draft in a folder, on the engine thread. Raises `ConfigError` naming what is missing or does not fit."""
+    """Load the draft from its folder. Runs on the engine thread. Raises `ConfigError` naming what is missing or does
+    not fit.
+
+    `epoch`: number of the worker's life. `on_lost`: called with the error if a process of the model's tensor-parallel
+    ranks is lost.
+    """
     files = Checkpoint(config.model, config.allow_pickle)
     family = family_of(files, config.target_model)
     if family is not MODEL and config.drafted_by != "none":

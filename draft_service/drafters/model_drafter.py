@@ -1,7 +1,7 @@
-"""The drafter with a model or an EAGLE head: one forward feeds the requested nodes, and chunks of prompts beside them.
+"""The drafter with a model or an EAGLE head: one forward feeds the requested nodes, and chunks of prompts.
 
-A head is a model that reads, beside each token id, the feature of the token before it. The target has no features of
-draft tokens yet; there the head reads its own output in their place.
+Beside each token id, a head takes as input the feature of the token before it. The target has made no features of draft
+tokens yet; for them the head uses its own output in place of the feature.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from outrider.engine.worker.slots import Slot
 
 
 class ModelDrafter(NodeDrafter[DraftSlot]):
-    """Drafter with a model or a head that has a cache.
+    """Drafter with a model, or with a head that has a cache.
 
-    A slot's cache holds its committed tokens, then the fed nodes of its tree in the order in which they were fed. The
-    tree keeps a head's output after each of these, its carry [width], which is the feature of the next token.
+    A slot's cache holds its committed tokens, then the fed nodes of its tree in the order in which they were fed. With
+    a head, the tree also keeps the head's output after each of these tokens, [width], which replaces the feature for
+    the next token.
 
         # 5 committed tokens, then nodes 2 and 0 were fed: cache positions 5 and 6 hold nodes 2 and 0
     """
 
     def __init__(self, feeder: Feeder, head_path: AnyHeadPath | None = None) -> None:
-        """Create a drafter. `head_path`: path of the feeder's runner, where it runs a head."""
+        """Create a drafter. `head_path`: path of the feeder's runner if it runs a head; None for a model."""
         self.takes_trees = feeder.runner.supports_trees
         self.can_refeed = self.takes_trees and head_path is None  # a head needs the output at the parent node
         self._feeder = feeder
@@ -130,7 +131,9 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
             slot.settle()  # entries that a head computed from its own outputs are computed again from features
 
     def knows(self, draft_slot: DraftSlot) -> bool:
-        """Return whether all fed tokens are still in the cache: another slot may have taken the memory."""
+        """Return whether all fed tokens of the slot are still in the cache. They may be missing because another slot
+        has taken the memory.
+        """
         slot = cache_slot_of(draft_slot)
         tree = draft_slot.tree
         num_cached = slot.first + len(slot.cached)

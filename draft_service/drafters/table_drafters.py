@@ -1,4 +1,4 @@
-"""A draft without a model, which drafts from a table (n-grams, a suffix automaton, a text).
+"""A draft worker without a model, which drafts from a table (n-grams, a suffix automaton, a text).
 
 Each slot has a follower of its committed tokens, and no cache.
 """
@@ -31,12 +31,12 @@ log = get_logger(__name__)
 
 @dataclass
 class TableState(WorkerState):
-    """State of a draft worker without a model."""
+    """What a draft worker without a model holds after loading: a vocabulary, and slots that draft from tables."""
 
     vocabulary: Vocabulary = field(kw_only=True)
 
     def info(self) -> pb.WorkerInfo:
-        """Return the draft's description; its model id is the drafter's name."""
+        """Return the description of the worker; its model id is the drafter's name."""
         assert isinstance(self.config, DraftConfig)
         info = super().info()
         info.MergeFrom(
@@ -54,9 +54,10 @@ class TableState(WorkerState):
 
 
 def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> TableState:
-    """Load the state, on the engine thread. Raises `ConfigError` naming what is missing.
+    """Load the state of a worker without a model. Runs on the engine thread. Raises `ConfigError` naming what is
+    missing.
 
-    `on_lost` is never called: there is no other process to lose.
+    `epoch`: number of the worker's life. `on_lost` is never called, since there is no other process that could be lost.
     """
     tokenizer = tokenizer_files(config.model)
     vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
@@ -74,7 +75,9 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
 
 
 class TableSlot(BareSlot):
-    """Slot that follows the encoder's source, if any, and then the committed tokens: the output may copy from both."""
+    """Slot with a follower of its sequence: the encoder's input, if any, and then the committed tokens. The output may
+    repeat parts of both.
+    """
 
     __slots__ = ("_is_sound", "_num_source", "follower")
 
@@ -86,7 +89,10 @@ class TableSlot(BareSlot):
         source_ids: Sequence[int] = (),
         corpus_id: bytes = b"",
     ) -> None:
-        """Create a slot. `slot`: positional arguments of `BareSlot`."""
+        """Create a slot. `drafter`: creates the slot's follower. `slot`: positional arguments of `BareSlot`.
+        `source_ids`: the encoder's input. `corpus_id`: id of the corpus of ended outputs that `lookup` copies from;
+        empty for none.
+        """
         super().__init__(*slot)
         self._is_sound = True
         self._num_source = len(source_ids)
@@ -98,29 +104,35 @@ class TableSlot(BareSlot):
         self.follower.append(ids)
 
     def counts_after(self, path: Sequence[int]) -> Counts | None:
-        """Return counts of the ids that may follow the committed tokens and a path of draft tokens; None for none."""
+        """Return counts of the ids that may follow the committed tokens and then a path of draft tokens; None if there
+        are none.
+        """
         walk = self.follower.walk()
         for token_id in path:
             walk.step(token_id)
         return walk.next()
 
     def give_up(self) -> int:
-        """Close the follower: its drafter may learn from the sequence."""
+        """Close the follower, so that its drafter may learn from the sequence. Returns 0, since no cache memory is
+        freed.
+        """
         if self._is_sound:
             self.follower.close()
         return 0
 
     def make_way(self) -> int:
-        """Learn nothing yet: the new slot follows the same sequence, and is learnt from at its end."""
+        """Make room for a new slot with the same sequence. Nothing is learnt now, since the drafter learns from that
+        slot at its end. Returns 0, since no cache memory is freed.
+        """
         return 0
 
     def distrust(self) -> None:
-        """Keep the drafter from learning from a sequence that may be wrong."""
+        """Keep the drafter from learning from this slot's sequence, which may be wrong."""
         self._is_sound = False
 
 
 class WorkerTableDrafter(NodeDrafter[DraftSlot]):
-    """Drafter that proposes tokens by the follower of each slot."""
+    """Drafter that proposes tokens by the counts of each slot's follower."""
 
     def __init__(self, keeper: SlotKeeper[TableSlot]) -> None:
         self._keeper = keeper

@@ -1,4 +1,4 @@
-"""Grows the draft trees of all slots and sends new nodes to the targets. Imports `slots` and the service's jobs.
+"""Grows the draft trees of all slots, and sends new nodes to the targets. Imports `slots` and the service's jobs.
 
-Start at `grower.py`, whose `step` is the draft worker's step.
+Start at `grower.py`: its `step` is the draft worker's step.
 """

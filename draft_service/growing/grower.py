@@ -35,22 +35,22 @@ from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.telemetry.metrics import WorkerMetrics
 
 MAX_WHOLE_IDS = 2048
-"""Maximum number of ids, in one distribution of each slot together, at which `auto` sends whole distributions. Draft
-tokens that are never verified are sent, too: whole distributions of 4,096 ids took 117 to 156 kB for each committed
-token, cut ones 5 to 9 kB."""
+"""Maximum number of ids, summed over one distribution per sampling slot, at which the setting `auto` sends whole
+distributions. Draft tokens that are never verified are sent, too: whole distributions of 4,096 ids took 117 to 156 kB
+per committed token, cut ones 5 to 9 kB."""
 MAX_DISTRIBUTION_BYTES = 64 << 20
-"""Maximum bytes of distributions kept in one slot's tree, in case they have to be sent again."""
+"""Maximum bytes of distributions that one slot's tree keeps in case they have to be sent again."""
 BYTES_AN_ID = 20
-"""Bytes of a kept distribution for each of its ids: a float32 score, an int64 id and a float64 weight."""
+"""Bytes per id of a kept distribution: a float32 score, an int64 id and a float64 weight."""
 
 MakeDrafter = Callable[[Mapping[SlotKey, DraftSlot]], NodeDrafter[DraftSlot]]
-"""Creates the drafter of a worker, given the worker's slots by key."""
+"""Function that creates the drafter of a worker, given the worker's slots by key."""
 RequestRows = Callable[[str, int, FeaturesRequest], None]
-"""Requests rows from the target at (address, epoch). Runs on the gRPC loop's thread."""
+"""Function that requests features from the target at (address, epoch). Runs on the gRPC loop's thread."""
 
 
 class Grower:
-    """Owner of the draft worker's slots and their trees. It runs the worker's jobs and steps."""
+    """Engine worker of a draft worker: it owns the slots and their trees, and runs jobs and steps."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Grower:
         self._request_rows = request_rows
         self._open_ahead = open_ahead
         self._shares: dict[object, RankAcceptance] = {}
-        """How often draft tokens of a rank were accepted, by the key of `Growth.shares_key`."""
+        """Acceptance probabilities by rank of all slots of one kind, by the key from `Growth.shares_key`."""
 
     # jobs
 
@@ -196,9 +196,9 @@ class Grower:
     def _start_tree(self, draft_slot: DraftSlot, job: AdvanceJob) -> None:
         """Commit the decided tokens and start a new tree.
 
-        The old tree's nodes must leave the cache before the cache is compared with the committed tokens. Nodes are
-        cached in the order in which they were fed, so their ids may equal those of the committed tokens while their
-        keys and values differ.
+        Before the cache is compared with the committed tokens, the old tree's nodes must leave it: nodes are cached in
+        the order in which they were fed, so their ids may equal those of the committed tokens while their keys and
+        values differ.
         """
         slot = draft_slot.slot
         slot.truncate(len(slot.committed) + 1)
@@ -248,7 +248,11 @@ class Grower:
         return self._drafter.next_wake()
 
     def step(self, now: float) -> bool:
-        """Feed the likeliest nodes of all slots, make their children and send them. Return whether anything was fed."""
+        """Feed the likeliest nodes of all slots, make their children, and send them to the targets. Return whether
+        anything was fed.
+
+        `now`: monotonic time, in seconds.
+        """
         # 1 CHOOSE the nodes, and feed them
         chosen = self._scheduler.choose(self._slots.values(), now)
         self._engine.flush()  # the drafter is about to work: send what is buffered first
@@ -298,7 +302,7 @@ class Grower:
         return num_fed
 
     def fail_step(self, error: Exception) -> None:
-        """Close every growing slot: its cache may be wrong. The gateway opens it again."""
+        """Close every growing slot after a step raised, since its cache may be wrong. The gateway opens it again."""
         for draft_slot in list(self._slots.values()):
             if draft_slot.is_growing:
                 self._give_up(draft_slot, f"the draft's step failed: {error}")

@@ -19,14 +19,15 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.engine.worker.scheduler import DORMANT_S
 
 MAX_NODES_PER_SLOT = 16
-"""Maximum number of nodes that one slot has in a step."""
+"""Maximum number of nodes that one slot feeds in a step."""
 
 
 class NodeScheduler:
-    """Chooser of the likeliest nodes of all slots, as many as use a step's time best, shared fairly between callers.
+    """Chooses the nodes that a step feeds: the likeliest of all slots, as many as use the step's time best, shared
+    fairly between callers.
 
-    A node's gain is the probability that its child is used. More nodes have a higher sum of gains and take longer; the
-    number with the highest sum of gains per second is chosen.
+    A node's gain is the probability that its child is used. Feeding more nodes raises the sum of gains and takes
+    longer; the scheduler chooses the number with the highest sum of gains per second.
 
         # gains 0.9, 0.5, 0.1; steps of 1, 2 and 3 rows take 10, 11 and 12 ms:
         # 0.9 / 10, 1.4 / 11 and 1.5 / 12 tokens per ms: two nodes are fed
@@ -41,9 +42,11 @@ class NodeScheduler:
         self._budget = RowBudget[_Offer](self.cost)
 
     def choose(self, slots: Iterable[DraftSlot], now: float) -> list[tuple[DraftSlot, Sequence[int]]]:
-        """Return the nodes of each slot to feed next: the likeliest, unless that would slow a caller beyond its share.
+        """Return the nodes to feed next, by slot: the likeliest, unless feeding them would slow a caller beyond its
+        share.
 
-        `now`: monotonic time in seconds. Look-ahead rows after the nodes are fed where they are as likely to be used.
+        It also asks for look-ahead rows after these nodes if they are as likely to be used. `now`: monotonic time, in
+        seconds.
         """
         offers: dict[bytes, list[Iterable[_Offer]]] = {}  # by caller: for each node, the node and its look-ahead rows
         weights: dict[bytes, float] = {}
@@ -93,7 +96,7 @@ class NodeScheduler:
         return best[: int(rates.argmax()) + 1]
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Record the duration of the step that was chosen last, in seconds, and the number of its rows."""
+        """Record the duration of the step that was chosen last, in seconds, and its number of rows."""
         self.cost.note(num_rows, seconds)
         self._budget.note(seconds)
 
@@ -102,7 +105,7 @@ class _Offer(NamedTuple):
     gain: float
     """Probability that the row's output is used."""
     node: int
-    """Index of the node, or of a look-ahead row, which is below ROOT."""
+    """Index of the node, or number of the look-ahead row, which is below ROOT."""
     draft_slot: DraftSlot
 
 

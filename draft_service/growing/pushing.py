@@ -1,4 +1,6 @@
-"""Send the nodes of a draft's trees to their targets: at once to a target without draft tokens, else at intervals."""
+"""Send the nodes of a draft worker's trees to the targets: at once to a target without draft tokens, else at
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,21 @@ from outrider.wire.transport.codec import DenseDistributions
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
 PUSH_S = 0.004
-"""Minimum time between two messages to a target that has draft tokens, in seconds."""
+"""Minimum seconds between two messages of deterministic draft tokens for a slot whose target has some buffered."""
 NUM_URGENT = 4
-"""Number of a slot's messages that are sent at once after its target had no draft tokens."""
+"""Number of messages of a slot that are sent at once after its target had no draft tokens."""
 MAX_IN_MESSAGE = MAX_NODES // 2
-"""Number of nodes at which a message is full; siblings of the last one are added."""
+"""Number of nodes at which a message is full. It may exceed this by siblings of its last node, which share a
+distribution."""
 
 Send = Callable[[str, int, Delivery], None]
-"""Sends nodes to the target at (address, epoch). Runs on the gRPC loop's thread."""
+"""Function that sends a delivery to the target at (address, epoch). Runs on the gRPC loop's thread."""
 
 
 class NodeSender:
-    """Sender of the slots' new nodes.
+    """Sends new nodes of the slots' trees to their targets.
 
-    Counts and times alone decide when a slot's nodes are sent. Under `rejection` no sampled value may decide it: the
+    Only counts and times decide when a slot's nodes are sent. Under `rejection` no sampled value may decide it: the
     output would no longer have the target's distribution.
     """
 
@@ -44,8 +47,8 @@ class NodeSender:
     def push_due(self, draft_slot: DraftSlot) -> None:
         """Send the new nodes of a slot if they are due.
 
-        Sampled nodes are due at once. Others are due at once for a target without draft tokens, and else every
-        `PUSH_S`.
+        Sampled nodes are due at once. Deterministic nodes are due at once if the target has no draft tokens, else every
+        `PUSH_S` seconds.
         """
         tree = draft_slot.tree
         now = time.monotonic()
@@ -83,11 +86,13 @@ class NodeSender:
 
 
 def _groups(tree: Growth) -> list[list[int]]:
-    """Return the unsent nodes of each message, siblings together: they share a distribution. The first may be empty.
+    """Split the unsent nodes into messages, siblings together, since they share a distribution. The first message may
+    be empty.
 
     Distributions take up to half of a message's maximum size: 64 whole ones of 262,144 ids are more than that.
 
-    # at most 2 nodes a message, unsent [0, 1, 2, 3] of parents [ROOT, 0, 0, 1]: [[0, 1, 2], [3]], 1 and 2 are siblings
+        # at most 2 nodes a message, unsent [0, 1, 2, 3] of parents [ROOT, 0, 0, 1]: [[0, 1, 2], [3]], 1 and 2 are
+        siblings
     """
     max_nodes = MAX_IN_MESSAGE
     law = next(iter(tree.distributions.values()), None)
@@ -107,10 +112,10 @@ def _groups(tree: Growth) -> list[list[int]]:
 def _message(draft_slot: DraftSlot, group: Sequence[int]) -> tuple[Delivery, list[TokenDistribution]]:
     """Return a delivery of new and ended nodes with their ancestors, and the distributions of the new sampled ones.
 
-    The ended nodes and the drafting time go with the first message. Ancestors are sent as reference nodes: a message
-    before may be lost.
+    The ended nodes and the drafting time go with the first message. Ancestors are sent as reference nodes, since the
+    message that delivered them may have been lost.
 
-    # parents [ROOT, ROOT, 0, 2], new node 3: the message holds nodes 0, 2 and 3 with parents [ROOT, 0, 1]
+        # parents [ROOT, ROOT, 0, 2], new node 3: the message holds nodes 0, 2 and 3 with parents [ROOT, 0, 1]
     """
     tree = draft_slot.tree
     draft_us = 0

@@ -1,4 +1,4 @@
-"""State of one choice in the draft worker: its cache slot and its draft tree. Imports of this service only `jobs`.
+"""State of one choice in the draft worker: its cache slot and its draft tree. Of this service it imports `jobs` only.
 
 Start at `draft_slot.py`.
 """

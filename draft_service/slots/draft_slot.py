@@ -15,43 +15,49 @@ from outrider.engine.worker.open_slots import BareSlot
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Output of a block drafter at the positions after the last committed token, whose tokens are not known yet."""
+    """Output of one forward of a block drafter for the positions after a slot's last committed token, whose tokens are
+    not known yet.
+    """
 
     logits: Tensor
-    """[N, V] float32, logits of the token after the last committed one, and of the next N - 1 positions."""
+    """Logits [N, V] float32: row 0 is for the token after the last committed one, the others for the N - 1 positions
+    after it."""
     hidden: Tensor | None = None
-    """[N, d], hidden states of the logits, for a sequential head; else None."""
+    """Hidden states [N, d] from which a sequential head goes on; None for other drafters."""
     states: dict[int, Tensor] = field(default_factory=dict)
-    """States [1, r] of a sequential head after nodes and ROOT, whose indices are stable while the block exists."""
+    """State [1, r] of a sequential head after each node and ROOT. Node indices are stable while the block exists."""
 
 
 @dataclass(eq=False, slots=True)
 class DraftSlot:
-    """State of one choice in the draft worker: its cache slot, and the draft tokens that grow under it."""
+    """State of one choice in the draft worker: its cache slot, and the draft tokens that grow after its committed
+    tokens.
+    """
 
     job: OpenJob
     """Job that opened the slot."""
     slot: BareSlot
-    """Cache slot, with the committed tokens."""
+    """Slot with the committed tokens, and with their cache if the drafter has one."""
     shares: SlotAcceptance
-    """How often draft tokens of a rank were accepted, for this slot and slots like it."""
+    """Acceptance probabilities of draft tokens by their rank among siblings, from this slot and from others that sample
+    alike."""
     tree: Growth = field(init=False)
-    """Draft tree under the last committed token."""
+    """Draft tree below the last committed token."""
     is_growing: bool = False
-    """Whether draft tokens grow in the slot: not before the first Advance, nor after a stop string."""
+    """Whether draft tokens grow in the slot. It is False before the first Advance and after a stop string."""
     ticket: int = 0
-    """Ticket of the lease that the draft tokens are for."""
+    """Ticket of the lease for which the draft tokens are."""
     sent_s: float = 0.0
-    """Monotonic time at which nodes were last sent."""
+    """Monotonic time, in seconds, at which nodes were last sent."""
     spent_s: float = 0.0
-    """Time of the slot's steps since `pushed_s`, in seconds."""
+    """Seconds that the slot's steps took since its last delivery."""
     num_urgent: int = 0
-    """Number of further messages that are sent at once, because the target had no draft tokens."""
+    """Number of the next messages that are sent at once, because the target had no draft tokens."""
     block: Block | None = None
-    """Logits of the next positions, from a block drafter; None once more tokens are committed."""
+    """Latest block of a block drafter; None until it is filled, and after more tokens are committed."""
     ahead: RowsAhead | None = None
-    """Look-ahead rows that are fed beside the nodes; None for a draft without a table."""
+    """Look-ahead rows that are fed with the nodes; None if the draft uses none."""
 
 
 NodeRequest = tuple[DraftSlot, Sequence[int]]
-"""A slot with the nodes of its tree, or ROOT, whose distributions are requested."""
+"""A slot, and those nodes of its tree, or ROOT, after which distributions are requested."""

@@ -1,4 +1,4 @@
-"""Slots of heads, which need the target's features beside token ids. Runs on the engine thread."""
+"""Slots of heads, which need the target's features besides token ids. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from outrider.engine.heads.feature_buffer import FeatureBuffer
 from outrider.engine.worker.slots import Slot, needs_prefill
 
 MAX_FEATURE_BYTES = 64 << 20
-"""Maximum bytes of unused features that a slot keeps. A head that is further behind starts again with the newest."""
+"""Maximum bytes of unused features that a slot keeps. If a head is further behind, it starts again with the newest
+features."""
 
 
 def as_tensor(rows: FeatureBits) -> Tensor:
-    """Return a bfloat16 tensor of the same shape over writable `rows`, which hold the numbers' bits."""
+    """Return a bfloat16 tensor of the same shape that shares the memory of `rows`, which hold the numbers' bits. `rows`
+    must be writable.
+    """
     return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
 
 
@@ -37,8 +40,8 @@ class HeadSlot(Slot):
     def __init__(self, width: int, lag: int, *slot: Any, keeps_cache: bool = True, **more: Any) -> None:
         """Create a slot. `slot`, `more`: arguments of `Slot`.
 
-        `width`: numbers in a feature. `lag`: positions from a feature's token to the token whose entry is computed from
-        it, 0 or 1. `keeps_cache`: whether the head has a cache.
+        `width`: number of elements of a feature. `lag`: 0 if a token's cache entry is computed from the token's own
+        feature, 1 if from that of the token before. `keeps_cache`: whether the head has a cache.
         """
         super().__init__(*slot, **more)
         self.lag = lag
@@ -46,18 +49,18 @@ class HeadSlot(Slot):
         self.first = lag
         self.features = FeatureBuffer(2 * width)
         self.request_id = 1
-        """Id of the requests for features; it changes when features that were received are lost."""
+        """Number of the slot's requests for features. It changes when features that were received are lost."""
         if lag:
             self._salt += self.committed[0].to_bytes(4)  # the first token has no entry, and all features depend on it
 
     @property
     def next_position(self) -> int:
-        """Position of the first feature that is needed next."""
+        """Position of the next feature that the slot needs."""
         return self.first + self._num_agreed - self.lag
 
     @property
     def is_missing_features(self) -> bool:
-        """Whether the slot has too few features to draft after its committed tokens."""
+        """Whether features are missing that the slot needs to draft after its committed tokens."""
         return self.features.end < len(self.committed) - 1
 
     @property
@@ -65,7 +68,7 @@ class HeadSlot(Slot):
         return max(0, min(len(self.committed) - 1, self.features.end) + self.lag - self.first)
 
     def features_of(self, num_tokens: int) -> Tensor:
-        """Return the features [num_tokens, width] bfloat16 of the next tokens to be fed."""
+        """Return the features of the next num_tokens tokens to feed, [num_tokens, width] bfloat16."""
         start = self.first + len(self.cached) - self.lag
         data = np.frombuffer(self.features.read(start, start + num_tokens), dtype=np.uint16)
         return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
@@ -73,8 +76,8 @@ class HeadSlot(Slot):
     def take_features(self, start: int, rows: FeatureBits, request_id: int) -> None:
         """Store features of consecutive positions from `start` on. They may be late or repeated.
 
-        They may also begin past the position that is needed next. If they answer the present request, the earlier
-        features cannot be had or were too many, and the cache starts again at `start`.
+        If they begin after the next position that the slot needs, and answer its present request, then the features in
+        between are lost or were too many. The cache then starts again at `start`.
         """
         if self._append(start, rows) or request_id != self.request_id:
             return
@@ -110,7 +113,9 @@ class HeadSlot(Slot):
         return num_tokens
 
     def publish(self) -> None:
-        """Publish a cache that begins at the first token: equal ids then have equal features. Drop used features."""
+        """Publish the cache for prefix caching if it begins at the first token, since equal ids then have equal
+        features. Drop used features.
+        """
         if self.first == self.lag:
             super().publish()
         self.features.drop_before(self.next_position)
@@ -124,7 +129,7 @@ class HeadSlot(Slot):
 
 
 def is_fed(slot: Slot) -> bool:
-    """Return whether the slot has all the features that it needs, and no prompt has to be prefilled first."""
+    """Return whether a slot can draft now: it has all the features that it needs, and its prompt is prefilled."""
     if isinstance(slot, HeadSlot) and (len(slot.committed) <= slot.first or slot.is_missing_features):
         return False
     return not needs_prefill(slot)

@@ -1,4 +1,4 @@
-"""A slot of a draft whose vocabulary is not its target's. Runs on the engine thread."""
+"""A slot of a draft whose vocabulary differs from its target's. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class TranslatedSlot(Slot):
     __slots__ = ("_limit", "_retokenization", "guesses", "has_ended", "translation", "written")
 
     def __init__(self, context_limit: int, *slot: Any, translation: Translation, **more: Any) -> None:
-        """Create a slot. `context_limit`: the draft's own, in tokens. `slot`, `more`: arguments of `Slot`."""
+        """Create a slot. `context_limit`: maximum number of tokens in the draft's context. `translation`: between the
+        two vocabularies. `slot`, `more`: arguments of `Slot`.
+        """
         super().__init__(*slot, **more)
         self.translation = translation
         self._limit = min(context_limit, (self._pool.num_blocks - 1) * self._pool.block_size)  # one may be copied
@@ -34,28 +36,31 @@ class TranslatedSlot(Slot):
 
     def _write_anew(self) -> None:
         self.written: list[int] = []
-        """Tokens of its own vocabulary that the draft wrote after `ids`; all but the last are cached."""
+        """Tokens of the draft's vocabulary that the draft wrote after `ids`; all but the last are cached."""
         self.guesses: list[int] = []
-        """The same text in the target's tokens: the draft tokens."""
+        """The written text in the target's tokens: these are the draft tokens."""
         self.has_ended = False
-        """Whether the draft's text has ended."""
+        """Whether the text that the draft writes has ended."""
 
     @property
     def drafts_text(self) -> bool:
-        """Whether the slot drafts text in its own tokens, rather than tokens that both vocabularies have."""
+        """Whether the draft writes text in its own tokens, which is then retokenized. False: it drafts only tokens that
+        both vocabularies share.
+        """
         return self.params.greedy and self.translation.by_strings
 
     def next_written(self) -> list[int]:
-        """Return the draft's tokens to feed for the next token of the text."""
+        """Return the ids, in the draft's vocabulary, to feed in order to get the next token of the written text."""
         if self.written and len(self.cached) == len(self.ids) + len(self.written) - 1:
             return self.written[-1:]
         self._write_anew()  # nothing is written yet, or the slot was preempted
         return self.uncached()
 
     def note_written(self, fed_ids: Sequence[int], own_id: int) -> None:
-        """Record the tokens that were fed, and the token that the draft writes after them.
+        """Record the ids that were fed, and the token that the draft writes after them.
 
-        Earlier draft tokens do not change: the tree has nodes under them.
+        Earlier draft tokens do not change, since the tree has nodes for them. If the longer text retokenizes otherwise,
+        it ends here.
         """
         self.fed(fed_ids)
         self.written.append(own_id)
@@ -67,7 +72,7 @@ class TranslatedSlot(Slot):
 
     @property
     def ids(self) -> list[int]:
-        """Committed text in the draft's tokens, at most as many as its context holds."""
+        """The committed text in the draft's tokens, cut to the draft's context."""
         ids = self._retokenization.ids
         if len(ids) <= self._limit:
             return ids
@@ -75,8 +80,8 @@ class TranslatedSlot(Slot):
 
     @property
     def most_depth(self) -> int:
-        """Maximum depth of a draft tree within the draft's context. 0 if the committed text ends within a character,
-        which no draft token completes.
+        """Maximum depth of a draft tree within the draft's context. It is 0 if the committed text ends within a
+        character, which no draft token completes.
         """
         if not self._retokenization.is_whole:
             return 0
@@ -90,7 +95,7 @@ class TranslatedSlot(Slot):
         self._num_agreed = min(self._num_agreed, self._retokenization.commit(self.committed, num_same))
 
     def is_told(self, num_cached: int) -> bool:
-        """Return whether the first `num_cached` cached tokens are all the committed tokens."""
+        """Return whether the first `num_cached` cached tokens are exactly the committed text in the draft's tokens."""
         return self._num_agreed == num_cached == len(self.ids)
 
     def truncate(self, committed_len: int) -> int:
@@ -98,7 +103,10 @@ class TranslatedSlot(Slot):
 
 
 def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None, **more: Any) -> Slot:
-    """Create a slot of a draft with a context of `context_limit` tokens. `slot`, `more`: arguments of `Slot`."""
+    """Create a slot of a draft model: a `TranslatedSlot` if a translation is given, else a `Slot`.
+
+    `context_limit`: maximum number of tokens in the draft's context. `slot`, `more`: arguments of `Slot`.
+    """
     if translation is None:
         return Slot(*slot, **more)
     return TranslatedSlot(context_limit, *slot, translation=translation, **more)

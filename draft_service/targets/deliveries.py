@@ -1,8 +1,8 @@
 """Deliveries and requests for features to targets, on one stream for each target. Runs on the gRPC loop's thread.
 
-A delivery that cannot be sent is dropped, as is the newest one when a target reads more slowly than the draft writes.
-The target then verifies fewer draft tokens. Features requested on a stream that ended are requested again by their
-slot.
+A delivery that cannot be sent is dropped; so is a new one while a target reads more slowly than the draft worker
+writes. The target then verifies fewer draft tokens. If a stream ends, its requests for features are lost, and the slots
+request them again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 MAX_TARGETS = 256
-"""Maximum number of open streams; the one without a delivery for longest is closed."""
+"""Maximum number of open streams. Above it, the stream that has gone longest without use is closed."""
 REGISTER_S = 60.0
-"""Time limit of a registration, weights included, in seconds: less than a gateway waits for a pairing check."""
+"""Maximum seconds that a registration may take, upload included. It is less than a gateway waits for a pairing
+check."""
 
 
 class Deliverer:
-    """Sender of deliveries, which opens a stream at the first one for an address and reopens it after it breaks."""
+    """Sends deliveries to targets. It opens a stream at the first use of an address, and reopens it after it breaks."""
 
     def __init__(
         self,
@@ -39,8 +40,8 @@ class Deliverer:
         certificates: CertificateFolder | None = None,
         offer: HeadOffer | None = None,
     ) -> None:
-        """Create a sender. `submit`: passes features that arrive to the engine. `offer`: the draft's head, if it has
-        one.
+        """Create a deliverer. `submit`: function that passes received features to the engine thread. `certificates`:
+        for TLS; None without it. `offer`: the draft's head; None if it has none.
         """
         self._metrics = metrics
         self._certificates = certificates
@@ -49,19 +50,23 @@ class Deliverer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
-        """Send a delivery to the target at `address`, or drop it and count its draft tokens as dropped."""
+        """Send a delivery to the target at `address`. If it cannot be queued, its draft tokens are counted as
+        dropped.
+        """
         if not self._link(address).put(write_delivery(nodes, target_epoch)):
             self._metrics.dropped_tokens.inc(len(nodes.ids))
 
     def request_rows(self, address: str, target_epoch: int, request: FeaturesRequest) -> None:
-        """Request a lease's features from a position on, as they are made. Requesting twice is harmless."""
+        """Request a lease's features from a target, from a position on, as they are made. Requesting twice is
+        harmless.
+        """
         self._link(address).registration.request(target_epoch, request)
 
     async def register(self, address: str, target_epoch: int) -> None:
-        """Register the head at a target.
+        """Register the draft's head at a target.
 
-        Raises `IncompatiblePair` where the target refuses it. Raises `Unavailable` where the target was not there or
-        did not answer in time; a later call offers the head again.
+        Raises `IncompatiblePair` if the target refuses the head. Raises `Unavailable` if the target cannot be reached
+        or does not answer in time; a later call offers the head again.
         """
         registration = self._link(address).registration
         try:
@@ -73,7 +78,7 @@ class Deliverer:
             raise error from None
 
     def stub(self, address: str) -> target_pb2_grpc.TargetServiceStub:
-        """Return a stub that calls a target over its stream's channel."""
+        """Return a stub that calls the target at an address, over the channel of its stream."""
         return self._link(address).stub
 
     def _link(self, address: str) -> TargetLink:

@@ -1,4 +1,4 @@
-"""Test whether a head reads the hidden states that it was trained on, at the target that it is about to serve.
+"""Test whether a head gets the hidden states that it was trained on, at the target that it is about to serve.
 
 One of the pairing checks that the servicer runs when the gateway pairs a draft with a target.
 """
@@ -38,11 +38,13 @@ from outrider.wire.transport.rpc import describe_failure
 log = get_logger(__name__)
 
 PROBE_S = 60.0
-"""Time limit of a probe, in seconds."""
+"""Maximum seconds that a probe may take."""
 
 
 class WiringTest:
-    """Test of one head at each epoch of the targets that it is paired with: once, where it passes."""
+    """Pairing check of a head: whether it predicts well from the target's hidden states. It runs once per epoch of each
+    target, and again only after a failure.
+    """
 
     def __init__(
         self,
@@ -51,21 +53,21 @@ class WiringTest:
         metrics: WorkerMetrics,
         stub_of: Callable[[str], target_pb2_grpc.TargetServiceStub],
     ) -> None:
-        """Create a test. `stub_of`: returns a stub that calls the target at an address."""
+        """Create a test. `stub_of`: function that returns a stub for the target at an address."""
         self._stub_of = stub_of
         self._tests: dict[str, tuple[int, asyncio.Task[OutriderError | None]]] = {}
-        """By the target's address: its epoch and the test there. A test returns the error for which the head may not be
-        served; the traceback of a raised error would keep the target's replies in memory."""
+        """Epoch and running or finished test, by the target's address. A test returns the error for which the head may
+        not be served; the traceback of a raised error would keep the target's replies in memory."""
         self._state = state
         self._engine = engine
         self._metrics = metrics
         self._ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit, TEXT)
 
     async def __call__(self, address: str, target_epoch: int) -> None:
-        """Test the head at a target, unless it has passed there.
+        """Test the head at a target, unless it has passed there in this epoch.
 
-        Raises `IncompatiblePair` where it does not fit the target, unless its configuration is trusted, and
-        `Unavailable` while that cannot be tested.
+        Raises `IncompatiblePair` if the head does not fit the target, unless its configuration is trusted. Raises
+        `Unavailable` if the test cannot run now.
         """
         epoch, test = self._tests.get(address, (None, None))
         if test is None or epoch != target_epoch or _has_failed(test):
@@ -109,7 +111,7 @@ def _has_failed(test: asyncio.Task[OutriderError | None]) -> bool:
 
 
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> ProbeStates:
-    """Return the hidden states of a text from a target's replies. Call it on the engine thread.
+    """Return the hidden states of the probe text from a target's replies. Call it on the engine thread.
 
     `ids`: token ids of the text. `taps`: layers whose hidden states were requested. `replies`: each holds
     `MAX_PROBE_TAPS` of the taps, the last one the rest.

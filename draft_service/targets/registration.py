@@ -20,59 +20,61 @@ from outrider.wire.transport.streams import Outbox
 log = get_logger(__name__)
 
 PIECE_BYTES = 4 << 20
-"""Bytes of one piece of the projection. Deliveries wait behind a piece."""
+"""Bytes in one message of an uploaded projection. It is bounded because deliveries wait behind it."""
 MAX_PIECES_QUEUED = 4
-"""Maximum number of pieces that wait to be written."""
+"""Maximum number of messages in the stream's queue at which the next piece of an upload is added."""
 OFFER_AGAIN_S = 5.0
-"""Seconds after which a head that was refused is offered again."""
+"""Seconds after which a refused head is offered again, when features are requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOffer:
-    """A draft's head as it is offered to targets."""
+    """Head of a draft as it is offered to targets: its projection, serialised."""
 
     data: bytes
-    """The head's projection, serialised."""
+    """Bytes of the projection."""
     digest: bytes
-    """SHA-256 of the projection, its name among workers."""
+    """SHA-256 of the bytes, by which workers name the head."""
     width: int
-    """Numbers in a feature."""
+    """Number of elements of a feature."""
 
     @classmethod
     def of(cls, opening: Projection) -> HeadOffer:
-        """Return the offer of a head with this projection."""
+        """Return the offer of a head. `opening`: the head's projection."""
         data = opening.to_bytes()
         return cls(data, digest_of(data), opening.spec.width)
 
 
 class Registration:
-    """State of one head's registration on one stream."""
+    """Registration of one head on one stream to a target: the last offer, and the target's answer to it."""
 
     def __init__(self, offer: HeadOffer, address: str, outbox: Outbox[tpb.Delivery | tpb.FeatureAsk]) -> None:
         self.offer = offer
         self._address = address
         self._outbox = outbox
         self._epoch: int | None = None
-        """Epoch of the target that the head was last offered to."""
+        """Epoch of the target to which the head was last offered; None before the first offer."""
         self._answer = asyncio.Future[OutriderError | None]()
-        """The target's answer: the error with which it refuses the head, or None where it accepts it."""
+        """The target's answer: None if it accepts the head, or the error with which it refuses it."""
         self._offered_s = 0.0
         self._sending: asyncio.Task[None] | None = None
 
     async def register(self, target_epoch: int) -> None:
-        """Register the head at a target, also where the target refused it before.
+        """Register the head at the target, and wait for the answer. A head that was refused before is offered again.
 
-        Raises `IncompatiblePair` where the target refuses the head. Raises `Unavailable` where the stream ends, or the
-        head is registered at another epoch of the target meanwhile.
+        Raises `IncompatiblePair` if the target refuses the head. Raises `Unavailable` if the stream ends, or if the
+        head is offered to another epoch of the target meanwhile.
         """
         error = await asyncio.shield(self._offer(target_epoch, 0.0))  # another caller may wait for it, too
         if error is not None:
             raise error
 
     def request(self, target_epoch: int, request: FeaturesRequest) -> None:
-        """Request a lease's features if the head is registered. Else offer the head; the slot requests again later.
+        """Request a lease's features if the head is registered. If it is not, offer the head; the slot requests again
+        later.
 
-        A head that was refused is offered again after `OFFER_AGAIN_S`: the target may have had no memory for it.
+        A head that was refused is offered again after `OFFER_AGAIN_S` seconds, since the target may have had no memory
+        for it.
         """
         answer = self._offer(target_epoch, OFFER_AGAIN_S)
         if answer.done() and answer.result() is None:
@@ -100,7 +102,9 @@ class Registration:
         return self._answer
 
     def handle_reply(self, reply: tpb.HeadReply) -> None:
-        """Handle a reply of the target; one for another epoch of it is dropped."""
+        """Handle a reply of the target to the offer: upload the projection, or record the answer. A reply for another
+        epoch is dropped.
+        """
         if reply.digest != self.offer.digest or reply.target_epoch != self._epoch:
             return
         if reply.state == tpb.HEAD_STATE_WEIGHTS_WANTED:
@@ -123,7 +127,9 @@ class Registration:
             self._outbox.put(tpb.FeatureAsk(weights=tpb.HeadWeights(digest=offer.digest, offset=offset, data=data)))
 
     def settle(self, error: OutriderError | None) -> None:
-        """Record the target's answer, or the error because of which there will be none; a later call replaces it."""
+        """Record the target's answer: None for acceptance, or the error because of which there will be none. A later
+        call replaces it.
+        """
         if self._answer.done():
             self._answer = asyncio.Future()
         self._answer.set_result(error)

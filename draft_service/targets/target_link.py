@@ -1,4 +1,4 @@
-"""A draft's stream to one target: deliveries out, and the features that a head reads back. Runs on the gRPC loop's
+"""A draft worker's stream to one target: it sends deliveries, and receives features for a head. Runs on the gRPC loop's
 thread.
 """
 
@@ -24,15 +24,16 @@ from outrider.wire.transport.tls import Dialer
 log = get_logger(__name__)
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""Maximum bytes of deliveries that wait for one target: later ones would arrive too late."""
+"""Maximum bytes of deliveries that wait to be sent to one target. Later deliveries are dropped, since they would arrive
+too late."""
 MAX_UNTAKEN_BYTES = 64 << 20
-"""Bytes of features that the engine has not taken, above which no more are read."""
+"""Bytes of received features that the engine has not taken, above which the stream is not read."""
 RETRY_S = 0.005
-"""Interval at which the bytes that the engine has not taken are polled, in seconds."""
+"""Seconds between two looks at the bytes that the engine has not taken, while the stream is not read."""
 
 
 class TargetLink:
-    """One stream to a target, from its opening until it ends."""
+    """Stream to one target, from its opening until it ends."""
 
     def __init__(
         self,
@@ -44,8 +45,9 @@ class TargetLink:
     ) -> None:
         """Open the stream.
 
-        `offer`: the head to register before features are requested; None for a draft without a head. `submit`: passes
-        features that arrive to the engine.
+        `address`: the target's. `dialer`: opens connections to it. `offer`: the head to register before features are
+        requested; None for a draft without a head. `submit`: function that passes received features to the engine
+        thread.
         """
         self.is_broken = False
         """Whether the stream has ended."""
@@ -57,9 +59,9 @@ class TargetLink:
         self._call = self.stub.Deliver()
         self._backlog_bytes = 0
         self._given_bytes = 0
-        """Bytes of features passed to the engine. Only the gRPC loop's thread writes it."""
+        """Total bytes of features passed to the engine. Only the gRPC loop's thread changes it."""
         self._taken_bytes = 0
-        """Bytes of these that the engine has taken. Only the engine thread writes it."""
+        """Total bytes of features that the engine has taken. Only the engine thread changes it."""
         self._outbox: Outbox[tpb.Delivery | tpb.FeatureAsk] = Outbox(
             self._write,
             self._call.cancel,
@@ -78,7 +80,9 @@ class TargetLink:
         return self._registration
 
     def put(self, item: tpb.Delivery) -> bool:
-        """Queue a delivery; return False where it is dropped. A single one is sent whatever its size."""
+        """Queue a delivery; return False if it is dropped because too many bytes wait. With an empty queue any size is
+        accepted.
+        """
         size = item.ByteSize()
         if self._backlog_bytes and self._backlog_bytes + size > MAX_BACKLOG_BYTES:
             return False
@@ -139,7 +143,7 @@ class TargetLink:
             await asyncio.sleep(RETRY_S)  # the target bounds what it cannot send
 
     async def close(self) -> None:
-        """End the stream for good, and remove the link's metrics series."""
+        """End the stream for good, and remove the stream's series from the metrics."""
         self.is_broken = True
         self._watch.cancel()
         await asyncio.gather(self._watch, self._outbox.close(), return_exceptions=True)

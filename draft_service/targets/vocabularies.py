@@ -1,4 +1,4 @@
-"""The vocabularies of a draft's targets: each target's tokenizer is read when the gateway pairs them.
+"""The vocabularies of a draft's targets: each target's tokenizer is read when the gateway pairs the two.
 
 Runs on the gRPC loop's thread.
 """
@@ -23,14 +23,16 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 READ_S = 60.0
-"""Time limit for a target to send its description, and again for its tokenizer, in seconds."""
+"""Maximum seconds in which a target has to send its description, and again its tokenizer."""
 
 Key = tuple[str, int, tuple[int, ...]]
-"""Identifies a vocabulary: fingerprint, width of the logits and end-of-sequence ids."""
+"""Identity of a vocabulary: the tokenizer's fingerprint, the width of the logits, and the end-of-sequence ids."""
 
 
 class TargetVocabularies:
-    """Vocabularies of a draft's slots: each slot has its target's, and there may be several at once."""
+    """Vocabularies of the targets that a draft worker drafts for. Each slot has its target's vocabulary; there may be
+    several at once.
+    """
 
     def __init__(
         self,
@@ -39,24 +41,24 @@ class TargetVocabularies:
         default: SlotVocabulary,
         stub_of: Callable[[str], target_pb2_grpc.TargetServiceStub],
     ) -> None:
-        """Create an empty collection. `own`, `tokenizer`: the draft's. `default`: its own vocabulary.
-
-        `stub_of`: returns a stub that calls the target at an address.
+        """Create an empty collection. `own`, `tokenizer`: description and tokenizer of the draft. `default`: the
+        draft's own vocabulary. `stub_of`: function that returns a stub for the target at an address.
         """
         self._own = own
         self._tokenizer_json = tokenizer.tokenizer_json
         self._default = default
         self._stub_of = stub_of
         self._of_targets: dict[str, tuple[int, SlotVocabulary]] = {}
-        """By the target's address: its epoch and its vocabulary."""
+        """Epoch and vocabulary by the target's address."""
         self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
         self.infos: list[pb.Translation] = []
-        """Descriptions of the vocabularies that the draft translates."""
+        """Descriptions of the vocabularies to which the draft translates."""
 
     async def learn(self, address: str, target_epoch: int) -> None:
-        """Read the vocabulary of a target, from the target itself.
+        """Read the vocabulary of a target from the target itself, and prepare a translation to it if it differs from
+        the draft's.
 
-        Raises `ConfigError` if the draft cannot translate for it, and `Unavailable` if the target cannot be called now.
+        Raises `ConfigError` if the draft cannot translate to it, and `Unavailable` if the target cannot be called now.
         """
         try:
             info: pb.WorkerInfo = await self._stub_of(address).GetInfo(pb.GetInfoRequest(), timeout=READ_S)
@@ -70,7 +72,9 @@ class TargetVocabularies:
         self._of_targets[address] = (target_epoch, vocabulary)
 
     def of(self, message: pb.OpenSlot) -> SlotVocabulary:
-        """Return the vocabulary of a slot: the draft's own, unless its target has another."""
+        """Return the vocabulary of a slot that is to be opened: its target's, if that is known and differs; else the
+        draft's own.
+        """
         epoch, vocabulary = self._of_targets.get(message.deliver_to, (None, self._default))
         if epoch != message.target_epoch:
             return self._default

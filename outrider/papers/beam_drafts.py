@@ -1,6 +1,7 @@
-"""Draft tokens for a beam search in the target: levels of a draft worker's own beams, delivered below the live ones.
+"""Draft tokens for a beam search in the target. Draft workers deliver levels of beams of their own, below the live
+beams.
 
-A step that feeds a level decides one level more, if all live beams of the fed level are among its nodes.
+A step that feeds one of these levels can decide one level more, if all beams that become live are among the fed nodes.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from outrider.wire.requests.speculation import Speculation
 
 
 class BeamDrafts:
-    """Draft tokens of one search, which are nodes of its tree below the live beams."""
+    """Draft tokens of one beam search: nodes of its tree below the live beams."""
 
     def __init__(self, tree: BeamTree, max_len: int, params: SamplingParams, speculation: Speculation) -> None:
-        """Create the drafts of a search. `max_len`: maximum length of a beam, in tokens."""
+        """Create the draft tokens of a search, none at first. `tree`: tree of the search. `max_len`: maximum length of
+        a beam, in tokens, with the prompt.
+        """
         self._tree = tree
         self._max_len = max_len
         self._width, self._max_depth = draft_shape(params, speculation)
         self.is_ended = False
-        """Whether no more draft tokens come under the live beams."""
+        """Whether no more draft tokens will be delivered below the present live beams."""
 
     @property
     def max_depth(self) -> int:
-        """Number of levels that a step may use: it decides one more."""
+        """Maximum number of levels of draft tokens in a step, which decides one level more than it accepts."""
         return max(0, min(self._max_depth, self._max_len - self._tree.length - 1))
 
     @property
@@ -37,7 +40,9 @@ class BeamDrafts:
         return len(self._levels())
 
     def insert(self, delivery: Delivery) -> InsertedNodes:
-        """Insert a delivery under the beams that were live at its `root_len`; count its late and dropped tokens."""
+        """Insert a delivery below the beams that were live at its `root_len`; return how many of its tokens were late
+        or dropped.
+        """
         tree = self._tree
         if len(tree.drafts()) + len(delivery.ids) > MAX_BUFFERED_NODES:
             return InsertedNodes(num_dropped=len(delivery.ids))
@@ -77,7 +82,10 @@ class BeamDrafts:
         return levels
 
     def offers(self, shares: SlotAcceptance, max_drafts: int) -> list[BudgetOffer]:
-        """Return at most `max_drafts` draft tokens that the next step might feed, level by level."""
+        """Return at most `max_drafts` draft tokens that the next step might feed, level by level.
+
+        `shares`: acceptance probabilities in the slot.
+        """
         offers = list[BudgetOffer]()
         prob = 1.0
         for level in self._levels():
@@ -87,11 +95,11 @@ class BeamDrafts:
         return offers[: max(0, max_drafts)]
 
     def chosen(self, num_drafts: int) -> tuple[list[int], int]:
-        """Return the first `num_drafts` offered nodes, and their number of levels.
+        """Return the nodes of the first `num_drafts` offers, and their number of levels.
 
-        The last level has at least as many nodes as there are live beams, or is left out.
+        The last level is left out if it has fewer nodes than there are live beams.
 
-        2 live beams, levels of 3 nodes, `num_drafts` 4: 3 nodes of one level, since 1 of the second is too few
+            2 live beams, levels of 3 nodes, `num_drafts` 4: 3 nodes of one level, since 1 of the second is too few
         """
         nodes = list[int]()
         depth = 0
@@ -104,14 +112,16 @@ class BeamDrafts:
         return nodes, depth
 
     def pending_prob(self, shares: SlotAcceptance) -> float | None:
-        """Return the probability that the next level to arrive will be accepted; None where no more may arrive."""
+        """Return the probability that the next level to arrive will be accepted; None if no more may arrive."""
         depth = self.depth
         if depth >= self.max_depth or self.is_ended:
             return None
         return shares.chain_prob(depth + 1)
 
     def learn(self, shares: SlotAcceptance, depth: int, num_accepted: int) -> None:
-        """Update acceptance shares after a step that was fed `depth` levels and accepted `num_accepted` of them."""
+        """Update acceptance probabilities after a step that fed `depth` levels of draft tokens and accepted
+        `num_accepted` of them.
+        """
         for _ in range(num_accepted):
             shares.note(0)
         if num_accepted < depth:

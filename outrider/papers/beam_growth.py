@@ -1,7 +1,7 @@
 """Draft tokens for a beam search in a draft worker: the draft's own beams below the live ones, level by level.
 
-Sums of logprobs start with the target's own, which the live beams are ranked by. Levels are chosen anew after every
-level that the target decides. A node that is chosen again and was fed is not fed again.
+Their sums of log-probs begin with the target's sums, by which the live beams are ranked. After every level that the
+target decides, all levels are chosen anew; a node that is chosen again is not fed again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outrider.wire.requests.params import SamplingParams
 
 
 class BeamGrowth(BeamTree, Growth):
-    """Draft tree under the live beams of a search. An Advance decides its levels."""
+    """Draft tree below the live beams of a beam search. Advance messages bring the levels that the target decided."""
 
     def __init__(self, setup: GrowthSetup) -> None:
         slot = setup.slot
@@ -36,11 +36,12 @@ class BeamGrowth(BeamTree, Growth):
         self._shares = setup.shares
         self._stop_ids = slot.params.stop_ids(setup.eos_token_ids)
         self._levels: list[list[int]] = []
-        """Draft tokens by depth, best first."""
+        """Draft tokens by depth, the best first at each depth."""
         self._sums = self._totals = [0.0]
-        """Sums of logprobs of the live beams, and of the last level, in nats."""
+        """Sums of log-probs of the live beams (`_sums`) and of the nodes of the last level (`_totals`), in nats."""
         self._known: dict[int, list[tuple[int, float]]] = {}
-        """By fed node or ROOT: the likeliest tokens after it that end no beam, with logprobs in nats, best first."""
+        """By fed node or ROOT: the likeliest tokens after it that end no beam, with their log-probs in nats, best
+        first."""
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
@@ -74,7 +75,7 @@ class BeamGrowth(BeamTree, Growth):
 
     @property
     def _is_grown(self) -> bool:
-        """Whether no further level is of use: the target adds one level of its own to those that it accepts."""
+        """Whether another level would be of no use. The target adds one level of its own to those that it accepts."""
         return len(self._levels) >= self._depth or self.length + len(self._levels) >= self._slot.max_len - 1
 
     @property
@@ -107,7 +108,7 @@ class BeamGrowth(BeamTree, Growth):
                 known.append((token_id, math.log(prob)))
 
     def finish_step(self) -> None:
-        """Add levels while the distributions after the whole last level are known."""
+        """Add levels as long as the distributions after all nodes of the last level are known."""
         while not self._is_grown and all(node in self._known for node in self._frontier):
             if not self._add_level():
                 break

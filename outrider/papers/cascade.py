@@ -1,8 +1,10 @@
-"""A table's predictions of the tokens that a draft model samples next, fed as look-ahead rows after the requested
-nodes. Where a prediction is the token that is then sampled, the distribution after it is known without another forward
-(CS Drafting: Chen et al., "Cascade Speculative Drafting for Even Faster LLM Inference", arXiv 2312.11462).
+"""CS Drafting: a table predicts the tokens that a draft model samples next, and they are fed as look-ahead rows.
 
-Samples depend on the model's logits and the random numbers of a position alone, so proposals equal those of a draft
+The rows are fed in the same forward as the requested nodes. If a predicted token is then sampled, the distribution
+after it is known without another forward (Chen et al., "Cascade Speculative Drafting for Even Faster LLM Inference",
+arXiv 2312.11462).
+
+Samples depend only on the model's logits and the random numbers of a position, so the draft tokens are the same as
 without a table.
 """
 
@@ -25,9 +27,9 @@ from outrider.engine.worker.open_slots import BareSlot
 def open_cascade(
     table: SequenceDrafter, shares: dict[tuple[bool, bool], RankAcceptance], job: OpenJob, slot: BareSlot
 ) -> Cascade | None:
-    """Return a table's predictions for a slot; None for a beam search, which samples nothing.
+    """Return a table's predictions for a new slot; None for a beam search, in which nothing is sampled.
 
-    `shares`: how often predictions are right, by kind of sampling.
+    `shares`: probabilities that predictions are right, by kind of sampling, shared by all slots.
     """
     if job.params.beams is not None:
         return None
@@ -36,10 +38,12 @@ def open_cascade(
 
 
 class Cascade:
-    """Predictions for one slot, for one step at a time. Implements `RowsAhead`."""
+    """Look-ahead rows of one slot that a table predicts, for one step at a time. Implements `RowsAhead`."""
 
     def __init__(self, table: SequenceDrafter, job: OpenJob, slot: BareSlot, shares: SlotAcceptance) -> None:
-        """Follow a slot. `shares`: how often predictions are right."""
+        """Create the look-ahead rows of a slot. `table`: the drafter that predicts. `shares`: probability that a
+        prediction is right, in this slot.
+        """
         self._num_source = len(job.source_ids)  # the output may copy from the encoder's source
         num_prompt = self._num_source + slot.num_prompt
         self.follower = table.open([*job.source_ids, *slot.committed], num_prompt, job.corpus_id)
@@ -52,12 +56,12 @@ class Cascade:
 
     def begin_step(self) -> None:
         self._guesses: dict[int, RowAhead] = {}
-        """By node or prediction, the prediction after it."""
+        """By node or look-ahead row: the look-ahead row that is predicted after it."""
         self._asked = set[int]()
         self._fed: dict[int, tuple[int, NodeDistribution]] = {}
-        """By prediction: its index among the fed ones, and the distribution after it."""
+        """By look-ahead row: its index among the fed ones, and the distribution after it."""
         self._drawn = list[int]()
-        """Ascending indices of the fed predictions that were sampled."""
+        """Indices of the fed look-ahead rows whose token was then sampled, ascending."""
 
     def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
         assert isinstance(tree, GrowingTree), "a search draws nothing"

@@ -1,7 +1,7 @@
-"""Drafters with counts of a text: how often each token occurs, and how often after which other token.
+"""Drafters that count a text: how often each token occurs in it, and how often after which other token.
 
 They are the negligible-cost approximation models of Leviathan et al. 2023, section 4.1. Counts give a real
-distribution, so drafts sampled from it are exact under every acceptance rule.
+distribution, so draft tokens sampled from it are exact under every acceptance rule.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_cou
 
 
 class Unigram:
-    """Drafter by the counts of the tokens of a text, whatever precedes them."""
+    """Drafter by the counts of single tokens in a text, whatever precedes them."""
 
     def __init__(self, text_ids: Sequence[int]) -> None:
-        """Count the tokens of a text. Raises ValueError when there is none."""
+        """Count the tokens of a text. Raises ValueError if the text is empty."""
         if not text_ids:
             raise ValueError("the text has no token; give a longer one")
         self.counts = sorted_counts(Counter(text_ids))
@@ -31,10 +31,12 @@ class Unigram:
 
 
 class Bigram(Unigram):
-    """Drafter by the counts of each token after the previous one; after an unseen one, by those of all tokens."""
+    """Drafter by the counts of each token after the previous one. After a token that is not in the text, it uses the
+    counts of single tokens.
+    """
 
     def __init__(self, text_ids: Sequence[int]) -> None:
-        """Count the pairs of tokens of a text. Raises ValueError when there is none."""
+        """Count the pairs of tokens of a text. Raises ValueError if the text is empty."""
         super().__init__(text_ids)
         following = defaultdict[int, Counter[int]](Counter)
         for one, other in pairwise(text_ids):
@@ -44,7 +46,9 @@ class Bigram(Unigram):
 
 
 class LastTokenFollower(TokenSequence):
-    """Follower by a sequence's last token, on which alone the table depends. Its walk is a follower of that token."""
+    """Follower of one sequence, which returns the table's counts after the sequence's last token. Its walk is a
+    follower that begins with that token.
+    """
 
     def __init__(self, table: Unigram, token_ids: Sequence[int]) -> None:
         super().__init__(token_ids)

@@ -1,11 +1,10 @@
-"""Lookahead decoding (Fu et al., 2024, 2402.02057): n-grams that the target computes beside its output, as draft
-tokens.
+"""Lookahead decoding (Fu et al., 2024, 2402.02057): the target itself computes n-grams in its steps, and proposes them.
 
-A lookahead window of W columns follows the last token. Column i is i tokens away, and each is N - 1 tokens deep. The
-window is fed with each step, and the target's likeliest token after each column is the column's N-th: an n-gram of N
-likely tokens, made in N - 1 steps (Jacobi iteration). The n-grams go to a pool, and the window moves on by one token.
-Those of the pool that begin with the last token are proposed. Only the slot's own window fills its pool, so that no
-request's speed depends on another's text.
+A lookahead window of W columns follows the last token. Column i begins i tokens after it, and each column is N - 1
+tokens deep. The window is fed in each step as extra rows, and the target's likeliest token after each column becomes
+the column's N-th: an n-gram of N likely tokens, made in N - 1 steps (Jacobi iteration). The n-grams go to a pool, and
+the window moves on by one token. The drafter proposes the n-grams of the pool that begin with the last token. Only the
+slot's own window fills its pool, so that no request's speed depends on another's text.
 """
 
 from __future__ import annotations
@@ -27,29 +26,34 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.lookahead_shape import LookaheadShape
 
 MAX_STARTS = 1024
-"""Maximum number of first tokens with n-grams in a pool, about 600 bytes each with G = 5. The one that was met longest
-ago is dropped first."""
+"""Maximum number of different first tokens of the n-grams in a pool; each takes about 600 bytes with G = 5. Above it,
+the first token that has gone longest without a new n-gram is dropped."""
 
 
 class Window:
-    """Lookahead window and n-gram pool of one sequence.
+    """Lookahead window and n-gram pool of one slot.
 
-    Neither stores a position, so both stay useful when other tokens are committed than were expected.
+    Neither stores a position, so both stay useful if other tokens are committed than were expected.
     """
 
     def __init__(self, shape: LookaheadShape, token_ids: Sequence[int]) -> None:
-        """Start a window of random tokens from `token_ids`: the sequence's, and those that an encoder reads."""
+        """Create a window of random tokens from `token_ids`: those of the slot, and those of the encoder's input. The
+        pool is empty.
+        """
         self._shape = shape
         self.ids = Random(len(token_ids)).choices(token_ids, k=shape.num_window_tokens + 1)
-        """Tokens of the window, level by level, W each; the first is the last committed token once it is fed."""
+        """Tokens of the window, level by level, W per level. The first is replaced by the last committed token when the
+        window is fed."""
         self._pool = dict[int, list[list[int]]]()
-        """By first token, the rest of its n-grams, the latest first."""
+        """Rests of the n-grams by their first token, the latest first."""
 
     def learn(self, new_ids: Sequence[int]) -> None:
-        """Add the target's likeliest token after each column, in order, and move on by one token.
+        """Add the n-grams that a step completed to the pool, and move the window on by one token.
 
-        W = 2, N = 3, ids [a, b, c, d] (levels [a, b] and [c, d]), new_ids [e, f]:
-        the pool gets a -> [c, e] and b -> [d, f]; ids are then [c, d, e, f]
+        `new_ids`: the target's likeliest token after each column, in order.
+
+            W = 2, N = 3, ids [a, b, c, d] (levels [a, b] and [c, d]), new_ids [e, f]:
+            the pool gets a -> [c, e] and b -> [d, f]; ids are then [c, d, e, f]
         """
         ids = [*self.ids, *new_ids]
         for column in range(len(new_ids)):
@@ -63,25 +67,28 @@ class Window:
         self.ids = ids[self._shape.window :]
 
     def after(self, last_id: int) -> Sequence[Sequence[int]]:
-        """Return the continuations of `last_id` in the pool, N - 1 ids each, the latest first; empty without one."""
+        """Return the n-grams in the pool that begin with `last_id`, without that first id: N - 1 ids each, the latest
+        first. Empty if there are none.
+        """
         return self._pool.get(last_id, ())
 
 
 class LookaheadDrafter(TargetDrafter):
-    """Drafter that feeds each slot's window beside its steps, and proposes n-grams of its pool."""
+    """Drafter in the target that feeds each slot's window in its steps, and proposes n-grams of the slot's pool."""
 
     feeds_rows = True
 
     def __init__(self, shape: str, context_limit: int) -> None:
-        """Create a drafter. `shape`: as for `LookaheadShape.parse`. `context_limit`: maximum tokens of a sequence.
+        """Create a drafter. `shape`: "W,N,G", as in `LookaheadShape.parse`. `context_limit`: maximum number of tokens
+        of a sequence.
 
-        The window is not fed where it would reach past `context_limit`.
+        The window is not fed if it would exceed `context_limit`.
         """
         self._shape = LookaheadShape.parse(shape)
         self._context_limit = context_limit
         self._windows: dict[SlotKey, Window] = {}
         self._best_ids = DeferredCopies[SlotKey]()
-        """The target's likeliest token after each column, [W], until the window has learnt it."""
+        """By slot: the target's likeliest token after each column, [W], until `Window.learn` has taken it."""
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         self._windows[slot.key] = Window(self._shape, [*job.source_ids, *slot.committed])
@@ -94,7 +101,9 @@ class LookaheadDrafter(TargetDrafter):
         return bool(self._window(slot.key).after(slot.committed[-1]))
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
-        """Return the n-grams as one tree, with common prefixes shared; under lenience, a chain of the latest."""
+        """Return the n-grams as one tree that shares common prefixes; with lenience, only the latest n-gram, as a
+        chain.
+        """
         ngrams = self._window(slot.key).after(slot.committed[-1])
         if slot.params.lenience < 1.0:
             ngrams = ngrams[:1]

@@ -1,15 +1,15 @@
 """Merge several drafters' tokens into one tree: deliveries of draft workers, and a chain of the target's own. Pure.
 
-SpecInfer (Miao et al., ASPLOS 2024). Where draft tokens are accepted as far as they match, the drafters' trees are
-overlaid, and the budget takes nodes of the merged tree.
+SpecInfer (Miao et al., ASPLOS 2024). If draft tokens are accepted by matching, the drafters' trees are overlaid, and
+the budget takes nodes of the merged tree.
 
 Under `rejection` each sampled token is tested against the distribution of its own drafter, in the order of the
-drafters, the target's own last. Leaving out a sample because of its own value, or of the value of one that is tested
-after it, would change the output law. So the budget takes a number of samples from each drafter before their values are
-read. The length of a chain may depend on its samples: a table's chain ends where the table has no continuation, and
-that of a draft that is itself drafted for grows faster where the samples match the proposals. So a chain that has any
-token counts with as many offers as it might have tokens (`candidates`), even where it is the only one. A token that two
-drafters sampled is one node and two samples.
+drafters, the target's own last. To leave out a sample because of its own value, or of the value of a sample that is
+tested after it, would change the law of the output. So the budget takes a number of samples from each drafter before
+their values are read. The length of a chain may depend on its samples: a table's chain ends where the table has no
+continuation, and the chain of a draft model with look-ahead rows grows faster where these predict its samples. So a
+chain that has any token counts with as many offers as it could have tokens (`candidates`), even if it is the only one.
+A token that two drafters sampled is one node and two samples.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from outrider.engine.speculation.draft_tree import ROOT
 
 
 def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_matched: bool) -> list[BudgetOffer]:
-    """Return at most `max_offers` of the drafters' proposals, in the order in which the budget takes them.
+    """Return at most `max_offers` of the drafters' draft tokens, in the order in which the budget takes them.
 
-    `trees`: in the order in which they are tested; one may be empty. `is_fixed`: whether the request names the number
-    of draft tokens. Then earlier drafters keep all their offers and later ones get what remains, so that statistics of
-    other requests do not change the tree. Otherwise the likeliest offers come first. `is_matched`: whether draft tokens
-    are accepted as far as they match.
+    `trees`: in the order in which they are tested; a tree may be empty. `is_fixed`: whether the request fixes the
+    number of draft tokens. If so, earlier drafters keep all their offers and later ones get what remains, so that
+    statistics of other requests do not change the tree; if not, the likeliest offers come first. `is_matched`: whether
+    draft tokens are accepted by matching.
 
-    Chains [a, b] and [c], `max_offers` 2: fixed gives a, b; otherwise the likeliest two.
+    Example: chains [a, b] and [c], `max_offers` 2. If fixed, the result is a, b; otherwise the likeliest two.
     """
     if is_matched:
         offers = _overlaid(trees)
@@ -53,9 +53,9 @@ def _in_turn(trees: Sequence[CandidateTree]) -> list[BudgetOffer]:
 def _overlaid(trees: Sequence[CandidateTree]) -> list[BudgetOffer]:
     """Return the nodes of all trees, overlaid.
 
-    Where earlier drafters propose tokens after the same node, a later drafter's probabilities are scaled by the
-    probability that those are rejected. A token that several propose after one node has the largest of their
-    probabilities, and its descendants' are multiplied by it.
+    If earlier drafters propose tokens after the same node, a later drafter's probabilities are multiplied by the
+    probability that those are rejected. A token that several drafters propose after one node has the largest of their
+    probabilities, which also multiplies those of its descendants.
     """
     merged = join(trees, _in_turn(trees))
     parents = merged.tree.parents

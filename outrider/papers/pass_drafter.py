@@ -1,7 +1,7 @@
 """PaSS (Monea et al., 2023, 2311.13581): look-ahead embeddings are fed after each token at which a step may end. The
-logits after them predict the tokens after the next, all in the same forward.
+logits after them predict the tokens after the next one, all in the same forward.
 
-The paper has two forwards per step; here the ids are nodes of the step's own tree.
+The paper has two forwards per step; here the look-ahead ids are extra rows of the step's own forward.
 """
 
 from __future__ import annotations
@@ -31,23 +31,29 @@ if TYPE_CHECKING:
 
 
 class PassDrafter(TargetDrafter):
-    """Drafter by the logits after the look-ahead ids that followed a slot's last token but one."""
+    """Drafter in the target that proposes a chain from the logits after look-ahead ids. The previous step fed these
+    after the token that became the slot's last but one.
+    """
 
     feeds_rows = True
 
     def __init__(self, first_id: int, num_ids: int) -> None:
-        """Create a drafter. `first_id`: first of `num_ids` consecutive look-ahead ids."""
+        """Create a drafter. `first_id`: first of `num_ids` consecutive look-ahead ids, i.e. ids of look-ahead
+        embeddings.
+        """
         self._first_id = first_id
         self._num_ids = num_ids
         self._lengths: dict[SlotKey, int] = {}
-        """Committed length of each slot at which its logits apply, in tokens."""
+        """By slot: the committed length, in tokens, at which its stored logits apply."""
         self._logits = DeferredCopies[SlotKey]()
-        """Logits of the tokens after that length, [num_tokens, V] float32."""
+        """By slot: logits for the tokens after that length, [num_tokens, V] float32."""
 
     @classmethod
     def of(cls, embeddings: str, runner: ModelRunner) -> PassDrafter:
-        """Return a drafter for the embeddings that a model was loaded with. Raises `ConfigError` where it runs no
-        trees.
+        """Return a drafter for the look-ahead embeddings with which a model was loaded. Raises `ConfigError` if the
+        model runs no trees.
+
+        `embeddings`: value of the setting `lookahead_embeddings`, for the error.
         """
         if runner.tree_refusal is not None:
             raise ConfigError(
@@ -77,14 +83,16 @@ class PassDrafter(TargetDrafter):
         return propose_by_logits(slot, state, shares, max_tokens, rows)
 
     def _num_after(self, slot: Slot, depth: int) -> int:
-        """Return the number of ids fed after `depth` draft tokens.
+        """Return the number of look-ahead ids fed after `depth` draft tokens.
 
         The id at depth j predicts the token after the next j. The target predicts the output's last token itself.
         """
         return max(0, min(self._num_ids, slot.max_len - 2 - len(slot.committed) - depth))
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        """Return the ids as chains after the last committed token and after each draft token; as many chains as fit."""
+        """Return extra rows with a chain of look-ahead ids after the last committed token and after each draft token,
+        as many chains as MAX_DRAFT_TOKENS ids allow; None if there are none.
+        """
         ids = list[int]()
         placed = list[int]()
         num_drafts = [0]  # up to each node, ROOT first

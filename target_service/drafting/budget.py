@@ -1,19 +1,19 @@
 """The budget of a step: how many draft tokens of each slot it verifies, and whether it waits for some.
 
-Draft tokens are taken best first, as long as the step then makes more tokens a second, by the seconds that steps of so
-many rows took on this machine, and only if together they make MIN_GAIN times as many. Under load no row is worth it any
-more and the step is plain, so that nothing is slower with draft tokens than without. A request that names how many are
-verified gets them whatever they cost. Where a request limits the time a token may take, draft tokens of all slots are
-left out for it. Rows that a drafter has fed for later steps are taken where the tokens that they bring pay for them and
-for the draft tokens that come of them.
+Draft tokens are taken best first, as long as the step then makes more tokens a second, by the measured seconds of steps
+with so many rows, and only if together they make MIN_GAIN times as many. Under load no row is worth it any more and the
+step is plain, so that nothing is slower with draft tokens than without. A request that fixes the number of its draft
+tokens gets them whatever they cost. If a request limits the time per token, draft tokens of any slot are left out to
+keep the limit. Extra rows, which a drafter adds to a step to make draft tokens for later steps, are taken if the tokens
+that they bring pay for these rows and for the draft tokens made from them.
 
-A caller that would slow another by more than its part is bounded (`outrider.engine.speculation.row_budget`): its draft
-tokens are left out first, whether a request names their number or not, then whole slots, the latest first. The step is
-then held for draft tokens of the bounding caller alone, where they are worth the wait to that caller.
+A caller that would slow another by more than its fair part is bounded (`outrider.engine.speculation.row_budget`): its
+draft tokens are left out first, even if a request fixes their number, then whole slots, the latest first. The step is
+then held for draft tokens of the bounding caller alone, if they are worth the wait to that caller.
 
 Exactness: what is verified of a slot depends on clocks, probabilities, distributions, and rows of earlier steps, never
-on the tokens that were drawn to be verified in this one. A tree of a named shape of sampled tokens may be smaller for
-the tokens that were drawn, so it counts with its maximum size, and is verified as a whole or not at all.
+on the tokens that were drawn to be verified in this one. The size of a sampled tree of a requested shape may depend on
+the drawn tokens, so it counts with its maximum size, and is verified as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -32,44 +32,51 @@ from outrider.wire.requests.speculation import MIN_GAIN
 from target_service.leases.hold import PendingDraft, hold_until
 
 PROBE_STEPS = 16
-"""Number of steps of which one takes half of the best rows and no extra ones, to measure smaller steps."""
+"""One in this many steps is a probe: it takes only half of the draft tokens that pay, and no extra rows, so that the
+time of smaller steps is measured."""
 _RATE_WEIGHT = 0.25
-"""Weight of a step in the moving mean of the rate of tokens."""
+"""Weight of a step in the moving mean of tokens per second."""
 
 _Item = tuple[int, int]
-"""(slot's index, number of its candidates that are verified)."""
+"""(index of a slot, number of its candidates to verify, from the first on)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyDemand:
-    """All that the budget reads of one slot. No sampled token influences it."""
+    """What the budget reads of one slot. No sampled token influences it."""
 
     probs: Sequence[float] = ()
-    """Acceptance probability of each candidate draft token, best first; of each level, for a tree that may be smaller
-    for the tokens that were sampled."""
+    """Acceptance probability of each candidate draft token, best first. For a tree whose size may depend on the sampled
+    tokens: one probability per level."""
     num_required: int = 0
-    """Candidates that are verified whatever they cost, where the request names how many; 0: as many as pay."""
+    """Number of candidates that are verified whatever they cost, if the request fixes the number; 0 = the budget takes
+    those that pay."""
     max_rows: int = 0
-    """Maximum number of rows of the required candidates: the maximum size of a tree that may be smaller."""
+    """Maximum number of rows that the required candidates may take. It exceeds num_required for a tree whose size may
+    depend on the sampled tokens."""
     is_whole: bool = False
-    """Whether the required candidates are verified together or not at all."""
+    """Whether the required candidates are verified all together or not at all."""
     is_fixed: bool = False
-    """Whether the request names how many draft tokens a step verifies."""
+    """Whether the request fixes the number of draft tokens that a step verifies."""
     num_pending: int = 1
-    """Rows of the slot in a step without any draft token."""
+    """Number of the slot's rows in a step without draft tokens."""
     extra_rows: int = 0
-    """Rows that the slot's drafter would have fed beside the draft tokens, for later steps."""
+    """Number of extra rows: those that the slot's drafter asks to add to this step, to make draft tokens for later
+    steps."""
     extra_gain: float = 0.0
-    """Tokens that the extra rows are expected to bring, a step."""
+    """Expected number of tokens per step that the extra rows bring."""
     extra_cost_rows: int = 0
-    """Rows that extra_gain has to pay for: the extra ones, and the draft tokens that came of earlier extra rows."""
+    """Number of rows that extra_gain has to pay for: the extra rows, and the draft tokens that earlier extra rows
+    made."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     """Caller, weight, priority and limits of the request."""
     ready_s: float = 0.0
-    """Monotonic time since which the slot is ready, in seconds."""
+    """Monotonic time, in seconds, since which the slot has been ready."""
 
     def part(self, num_drafts: int) -> tuple[bytes, float, int]:
-        """Return the slot's part of a step with num_drafts candidates: caller, expected tokens, number of rows."""
+        """Return the slot's part of a step that verifies its first num_drafts candidates: caller, expected tokens,
+        number of rows.
+        """
         if num_drafts and self.is_whole:
             gain = sum(self.probs)
             num_rows = self.max_rows
@@ -80,20 +87,20 @@ class VerifyDemand:
 
 
 class VerifyChoice(NamedTuple):
-    """The draft tokens of one slot that a step verifies."""
+    """The budget's choice for one slot in a step."""
 
     num_drafts: int
-    """Number of the slot's candidates that are verified, the first ones."""
+    """Number of the slot's candidates to verify, from the first on."""
     with_extra_rows: bool
-    """Whether the extra rows are fed."""
+    """Whether the extra rows are added to the step."""
 
 
 _Demands = Mapping[int, VerifyDemand]
-"""Demands by slot index."""
+"""Demands by index of the slot."""
 
 
 class _Offer(NamedTuple):
-    """Rows of one slot that are fed together, or not at all."""
+    """Rows of one slot that are taken together or not at all."""
 
     index: int
     """Index of the slot."""
@@ -106,32 +113,32 @@ class _Plan(NamedTuple):
     """The choice for a step in which no caller is bounded."""
 
     num_drafts: dict[int, int]
-    """Number of candidates that are verified, by slot index."""
+    """Number of candidates to verify, by slot index."""
     has_offers: bool
-    """Whether there are candidates that may be left out."""
+    """Whether there are candidates that the budget may leave out."""
     pays: bool
-    """Whether some of those are worth their rows."""
+    """Whether some of the candidates that may be left out are worth their rows."""
 
 
 class VerifyBudget:
-    """The budget of one target's steps: it learns the cost of rows from `note` and decides in `choose`."""
+    """Budget of one target's steps: `note` records the cost of steps, `choose` decides what the next step verifies."""
 
     def __init__(self) -> None:
         self.cost = RowCost()
         self._callers = RowBudget[_Item](self.cost)
         self._num_chosen = 0
         self._pays = True
-        """Whether candidates that might be left out were last worth their rows: those of all slots, or those of the
-        bounding caller as if it were alone."""
+        """Whether, in the last step with such candidates, some that could be left out were worth their rows. If a
+        caller was bounded: whether that held for the bounding caller alone."""
         self._bounding_gain: float | None = None
-        """Expected tokens of the bounding caller in the step; None where no caller is bounded."""
+        """Expected number of tokens of the bounding caller in the step; None if no caller is bounded."""
         self._rate = 0.0
-        """Tokens a second of all slots together, or of the bounding caller's."""
+        """Moving mean of tokens per second, of all slots together, or of the bounding caller's slots."""
 
     def note(self, num_rows: int, num_tokens: int, seconds: float, between_s: float = 0.0) -> None:
-        """Record a step without prompts: its rows, the tokens that it committed, and its seconds.
+        """Record a step without prompts: its number of rows, the number of tokens that it committed, and its seconds.
 
-        between_s: seconds between the previous step, or the first ready slot, and this step.
+        between_s: seconds between this step and the previous one, or the time at which the first slot became ready.
         """
         self.cost.note(num_rows, seconds)
         self._callers.note(seconds, between_s)
@@ -145,10 +152,10 @@ class VerifyBudget:
     def choose(
         self, demands: Sequence[VerifyDemand], max_rows: int, max_extra_rows: int, absent: Iterable[Scheduling]
     ) -> list[VerifyChoice | None]:
-        """Return the choice for each slot, in the order of `demands`; None for a slot that waits for the next step.
+        """Return the choice for each slot, in the order of `demands`; None for a slot that does not step now.
 
-        max_rows: maximum number of draft tokens and extra rows together; max_extra_rows: of extra_cost_rows. absent:
-        the scheduling of slots that are not ready but soon will be.
+        max_rows: maximum number of draft tokens and extra rows together. max_extra_rows: maximum sum of
+        extra_cost_rows. absent: scheduling of slots that are not ready but soon will be.
         """
         self._num_chosen += 1
         is_probe = self._num_chosen % PROBE_STEPS == 0
@@ -211,14 +218,14 @@ class VerifyBudget:
     def _best(
         self, offers: list[_Offer], demands: _Demands, gains: Mapping[int, float], num_rows: int, max_rows: int
     ) -> Sequence[_Offer]:
-        """Return the offers with which the step makes the most tokens a second, best first; none where that is less
-        than MIN_GAIN times the rate without them.
+        """Return those offers with which the step makes the most tokens a second, best first; none if that is less than
+        MIN_GAIN times the rate without them.
 
         gains: expected tokens of each slot without offers. num_rows: rows of the step without offers. max_rows: maximum
         number of rows of the offers.
 
-        One slot, gains 0.8, 0.5 and 0.1, steps of 1 to 4 rows in 10, 11, 12 and 13 ms: 1.0, 1.8, 2.3 and 2.4 tokens are
-        100, 164, 192 and 185 a second, so the first two offers are taken.
+        Example: one slot; offers with gains 0.8, 0.5 and 0.1; steps of 1 to 4 rows take 10, 11, 12 and 13 ms. 1.0, 1.8,
+        2.3 and 2.4 tokens are 100, 164, 192 and 185 a second, so the first two offers are taken.
         """
         offers.sort(key=lambda offer: -offer.gain / offer.num_rows)
         rows = [num_rows]  # of steps with none, one, two .. of the offers
@@ -299,16 +306,18 @@ class VerifyBudget:
     # waiting
 
     def awaited(self, pending: Sequence[PendingDraft]) -> Sequence[PendingDraft]:
-        """Return the pending drafts for which a step may be held: where steps are bounded, the bounding caller's."""
+        """Return those of the pending drafts for which a step may be held: all of them, or only the bounding caller's
+        if a caller is bounded.
+        """
         if self._callers.bounding is None:
             return pending
         return [draft for draft in pending if draft.lease.slot.scheduling.caller == self._callers.bounding]
 
     def hold_until(self, awaited: Sequence[PendingDraft], now: float) -> float | None:
-        """Return the monotonic time until which the step waits for these drafts; None to go at once.
+        """Return the monotonic time, in seconds, until which the step waits for these drafts; None if it does not wait.
 
-        It never waits while draft tokens do not pay. Where steps are bounded, a wait costs the bounding caller's
-        tokens.
+        A step never waits while draft tokens do not pay. If a caller is bounded, the cost of waiting is counted in the
+        bounding caller's tokens. now: monotonic time, in seconds.
         """
         if not self._pays:
             return None

@@ -1,4 +1,5 @@
-"""The choice among a slot's drafters: which draft tokens its next step might verify, and the proposal that it does.
+"""The choice among a slot's drafters: which draft tokens its next step might verify, and then the proposal that it
+verifies.
 
 Called by `step`: `candidates` before the budget, `proposal` after it.
 """
@@ -31,13 +32,14 @@ from target_service.leases.lease_jobs import Fallback
 from target_service.leases.leases import Leases
 
 Merge = Callable[[Sequence[CandidateTree], int, bool, bool], list[BudgetOffer]]
-"""Function that orders the draft tokens of several drafters: (their trees, maximum number of offers, whether the
-request names how many are verified, whether draft tokens are accepted as far as they match) -> offers."""
+"""Function that orders the draft tokens of several drafters. Arguments: their trees, the maximum number of offers,
+whether the request fixes the number of draft tokens, whether draft tokens are accepted by matching. Returns the offers,
+best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftChooser:
-    """The choice of draft tokens for all slots. It keeps no state of its own."""
+    """Chooses the draft tokens of each slot. It has no state of its own."""
 
     own: OwnDrafts
     keeper: SlotKeeper[Slot]
@@ -45,7 +47,7 @@ class DraftChooser:
     metrics: WorkerMetrics
     vocab_size: int
     takes_trees: bool
-    """Whether a step may verify token trees."""
+    """Whether a step may verify draft trees; if not, only chains."""
     merge: Merge
 
     # candidates
@@ -53,10 +55,10 @@ class DraftChooser:
     def candidates(self, lease: Lease) -> Candidates:
         """Return the draft tokens that the slot's next step might verify.
 
-        They are those of the drafter with the largest expected number of accepted tokens, or the grammar's forced
-        tokens where these are more. Where the request names a number or a tree, they are those of the first of the
-        target's own drafters that has some, else the delivered ones; forced tokens take their place only if they are as
-        many as it names.
+        Usually they are those of the drafter with the largest expected number of accepted tokens, or the grammar's
+        forced tokens if these are more. If the request fixes a number or a tree shape, they are those of the first of
+        the target's own drafters that has any, else the delivered ones; forced tokens replace them only if there are as
+        many as the request fixes.
         """
         if lease.beams is not None:
             return Candidates(lease, offers=lease.beams.offers(lease.slot, lease.first.shares))
@@ -67,8 +69,8 @@ class DraftChooser:
         return forced
 
     def or_forced(self, found: Candidates) -> Candidates:
-        """Return the tokens that the grammar forces, where they are more than `found` is expected to bring; else
-        `found`.
+        """Return the tokens that the grammar forces as candidates, if they are more than `found` is expected to bring;
+        else `found`.
 
         Forced tokens are deterministic, and verified like others.
         """
@@ -83,7 +85,9 @@ class DraftChooser:
         return Candidates(lease, {SlotDrafter(None, lease.first.shares): forced}, forced.offers())
 
     def with_rows_beside(self, found: Candidates) -> Candidates:
-        """Return the candidates together with the rows that a drafter of the slot would have fed beside all of them."""
+        """Return the candidates with the extra rows that one of the slot's drafters asks to add to a step that verifies
+        all of them; `found` itself if no drafter asks for any.
+        """
         lease = found.lease
         if not self.own.feeds_rows(lease.slot) or not lease.max_drafts:
             return found  # rows beside are for later draft tokens, and there will be none
@@ -194,9 +198,10 @@ class DraftChooser:
     # drafts that have not arrived
 
     def pending(self, found: Candidates) -> list[PendingDraft]:
-        """Return the drafts of which more tokens may arrive, each with the probability that its next one is accepted
-        and no other drafter's is. There are none where forced tokens are verified, or a named number of the target's
-        own.
+        """Return the drafts from which more tokens may arrive, each with the probability that its next token is
+        accepted and no other drafter's is.
+
+        The list is empty if forced tokens are verified, or a fixed number of the target's own draft tokens.
         """
         lease = found.lease
         pending = list[PendingDraft]()
@@ -241,9 +246,11 @@ class DraftChooser:
         return pending
 
     def fallback(self, lease: Lease, num_drafts: int, *, is_left_out: bool) -> Fallback | None:
-        """Return why a step verifies no draft token of a slot that was to have some; None where it does, or was not to.
+        """Return why a step verifies no draft token of a slot that should have some; None if it verifies some, or
+        should have none.
 
-        num_drafts: draft tokens that it verifies. is_left_out: some are here, and the budget takes none.
+        num_drafts: number of the slot's draft tokens that the step verifies. is_left_out: whether there were some and
+        the budget took none.
         """
         if num_drafts:
             return None
@@ -259,9 +266,9 @@ class DraftChooser:
     # the proposal
 
     def proposal(self, found: Candidates, choice: VerifyChoice) -> Proposal:
-        """Return the proposal of the candidates that the budget has chosen for a slot.
+        """Return the proposal with those candidates of a slot that the budget has chosen.
 
-        It is empty where a delivery turns out to break a rule.
+        It is empty if a delivery turns out to break a rule.
         """
         lease = found.lease
         if not choice.num_drafts and not choice.with_extra_rows:
@@ -289,11 +296,12 @@ class DraftChooser:
     def _draws(self, found: Candidates, joined: MergedTree) -> list[Draw] | None:
         """Return the draws in the order of the tests; None where a distribution cannot be read.
 
-        There are none where all draft tokens are accepted as far as they match. Of one drafter's chain each token is a
-        draw, a deterministic one of a one-token distribution: block verification looks at the whole chain.
+        The list is empty if all draft tokens are accepted by matching. In a chain of one drafter every token is a draw,
+        since block verification looks at the whole chain; a deterministic token is drawn from a distribution of one
+        token.
 
-        Drafter A drew siblings a, b after the root and drafter B drew b: draws a of A, b of A (distribution None: that
-        of the previous draw without a), b of B.
+        Example: drafter A drew siblings a, b after the root and drafter B drew b. The draws are a of A, b of A
+        (distribution None, i.e. that of the previous draw without a), and b of B.
         """
         lease = found.lease
         draws = list[Draw]()

@@ -1,4 +1,4 @@
-"""The target's own drafters of all slots, and their proposals. Called by `step` and `verifier`."""
+"""The target's own drafters of all slots, and what they propose. Called by `step` and `verifier`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from outrider.wire.requests.drafters import Drafter
 
 
 class OwnDrafts:
-    """The drafters of each slot, in order of preference. Every change of committed tokens is passed on to them here."""
+    """The target's own drafters of each slot, in order of preference. It passes every change of a slot's committed
+    tokens on to them.
+    """
 
     def __init__(self, drafters: Mapping[Drafter, TargetDrafter], *, takes_trees: bool = False) -> None:
         """Create the table of slots. drafters: those that the target was started with. takes_trees: whether a step may
-        verify token trees, without which no merged drafter is offered.
+        verify draft trees; without them no merged drafter is offered.
         """
         self._drafters = dict(drafters)
         for drafter in Drafter:
@@ -28,14 +30,15 @@ class OwnDrafts:
             if own is not None and drafter.is_merged and takes_trees and own in drafters:
                 self._drafters[drafter] = drafters[own]
         self._slots: dict[SlotKey, dict[Drafter, TargetDrafter]] = {}
-        """Drafters by slot; a slot without drafters is missing."""
+        """Drafters by slot; a slot without any is missing."""
         self._candidates: dict[SlotKey, dict[tuple[Drafter, int], CandidateTree]] = {}
-        """Proposals by slot, drafter and limit of draft tokens, until tokens are committed. A slot that waits for its
-        part of a step proposes in each step; to draft anew each time would cost all slots time."""
+        """What was proposed, by slot, then by drafter and maximum number of draft tokens, until tokens are committed. A
+        slot that waits for its part of a step is asked in every step, and drafting anew each time would cost all slots
+        time."""
 
     @property
     def offered(self) -> tuple[Drafter, ...]:
-        """The drafters that a request may name, in the order of `Drafter`."""
+        """Drafters that a request may name, in the order of `Drafter`."""
         available = [Drafter.AUTO]
         for drafter in Drafter:
             if drafter in self._drafters:
@@ -43,7 +46,9 @@ class OwnDrafts:
         return tuple(available)
 
     def refuses(self, drafter: Drafter | None) -> JobError | None:
-        """Return the error for a drafter that this worker does not offer; None for one that it does, and for none."""
+        """Return the error for a drafter that this worker does not offer; None if it offers the drafter, or if the
+        request names none (None).
+        """
         by_name = list(self.offered)
         if Drafter.PREDICTION in by_name:
             by_name.remove(Drafter.PREDICTION)  # a request has a prediction, and does not name it
@@ -53,7 +58,7 @@ class OwnDrafts:
         return JobError(JobFault.INVALID, why + drafter.remedy)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
-        """Begin to draft for a new slot, in place of an older one with its key."""
+        """Begin to draft for a new slot. It replaces an older slot with the same key."""
         self.close(slot.key, is_ended=False)
         available = dict[Drafter, TargetDrafter]()
         for name in job.own_drafters:
@@ -65,17 +70,18 @@ class OwnDrafts:
             drafter.open(job, slot)
 
     def commit(self, slot: Slot, num_same: int) -> None:
-        """Follow a slot whose committed tokens were replaced. num_same: tokens at their beginning that stay as they
-        were.
+        """Update the slot's drafters after committed tokens were replaced. num_same: number of tokens, from the first
+        on, that stay as they were.
         """
         self._candidates.pop(slot.key, None)
         for drafter in self._of(slot.key).values():
             drafter.commit(slot, num_same)
 
     def append(self, slot: Slot, token_ids: Sequence[int]) -> list[bool]:
-        """Follow a slot of which a step has committed these tokens.
+        """Update the slot's drafters after a step that committed these tokens.
 
-        Returns whether the request's prediction was right, for each of them that it had proposed, verified or not.
+        Returns one entry for each of the tokens for which the request's prediction had proposed one, verified or not:
+        whether the prediction was right.
         """
         self._candidates.pop(slot.key, None)
         found = list[bool]()
@@ -84,10 +90,10 @@ class OwnDrafts:
         return found
 
     def asked(self, slot: Slot, *, insists: bool, is_drafted: bool) -> Iterator[Drafter]:
-        """Yield the slot's drafters that have something worth verifying, in order of preference.
+        """Yield the slot's drafters that propose something worth verifying, in order of preference.
 
-        insists: the request names how many draft tokens are verified. Then the last drafter is yielded whatever it has,
-        unless a draft worker drafts for the slot (is_drafted) and the drafter is not merged with it.
+        insists: whether the request asks for a number of draft tokens. Then the last drafter is yielded even if its
+        proposal is poor, unless a draft worker drafts for the slot (is_drafted) and the drafter is not merged with it.
         """
         last = None
         for name, drafter in self._of(slot.key).items():
@@ -101,9 +107,10 @@ class OwnDrafts:
     def candidates(
         self, slot: Slot, name: Drafter, state: SamplingState, shares: SlotAcceptance, max_tokens: int
     ) -> CandidateTree:
-        """Return at most max_tokens draft tokens of a drafter, best first; an empty tree where it has none.
+        """Return at most max_tokens draft tokens of a drafter, best first; an empty tree if it has none.
 
-        They stay the same until tokens are committed.
+        They stay the same until tokens are committed. name: the drafter. state: sampling state of the slot. shares:
+        acceptance probabilities of the drafter in this slot.
         """
         proposals = self._candidates.setdefault(slot.key, {})
         key = (name, max_tokens)
@@ -112,17 +119,18 @@ class OwnDrafts:
         return proposals[key]
 
     def max_len(self, name: Drafter) -> int:
-        """Return the maximum number of draft tokens that a drafter proposes."""
+        """Return the maximum number of draft tokens that a drafter proposes at once."""
         return self._drafters[name].max_len
 
     def feeds_rows(self, slot: Slot) -> bool:
-        """Return whether a drafter of the slot has rows fed beside a step's draft tokens."""
+        """Return whether one of the slot's drafters may add extra rows to a step."""
         return any(drafter.feeds_rows for drafter in self._of(slot.key).values())
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        """Return the rows that the slot's next step is to feed beside draft tokens with these parents; None for none.
+        """Return the extra rows that a drafter adds to the slot's next step; None if there are none.
 
-        Call it with all draft tokens that the step might verify, and again with the first ones, which it does verify.
+        parents: parents of the step's draft tokens, in the draft tree. Call it with all draft tokens that the step
+        might verify, and again with those that it does verify, the first of them.
         """
         for drafter in self._of(slot.key).values():
             rows = drafter.rows_beside(slot, parents)
@@ -131,14 +139,17 @@ class OwnDrafts:
         return None
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        """Pass the logits [E, V] float32 after the rows to their drafter, before anything is committed.
+        """Pass the logits after the extra rows of a step, [E, V] float32, to their drafter, before anything is
+        committed.
 
-        path: the accepted nodes.
+        path: the accepted nodes. rows: the extra rows.
         """
         self._drafters[rows.drafter].read(slot, logits, path, rows)
 
     def close(self, key: SlotKey, *, is_ended: bool = True) -> None:
-        """Stop drafting for a slot. is_ended: its output is complete, and a drafter may remember it."""
+        """Stop drafting for a slot. is_ended: whether its output is complete, so that a drafter may remember it for
+        other slots.
+        """
         self._candidates.pop(key, None)
         for drafter in self._slots.pop(key, {}).values():
             drafter.close(key, is_ended=is_ended)

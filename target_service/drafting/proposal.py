@@ -1,4 +1,4 @@
-"""The draft tokens of one slot that a step verifies, with the draws that rejection tests. Made by `choice`."""
+"""The draft tokens of one slot that a step verifies, with the draws that rejection tests. Made by `draft_chooser`."""
 
 from __future__ import annotations
 
@@ -19,51 +19,55 @@ from target_service.leases.lease import SlotDrafter
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A sampled draft token, which is accepted or rejected by its distribution."""
+    """Draft token that is accepted or rejected by the distribution that it was drawn from."""
 
     node: int
-    """Node of the token. Where two drafters drew the same token after one node, it has two draws."""
+    """Node of the token in the tree. If two drafters drew the same token after one node, the node has two draws."""
     distribution: TokenDistribution | None
-    """Distribution that it was drawn from; None: that of the previous draw, a sibling, without the sibling's token."""
+    """Distribution that the token was drawn from. None: that of the previous draw, which is a sibling, without the
+    sibling's token."""
 
     @property
     def is_one_token(self) -> bool:
-        """Whether the distribution has one token: a deterministic draft token that is tested as a draw."""
+        """Whether the distribution has only one token, i.e. a deterministic draft token is tested as a draw."""
         return self.distribution is not None and self.distribution.scores.size == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The draft tokens of one slot that a step verifies, ready for the forward."""
+    """Proposal of one slot: the draft tokens that a step verifies, ready for the forward."""
 
     slot: Slot
     tree: DraftTree
-    """Empty for a plain step."""
+    """Draft tree; empty for a step without draft tokens."""
     draws: Sequence[Draw] = ()
-    """Draws in the order of the tests: those after one node drafter by drafter, and each drafter's as it drew them.
-    Without draws, draft tokens are accepted as far as they equal the target's tokens: under `greedy` and `coupled`, and
-    deterministic ones under `rejection`. A node without a draw is deterministic."""
+    """Draws in the order in which they are tested: after one node those of the first drafter, in the order in which it
+    drew them, then those of the next. A node without a draw is deterministic. Without any draws, draft tokens are
+    accepted as far as they equal the target's own tokens: under `greedy` and `coupled`, and under `rejection` if all
+    are deterministic."""
     sources: Mapping[SlotDrafter, Mapping[int, int]] = field(default_factory=dict)
-    """By drafter, in the order of the tests: the ranks of its nodes among its own siblings."""
+    """By drafter, in the order of the tests: its nodes, each with its rank among the drafter's own siblings."""
     rows_beside: ExtraRows | None = None
-    """Rows that a drafter of the slot has fed beside the tree, for draft tokens of later steps."""
+    """Extra rows that a drafter of the slot adds after the tree, to make draft tokens for later steps; None for
+    none."""
 
     @property
     def drafted_by(self) -> list[SlotDrafter]:
-        """The drafters of which some draft tokens are verified."""
+        """Drafters of which at least one draft token is verified."""
         return [source for source, ranks in self.sources.items() if ranks]
 
     def drafter_of_node(self, node: int) -> SlotDrafter | None:
-        """Return the first drafter that proposes a node; None for a node of none."""
+        """Return the first drafter that proposes a node; None if none does."""
         for source, ranks in self.sources.items():
             if node in ranks:
                 return source
         return None
 
     def row(self) -> Row:
-        """Return the row of the forward: the committed tokens that are not cached, the tree, the rows beside.
+        """Return the slot's row of the forward: committed tokens that are not cached, then the tree, then the extra
+        rows.
 
-        tail of 2 tokens, tree parents [-1, 0, 0]: row parents [-1, 0, 1, 2, 2]
+            2 uncached committed tokens, tree parents [-1, 0, 0]: row parents [-1, 0, 1, 2, 2]
         """
         slot = self.slot
         tail = slot.committed[len(slot.cached) :]
@@ -82,11 +86,13 @@ class Proposal:
 
 
 def split_logits(proposals: Sequence[Proposal], logits: Tensor) -> tuple[Tensor, dict[SlotKey, Tensor]]:
-    """Return the logits by which slots are decided, [sum(N_b + 1), V], and by slot those of its E rows beside, [E, V].
+    """Split the logits of a step. Return those that decide the slots, [sum(N_b + 1), V] for trees of N_b nodes, and by
+    slot those after its E extra rows, [E, V].
 
     logits: [R, V] float32, the rows of the proposals in order.
 
-        trees of 2 and 0 nodes, the first with 3 rows beside: rows 0, 1, 2 and 6; rows 3, 4, 5 of the first slot
+        trees of 2 and 0 nodes, the first with 3 extra rows: rows 0, 1, 2 and 6 decide; rows 3, 4, 5 are the first
+        slot's
     """
     beside = dict[SlotKey, Tensor]()
     if all(proposal.rows_beside is None for proposal in proposals):

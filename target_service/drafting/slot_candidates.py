@@ -1,4 +1,6 @@
-"""The candidates of one slot: the draft tokens that its next step might verify. Made by `choice`, read by `budget`."""
+"""The candidates of one slot: the draft tokens that its next step might verify. Made by `draft_chooser`, read by
+`budget`.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,32 @@ from target_service.leases.lease import Lease, SlotDrafter
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Draft tokens that a slot's next step might verify."""
+    """Draft tokens that a slot's next step might verify, of one or several drafters."""
 
     lease: Lease
     trees: Mapping[SlotDrafter, CandidateTree] = field(default_factory=dict)
-    """Draft tokens of each drafter, in the order in which draws are tested; empty for a beam search."""
+    """Draft tokens by drafter, in the order in which draws are tested; empty for a beam search."""
     offers: Sequence[BudgetOffer] = ()
-    """Best first, where the request names no number of draft tokens. An offer may turn out to have no token."""
+    """Draft tokens that the budget takes or leaves, best first unless the request fixes their number. An offer may turn
+    out to have no token."""
     drafter: Drafter | None = None
-    """Drafter of the target's own that makes its tokens once the budget has chosen their number, since most are never
-    verified; None where all are made."""
+    """Drafter in the target that makes its tokens only once the budget has chosen their number, since most would never
+    be verified; None if all tokens are made already."""
     rows_beside: ExtraRows | None = None
-    """Rows that a drafter of the slot would have fed beside all candidates, for draft tokens of later steps."""
+    """Extra rows that a drafter of the slot adds to a step that verifies all candidates; None for none."""
 
     @property
     def num_expected(self) -> float:
-        """Expected number of accepted draft tokens, were all offers verified.
+        """Expected number of accepted draft tokens if all offers were verified.
 
-        A sampled chain counts with the length that it might have had, so that no sampled token influences the number.
+        A sampled chain counts with the maximum length that it could have had, so that no sampled token influences the
+        number.
         """
         return sum(offer.prob for offer in self.offers)
 
     @property
     def demand(self) -> VerifyDemand:
-        """All that the budget reads of the candidates. No sampled token influences it."""
+        """What the budget reads of the candidates. No sampled token influences it."""
         lease = self.lease
         shape = lease.speculation.tree
         rows = self.rows_beside
@@ -73,7 +77,7 @@ class Candidates:
         return replace(demand, extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=cost_rows)
 
     def num_after(self, choice: VerifyChoice) -> int:
-        """Return the number of tokens in the slot's cache after a step with this choice."""
+        """Return the number of tokens that the slot's cache will hold after a step with this choice."""
         num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
         for offer in self.offers[: choice.num_drafts]:
             num_tokens += bool(offer.nodes or self.drafter)

@@ -1,4 +1,5 @@
-"""The target's end of one draft's Deliver stream, without its deliveries: heads, subscriptions, and features.
+"""The target's end of one draft worker's Deliver stream, except for its deliveries: head registration, subscriptions,
+and features.
 
 Called by the servicer on the gRPC loop's thread; `has_room`, `send_features`, `count` and `_forget` run on the engine
 thread.
@@ -17,13 +18,15 @@ from target_service.features.features import FeatureJob, Features, FeatureSubscr
 from target_service.features.registered_heads import Heads
 
 MAX_BACKLOG_BYTES = 64 << 20
-"""Maximum bytes of features that wait to be written to one draft; later ones are sent as far as they are still kept."""
+"""Maximum bytes of features that wait to be written to one draft worker. Beyond it features are not queued; they are
+sent later if they are still kept."""
 PART_BYTES = 4 << 20
-"""Bytes of features in one message, about: the messages behind it wait until it is written."""
+"""Approximate maximum bytes of features in one message. It is bounded because later messages wait until it is
+written."""
 
 
 class FeatureStream:
-    """The stream to one draft: it answers the draft's requests and sends it features."""
+    """Stream from the target to one draft worker: it carries features, and the answers to head registrations."""
 
     def __init__(
         self,
@@ -35,8 +38,8 @@ class FeatureStream:
         write: Callable[[tpb.FeatureBatch], Awaitable[None]],
         end_stream: Callable[[], object],
     ) -> None:
-        """Create the stream. peer: the draft's address, for metrics. epoch: the target's. write: sends one message.
-        end_stream: called where `write` fails.
+        """Create the stream. peer: the draft worker's address, a label of metrics. epoch: the target's. write: function
+        that sends one message. end_stream: called if `write` fails.
         """
         self._peer = peer
         self._epoch = epoch
@@ -45,9 +48,9 @@ class FeatureStream:
         self._metrics = metrics
         self._write_batch = write
         self._num_posted_bytes = 0
-        """Bytes of features that were posted. Only the engine thread writes it."""
+        """Total bytes of features that were queued to be written. Only the engine thread changes it."""
         self._num_written_bytes = 0
-        """Bytes of features that were written. Only the gRPC loop's thread writes it."""
+        """Total bytes of features that were written. Only the gRPC loop's thread changes it."""
         self._is_over = False
         self._outbox: Outbox[tpb.FeatureBatch] = Outbox(
             self._write, end_stream, PART_BYTES, lambda batch: batch.ByteSize()
@@ -56,11 +59,15 @@ class FeatureStream:
     # requests of the draft
 
     async def wait_read(self) -> None:
-        """Wait while more than MAX_UNREAD messages wait to be written. Call it before reading more of the stream."""
+        """Wait while more than MAX_UNREAD messages wait to be written. Call it before reading the draft worker's next
+        message.
+        """
         await self._outbox.wait_below(MAX_UNREAD)
 
     def ask(self, ask: tpb.FeatureAsk) -> None:
-        """Handle one request of the draft; answer one that breaks a rule with a refusal."""
+        """Handle one request of the draft worker: a head, a piece of its weights, or a subscription. A request that
+        breaks a rule is answered with a refusal.
+        """
         kind = ask.WhichOneof("item")
         if kind is None:
             return
@@ -84,7 +91,9 @@ class FeatureStream:
         self._engine.submit(FeatureJob(lambda features: features.subscribe(subscription)))
 
     def reply(self, digest: bytes, state: tpb.HeadState, why: str = "") -> None:
-        """Send the state of a head's registration."""
+        """Send the state of a head's registration to the draft worker. digest: names the head. why: reason of a
+        refusal.
+        """
         self._put_head(digest, state, why, self._epoch)
 
     def _put_head(self, digest: bytes, state: tpb.HeadState, why: str, target_epoch: int) -> None:
@@ -100,13 +109,15 @@ class FeatureStream:
         return self._num_posted_bytes - self._num_written_bytes < MAX_BACKLOG_BYTES
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
-        """Send the features of num_tokens positions from `start` on. data: [num_tokens, d] bfloat16, row by row."""
+        """Send the features of num_tokens tokens, the first at position `start`. data: [num_tokens, d] bfloat16, row by
+        row.
+        """
         self._num_posted_bytes += len(data)
         self._engine.answer(lambda: self._put_features(subscription, start, num_tokens, data))
         self.count("sent", num_tokens, len(data))
 
     def count(self, fate: str, num_tokens: int, num_bytes: int) -> None:
-        """Count the features of num_tokens positions in the metrics. fate: "sent" or "dropped"."""
+        """Count the features of num_tokens tokens in the metrics. fate: "sent" or "dropped"."""
         self._metrics.feature_rows.labels(peer=self._peer, fate=fate).inc(num_tokens)
         self._metrics.feature_bytes.labels(peer=self._peer, fate=fate).inc(num_bytes)
 
@@ -137,13 +148,13 @@ class FeatureStream:
         self._num_written_bytes += sum(len(rows.data) for rows in merged.rows)
 
     async def finish(self, summary: tpb.DeliverSummary) -> None:
-        """Write all queued messages, then the summary, and wait until they are written."""
+        """Write all queued messages, then the summary of the stream's deliveries, and wait until they are written."""
         self._put(tpb.FeatureBatch(summary=summary))
         self._is_over = True
         await self._outbox.wait_below(0)
 
     async def close(self) -> None:
-        """End the stream's head registration and its subscriptions."""
+        """Withdraw the head that the stream registered, end its subscriptions, and close it."""
         self._engine.submit(FeatureJob(self._forget))
         self._heads.gone(self)
         await self._outbox.close()

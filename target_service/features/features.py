@@ -1,8 +1,8 @@
-"""Features for heads: one vector a committed token, a head's projection of the target's hidden states.
+"""Features for heads. A feature is one vector per committed token: a head's projection of the target's hidden states.
 
-They are made after each forward, kept for a while, and sent to the drafts that subscribe. `heads` registers the heads
-of drafts; this module runs their projections. Without a head it does nothing. Called by `step` and by `FeatureJob`s, on
-the engine thread.
+Features are made after each forward, kept for a while, and sent to the draft workers that subscribe. `registered_heads`
+registers the heads of draft workers; this module runs their projections. Without a head it does nothing. Called by
+`step` and by `FeatureJob`s, on the engine thread.
 """
 
 from __future__ import annotations
@@ -33,35 +33,36 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MAX_KEPT_BYTES = 256 << 20
-"""Maximum bytes of kept features of all slots and heads. The slot that was longest without a new token is dropped
-first."""
+"""Maximum bytes of kept features of all slots and heads. Above it, the features of the slot that has gone longest
+without a new token are dropped first."""
 MAX_KEPT_TOKENS = 512
-"""Maximum tokens of a slot, besides those of its last step, whose features are kept for a draft that is late."""
+"""Maximum number of a slot's tokens, before those of its last step, whose features are kept for a subscription that is
+behind."""
 MAX_SUBSCRIPTIONS = 4096
-"""Maximum number of subscriptions. The oldest is dropped first, and its draft subscribes again."""
+"""Maximum number of subscriptions. Above it, the oldest is dropped, and its draft worker has to subscribe again."""
 
 
 @dataclass(eq=False, slots=True)
 class FeatureSubscription:
-    """A draft's subscription to the features of one lease, those that are kept now and later ones."""
+    """Subscription of a draft worker to the features of one lease: those that are kept now, and later ones."""
 
     link: FeatureStream
     digest: bytes
-    """Digest of the head whose projection makes the features."""
+    """Digest of the head whose features are sent."""
     ticket: int
     next_position: int
-    """First position that is not sent yet."""
+    """Position of the first token whose feature has not been sent."""
     request_id: int = 0
-    """Number that is returned with the features."""
+    """Number that the draft worker gave its request; it is returned with the features."""
     has_begun: bool = False
-    """Whether the lease has begun."""
+    """Whether the lease has begun. A subscription may arrive before its lease."""
     dropped_end: int = 0
-    """Position behind the last one that was counted as dropped."""
+    """Position after the last token whose feature was counted as dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureJob:
-    """A function to be called with the `Features` on the engine thread."""
+    """Job that calls a function with the target's `Features` on the engine thread."""
 
     run: Callable[[Features], None]
 
@@ -70,11 +71,11 @@ class FeatureJob:
 class _Head:
     projection: Projection
     columns: Tensor
-    """Indices of its taps among those of the runner, int64, on the device."""
+    """Indices of the head's tapped layers among all that the runner taps, int64, on the device."""
 
 
 class Features:
-    """The features of all heads and of all slots that may be drafted for."""
+    """Features of all registered heads, for all slots that may be drafted for: made, kept and sent."""
 
     def __init__(self, runner: ModelRunner, leases: Leases) -> None:
         self._runner = runner
@@ -82,13 +83,15 @@ class Features:
         self._heads: dict[bytes, _Head] = {}
         """Heads by digest."""
         self._buffers: OrderedDict[SlotKey, dict[bytes, FeatureBuffer]] = OrderedDict()
-        """Kept features by slot and head, the slot that was longest without a new token first."""
+        """Kept features by slot and digest of the head. The slot that has gone longest without a new token comes
+        first."""
         self._subscriptions: OrderedDict[int, FeatureSubscription] = OrderedDict()
         """Subscriptions by ticket, the oldest first."""
         self._first_index: dict[int, int] = {}
-        """Index of the first token of each row among those of the last forward, by the row's identity."""
+        """Index of each row's first token among all tokens of the last forward, by the row's `id()`."""
         self._spans: list[tuple[SlotKey, int, list[int]]] = []
-        """Committed tokens of the last forward: slot, position of the first, indices among all tokens fed."""
+        """Committed tokens of the last forward, per slot: slot, position of the first token, indices among all tokens
+        of the forward."""
 
     @property
     def num_kept_bytes(self) -> int:
@@ -98,9 +101,10 @@ class Features:
     # heads and subscriptions
 
     def add_head(self, digest: bytes, projection: Projection) -> None:
-        """Make features for a head from the next step on. Raises InvalidRequest where there is no memory for it.
+        """Make features for a head from the next step on. Raises InvalidRequest if there is no memory for it.
 
-        digest: names the head. projection: is copied to the runner's device.
+        digest: names the head. projection: linear map from hidden states to features; it is moved to the runner's
+        device.
         """
         try:
             self._heads[digest] = _Head(projection.to(self._runner.device), torch.empty(0, dtype=torch.int64))
@@ -110,7 +114,7 @@ class Features:
             raise InvalidRequest(f"the target cannot run the head's opening map: {failure}") from None
 
     def drop_head(self, digest: bytes) -> None:
-        """Stop making features for a head, and drop those that are kept."""
+        """Stop making features for a head, and drop its kept features."""
         if self._heads.pop(digest, None) is not None:
             self._set_taps()
         for key, buffers in list(self._buffers.items()):
@@ -129,7 +133,9 @@ class Features:
             head.columns = to_device(columns, self._runner.device)
 
     def subscribe(self, subscription: FeatureSubscription) -> None:
-        """Begin a subscription, in place of an earlier one under its ticket. The lease may begin later."""
+        """Begin a subscription, and send the features that are kept for it. It replaces an earlier subscription with
+        the same ticket. The lease may begin later.
+        """
         self._subscriptions.pop(subscription.ticket, None)
         self._subscriptions[subscription.ticket] = subscription
         if len(self._subscriptions) > MAX_SUBSCRIPTIONS:
@@ -137,14 +143,14 @@ class Features:
         self._send(subscription)
 
     def end_link(self, link: FeatureStream) -> None:
-        """Drop the subscriptions of a draft whose stream has ended."""
+        """Drop the subscriptions of a stream that has ended."""
         for ticket, subscription in list(self._subscriptions.items()):
             if subscription.link is link:
                 del self._subscriptions[ticket]
 
     def probe(self, token_ids: Sequence[int], taps: Sequence[int]) -> tpb.ProbeReply:
-        """Return hidden states and likeliest tokens of a text, by which a draft tests its head. Raises Unavailable
-        where there is no memory now.
+        """Return the hidden states and the likeliest next tokens of a text, with which a draft worker tests its head.
+        Raises Unavailable if there is no memory now.
 
         taps: layers whose hidden states are returned.
         """
@@ -155,8 +161,8 @@ class Features:
         return tpb.ProbeReply(taps=_as_bytes(hidden), best_ids=best_ids.tolist())
 
     def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Run a forward over a text of T tokens alone. Return its hidden states at `taps`, [T, taps, hidden], and the
-        likeliest id after each token, [T] int64.
+        """Run a forward over a text of T tokens, outside all slots. Return its hidden states at layers `taps`, [T,
+        taps, hidden], and the likeliest id after each token, [T] int64.
 
         Raises OutOfBlocks, InvalidRequest, and RuntimeError where torch has no memory.
         """
@@ -172,7 +178,7 @@ class Features:
     # slots
 
     def feature(self, digest: bytes, key: SlotKey, position: int) -> Tensor | None:
-        """Return a head's feature of the token at a position of a slot, [d] bfloat16 on the CPU; None where it is not
+        """Return a head's feature of the token at a position of a slot, [d] bfloat16 on the CPU; None if it is not
         kept.
         """
         buffer = self._buffers.get(key, {}).get(digest)
@@ -181,7 +187,9 @@ class Features:
         return torch.frombuffer(buffer.read(position, position + 1), dtype=torch.bfloat16)
 
     def cut(self, key: SlotKey, end: int) -> None:
-        """Drop the kept features of a slot from position `end` on, where its tokens were replaced."""
+        """Drop the kept features of a slot from position `end` on. Call it when the slot's tokens from there on were
+        replaced.
+        """
         for buffer in self._buffers.get(key, {}).values():
             buffer.truncate(end)
 
@@ -192,7 +200,7 @@ class Features:
     # steps
 
     def fed(self, rows: Sequence[Row]) -> None:
-        """Note the rows of the forward that has just run. Call it before `stays`."""
+        """Record the rows of the forward that has just run. Call it before `note_committed`."""
         self._first_index.clear()
         self._spans.clear()
         if self._heads:
@@ -202,13 +210,17 @@ class Features:
                 num_fed += row.num_new
 
     def note_committed(self, key: SlotKey, row: Row, nodes: Sequence[int]) -> None:
-        """Note the tokens of a row that are committed. nodes: their indices among the row's new tokens, by position."""
+        """Record which new tokens of a row are committed. nodes: indices of these tokens among the row's new tokens, in
+        order of their positions.
+        """
         if self._heads and nodes and self._leases.may_be_drafted(key):
             first = self._first_index[id(row)]
             self._spans.append((key, row.num_cached, [first + node for node in nodes]))
 
     def send(self) -> None:
-        """Make the features of the tokens noted by `stays`, keep them, and send them to their subscriptions."""
+        """Make the features of the tokens that `note_committed` recorded, keep them, and send them to the
+        subscriptions.
+        """
         if self._spans:
             try:
                 self._project()
@@ -222,7 +234,7 @@ class Features:
             num_bytes -= _num_bytes(buffers)
 
     def begun(self, tickets: Iterable[int]) -> None:
-        """Send kept features to the subscriptions of a lease that has just begun. tickets: those of the lease."""
+        """Send kept features to the subscriptions of a lease that has just begun. tickets: the lease's tickets."""
         for ticket in tickets:
             subscription = self._subscriptions.get(ticket)
             if subscription is not None:

@@ -1,4 +1,6 @@
-"""Medusa's and blockwise heads in the target itself, as a `TargetDrafter`: they read the features of its last step."""
+"""Medusa and blockwise heads in the target itself, as a `TargetDrafter`: they draft from features of the target's last
+step.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,25 @@ from outrider.wire.settings.config import TargetConfig
 from target_service.features.features import Features
 
 DIGEST = b"own"
-"""Digest of the projection of the target's own heads, which no draft registers."""
+"""Digest that names the projection of the target's own heads in `Features`. No draft worker registers it."""
 
 
 class OwnHeads(TargetDrafter):
-    """Drafter with the target's own heads. They read the feature of a slot's last token but one."""
+    """Drafter with the target's own heads. Their input is the feature of the slot's last token but one, the last token
+    in the cache.
+    """
 
     def __init__(self, loaded: LoadedHead, features: Features) -> None:
-        """Create a drafter, for which features are made from the next step on. Raises InvalidRequest where there is no
-        memory for them.
+        """Create the drafter; features for its heads are made from the next step on. Raises InvalidRequest if there is
+        no memory for them.
         """
         self._heads = loaded.network
         self.max_len = loaded.network.facts.num_heads
         self._features = features
         self._slots: dict[SlotKey, Slot] = {}
         self._logits: dict[SlotKey, HostLogits] = {}
-        """Logits of a slot's heads after its last committed token, [heads, V]; none until the heads have run."""
+        """Logits of a slot's heads after its last committed token, [heads, V]. A slot is missing until the heads have
+        run for it."""
         features.add_head(DIGEST, loaded.opening)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
@@ -85,7 +90,9 @@ class OwnHeads(TargetDrafter):
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:
-    """Load the heads that the settings name, and test their wiring against the target. Raises ConfigError."""
+    """Load the heads that the setting `heads` names, and test on a probe text that their input is wired to the right
+    layers. Raises ConfigError.
+    """
     assert config.heads is not None, "the settings name no heads"
     if runner.features_refusal is not None:
         raise ConfigError(

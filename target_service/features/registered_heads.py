@@ -1,7 +1,7 @@
 """The heads of draft workers at the target: it receives their projections, and keeps those that some stream uses.
 
-A projection is kept once, whichever draft sent it, until the last stream that registered it ends. Called by the
-servicer and by `feature_stream`, on the gRPC loop's thread.
+Several draft workers with the same head share one projection, which is kept until the last stream that registered it
+ends. Called by the servicer and by `feature_stream`, on the gRPC loop's thread.
 """
 
 from __future__ import annotations
@@ -27,41 +27,42 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MAX_HEADS = 16
-"""Maximum number of projections that are kept or being uploaded: each takes time of every step."""
+"""Maximum number of projections that are kept or being uploaded. It is bounded because each takes time in every
+step."""
 MAX_HEADS_BYTES = 1 << 30
-"""Maximum bytes of all projections: two of three taps of 8192."""
+"""Maximum bytes of all projections. Two projections of three layers of 8192 features each fit."""
 MAX_PIECE_BYTES = 16 << 20
-"""Maximum bytes of a piece of an upload: deliveries wait behind it."""
+"""Maximum bytes of one message of an upload. It is bounded because deliveries wait behind it."""
 MAX_PROBE_TOKENS = 128
-"""Maximum number of tokens of a probe: steps wait for it."""
+"""Maximum number of tokens in a probe. It is bounded because steps wait for the probe."""
 PIECE_S = 15.0
-"""Seconds without a piece after which an upload is refused."""
+"""Seconds after which an upload is refused if no piece of it arrives."""
 
 
 @dataclass(slots=True)
 class _Head:
-    """A projection that is kept."""
+    """Projection that is kept."""
 
     projection: Projection
     streams: set[FeatureStream]
-    """The streams that have registered it."""
+    """Streams that have registered the head."""
     is_ready: bool = False
-    """Whether the engine makes features with it."""
+    """Whether the engine makes features with the projection."""
 
 
 @dataclass(slots=True)
 class _Upload:
-    """A projection that a stream is sending."""
+    """Projection that a stream is uploading."""
 
     spec: tpb.HeadSpec
     pieces: asyncio.Queue[tpb.HeadWeights]
     reading: asyncio.Task[None]
     num_missing: int
-    """Bytes that have not arrived. It bounds the bytes of queued pieces."""
+    """Bytes of the projection that have not arrived. Bytes beyond it are refused, which bounds the queue."""
 
 
 class Heads:
-    """The heads that draft workers have registered, one a stream."""
+    """Registry of the heads of draft workers; each stream may register one."""
 
     def __init__(
         self,
@@ -72,8 +73,8 @@ class Heads:
         refusal: str | None,
         spare: SpareMemory,
     ) -> None:
-        """Create the registry. refusal: why the target makes no features; None where it does. spare: free memory of the
-        target's device.
+        """Create the registry. hidden_size, num_layers: the target's. refusal: reason why the target makes no features;
+        None if it makes them. spare: free memory of the target's device.
         """
         self._engine = engine
         self._shape = (hidden_size, num_layers)
@@ -89,14 +90,17 @@ class Heads:
         return sum(head.projection.num_bytes for head in list(self._heads.values()))
 
     def is_ready(self, stream: FeatureStream, digest: bytes) -> bool:
-        """Return whether a stream may subscribe to the features of a head."""
+        """Return whether a stream may subscribe to the features of a head: it has registered the head, and the engine
+        makes the features.
+        """
         head = self._heads.get(digest)
         return head is not None and head.is_ready and stream in head.streams
 
     def register(self, stream: FeatureStream, spec: tpb.HeadSpec) -> None:
-        """Register a stream's head, and have its projection uploaded where it is not kept. Raises InvalidRequest.
+        """Register a stream's head. If its projection is not kept yet, ask the draft worker to upload it. Raises
+        InvalidRequest.
 
-        An upload of the stream that is under way begins anew.
+        An unfinished upload of the same stream is discarded.
         """
         self._end_upload(stream)
         self._check_features()
@@ -115,7 +119,9 @@ class Heads:
         stream.reply(spec.digest, tpb.HEAD_STATE_WEIGHTS_WANTED)
 
     def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
-        """Check that a probe of num_tokens tokens with these taps can be run. Raises InvalidRequest."""
+        """Raise InvalidRequest if a probe of num_tokens tokens with these layers cannot be run. taps: layers whose
+        hidden states are wanted.
+        """
         self._check_features()
         if not (1 <= num_tokens <= MAX_PROBE_TOKENS and len(taps) <= MAX_PROBE_TAPS):
             raise InvalidRequest(
@@ -148,7 +154,9 @@ class Heads:
             )
 
     def add_piece(self, stream: FeatureStream, piece: tpb.HeadWeights) -> None:
-        """Queue a piece of the projection that the stream uploads; refuse one that is not expected."""
+        """Queue a piece of the projection that the stream uploads. A piece that is not expected is answered with a
+        refusal.
+        """
         upload = self._uploads.get(stream)
         if upload is None or upload.spec.digest != piece.digest or upload.num_missing <= 0:
             why = "weights came that were not asked for; register the head first"
@@ -198,7 +206,7 @@ class Heads:
             stream.reply(digest, tpb.HEAD_STATE_READY)
 
     def gone(self, stream: FeatureStream) -> None:
-        """Forget a stream that has ended, and the head that no other stream uses."""
+        """Remove a stream that has ended, and each head that no other stream uses."""
         self._end_upload(stream)
         for digest, head in list(self._heads.items()):
             head.streams.discard(stream)

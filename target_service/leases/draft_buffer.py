@@ -1,9 +1,10 @@
 """The draft buffer: draft tokens received for one slot under one ticket and not yet verified. No tensors.
 
-It mirrors the draft worker's tree under the committed tokens. A delivery names positions, so each can be inserted by
-itself: a node on the committed tokens is late and counted as wasted; one that disagrees with them, or whose parent is
-missing, is dropped; the others stay until the target commits other tokens. Of a node that is delivered twice the first
-delivery counts: under `rejection` a node has one set of draws. Runs on the engine thread.
+It mirrors the draft worker's tree under the committed tokens. A delivery names the position of its root, so it can be
+inserted whatever the target has committed meanwhile. A node that is already among the committed tokens is late, and
+counts as wasted. A node that contradicts them, or whose parent is missing, is dropped. All others stay until the target
+commits tokens off their path. If a node is delivered twice, the first delivery counts: under `rejection` a node has one
+set of draws. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 from outrider.wire.requests.tree_shape import TreeShape
 
 NODE_BYTES = 256
-"""Bytes of a delivery of one token without its distribution: 60 of ticket, epoch and position, 10 for each node up to
-the token."""
+"""Bytes reckoned for one draft token in a buffer, without its distribution. A delivery of one token has 60 bytes of
+ticket, epoch and position, and 10 for each node on the path to the token."""
 
 
 def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
-    """Return the maximum number of bytes of the draft buffers of all slots.
+    """Return the maximum number of bytes of the draft buffers of all slots together.
 
-    There is room for MAX_DRAFT_TOKENS tokens a slot, and at most memory_bytes for their distributions: a whole one has
-    4 bytes for each id of the vocabulary.
+    There is room for MAX_DRAFT_TOKENS tokens per slot. Their distributions get 4 bytes per id of the vocabulary and
+    token, but at most memory_bytes in all.
     """
     num_tokens = num_slots * MAX_DRAFT_TOKENS
     return num_tokens * NODE_BYTES + min(num_tokens * 4 * vocab_size, memory_bytes)
@@ -35,33 +36,33 @@ def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
 
 @dataclass(slots=True)
 class DeliveryCost:
-    """Time that a draft worker spent on one delivery. The nodes of the delivery share it."""
+    """Time that a draft worker spent on one delivery. The nodes of the delivery share this object."""
 
     us: int
-    """Microseconds; 0 once they are reported."""
+    """Time in microseconds; 0 once it has been reported."""
 
 
 @dataclass(slots=True)
 class BufferedToken:
-    """A node of the buffer without its place in the tree."""
+    """Draft token in a buffer: everything but its id, parent and rank, which the buffer's tree holds."""
 
     kind: NodeKind
     num_bytes: int
-    """Its part of the delivery's bytes."""
+    """The token's share of its delivery's bytes."""
     distribution: EncodedDistribution | None
-    """Distribution that a LAW node was sampled from; None for other kinds."""
+    """Distribution that a sampled token was drawn from; None for other kinds."""
     step_len: int | None
-    """Committed length of the step that was running when the node arrived; None where none was."""
+    """Committed length of the step that was running when the token arrived; None if no step was running."""
     cost: DeliveryCost | None
-    """Cost of its delivery; None where that is unknown."""
+    """Cost of the token's delivery; None if the delivery does not state it."""
 
 
 class DraftBuffer:
-    """The draft buffer of one ticket: a tree, and for node i of it `tokens[i]`."""
+    """Draft buffer of one ticket: a tree of draft tokens, and for its node i the entry `tokens[i]`."""
 
     def __init__(self) -> None:
         self.num_wasted = 0
-        """Draft tokens that arrived too late to be verified, since the last verdict."""
+        """Number of draft tokens since the last verdict that arrived too late to be verified."""
         self.clear()
 
     def clear(self) -> None:
@@ -70,18 +71,20 @@ class DraftBuffer:
         self.tokens: list[BufferedToken] = []
         self.num_bytes = 0
         self.ended: set[int] = set()
-        """Nodes, or ROOT, after which no step waits for more: their draft worker has sent all that it will, for now."""
+        """Nodes, or ROOT, after which no step waits for more draft tokens: their draft worker will send none there for
+        now."""
 
     def insert(
         self, delivery: Delivery, committed: Sequence[int], max_bytes: int, *, in_step: bool = False
     ) -> InsertedNodes:
-        """Insert a delivery, and return the fates of its nodes.
+        """Insert a delivery, and return how many of its nodes were late or dropped.
 
         committed: the slot's committed tokens. max_bytes: maximum size of the buffer. in_step: whether a step is
-        running, which does not verify these nodes.
+        running; that step does not verify these nodes.
 
-        Committed [a, b, c, d, e], a delivery of d, e, f with root_len 3: d and e are late, and f becomes node 0. Their
-        parents are c = -3, d = -2 and e = -1, which is ROOT.
+        Example: committed tokens [a, b, c, d, e], and a delivery of d, e, f with root_len 3. The nodes d and e are
+        late, and f becomes node 0. Parents in the committed tokens are numbered c = -3, d = -2 and e = -1, which is
+        ROOT.
         """
         num_new = sum(kind is not NodeKind.REFERENCE for kind in delivery.kinds)
         node_bytes = -(-delivery.num_bytes // max(1, num_new))  # rounded up
@@ -151,13 +154,17 @@ class DraftBuffer:
     def advance(
         self, token_ids: Sequence[int], committed_len: int, note: Callable[[int | None], None] | None
     ) -> tuple[int, int]:
-        """Make the last of the tokens that a step at `committed_len` has just committed the root.
+        """Make the last of the tokens that a step has just committed the root of the tree, and drop all nodes off their
+        path.
 
-        note: called for each node on their path that had children, with the rank of the committed one or None. Returns
-        the number of dropped nodes, those on the path not counted, and the number of late ones: nodes on the path that
+        committed_len: committed length before the step. note: called for each node on the path that had children, with
+        the rank of the child that was committed, or None if no child was.
+
+        Returns two numbers: nodes that were dropped, without those on the path; and late nodes, those on the path that
         arrived while the step ran.
 
-        Nodes a, b, with c under a; committed [a]: b is dropped, and c follows the root
+        Example: nodes a and b under the root, c under a; committed [a]: b is dropped, and c becomes a child of the
+        root.
         """
         node = ROOT
         num_before = len(self.tree)
@@ -191,14 +198,18 @@ class DraftBuffer:
 
     @property
     def is_ended(self) -> bool:
-        """Whether no more draft tokens will come under the committed tokens for which a step would wait."""
+        """Whether a step need not wait for more draft tokens after the committed ones, because the draft worker will
+        send none for now.
+        """
         if ROOT in self.ended:
             return True
         chain = self.chain(MAX_BUFFERED_NODES)
         return bool(chain) and chain[-1] in self.ended
 
     def chain(self, max_len: int) -> list[int]:
-        """Return at most max_len nodes of the likeliest path from the root: sampled ones, then deterministic ones."""
+        """Return at most max_len nodes of the likeliest path from the root: first sampled nodes, then deterministic
+        ones.
+        """
         nodes = list[int]()
         parent = ROOT
         kind = NodeKind.SAMPLED
@@ -214,12 +225,14 @@ class DraftBuffer:
         return nodes
 
     def deterministic_ids_after(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the ids of the deterministic nodes after a path of buffered tokens, best first."""
+        """Return the ids of the deterministic draft tokens that follow a path of buffered token ids, best first."""
         return [self.tree.ids[child] for child in self._children(self._find(token_ids), NodeKind.DETERMINISTIC)]
 
     def take_cost_us(self, token_ids: Sequence[int]) -> list[int]:
         """Return the microseconds that the draft worker spent on the delivery of a path's last node, as a list of one
-        number; 0 once they were returned, and an empty list where they are unknown.
+        number.
+
+        The number is 0 if an earlier call returned the time of this delivery. The list is empty if the time is unknown.
         """
         cost = self.tokens[self._find(token_ids)].cost
         if cost is None:
@@ -239,12 +252,12 @@ class DraftBuffer:
     def likeliest(
         self, prob_of_rank: Callable[[int], float], kind: NodeKind, shape: TreeShape
     ) -> tuple[list[int], list[float]]:
-        """Return the nodes of one kind that lie within a shape, best first, and their acceptance probabilities.
+        """Return the nodes of one kind that lie within a tree shape, best first, and their acceptance probabilities.
 
-        Parents come before their children and siblings by rank. Probabilities depend on ranks alone, never on tokens.
-
-        Ranks 0 and 1 with probability 0.6 and 0.3, a and b under the root, c under a, 2 nodes: a (0.6), then c (0.36)
-        before b (0.3)
+        prob_of_rank: acceptance probability of a node by its rank among its siblings. Parents come before their
+        children, and siblings in the order of their ranks. Probabilities depend on ranks alone, never on tokens.
+        Example: ranks 0 and 1 have probability 0.6 and 0.3; a and b are under the root, c is under a; the shape has 2
+        nodes. The result is a (0.6) and c (0.36), which comes before b (0.3).
         """
         nodes = list[int]()
         probs = list[float]()

@@ -1,7 +1,7 @@
 """How long a step waits for draft tokens that are on their way. Called by `step`, through its budget.
 
-A step is held while the missing draft tokens are expected to bring more tokens than the wait costs. A slot whose
-request names how many are verified waits alone and longer, while the others step.
+A step is held while the tokens that it would gain exceed the tokens that the wait costs. A slot whose request fixes the
+number of draft tokens waits by itself, and longer, while the other slots step.
 """
 
 from __future__ import annotations
@@ -13,33 +13,34 @@ from outrider.engine.worker.jobs import SlotKey
 from target_service.leases.lease import DeliveredDrafts, Lease
 
 MAX_HOLD_S = 1.0
-"""Maximum seconds that a slot waits for draft tokens of which its request names the number."""
+"""Maximum seconds that a slot waits for draft tokens if its request fixes their number."""
 _PATIENCE = 2.0
-"""Multiple of the mean time of draft tokens for which a step is held for them."""
+"""A step is held for draft tokens for at most this multiple of the mean time in which they arrive."""
 
 
 class PendingDraft(NamedTuple):
-    """A draft of which more tokens may arrive for a slot's next step."""
+    """Draft worker from which more draft tokens may arrive for a slot's next step."""
 
     lease: Lease
     draft: DeliveredDrafts
     prob: float
-    """Acceptance probability of its next token."""
+    """Acceptance probability of the next token to arrive."""
 
 
 class ExpectedArrival(NamedTuple):
-    """The time at which a draft's next tokens are expected for a slot."""
+    """Time at which a draft worker's next tokens are expected for a slot."""
 
     until_s: float
-    """Monotonic time at which they are overdue, in seconds."""
+    """Monotonic time in seconds, after which the tokens are overdue."""
     takes_s: float
-    """Mean seconds that such tokens take."""
+    """Mean seconds in which such tokens arrive."""
     is_first: bool
-    """Whether none are buffered for the slot's next step."""
+    """Whether these are the first draft tokens for the slot's next step, i.e. none are buffered."""
 
 
 def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> ExpectedArrival | None:
-    """Return when a draft's next tokens should arrive; None where that is unknown, or they are overdue.
+    """Return when a draft worker's next tokens should arrive for a slot; None if that is unknown, or if they are
+    overdue.
 
     now: monotonic time, in seconds.
     """
@@ -58,8 +59,8 @@ def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> Expect
 
 
 def waits_alone(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, float]:
-    """Return the slots that wait alone since their requests name how many are verified, and the time until which each
-    waits: monotonic, in seconds.
+    """Return the slots that wait while the others step, each with the time until which it waits: monotonic, in seconds.
+    They are slots whose requests fix the number of draft tokens and that miss some.
     """
     waiting = dict[SlotKey, float]()
     for lease, _, _ in pending:
@@ -72,9 +73,11 @@ def waits_alone(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, fl
 def note_missing(
     pending: Iterable[PendingDraft], awaited: Iterable[PendingDraft], waiting: Container[SlotKey], now: float
 ) -> None:
-    """Record the draft tokens that a step begins without. A draft that let a step wait becomes inactive.
+    """Record that a step begins without draft tokens that are still on their way. A draft worker for which the step has
+    waited in vain becomes inactive.
 
-    awaited: the pending drafts for which the step might have been held. waiting: the slots that wait alone.
+    pending: draft workers from which tokens may arrive. awaited: those of them for which the step might have been held.
+    waiting: slots that wait while the others step. now: monotonic time, in seconds.
     """
     awaited_tickets = set[int]()
     for _, draft, _ in awaited:
@@ -88,12 +91,13 @@ def note_missing(
 
 
 def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> float | None:
-    """Return the monotonic time until which a step waits for the next tokens of these drafts; None to go at once.
+    """Return the monotonic time, in seconds, until which a step waits for the next tokens of these drafts; None if it
+    does not wait.
 
-    rate: tokens a second that a wait costs.
+    rate: tokens per second that waiting costs.
 
-    Two drafts with prob 0.6 and 0.4, the first expected within 4 ms, 200 tokens a second: the wait brings 1.0 tokens
-    and costs 0.8, so the step waits. At 300 tokens a second it goes.
+    Example: two drafts with probability 0.6 and 0.4, the first expected within 4 ms, 200 tokens a second. Waiting
+    brings 1.0 tokens and costs 0.8, so the step waits. At 300 tokens a second it does not.
     """
     first: ExpectedArrival | None = None
     gain = 0.0

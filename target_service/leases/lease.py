@@ -15,55 +15,59 @@ from target_service.leases.lease_jobs import VerifyJob
 from target_service.leases.slot_search import Beams
 
 MAX_STARVED = 8
-"""Maximum number of committed lengths of one draft at which a starved slot is remembered, to time late deliveries."""
+"""Maximum number of entries in a `DeliveredDrafts.starved_since_s`: committed lengths at which the slot was starved.
+They are kept to time deliveries that arrive late."""
 ETA_WEIGHT = 0.25
-"""Weight of a new arrival in the moving mean of the seconds that draft tokens take."""
+"""Weight of a new measurement in the moving mean of the seconds in which draft tokens arrive."""
 
 
 @dataclass(eq=False, slots=True)
 class SlotDrafter:
-    """One drafter of one slot."""
+    """One drafter of one slot, with its acceptance probabilities there."""
 
     drafter: Drafter | None
-    """A drafter of the target's own, MODEL for a draft worker, or None for the request's grammar."""
+    """Which drafter: one of the target's own, MODEL for a draft worker, or None for the request's grammar."""
     shares: SlotAcceptance
-    """Acceptance probabilities of its draft tokens, by rank."""
+    """Acceptance probabilities of the drafter's tokens, by their rank among siblings."""
 
     def chain_probs(self, max_len: int) -> list[float]:
-        """Return the acceptance probability of each draft token of a chain of max_len."""
+        """Return the acceptance probability of each draft token of a chain of length max_len."""
         return [self.shares.chain_prob(depth) for depth in range(1, max_len + 1)]
 
 
 @dataclass(eq=False, slots=True)
 class DeliveredDrafts(SlotDrafter):
-    """A draft worker as the drafter of one slot: its ticket, its draft buffer, and the times of its deliveries."""
+    """Draft worker as a drafter of one slot: its ticket, its draft buffer, and the times of its deliveries."""
 
     ticket: int
     is_active: bool
-    """Whether a step may wait for it: false after a wait without a delivery, until the next delivery."""
+    """Whether a step may wait for this draft worker. It is False after a step has waited in vain, until the next
+    delivery."""
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
     hit: bool | None = None
     """Whether draft tokens were buffered when the slot became ready for this step; None before the first delivery."""
     starved_since_s: dict[int, float] = field(default_factory=dict)
-    """By committed length, the monotonic time in seconds at which the slot became ready without draft tokens. An entry
-    goes when some arrive."""
+    """Monotonic time, in seconds, at which the slot became ready without draft tokens, by its committed length then. An
+    entry is removed when draft tokens for that length arrive."""
     starved_len: int = 0
-    """Committed length of the last delivery for which the slot was starved."""
+    """Committed length of the last delivery for which the slot had been starved."""
     eta_s: float | None = None
-    """Mean seconds from a starved slot's readiness to its first draft tokens; None before the first measurement."""
+    """Mean seconds from the time a starved slot became ready to its first draft tokens; None before the first
+    measurement."""
     gap_s: float | None = None
-    """Mean seconds between deliveries for one committed length of a starved slot; None before the first measurement."""
+    """Mean seconds between two deliveries that a starved slot gets at the same committed length; None before the first
+    measurement."""
     arrived_s: float = 0.0
     """Monotonic time of the last delivery, in seconds."""
     is_refused: bool = False
-    """Whether a delivery broke a rule since the last verdict."""
+    """Whether a delivery has broken a rule since the last verdict."""
     is_skipped: bool = False
-    """Whether the slot's next step excludes this draft, whatever of it arrives before."""
+    """Whether the slot's next step ignores this draft worker, even if its tokens arrive before the step."""
     reads_features: bool = False
-    """Whether it has subscribed to features of the slot's committed tokens."""
+    """Whether the draft worker has subscribed to features of the slot's committed tokens."""
 
     def arrived(self, root_len: int, arrived_s: float) -> None:
-        """Record the delivery, late or not, of draft tokens that follow `root_len` committed tokens.
+        """Record a delivery, late or not, whose draft tokens follow the first `root_len` committed tokens.
 
         arrived_s: monotonic time of the delivery, in seconds.
         """
@@ -94,53 +98,60 @@ class DeliveredDrafts(SlotDrafter):
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """A slot that steps by itself until it has `job.until_len` committed tokens."""
+    """Lease of one slot, which steps by itself until it has `job.until_len` committed tokens."""
 
     job: VerifyJob
     slot: Slot
     speculation: Speculation
     drafts: Sequence[DeliveredDrafts]
-    """The draft workers that may deliver, in the order in which draws are tested; at least one."""
+    """Draft workers that may deliver, in the order in which their draws are tested; at least one."""
     own_drafters: Mapping[Drafter, SlotDrafter]
-    """The target's own drafters for the slot."""
+    """The target's own drafters for this slot, each with its acceptance probabilities."""
     ready_s: float
-    """Monotonic time, in seconds, at which the slot became ready: of its Verify or Extend, or of its last verdict."""
+    """Monotonic time, in seconds, at which the slot became ready for its next step: when Verify or Extend arrived, or
+    at its last verdict."""
     beams: Beams | None = None
-    """The beam search that runs in place of sampling. Only the first draft delivers for it."""
+    """Beam search of the slot; None if the slot samples. Only the first draft worker delivers for a beam search."""
     held_from_s: float | None = None
-    """Monotonic time, in seconds, from which the next step is held for draft tokens; None where it is not."""
+    """Monotonic time, in seconds, since which the slot's next step is held for draft tokens; None if it is not held."""
     is_passed_over: bool = False
-    """Whether the next step began without draft tokens that were expected, because to wait for them does not pay."""
+    """Whether the next step began without draft tokens that were expected, because waiting for them does not pay."""
 
     @property
     def first(self) -> DeliveredDrafts:
-        """The draft whose ticket names the lease."""
+        """Draft worker whose ticket names the lease: the first of `drafts`."""
         return self.drafts[0]
 
     def of_ticket(self, ticket: int) -> DeliveredDrafts:
-        """Return the draft that delivers under one of the lease's tickets."""
+        """Return the draft worker that delivers under a ticket, which is one of the lease's."""
         return next(draft for draft in self.drafts if draft.ticket == ticket)
 
     @property
     def length(self) -> int:
-        """Number of committed tokens, or of tokens of each live beam."""
+        """Number of the slot's committed tokens. In a beam search: number of tokens of each live beam, including the
+        prompt.
+        """
         if self.beams is not None:
             return self.beams.tree.length
         return len(self.slot.committed)
 
     @property
     def is_drafted(self) -> bool:
-        """Whether a draft worker drafts for the slot."""
+        """Whether at least one draft worker drafts for the slot."""
         return any(is_drafted for _, is_drafted in self.job.tickets)
 
     @property
     def is_exact(self) -> bool:
-        """Whether acceptance is exact: with lenience, draft tokens are chains that are tested one by one."""
+        """Whether acceptance is exact, i.e. without lenience. With lenience, only chains are verified, token by
+        token.
+        """
         return self.slot.params.lenience == 1.0
 
     @property
     def max_drafts(self) -> int:
-        """Maximum depth of draft tokens in the next step, which commits one token more than it accepts."""
+        """Maximum depth of the draft tokens of the next step. It leaves room for one more token, since a step commits
+        one token more than it accepts.
+        """
         if self.beams is not None:
             return self.beams.drafts.max_depth
         if self.speculation.is_plain:
@@ -149,52 +160,57 @@ class Lease:
 
     @property
     def max_chain(self) -> int:
-        """Maximum length of a chain of draft tokens in the next step."""
+        """Maximum length of a chain of draft tokens in the slot's next step."""
         return self.speculation.chain_len(self.max_drafts)
 
     @property
     def num_named(self) -> int:
-        """Number of draft tokens that the request names for each step, as far as the slot has room for them."""
+        """Number of draft tokens per step that the request fixes, limited to the slot's room. Meaningful only if the
+        request fixes a number or a tree shape.
+        """
         tree = self.speculation.tree
         if tree is None:
             return self.max_chain
         return min(tree.most_nodes, self.max_drafts)
 
     def likely_chain(self, source: SlotDrafter) -> int:
-        """Return the maximum length of a drafter's chain in the next step: only likely tokens, unless K is named."""
+        """Return the maximum length of a drafter's chain in the next step. If the request fixes the number of draft
+        tokens, that is `max_chain`; else the chain ends where tokens become unlikely to be accepted.
+        """
         if self.speculation.is_fixed:
             return self.max_chain
         return source.shares.likely_len(self.max_chain)
 
     @property
     def num_pending(self) -> int:
-        """Number of rows of the slot in its next step without draft tokens."""
+        """Number of rows that the slot has in its next step besides draft tokens."""
         if self.beams is not None:
             return self.beams.num_fed(self.slot)
         return len(self.slot.committed) - len(self.slot.cached)
 
     @property
     def is_running(self) -> bool:
-        """Whether the slot may take another step."""
+        """Whether the slot may take another step under this lease."""
         return self.length < self.job.until_len
 
     @property
     def is_ended(self) -> bool:
-        """Whether no more draft tokens will be delivered for the next step."""
+        """Whether the draft workers will deliver no more draft tokens for the next step."""
         if self.beams is not None:
             return self.beams.drafts.is_ended
         return all(draft.buffer.is_ended for draft in self.drafts)
 
     def is_soon_ready(self, now: float) -> bool:
-        """Return whether steps leave room for the slot's caller though the slot is not ready.
+        """Return whether the slot counts as about to be ready, so that steps leave room for its caller.
 
-        It was ready within DORMANT_S, or its prompt is being prefilled, which takes many steps.
+        That is so if it was ready within the last DORMANT_S seconds, or if its prompt is being prefilled, which takes
+        several steps. now: monotonic time, in seconds.
         """
         slot = self.slot
         return now - slot.asked_s < DORMANT_S or bool(self.is_running and slot.num_blocks and needs_prefill(slot))
 
     def begin_step(self, now: float) -> None:
-        """Record that the slot is ready for its next step."""
+        """Record that the slot is ready for its next step. now: monotonic time, in seconds."""
         self.ready_s = now
         self.held_from_s = None
         self.is_passed_over = False

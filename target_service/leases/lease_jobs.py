@@ -1,4 +1,4 @@
-"""Leases, deliveries and verdicts as plain values."""
+"""Messages about leases as plain values: the gateway's jobs, refused deliveries, and the verdict of a step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from outrider.wire.requests.drafters import Drafter
 
 
 class Finish(IntEnum):
-    """The finish reason of an output, by its number in the protocol."""
+    """Finish reason of an output; its value is the number in the protocol."""
 
     STOP = pb.FINISH_REASON_STOP
     LENGTH = pb.FINISH_REASON_LENGTH
 
 
 class Fallback(IntEnum):
-    """The reason why a step that was to have draft tokens had none, by its number in the protocol."""
+    """Reason why a step verified no draft token of a slot though it should have; its value is the number in the
+    protocol.
+    """
 
     LATE = tpb.FALLBACK_REASON_LATE
     REFUSED = tpb.FALLBACK_REASON_REFUSED
@@ -33,50 +35,51 @@ class Fallback(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerifyJob:
-    """Begin a slot's lease, after replacing its committed tokens from base_len on."""
+    """Job that replaces a slot's committed tokens from base_len on, and begins a lease for it."""
 
     owner: int
-    """Number of the gateway's stream."""
+    """Number of the gateway's stream that sent the message."""
     slot_id: int
     base_len: int
-    """Number of committed tokens that stay."""
+    """Number of the slot's committed tokens that stay."""
     committed_ids: tuple[int, ...]
-    """Ids of the committed tokens from base_len on."""
+    """Token ids that replace the committed tokens from base_len on."""
     tickets: Sequence[tuple[int, bool]]
-    """Ticket of each draft worker, and whether it drafts for the slot; at least one. The first names the lease."""
+    """Per draft worker, at least one: its ticket, and whether it drafts for the slot. The first ticket names the
+    lease."""
     until_len: int
     """Committed length, in tokens, at which the lease ends."""
     arrived_s: float
     """Monotonic time at which the message arrived, in seconds."""
     respond: Callable[[Verdict | JobError], None]
-    """Called with the verdict of each step, or once with an error."""
+    """Function that is called with the verdict of each step, or once with an error."""
     levels: tuple[BeamLevel, ...] = ()
-    """Levels of a beam search that are decided already."""
+    """Levels of a beam search that are decided already; empty for other requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtendJob:
-    """Extend a lease."""
+    """Job that moves the end of a lease to a larger committed length."""
 
     owner: int
-    """Number of the gateway's stream."""
+    """Number of the gateway's stream that sent the message."""
     slot_id: int
     ticket: int
-    """First ticket of the lease."""
+    """First ticket of the lease, which names it."""
     until_len: int
-    """Committed length, in tokens, at which the lease ends now."""
+    """New committed length, in tokens, at which the lease ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedDelivery:
-    """Record that a delivery under this ticket broke a rule."""
+    """Job that records, for a ticket, that one of its deliveries broke a rule."""
 
     ticket: int
     why: str
 
 
 class Timings(NamedTuple):
-    """Durations of one step in microseconds, and the size of its forward. The message has the same fields."""
+    """Durations of one step in microseconds, and the size of its forward. The protocol's message has these fields."""
 
     wait_us: int
     queue_us: int
@@ -84,69 +87,71 @@ class Timings(NamedTuple):
     accept_us: int
     batch_size: int
     num_batch_tokens: int
-    """Tokens that the forward was fed, those of all slots and of pieces of prompts."""
+    """Number of tokens in the forward: those of all slots that step, and of the prompts that are prefilled with
+    them."""
 
 
 class DraftOutcome(NamedTuple):
-    """The outcome of one drafter's draft tokens in a step. The message has the same fields."""
+    """What became of one drafter's draft tokens in a step. The protocol's message has the same fields."""
 
     num_drafted: int = 0
-    """Verified nodes, without those that a drafter before it proposed, too."""
+    """Number of this drafter's verified nodes. A node that an earlier drafter proposed too counts only for that one."""
     num_accepted: int = 0
-    """Accepted nodes among num_drafted."""
+    """Number of accepted nodes among those that num_drafted counts."""
     is_verified: bool = False
-    """Whether nodes of it were verified, even if all count for an earlier drafter."""
+    """Whether any node of this drafter was verified, even if all of them count for an earlier drafter."""
     hit: bool | None = None
-    """Whether draft tokens were buffered when the slot became ready; None before the first delivery."""
+    """Whether this draft worker's tokens were buffered when the slot became ready; None before its first delivery."""
     is_refused: bool = False
-    """Whether a delivery broke a rule."""
+    """Whether a delivery of this draft worker broke a rule since the last verdict."""
     num_wasted: int = 0
-    """Draft tokens on the committed path that arrived after their step, since the last verdict."""
+    """Number of this draft worker's tokens since the last verdict that equal the committed ones but arrived after their
+    step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision on one step of a slot."""
+    """Verdict on one step of a slot: what it committed, and how."""
 
     committed_len: int
     """Committed length before the step, in tokens."""
     token_ids: Sequence[int]
-    """Ids that the step commits, cut at the first stop; none of a beam search."""
+    """Token ids that the step commits, up to the first stop; empty for a beam search."""
     kinds: Sequence[TokenKind]
-    """Kind of each committed token, or of each level."""
+    """Kind of each committed token; for a beam search, of each decided level."""
     finish: Finish | None
-    """Finish reason; None where the output goes on."""
+    """Finish reason of the output; None if it continues."""
     outcomes: Sequence[DraftOutcome]
-    """Outcome of each draft worker, in the order of the tickets, and last of the target's own drafter."""
+    """One entry for each draft worker, in the order of the tickets, and a last one for the target's own drafter."""
     drafter: Drafter | None
-    """Drafter of the verified tokens; None for a plain step, and for tokens that the grammar forced."""
+    """Drafter of the verified tokens; None if no draft token was verified, or if the grammar forced them."""
     depth: int
-    """Depth of the draft tree: the maximum number of draft tokens that might have been accepted."""
+    """Depth of the verified draft tree, i.e. the maximum number of draft tokens that could have been accepted."""
     fallback: Fallback | None
-    """Why no draft token was verified, where some were to be; else None."""
+    """Reason why no draft token was verified though there should have been some; else None."""
     timings: Timings
     num_cached_tokens: int
-    """Prompt tokens that were in the prefix cache when the slot began."""
+    """Number of prompt tokens that came from the prefix cache when the slot began."""
     num_foretold: int = 0
-    """Committed tokens that the request's prediction had proposed."""
+    """Number of committed tokens that the request's prediction had proposed."""
     logprobs: Sequence[Reported] = ()
-    """Log-probs of each committed token, where the request has logprobs."""
+    """Log-probs of each committed token if the request asks for logprobs; else empty."""
     prompt_logprobs: Sequence[tuple[Reported, int]] = ()
-    """In a slot's first verdict, where the request has prompt_logprobs: log-probs and rank (1 for the likeliest) of
-    each prompt token from the second on."""
+    """Log-probs and rank (1 = likeliest) of each prompt token from the second on. Empty except in the first verdict of
+    a slot whose request asks for prompt_logprobs."""
     explanation: pb.Explanation | None = None
-    """Explanation of the step, where the request has `explain`: the message that goes to the user."""
+    """Explanation of the step if the request has `explain`, as the message that goes to the user; else None."""
     levels: Sequence[BeamLevel] = ()
-    """Levels that a beam search decided, in place of token_ids."""
+    """Levels that a beam search decided in this step, in place of token_ids; empty for other requests."""
     hypotheses: Sequence[Hypothesis] = ()
-    """Outputs of a beam search that has finished, best first."""
+    """Outputs of a beam search, best first, once it has finished; else empty."""
 
     @property
     def num_drafted(self) -> int:
-        """Verified draft tokens of all drafters."""
+        """Number of verified draft tokens of all drafters."""
         return sum(outcome.num_drafted for outcome in self.outcomes)
 
     @property
     def num_accepted(self) -> int:
-        """Accepted draft tokens of all drafters, those behind a stop included."""
+        """Number of accepted draft tokens of all drafters, including those after a stop, which are not committed."""
         return sum(outcome.num_accepted for outcome in self.outcomes)

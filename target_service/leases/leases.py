@@ -1,6 +1,7 @@
 """All leases of a target: the slots that step by themselves, and the draft buffer of each ticket.
 
-Called by `step` and `verifier` on the engine thread; `hand_in` by the servicer on the gRPC loop's.
+Called by `step` and `verifier` on the engine thread. Only `hand_in` is called by the servicer, on the gRPC loop's
+thread.
 """
 
 from __future__ import annotations
@@ -27,24 +28,26 @@ log = get_logger(__name__)
 
 
 class Leases:
-    """The leases by slot and by ticket, at most one a slot. Other threads may read its size and call `hand_in`."""
+    """Table of the leases, by slot and by ticket; a slot has at most one. Other threads may read its size and call
+    `hand_in`.
+    """
 
     def __init__(self, max_bytes: int, metrics: WorkerMetrics, answer: Callable[[Callable[[], None]], None]) -> None:
-        """Create the table. max_bytes: maximum bytes of all draft buffers, which share them equally. answer: posts a
-        call that answers a gateway.
+        """Create the table. max_bytes: maximum bytes of all draft buffers, shared equally among the leases. answer:
+        function that queues the sending of an answer to a gateway until the engine thread's next flush.
         """
         self._max_bytes = max_bytes
         self._metrics = metrics
         self._post = answer
         self._opened: dict[SlotKey, tuple[Speculation, tuple[Drafter, ...]]] = {}
-        """By open slot, how its output is drafted for, and the target's own drafters that its request allows."""
+        """Per open slot: its speculation settings, and the target's own drafters that its request allows."""
         self._leases: dict[SlotKey, Lease] = {}
         self._by_ticket: dict[int, Lease] = {}
         self._delivered: deque[tuple[Delivery, float]] = deque()
         self._num_bytes_handed_in = 0
-        """Bytes of all deliveries so far. Only the gRPC loop's thread writes it."""
+        """Bytes of all deliveries that were queued so far. Only the gRPC loop's thread writes it."""
         self._num_bytes_taken = 0
-        """Bytes of the deliveries that were inserted or dropped. Only the engine thread writes it."""
+        """Bytes of all deliveries that were inserted or dropped so far. Only the engine thread writes it."""
         self._shares: dict[tuple[Any, ...], RankAcceptance] = {}
         self._has_warned = False
 
@@ -55,15 +58,15 @@ class Leases:
         return iter(self._leases.values())
 
     def get(self, key: SlotKey) -> Lease | None:
-        """Return the lease of a slot; None where it has none."""
+        """Return the lease of a slot; None if it has none."""
         return self._leases.get(key)
 
     def of_ticket(self, ticket: int) -> Lease | None:
-        """Return the lease that one of its tickets names; None where it has ended or not begun."""
+        """Return the lease to which a ticket belongs; None if it has not begun, or has ended."""
         return self._by_ticket.get(ticket)
 
     def may_be_drafted(self, key: SlotKey) -> bool:
-        """Return whether steps of an open slot may have draft tokens."""
+        """Return whether steps of an open slot may verify draft tokens."""
         return not self.speculation_of(key).is_plain
 
     def speculation_of(self, key: SlotKey) -> Speculation:
@@ -76,22 +79,22 @@ class Leases:
         return [lease for lease in self._leases.values() if lease.is_running]
 
     def opened(self, job: OpenJob) -> None:
-        """Note a new slot and its speculation settings. The lease of an older slot with its id ends."""
+        """Register a new slot and its speculation settings. If an older slot has the same key, its lease ends."""
         key = (job.owner, job.slot_id)
         self.end(key, "the slot was opened again")
         self._opened[key] = (job.speculation, job.own_drafters)
 
     def slots_of(self, owner: int) -> list[SlotKey]:
-        """Return the open slots of a gateway's stream, by the stream's number."""
+        """Return the keys of the open slots of one gateway stream. owner: the stream's number."""
         return [key for key in self._opened if key[0] == owner]
 
     def closed(self, key: SlotKey) -> None:
-        """Forget a slot, and end its lease."""
+        """Remove a slot, and end its lease."""
         self.end(key, "the slot was closed")
         self._opened.pop(key, None)
 
     def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
-        """Begin a lease, and return it. beams: the slot's search, where it samples no tokens."""
+        """Begin the lease of a slot, and return it. beams: the slot's beam search; None if it samples."""
         speculation, own_drafters = self._opened[slot.key]
         drafts = list[DeliveredDrafts]()
         for index, (ticket, is_drafted) in enumerate(job.tickets):
@@ -118,7 +121,9 @@ class Leases:
         return SlotAcceptance(self._shares.setdefault(kind, RankAcceptance()))  # slots that sample alike begin alike
 
     def extend(self, job: ExtendJob, now: float) -> None:
-        """Extend a lease; a job with the ticket of an older lease has no effect. now: monotonic time, in seconds."""
+        """Move the end of a lease to a larger committed length. A job with the ticket of an older lease has no effect.
+        now: monotonic time, in seconds.
+        """
         lease = self._leases.get((job.owner, job.slot_id))
         if lease is None or lease.first.ticket != job.ticket or job.until_len <= lease.job.until_len:
             return
@@ -127,9 +132,10 @@ class Leases:
         lease.job = replace(lease.job, until_len=job.until_len)
 
     def hand_in(self, nodes: Delivery) -> bool:
-        """Queue a delivery for the engine thread; return False where it would make the queue larger than max_bytes.
+        """Queue a delivery for the engine thread. Return False if the queue would exceed max_bytes; the delivery is
+        then not queued.
 
-        An empty queue takes a delivery of any size. The gRPC loop's thread calls it.
+        An empty queue takes a delivery of any size. Called on the gRPC loop's thread.
         """
         waiting = self._num_bytes_handed_in - self._num_bytes_taken
         if waiting and waiting + nodes.num_bytes > self._max_bytes:
@@ -141,8 +147,8 @@ class Leases:
     def take_delivered(self, *, in_step: bool = False) -> None:
         """Insert the queued deliveries into the draft buffers of their tickets.
 
-        in_step: whether they arrived while a step ran, which does not verify them. Then those without a lease stay
-        queued, since their Verify may not have been handled yet.
+        in_step: whether they arrived during a step, which does not verify them. Then a delivery without a lease stays
+        queued, since the Verify that begins its lease may not have been handled yet; else it is dropped.
         """
         for _ in range(len(self._delivered)):
             nodes, arrived_s = self._delivered.popleft()
@@ -179,7 +185,9 @@ class Leases:
             draft.arrived(nodes.root_len, arrived_s)
 
     def refuse(self, ticket: int, why: str) -> None:
-        """Record that a delivery under a ticket broke a rule: no step waits for more of its draft."""
+        """Record that a delivery under a ticket broke a rule. No step waits for that draft worker until its next
+        delivery.
+        """
         self._metrics.proposals_refused.inc()
         lease = self._by_ticket.get(ticket)
         if lease is None:
@@ -191,7 +199,7 @@ class Leases:
         log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=log_extra(slot=slot_id))
 
     def end(self, key: SlotKey, why: str, fault: JobFault = JobFault.CANCELLED) -> None:
-        """End the slot's lease, if it has one, and answer it with an error."""
+        """End the slot's lease, if it has one, and answer its gateway with an error."""
         lease = self.finish(key)
         if lease is None:
             return
@@ -200,7 +208,7 @@ class Leases:
         self.answer(lease.job, JobError(fault, why))
 
     def finish(self, key: SlotKey) -> Lease | None:
-        """End the slot's lease without an answer, and return it; None where the slot has none."""
+        """End the slot's lease without answering its gateway, and return the lease; None if the slot has none."""
         lease = self._leases.pop(key, None)
         if lease is None:
             return None
@@ -213,5 +221,5 @@ class Leases:
         return lease
 
     def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:
-        """Post a verdict, or the error that ends the lease, to the gateway of a job."""
+        """Post the answer to a job to its gateway: a verdict, or an error that ends the lease."""
         self._post(lambda: job.respond(result))

@@ -1,9 +1,10 @@
-"""A beam search in a slot that steps by itself: the tokens that a step feeds, its decided levels, the kept cache.
+"""A beam search in a slot that steps by itself: the tokens that a step feeds, the levels that it decides, and the
+cache.
 
 Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the draft tokens below them. It decides
-level by level, by the target's own sums of log-probs, and goes deeper while all live beams of a level were fed. So a
-step decides at least one level, and draft tokens change no output. Where cached tokens were lost the beams are fed
-anew, in pieces like a prompt, and no level is decided before the last piece. Runs on the engine thread.
+level by level, by the target's own sums of log-probs, as long as all live beams of a level were fed. So a step decides
+at least one level, and draft tokens change no output. If the slot's cache was lost, the beams are fed anew in pieces,
+like a prompt, and no level is decided before the last piece. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ if TYPE_CHECKING:
 
 
 class SearchInput(NamedTuple):
-    """The tokens of a search that one step feeds."""
+    """Tokens of a beam search that one step feeds."""
 
     row: Row
     num_tail: int
-    """Number of settled tokens, which come first in the row."""
+    """Number of committed tokens that are not cached yet; they come first in the row."""
     drafts: Sequence[int]
-    """Nodes of the draft tokens, which come last in the row."""
+    """Nodes of the beam tree that are draft tokens; they come last in the row."""
     depth: int
-    """Number of levels of draft tokens."""
+    """Number of levels of these draft tokens."""
 
 
 class Beams:
-    """The beam search of one lease."""
+    """Beam search of one lease."""
 
     def __init__(
         self,
@@ -58,10 +59,10 @@ class Beams:
         max_prefill_tokens: int,
         make_drafts: type[SearchDrafts],
     ) -> None:
-        """Create a search that goes on behind `levels`, which are decided already.
+        """Create a search that continues after `levels`, which are decided already.
 
-        max_prefill_tokens: maximum number of tokens that a step feeds of them, where the cache has none. make_drafts:
-        creates the draft tokens of a search.
+        max_prefill_tokens: maximum number of tokens of the beams that one step feeds when the cache has lost them.
+        make_drafts: class that holds the search's draft tokens.
         """
         assert params.beams is not None, "no beam search is asked for"
         self.search = BeamSearch(params.beams, params.max_tokens, params.stop_ids(eos_token_ids))
@@ -69,7 +70,7 @@ class Beams:
             self.search.apply(level)
         self.tree = BeamTree(prompt_ids)
         self.settled: Sequence[int] = ()
-        """Ids after the prompt with which all beams begin, at the beginning of the lease."""
+        """Token ids after the prompt that all live beams share, at the beginning of the lease."""
         if not self.search.is_done:
             self.settled = self.tree.advance(levels)
         self.drafts = make_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
@@ -78,7 +79,7 @@ class Beams:
     def offers(self, slot: Slot, shares: SlotAcceptance) -> list[BudgetOffer]:
         """Return the draft tokens that the next step might feed, in the order in which the budget takes them.
 
-        There are none where the step feeds a piece of the beams and decides nothing.
+        The list is empty if the step only feeds a piece of the beams and decides nothing.
         """
         nodes, is_last = self._next_nodes(slot)
         if not is_last:
@@ -87,20 +88,22 @@ class Beams:
         return self.drafts.offers(shares, slot.most_cached - num_cached)
 
     def pending_prob(self, slot: Slot, shares: SlotAcceptance) -> float | None:
-        """Return the acceptance probability of the next level of draft tokens to arrive; None where none may arrive."""
+        """Return the acceptance probability of the next level of draft tokens to arrive; None if the step could not use
+        it.
+        """
         _, is_last = self._next_nodes(slot)
         if not is_last:
             return None
         return self.drafts.pending_prob(shares)
 
     def num_fed(self, slot: Slot) -> int:
-        """Return the number of tokens that the next step feeds besides draft tokens."""
+        """Return the number of tokens that the slot's next step feeds besides draft tokens."""
         nodes, _ = self._next_nodes(slot)
         return _num_tail(slot) + len(nodes)
 
     def _next_nodes(self, slot: Slot) -> tuple[list[int], bool]:
-        """Return the nodes of beams that the next step feeds, parents first, and whether it feeds all that are missing:
-        else it decides nothing.
+        """Return the nodes of beams that the next step feeds, parents first, and whether these are all that the cache
+        misses. If they are not, the step decides nothing.
         """
         tree = self.tree
         if not tree.is_root_fed or len(slot.cached) != len(slot.committed) + len(tree.fed):
@@ -114,9 +117,9 @@ class Beams:
         return inner[:max_fed], False  # a piece, without the live beams' last tokens
 
     def feed(self, slot: Slot, num_drafts: int) -> SearchInput:
-        """Return the slot's part of the next forward. Its tokens count as cached from here on.
+        """Return the slot's input to the next forward. Its tokens count as cached from here on.
 
-        num_drafts: number of `offers` that are verified, the first ones; a step that decides nothing feeds none.
+        num_drafts: number of `offers` to verify, from the first on. A step that decides nothing feeds none.
 
             tail of 2 tokens, live beams a, b after the root, draft c after a: new_ids [t0, t1, a, b, c],
             parents [-1, 0, 1, 1, 2], logits of the last 3
@@ -143,10 +146,11 @@ class Beams:
         return SearchInput(row, len(tail), drafts, depth)
 
     def decide(self, fed: SearchInput, best: BestTokens, first_row: int) -> list[BeamLevel]:
-        """Return the levels that a step decides, one at least.
+        """Return the levels that a step decides, at least one.
 
-        best: the likeliest tokens after all rows of the step; this search's begin with first_row, the live beams before
-        the draft tokens. Raises NonFiniteLogits where those after the live beams are NaN or infinite.
+        best: the likeliest tokens after all rows of the step. first_row: index of this search's first row; its live
+        beams come first, then its draft tokens. Raises NonFiniteLogits if the logits after the live beams are NaN or
+        infinite.
         """
         tree = self.tree
         search = self.search
@@ -176,7 +180,8 @@ class Beams:
                     rows.append(row_of[child])
 
     def advance(self, slot: Slot, fed: SearchInput, levels: Sequence[BeamLevel], runner: ModelRunner) -> int:
-        """Advance the beams by decided levels: cut the cache to their path, and commit the tokens with which all begin.
+        """Advance the search by decided levels: cut the cache to the paths of the live beams, and commit the tokens
+        that all of them share.
 
         Returns the number of dropped draft tokens. Raises OutOfBlocks.
         """
@@ -199,18 +204,18 @@ class Beams:
 
 
 class BestTokens(NamedTuple):
-    """The C likeliest tokens after each of R rows of a step, on the host."""
+    """The C likeliest tokens after each of a step's R rows, on the host."""
 
     ids: NDArray[np.int64]
     """Token ids, best first, [R, C]."""
     log_probs: NDArray[np.float32]
-    """Their log-probs in nats, [R, C]."""
+    """Log-probs of these tokens, in nats, [R, C]."""
     are_finite: NDArray[np.bool_]
-    """Whether all log-probs of a row are finite, [R]."""
+    """For each row, whether all its log-probs are finite, [R]."""
 
 
 def best_tokens(logits: Tensor, max_num: int) -> BestTokens:
-    """Return the max_num likeliest tokens after each row of logits [R, V] float32, or all where V is less."""
+    """Return the max_num likeliest tokens after each row of logits [R, V] float32; all V tokens if V is smaller."""
     log_probs = torch.log_softmax(logits, dim=-1)  # [R, V] float32
     best = log_probs.topk(min(max_num, log_probs.shape[1]), dim=-1)  # [R, C] values and indices
     ids, values, are_finite = to_host(best.indices, best.values, log_probs.isfinite().all(dim=-1))

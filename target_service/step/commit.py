@@ -1,4 +1,6 @@
-"""The tokens that a decision commits, cut at the first stop, and their kinds. Called by `sampled` and `searching`."""
+"""What a decision commits: the tokens up to the first stop, and the kind of each. Called by `sampled` and
+`searching`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from target_service.leases.lease_jobs import Finish
 
 
 def kinds_of(num_accepted: int, num_drafted: int, is_path_accepted: bool) -> list[TokenKind]:
-    """Return the kinds of num_accepted draft tokens and, last, of the target's own token.
+    """Return the kinds of num_accepted accepted draft tokens and, last, of the target's own token after them.
 
-    num_drafted: verified draft tokens. is_path_accepted: whether no draft token follows the last accepted one.
+    num_drafted: number of verified draft tokens. is_path_accepted: whether no draft token followed the last accepted
+    one.
 
         2 accepted of 3 drafted, path not accepted: [ACCEPTED, ACCEPTED, RECOVERED]
     """
@@ -27,9 +30,11 @@ def kinds_of(num_accepted: int, num_drafted: int, is_path_accepted: bool) -> lis
 def commit_tokens(
     params: SamplingParams, eos_token_ids: Sequence[int], num_output: int, decided_ids: Sequence[int]
 ) -> tuple[list[int], Finish | None]:
-    """Return the decided tokens up to the first stop id or max_tokens, and the finish reason; None to go on.
+    """Return the decided tokens up to the first stop id or up to max_tokens, and the finish reason; None if the output
+    continues.
 
-    num_output: output tokens before this round. A stop id stays as the last token; text leaves it out.
+    num_output: number of output tokens before this round. A stop id stays as the last token, though the text leaves it
+    out.
     """
     stop_ids = params.stop_ids(eos_token_ids)
     token_ids = list[int]()

@@ -1,7 +1,7 @@
-"""Decide from the logits of a step which draft tokens each slot accepts. Pure: it reads the slots' parameters alone.
+"""Decide from the logits of a step which draft tokens each slot accepts. Pure: no slot is changed.
 
-On a device `decide_on_device` decides all rows at once. On a CPU the slots are decided one by one, position by
-position, so that nothing is computed past a slot's first rejection; `host_sampling.py` has the time that this saves.
+On a device, `decide_on_device` decides all rows at once. On a CPU the slots are decided one by one, position by
+position, so that nothing is computed past a slot's first rejection; `host_sampling.py` states how much time that saves.
 Called by `step`.
 """
 
@@ -31,8 +31,8 @@ def decide(
 ) -> list[Decided | NonFiniteLogits]:
     """Return the decision on each slot, in order; NonFiniteLogits for a slot whose logits are NaN or infinite.
 
-    logits: [R, V] float32, R = sum(N_b + 1): of each slot the row after its last committed token, then one row for
-    each of the N_b nodes of its tree. On a CPU rows off the accepted path may hold anything.
+    logits: [R, V] float32, R = sum(N_b + 1). Each slot has the row after its last committed token, then one row for
+    each of the N_b nodes of its tree. On a CPU, rows off the accepted path may hold anything.
 
         trees of 2 and 0 nodes: rows 0, 1, 2 are the first slot's, row 3 is the second's
     """
@@ -100,8 +100,8 @@ def accept_by_draws(
 ) -> Decided:
     """Decide a tree by recursive rejection: SpecInfer (Miao et al., ASPLOS 2024), Algorithm 2, along one path.
 
-    distribution_after: returns the target's distribution after a node or ROOT; called along the accepted path alone.
-    noise.accept: [D] a uniform number for each draw. Raises NothingToDraw.
+    distribution_after: function that returns the target's distribution after a node or ROOT; called only for ROOT and
+    accepted nodes. noise.accept: [D] one uniform number per draw. Raises EmptyDistribution.
     """
     tree = proposal.tree
     draws_after: dict[int, list[tuple[int, TokenDistribution | None, float]]] = {}
@@ -119,8 +119,8 @@ def accept_by_draws(
 
 
 def until_grammar_fails(proposal: Proposal, state: SamplingState, decided: Decided) -> Decided | None:
-    """Return the decision, cut where the request's grammar can be followed no further; None where not even the next
-    token can be decided.
+    """Return the decision, cut before the first token at which the request's grammar cannot be followed any more; None
+    if not even the next token can be decided.
     """
     if not state.params.grammar:
         return decided

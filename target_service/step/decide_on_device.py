@@ -1,9 +1,9 @@
 """`decide` in torch, on any device: the token after every row of a step at once, and one copy to the host.
 
-The token after a node is the first draw that is accepted there, else the target's own token. It depends on the node's
-row and on numbers that are known beforehand, so all rows of all proposals are computed together: the host would wait
-for each of them if they were computed one by one. The host then walks the trees by these tokens. Where a chain is
-decided by block, the device marks the row at which the walk ends.
+The token after a node is the first draw that is accepted there, else the target's own token. It depends only on the
+node's row and on numbers that are known beforehand, so the rows of all proposals are computed together; one by one, the
+host would wait for each of them. The host then walks the trees by these tokens. If a chain is decided by block, the
+device marks the row at which the walk ends.
 
 Before that copy the host only queues work: it reads no tensor's values, and copies to the device leave from pinned
 memory. R rows, B slots, K draft tokens of the longest chain, T draws after one node, V ids.
@@ -38,14 +38,16 @@ from target_service.step.step_rows import Decided, StepRows, is_block, walk
 def decide_on_device(
     proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor
 ) -> list[Decided | NonFiniteLogits]:
-    """Return the decision on each slot, as `decide` does. logits: [R, V] float32, the slots in order."""
+    """Return the decision on each slot, as `decide` does, computed on the device of `logits`. logits: [R, V] float32,
+    the slots in order.
+    """
     step = _DeviceStep(proposals, states, logits)
     step.decide_rows()
     return step.read()
 
 
 class _DeviceStep:
-    """The proposals of a step whose logits are on a device."""
+    """Proposals of a step whose logits are on a device."""
 
     def __init__(self, proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor) -> None:
         self._proposals = proposals
@@ -56,7 +58,7 @@ class _DeviceStep:
         self._greedy_rows = list[int]()
         self._sampled_rows = list[int]()
         self._blocks = list[int]()
-        """Indices of the proposals that are decided by block."""
+        """Indices of the proposals that block verification decides."""
         self._reported_rows = list[int]()
         self._max_logprobs = 0
         for b, (proposal, state) in enumerate(zip(proposals, states, strict=True)):
@@ -204,7 +206,7 @@ class _DeviceStep:
     def read(self) -> list[Decided | NonFiniteLogits]:
         """Copy the tokens after all rows to the host, walk each tree there, and return the decisions.
 
-        A slot is decided by the rows on its path, and by all rows of a block: NaN elsewhere does no harm.
+        A slot fails only if a row on its path, or any row of its block, is NaN or infinite.
         """
         parts = [sound_rows(self._logits), self._next_ids, self._num_accepted, self._log_probs()]
         values = torch.cat([part.double() for part in parts]).cpu()  # ids fit a double: the one wait of a step

@@ -1,7 +1,8 @@
-"""Explain what a step verified of a slot and why it accepted no more, for requests with `explain`. Called by `step`.
+"""Explain which draft tokens a step verified for a slot, and why it accepted no more. For requests with `explain`;
+called by `step`.
 
-It runs after the decision and does not change it: it draws nothing, and reads one row of logits of each such slot.
-No worker reads an explanation, so it is made as the message that goes to the user.
+It runs after the decision and does not change it: it draws nothing, and reads one row of logits per explained slot. No
+worker reads an explanation, so it is made as the message that goes to the user.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from target_service.leases.lease import DeliveredDrafts
 from target_service.step.step_rows import Decided
 
 NUM_BEST = 5
-"""Maximum number of tokens that are reported of a position, by the protocol."""
+"""Number of likeliest tokens that an explanation lists at most for a position; the maximum in the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest:
-    """The step of one slot, to be explained."""
+    """Step of one slot that is to be explained."""
 
     proposal: Proposal
     state: SamplingState
     decided: Decided
     start: int
-    """First row of the slot among the step's logits."""
+    """Index of the slot's first row among the step's logits."""
 
 
 def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey, pb.Explanation]:
-    """Return the explanation of each decision, by slot. Call it before anything of the decisions is committed.
+    """Return the explanation of each decision, by slot. Call it before any of the decisions is committed.
 
     logits: [R, V] float32 of the step, on any device; the rows that are read are copied to the host at once.
     """
@@ -81,7 +82,9 @@ def _add_rejection(rejection: pb.Rejection, request: ExplainRequest, host: HostL
 
 
 def best_of(law: TokenDistribution) -> list[pb.RankedToken]:
-    """Return the NUM_BEST likeliest ids of a distribution with their log-probs, best first; of equals the lowest."""
+    """Return the NUM_BEST likeliest ids of a distribution with their log-probs, best first; among equally likely ids,
+    the lowest first.
+    """
     places = exactly_best(law.scores, min(NUM_BEST, law.scores.size))
     places = places[np.argsort(-law.scores[places], kind="stable")]
     ids = [law.id_of(int(place)) for place in places]

@@ -1,7 +1,7 @@
 """Score the tokens of prompts: the log-prob of each token given those before it.
 
-Nothing is computed twice for it: the prompt of such a slot is prefilled like any other, but without the prefix cache,
-and the rows of its pieces have logits. Called by `verifier` and `step`.
+It needs no forward of its own: the prompt of such a slot is prefilled without the prefix cache, and the rows of its
+pieces have logits. Called by `verifier` and `step`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from outrider.engine.worker.slots import PromptScores, Slot
 
 
 def scoring_refusal(job: OpenJob) -> JobError | None:
-    """Return the error for a job whose prompt cannot be scored as requested; None where it can, or is not to be."""
+    """Return the error for a job whose prompt cannot be scored as requested; None if it can be, or if no scores are
+    requested.
+    """
     if job.num_prompt_logprobs is None:
         return None
     if job.params.beams is not None:
@@ -31,7 +33,7 @@ def scoring_refusal(job: OpenJob) -> JobError | None:
 
 
 def begin_scoring(job: OpenJob, slot: Slot) -> None:
-    """Have the prompt of a new slot scored, where its job has num_prompt_logprobs."""
+    """Have the prompt of a new slot scored, if its job has num_prompt_logprobs."""
     if job.num_prompt_logprobs is not None:
         slot.scoring = PromptScores(slot.num_prompt - 1, job.num_prompt_logprobs)
 
@@ -39,7 +41,8 @@ def begin_scoring(job: OpenJob, slot: Slot) -> None:
 def note_scores(pieces: Sequence[Chunk], logits: Tensor) -> list[Slot]:
     """Record the log-probs of prompt tokens after a forward. Return the slots whose logits are NaN or infinite.
 
-    logits: [P, V] float32, the rows of the pieces in order; the host waits once for all of them.
+    pieces: pieces of prompts in the forward. logits: [P, V] float32, the rows of the pieces in order. The host waits
+    once for all of them.
     """
     scored = list[tuple[Slot, PromptScores]]()
     rankings = list[Tensor]()
@@ -66,7 +69,9 @@ def note_scores(pieces: Sequence[Chunk], logits: Tensor) -> list[Slot]:
 
 
 def take_scores(slot: Slot) -> Sequence[tuple[Reported, int]]:
-    """Return the log-probs and ranks of a slot's prompt tokens, and forget them: its first verdict reports them."""
+    """Return the log-probs and ranks of a slot's prompt tokens, and remove them from the slot, since only its first
+    verdict reports them.
+    """
     scoring = slot.scoring
     slot.scoring = None
     if scoring is None:

@@ -1,4 +1,4 @@
-"""Slots that sample in the target's step: their part of the forward, the commit of a decision, and the verdict."""
+"""Slots that sample, in the target's step: their part of the forward, the commit of a decision, and the verdict."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from target_service.step.verdicts import StepClock, drafter_of, learn
 
 @dataclass(frozen=True, slots=True)
 class SlotStep:
-    """The part of one slot in a step."""
+    """Part of a step that belongs to one slot that samples."""
 
     lease: Lease
     proposal: Proposal
     row: Row
     fallback: Fallback | None
-    """Why no draft token is verified, where some were to be; else None."""
+    """Reason why no draft token is verified though there should have been some; else None."""
 
 
 def commit_sampled(
@@ -46,8 +46,8 @@ def commit_sampled(
 ) -> Verdict:
     """Commit the accepted tokens of a slot, up to the end of its output, and return the verdict.
 
-    beside: logits [E, V] float32 after its E rows beside the draft tokens; None without such rows. explanation: of the
-    step; its rejection is cleared where the output ends before that.
+    beside: logits [E, V] float32 after the slot's E extra rows; None if it has none. explanation: explanation of the
+    step, or None; its rejection is cleared if the output ends before it. times: times of the step.
     """
     lease = share.lease
     proposal = share.proposal

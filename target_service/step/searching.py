@@ -18,14 +18,14 @@ from target_service.step.verdicts import StepClock
 
 
 class SearchStep(NamedTuple):
-    """The part of one beam search in a step."""
+    """Part of a step that belongs to one beam search."""
 
     lease: Lease
     beams: Beams
     fed: SearchInput
     row: Row
     fallback: Fallback | None
-    """Why no draft token is verified, where some were to be; else None."""
+    """Reason why no draft token is verified though there should have been some; else None."""
 
 
 def commit_search(
@@ -35,7 +35,10 @@ def commit_search(
     runner: ModelRunner,
     metrics: WorkerMetrics,
 ) -> Verdict:
-    """Commit the levels that a search has decided, and return the verdict. Raises OutOfBlocks."""
+    """Commit the levels that a beam search has decided, and return the verdict. Raises OutOfBlocks.
+
+    times: times of the step.
+    """
     lease = search.lease
     beams = search.beams
     fed = search.fed

@@ -1,16 +1,16 @@
 """The target's step, in the order in which it runs:
 
-    candidates   the draft tokens that each ready slot might verify; none while the step is held for some
+    candidates   the draft tokens that each ready slot might verify; no step runs while it is held for more
     budget       how many of them the step verifies, over all slots, and which slots get memory
     forward      one forward over these slots' rows, and pieces of prompts beside them
     decide       which draft tokens each slot accepts
     commit       the accepted tokens, up to the end of the output
     verdict      the answer to the slot's gateway
 
-Exactness: under `rejection` no sampled token may influence what is verified. That depends on the committed tokens,
-clocks, acceptance probabilities of ranks, and how many draft tokens might have arrived: `candidates`
-(`outrider.engine.speculation.candidates`) offers no sampled token for its value, the budget reads offers alone, and
-where several drafts deliver, one that is late is absent as a whole (`Drafting`). The outcome is enumerated by
+Exactness: under `rejection` no sampled token may influence what is verified. What is verified depends only on committed
+tokens, clocks, acceptance probabilities of ranks, and how many draft tokens might have arrived. `candidates`
+(`outrider.engine.speculation.candidates`) offers no sampled token for its value, the budget reads nothing but offers,
+and if several draft workers deliver, a late one is left out as a whole (`DraftChooser`). The outcome is enumerated by
 tests/unit/outrider/papers/test_merging.py.
 
 Runs on the engine thread.
@@ -57,7 +57,7 @@ from target_service.step.verdicts import StepClock
 
 
 class Step:
-    """The steps of a target, one after the other. The engine thread calls `run`, and `fail` where that raises."""
+    """The steps of a target, one after the other. The engine thread calls `run`, and calls `fail` if `run` raises."""
 
     def __init__(
         self,
@@ -85,23 +85,27 @@ class Step:
         self._budget = VerifyBudget()
         self._scheduler = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None
-        """Monotonic time at which a held step is tried again; None where no step is held."""
+        """Monotonic time, in seconds, at which a held step is tried again; None if no step is held."""
         self._ended_s: float | None = None
-        """Monotonic time at which the previous step ended, where this one follows at once; else None."""
+        """Monotonic time, in seconds, at which the previous step ended; None if this one does not follow it at once."""
         self._in_step: list[Lease] = []
-        """Leases of the step that have no verdict yet."""
+        """Leases that are in the step and have no verdict yet."""
         self._pieces: Sequence[Chunk] = ()
         """Pieces of prompts in the step."""
 
     def next_wake(self) -> float | None:
-        """Return the monotonic time at which to call `run` again though nothing happens until then; None for never."""
+        """Return the monotonic time, in seconds, at which `run` has to be called even if nothing happens until then;
+        None = never.
+        """
         if self._held_until is not None:  # even if it has passed: later arrivals have not been considered
             return self._held_until
         return self._scheduler.next_wake(time.monotonic())
 
     def run(self, now: float) -> bool:
-        """Run one forward over all slots whose lease runs, and over the pieces of prompts that fit beside them; decide,
-        commit and answer. Return whether there was anything to do.
+        """Run one forward over all slots that may step, and over pieces of prompts as far as there is room; decide,
+        commit and answer.
+
+        Returns whether there was anything to do. now: monotonic time, in seconds.
         """
         self._in_step = []
         self._leases.take_delivered()
@@ -233,7 +237,7 @@ class Step:
     # decide and commit
 
     def _decide(self, shares: Sequence[SlotStep], logits: Tensor, times: StepClock) -> int:
-        """Decide the slots that sample, commit and answer; return the number of tokens that they commit together.
+        """Decide the slots that sample, commit and answer; return the total number of tokens that they commit.
 
         logits: [R, V] float32, the rows of `shares` in order.
         """
@@ -285,7 +289,7 @@ class Step:
         return num_committed
 
     def _search(self, searches: Sequence[SearchStep], logits: Tensor, times: StepClock) -> int:
-        """Decide the beam searches, commit and answer; return the number of levels that they decide together.
+        """Decide the beam searches, commit and answer; return the total number of levels that they decide.
 
         logits: [R, V] float32, the rows of `searches` in order.
         """
@@ -326,7 +330,9 @@ class Step:
         self._metrics.steps.labels(kind=kind).inc()
 
     def fail(self, error: Exception) -> None:
-        """Answer with an error the slots of a step that raised and that have no verdict yet; they stay open."""
+        """Answer with an error the slots of a step that raised and that have no verdict yet. They stay open, except
+        slots that were being prefilled.
+        """
         for lease in self._in_step:
             self._end(lease.slot, f"the target's step failed: {error}")
         for piece in self._pieces:
@@ -339,7 +345,9 @@ class Step:
         self._ended_s = None
 
     def forget(self, key: SlotKey, *, is_ended: bool = True) -> None:
-        """End the lease, drafting and features of a slot that is closed. is_ended: its output is complete and sound."""
+        """End the lease, drafting and features of a slot that is closed. is_ended: whether its output is complete and
+        sound.
+        """
         self._leases.closed(key)
         self._own_drafts.close(key, is_ended=is_ended)
         self._features.closed(key)

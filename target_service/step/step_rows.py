@@ -1,9 +1,9 @@
-"""The proposals of a step as arrays, and the decision on each of them. Shared by the host's and the device's rules.
+"""The proposals of a step as arrays, and the decision on each of them. Shared by the rules on the host and on a device.
 
 A slot has a row of logits after its last committed token, and one after each node of its tree. The rows of all slots
-lie one after the other, and so do their draws. Whatever the acceptance rule, a decision is a walk down the tree: where
-the target's token after the last accepted node is one of its children, that child is accepted next; else the token is
-the slot's next one.
+lie one after the other, and so do their draws. Whatever the acceptance rule, a decision is a walk down the tree: if the
+target's token after the last accepted node is one of that node's children, the child is accepted next; if not, the
+token is the slot's next one.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ class Decided:
     path: tuple[int, ...]
     """Accepted nodes, from the first to the deepest."""
     next_id: int
-    """Id of the target's own token: recovered where draft tokens follow the path, else bonus, or plain."""
+    """Id of the target's own token after the accepted ones: recovered if a draft token there was rejected, bonus if all
+    were accepted, plain if there were none."""
     reported: Sequence[Reported] = ()
-    """Log-probs of the accepted tokens and of the next one, where the request has logprobs."""
+    """Log-probs of the accepted tokens and of the next one, if the request asks for logprobs; else empty."""
 
     @property
     def last(self) -> int:
-        """The deepest accepted node, or ROOT."""
+        """Deepest accepted node, or ROOT if none is accepted."""
         return self.path[-1] if self.path else ROOT
 
     def rows(self, start: int) -> list[int]:
-        """Return the rows of logits along the path of a slot whose first row is `start`, [len(path) + 1].
+        """Return the indices of the rows of logits along the accepted path, [len(path) + 1]. start: index of the slot's
+        first row.
 
-        path (0, 2), start 5: [5, 6, 8]
+            path (0, 2), start 5: [5, 6, 8]
         """
         return [start, *(start + 1 + node for node in self.path)]
 
 
 def walk(tree: DraftTree, next_id: Callable[[int], int]) -> Decided:
-    """Accept draft tokens as far as they are the target's tokens.
+    """Accept draft tokens as far as they equal the target's tokens, and return the decision.
 
-    next_id: returns the target's token after a node or ROOT; called along the accepted path alone.
+    next_id: function that returns the target's token after a node or ROOT; called only for ROOT and accepted nodes.
     """
     node = ROOT
     path = list[int]()
@@ -65,23 +67,23 @@ def walk(tree: DraftTree, next_id: Callable[[int], int]) -> Decided:
 class StepRows:
     """Rows and draws of B proposals, as arrays.
 
-    proposals with parents [-1, 0, 0] and [], the last two nodes drawn after node 0, lengths 10 and 7:
+    proposals with parents [-1, 0, 0] and [], the last two nodes drawn after node 0, committed lengths 10 and 7:
     starts [0, 4, 5], positions [10, 11, 12, 12, 7], draw_starts [0, 2, 2], draw_rows [1, 1], draw_places [0, 1]
     """
 
     def __init__(self, proposals: Sequence[Proposal]) -> None:
         self.starts = [0]
-        """First row of each proposal, and the number of all rows R, [B + 1]."""
+        """Index of each proposal's first row; the last entry is the number of all rows R, [B + 1]."""
         self.positions: list[int] = []
-        """Position in its slot's sequence of the token that each row decides, [R]."""
+        """For each row, the position in its slot's sequence of the token that follows it, [R]."""
         self.draw_starts = [0]
-        """First draw of each proposal, and the number of all draws D, [B + 1]."""
+        """Index of each proposal's first draw; the last entry is the number of all draws D, [B + 1]."""
         self.draw_rows: list[int] = []
-        """Row of the node that each draw follows, [D]."""
+        """For each draw, the row of the node that it follows, [D]."""
         self.draw_places: list[int] = []
-        """Place of each draw among those after the same node, [D]."""
+        """For each draw, its place among the draws after the same node, [D]."""
         self.draw_ids: list[int] = []
-        """Drawn token ids, [D]."""
+        """Token id of each draw, [D]."""
         self.distributions: list[TokenDistribution | None] = []
         """Distribution of each draw, [D]; None: that of the previous draw without the token that it drew."""
         params = list[SamplingParams]()
@@ -107,8 +109,9 @@ class StepRows:
             self.starts.append(len(self.positions))
             self.draw_starts.append(len(self.draw_rows))
         self.uniforms: NDArray[np.float64] = np.empty(0)
-        """Uniform number by which each draw is accepted, [D]. It is keyed by position and place, so it is independent
-        of all draws and of earlier rounds. Nodes of equal depth share it: the walk reaches only one of them."""
+        """For each draw, the uniform number by which it is accepted, [D]. It is keyed by position and place, so it is
+        independent of all draws and of earlier rounds. Nodes of equal depth share it, since the walk reaches only one
+        of them."""
         if params:
             places = None
             if any(self.draw_places):
@@ -119,8 +122,8 @@ class StepRows:
 def is_block(proposal: Proposal) -> bool:
     """Return whether block verification decides a proposal: a chain that one drafter drew, without lenience.
 
-    Two drafters' draft tokens never count as a chain: whether they make one depends on the drawn tokens, which must not
-    choose the rule.
+    Draft tokens of two drafters never count as a chain: whether they make one depends on the drawn tokens, which must
+    not choose the rule.
     """
     if len(proposal.drafted_by) > 1 or proposal.slot.params.lenience < 1.0 or not proposal.tree.is_chain:
         return False

@@ -1,4 +1,4 @@
-"""The measurements in a verdict: times of the step, and outcomes of drafters, from which acceptance is learnt."""
+"""The measurements in a verdict: times of the step, and outcomes of drafters, which update acceptance probabilities."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from target_service.leases.lease_jobs import DraftOutcome, Timings
 
 @dataclass(slots=True)
 class StepClock:
-    """Times and size of one step."""
+    """Clock of one step: times at which its phases ended, and its size."""
 
     started_s: float
     """Monotonic time at which the forward began, in seconds."""
     num_slots: int
     num_tokens: int
-    """Tokens that the forward was fed, those of prompts included."""
+    """Number of tokens in the forward, those of prompts included."""
     forwarded_s: float = 0.0
     """Monotonic time at which the forward ended, in seconds."""
     decided_s: float = 0.0
     """Monotonic time at which the decisions were made, in seconds."""
 
     def timings(self, lease: Lease) -> Timings:
-        """Return the durations of the step for the slot of a lease."""
+        """Return the durations of the step as seen by one slot: its waiting times, and the forward and decision that
+        all slots share.
+        """
         held_s = 0.0
         if lease.held_from_s is not None:
             held_s = max(0.0, self.started_s - lease.held_from_s)
@@ -54,10 +56,11 @@ def learn(
     foretold: Sequence[bool],
     metrics: WorkerMetrics,
 ) -> list[DraftOutcome]:
-    """Update acceptance probabilities after a step that committed num_tokens, and advance the draft buffers past them.
+    """Update acceptance probabilities after a step, and advance the draft buffers past the tokens that it committed.
 
-    path: the accepted nodes. foretold: whether the request's prediction was right, for each committed token that it had
-    proposed, verified or not. Returns the outcome of each draft worker and, last, that of the target's own drafter.
+    path: the accepted nodes. num_tokens: number of committed tokens. foretold: whether the request's prediction was
+    right, for each committed token for which it had proposed one, verified or not. Returns the outcome of each draft
+    worker and, last, that of the target's own drafter.
     """
     for is_right in foretold:
         lease.own_drafters[Drafter.PREDICTION].shares.note(0 if is_right else None)
@@ -118,7 +121,9 @@ def _advance_buffer(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metri
 
 
 def drafter_of(proposal: Proposal) -> Drafter | None:
-    """Return the drafter of a proposal, a merged one for several; None for no draft token, and for a grammar's."""
+    """Return the drafter of a proposal, as a verdict names it: a merged one if several drafted; None if there are no
+    draft tokens, or only the grammar's.
+    """
     drafters = list[Drafter]()
     for source in proposal.drafted_by:
         if source.drafter is not None:

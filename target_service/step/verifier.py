@@ -1,6 +1,6 @@
-"""The target's engine worker: it handles the jobs of its gateways; `step` steps all slots whose lease runs.
+"""Handles the jobs of a target's gateways on its engine thread; `step` runs the steps of all slots whose lease runs.
 
-Runs on the engine thread, which calls `handle` for each job and `step` between jobs.
+The engine thread calls `handle` for each job and `step` between jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Verifier:
-    """The jobs and steps of a target."""
+    """Engine worker of a target: it handles the jobs, and passes the steps on to `Step`."""
 
     def __init__(
         self,

@@ -16,18 +16,18 @@ without its token.
     the residual is (0.3, 0, 0.2) / 0.5 = (0.6, 0, 0.4)
 
 This is exact for every tree that grows child by child, whichever node gets the next child and whenever growth stops,
-even if earlier draws decide both: one more last child changes no distribution, since it splits the residual that would
-have been drawn from into an accepted part and a smaller residual. To leave out a child for its own value is not exact.
-Several drafters may draw after one node: their draws are tested drafter by drafter, in an order that no draw decides; a
-token that two of them drew is one node with two draws. A child without a draw is deterministic: where all draws are
-rejected and the target draws this token itself, the walk goes on after that child.
+even if earlier draws decide both. One more last child changes no distribution: the residual from which the target would
+have drawn is split into an accepted part and a smaller residual. It is not exact to leave out a child because of its
+own value. Several drafters may draw after one node: their draws are tested drafter by drafter, in an order that no draw
+decides; a token that two of them drew is one node with two draws. A child without a draw is deterministic: if all draws
+are rejected and the target itself draws this token, the walk continues after that child.
 
 *A block.* For a chain that one drafter drew: Sun et al., "Block verification accelerates speculative decoding", ICLR
-2025, Algorithm 2, which accepts as many tokens or more. The two rules differ from two draft tokens on.
+2025, Algorithm 2, which accepts at least as many tokens. The two rules differ from two draft tokens on.
 
 `accept_draw` and `accept_block_one` decide one slot on the host, and compute no position that they do not need.
-`accept_draws` and `accept_block` decide a batch on a device, where to wait for the outcome of a position would cost
-more than to compute all. Shapes: B slots, N nodes, K draft tokens, T draws after one node, V ids.
+`accept_draws` and `accept_block` decide a batch on a device, where waiting for the outcome of a position would cost
+more than computing all. Shapes: B slots, N nodes, K draft tokens, T draws after one node, V ids.
 """
 
 from __future__ import annotations
@@ -47,22 +47,23 @@ from outrider.engine.sampling.token_distribution import Array, Ids, TokenDistrib
 from outrider.engine.sampling.wire_tensors import scatter
 
 OwnDraw = Callable[[int, Weights, Ids | None], int]
-"""Function (depth, weights [N] float64, their ids [N] or None for 0 .. N - 1) -> index of the token that the target
-draws itself after so many accepted draft tokens."""
+"""Function that draws the target's own token after `depth` accepted draft tokens. Arguments: depth, weights [N]
+float64, and their ids [N], or None for ids 0 .. N - 1. Returns the index of the token among the weights."""
 
 
 def accept_draw(
     target: TokenDistribution, draws: Sequence[tuple[int, TokenDistribution | None, float]], lenience: float = 1.0
 ) -> tuple[int | None, Weights]:
-    """Test the draws after one node in order: Leviathan et al. (2023), Algorithm 1; of siblings SpecInfer, Algorithm 2.
+    """Test the draws after one node in order: Leviathan et al. (2023), Algorithm 1; for siblings SpecInfer, Algorithm
+    2.
 
-    Returns the token of the first accepted draw, or None, and the target's residual: weights [N] of the entries of
-    `target`, float64, from which the target draws where no draw is accepted.
+    Returns the token of the first accepted draw, or None, and the target's residual. The residual is weights [N]
+    float64 for the entries of `target`; the target draws from it if no draw is accepted.
 
-    draws: (token, distribution, uniform number) of each; distribution None: that of the previous draw without its
-    token. lenience: every draft probability is multiplied by it (Leviathan et al., A.5). Then no token comes more than
-    1 / lenience times as often as the target draws it: an accepted one has mass min(q, p / lenience), and a recovered
-    one adds at most max(p / lenience - q, 0).
+    draws: (token, distribution, uniform number) of each draw. Distribution None: that of the previous draw without its
+    token. lenience: factor on every draft probability (Leviathan et al., A.5). With it, no token comes more than 1 /
+    lenience times as often as the target draws it: an accepted one has mass min(q, p / lenience), and a recovered one
+    adds at most max(p / lenience - q, 0).
     """
     if not draws:
         return None, target.weights
@@ -87,29 +88,31 @@ def accept_draw(
 
 @dataclass(frozen=True, slots=True)
 class DrawTable:
-    """The draws after N nodes, at most T after one, in the order of the tests.
+    """Draws after N nodes, at most T after one node, in the order in which they are tested.
 
-    After node 0 draws a and b of one drafter, after node 1 none: num_draws [2, 0], token_ids [[a, b], [?, ?]],
-    distributions [[(0, q)], []], for b is drawn from q without a.
+    Example: after node 0 draws a and b of one drafter, after node 1 none. Then num_draws is [2, 0], token_ids [[a, b],
+    [?, ?]], and distributions [[(0, q)], []], since b is drawn from q without a.
     """
 
     token_ids: NDArray[np.int64]
-    """Drawn ids, [N, T]; padding may hold anything."""
+    """Token id of each draw, [N, T]; padding may hold anything."""
     uniforms: NDArray[np.float64]
     """Uniform number of each draw, [N, T]; padding may hold anything."""
     num_draws: NDArray[np.int64]
     """Number of draws after each node, [N]."""
     distributions: Sequence[Sequence[tuple[int, TokenDistribution]]]
-    """By place of a draw, T lists of (node, distribution of its draw at that place). A node that is missing has that of
-    its previous draw without the drawn token."""
+    """For each of T places in the order of the tests: list of (node, distribution of the node's draw at that place). If
+    a node is missing there, its draw has the distribution of the previous draw without the drawn token."""
     lenience: NDArray[np.float64]
     """Lenience of each node's request, [N]."""
 
 
 def accept_draws(draws: DrawTable, target_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Test the draws after N nodes as `accept_draw` does. target_probs: the target's distributions, [N, V] float64.
+    """Test the draws after N nodes, as `accept_draw` does for one. target_probs: the target's distributions, [N, V]
+    float64.
 
-    Returns the accepted token after each node, -1 for none, [N] int64, and the target's residuals, [N, V] float64.
+    Returns the id of the accepted token after each node, -1 if all draws are rejected, [N] int64, and the target's
+    residuals, [N, V] float64.
     """
     device = target_probs.device
     num_nodes, max_draws = draws.token_ids.shape
@@ -142,13 +145,13 @@ def accept_draws(draws: DrawTable, target_probs: Tensor) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The random numbers of one slot's step."""
+    """Random numbers for the decision on one slot in one step."""
 
     accept: NDArray[np.float64]
-    """Uniform numbers in (0, 1) by which draws are accepted, [K]. They are independent of each other, of the draws, and
-    of earlier rounds: block verification uses numbers of positions that it then leaves to the next round."""
+    """Uniform numbers in (0, 1) by which draws are accepted, [K]. They are independent of one another, of the draws,
+    and of earlier rounds: block verification uses numbers of positions that it then leaves to the next round."""
     own: OwnDraw
-    """Function that draws the target's own token, with numbers of its position that are independent of all these."""
+    """Function that draws the target's own token. Its random numbers are independent of `accept` and of the draws."""
 
 
 def accept_block_one(
@@ -157,10 +160,12 @@ def accept_block_one(
     draft_ids: Sequence[int],
     noise: Noise,
 ) -> tuple[int, int]:
-    """Decide one slot as `accept_block` does: Sun et al. (2025), Algorithm 2. Return (num_accepted, next id).
+    """Decide one slot as `accept_block` does: Sun et al. (2025), Algorithm 2. Return (number of accepted draft tokens,
+    next id).
 
-    target_at: returns the target's distribution after so many draft tokens; called in order, and only as far as draft
-    tokens may be accepted. drawn_from: distributions that draft_ids [K] were drawn from, [K]. Raises NothingToDraw.
+    target_at: function that returns the target's distribution after a number of draft tokens; called in order, and only
+    as far as draft tokens may be accepted. drawn_from: distributions from which draft_ids [K] were drawn, [K]. Raises
+    EmptyDistribution.
     """
     num_drafted = len(draft_ids)
     targets = list[TokenDistribution]()
@@ -190,7 +195,9 @@ def accept_block_one(
 
 
 def _block_share(mass: float, kept: float) -> float:
-    """Return the probability of stopping at a position, given that no later one was. Sun et al., equation 4."""
+    """Return the probability of stopping at a position, given that no later one was accepted. Sun et al., equation
+    4.
+    """
     whole = mass + 1.0 - kept
     if whole > 0:
         return mass / whole
@@ -199,12 +206,12 @@ def _block_share(mass: float, kept: float) -> float:
 
 @dataclass(frozen=True)
 class ChainDecisions:
-    """The decisions on B chains: the first num_accepted draft tokens of each are accepted, and its next id follows."""
+    """Decisions on B chains: of each chain the first num_accepted draft tokens are accepted, and next_ids follows."""
 
     num_accepted: Tensor
     """Number of accepted draft tokens, [B] int64."""
     next_ids: Tensor
-    """Recovered token where a draft token is rejected, else bonus token, [B] int64."""
+    """Id after the accepted tokens: recovered token if a draft token was rejected, else bonus token, [B] int64."""
 
 
 def accept_block(
@@ -215,17 +222,18 @@ def accept_block(
     accept_u: Tensor,
     keys: Tensor,
 ) -> ChainDecisions:
-    """Accept the longest prefix of each chain that its own number accepts: Sun et al. (2025), Algorithm 2.
+    """Accept of each of B chains the longest prefix that its random number accepts: Sun et al. (2025), Algorithm 2.
 
     target_log_probs [B, K + 1, V] and draft_log_probs [B, K, V] float32, -inf for no mass; both are normalised by the
-    float64 sums of their rows. draft_ids [B, K] int64, drawn from `draft_log_probs`. num_drafted [B] int64 in [0, K];
-    what lies past it is padding and may hold anything. accept_u [B, K] float64 in (0, 1), independent of each other and
-    of the draws. keys [B, 4] int64: `coupled.device_keys` of the first draft token's position, for the next ids.
+    float64 sums of their rows. draft_ids [B, K] int64, drawn from `draft_log_probs`. num_drafted [B] int64 in [0, K]:
+    number of draft tokens per chain; positions after them are padding and may hold anything. accept_u [B, K] float64 in
+    (0, 1), independent of one another and of the draws. keys [B, 4] int64: `coupled.device_keys` of the first draft
+    token's position, with which the next ids are drawn.
 
-    With p and q the target's and the draft's distribution after n draft tokens x1 .. xn: kept[0] = 1 and
-    kept[n + 1] = min(1, kept[n] * p(x) / q(x)) for the next token x. The whole chain is accepted with probability
-    kept[K], a prefix of n < K tokens with m / (m + 1 - kept[n]) (equation 4), where m is the mass of
-    max(kept[n] * p - q, 0), from which the next id is drawn.
+    With p and q the target's and the draft's distribution after n draft tokens x1 .. xn: kept[0] = 1 and kept[n + 1] =
+    min(1, kept[n] * p(x) / q(x)) for the next token x. The whole chain is accepted with probability kept[K], a prefix
+    of n < K tokens with m / (m + 1 - kept[n]) (equation 4), where m is the mass of max(kept[n] * p - q, 0), from which
+    the next id is drawn.
     """
     kept = [torch.ones(len(num_drafted), dtype=torch.float64, device=num_drafted.device)]  # [B] each
     num_accepted = torch.zeros_like(num_drafted)
@@ -256,10 +264,10 @@ def accept_block(
 
 
 def residual(target_probs: Array, draft_probs: Array) -> Array:
-    """Return max(target - draft, 0), not normalised. All are [..., V] float64, of NumPy or torch.
+    """Return max(target - draft, 0), not normalised. All arrays are [..., V] float64, of NumPy or torch.
 
-    Where that is 0 everywhere the two distributions are equal up to rounding, and a rejection has a probability of
-    about 2^-52: the target's distribution is returned.
+    If the result is 0 everywhere, the two distributions are equal up to rounding, and a rejection has a probability of
+    about 2^-52; then the target's distribution is returned.
     """
     positive = (target_probs - draft_probs).clip(min=0.0)  # [..., V]
     nothing_left = (positive.sum(-1) <= 0)[..., None]  # [..., 1]

@@ -1,4 +1,4 @@
-"""Penalties and logit bias as edits of the columns that they name. Called by `penalties`."""
+"""Penalties and logit bias as edits of single columns of the logits. Called by `penalties`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from outrider.wire.requests.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ColumnEdits:
-    """Edits of N columns: a logit x becomes x * factor + offset where x < 0, else x / factor + offset."""
+    """Edits of N columns of the logits: a logit x becomes x * factor + offset if x < 0, else x / factor + offset."""
 
     ids: NDArray[np.int64]
-    """Token ids of the columns, [N]."""
+    """Token id of each edited column, [N]."""
     factor: NDArray[np.float64]
-    """Repetition penalty of an id in prompt or output, else 1, [N]."""
+    """Repetition penalty of each id that is in prompt or output; 1 for other ids, [N]."""
     offset: NDArray[np.float64]
-    """Logit bias less frequency and presence penalties, [N]."""
+    """Logit bias minus frequency and presence penalties of each id, [N]."""
 
 
 class Columns:
-    """The columns that penalties and biases name, with counts that grow with the output.
+    """Columns of the logits that a slot's penalties and biases change, with counts that grow with the output.
 
-    Under a repetition penalty the prompt's ids are among them.
+    With a repetition penalty the prompt's ids are among them.
     """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
@@ -38,23 +38,23 @@ class Columns:
         self._num_output: Counter[int] = Counter()
         ids = sorted(self._prompt | params.logit_bias.keys())
         self._place = {token_id: place for place, token_id in enumerate(ids)}
-        """Index of each id among the edits."""
+        """Index of each id among the edited columns."""
         self._edits = ColumnEdits(*self._columns_of(ids, self._num_output))
 
     def add_output(self, new_ids: Sequence[int]) -> None:
-        """Count further output tokens."""
+        """Count new output tokens."""
         self._num_output.update(new_ids)
         self._edits = self._with(list(dict.fromkeys(new_ids)), self._num_output)
         for token_id in self._edits.ids[len(self._place) :].tolist():
             self._place[token_id] = len(self._place)
 
     def forget_output(self) -> None:
-        """Set all counts to 0. Columns that only the output named stay, and change nothing."""
+        """Set all counts to 0. Columns of ids that only the output contained stay, without effect."""
         self._num_output.clear()
         self._edits = ColumnEdits(*self._columns_of(list(self._place), self._num_output))
 
     def after(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
-        """Return the edits with these draft tokens counted as output, too; None where no column is named."""
+        """Return the edits with these draft tokens counted as output, too; None if no column is edited."""
         if not draft_prefix:
             return self._edits if self._place else None
         num_output = dict[int, int]()

@@ -1,4 +1,4 @@
-"""The distribution of the tokens that a drafter without a model has counted.
+"""The distribution that a drafter without a model makes from counts of tokens.
 
 The logarithms of counts take the place of logits: penalties, biases, bans, temperature and cuts are applied to them, as
 the target applies them to its logits.
@@ -17,7 +17,9 @@ from outrider.engine.sampling.token_distribution import TokenDistribution
 
 
 def distribution_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> TokenDistribution | None:
-    """Return the distribution of counts under a row's parameters; None where all counted ids are banned."""
+    """Return the distribution that counts of token ids give under a row's parameters; None if all counted ids are
+    banned.
+    """
     ids, numbers = counts
     if ids.size == 1:  # one id has all the mass, whatever penalties do to it, unless it is banned
         processed = process_row(np.zeros(1, dtype=np.float32), row, ids, vocab_size)

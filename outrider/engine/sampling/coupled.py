@@ -2,17 +2,17 @@
 
 Every position of a request has a Gumbel number for each vocabulary id, a function of (seed, choice, position, id)
 alone. argmax(log-prob + Gumbel) is an exact draw from the distribution (Gumbel-max: Maddison, Tarlow and Minka, "A*
-sampling", NeurIPS 2014, section 2). Under `coupled` all tokens are drawn so: a draft token is accepted where it is the
-id that the target picks, and a draft that picks with the same numbers proposes that id with probability at least (1 -
-TV) / (1 + TV) (Daliri, Musco and Musco, "Coupling without communication and drafter-invariant speculative decoding",
-2024, section 3). Under `rejection` plain, bonus and recovered tokens are drawn so. Draft tokens are drawn and accepted
-with other numbers; a draft may order its recovery nodes by these (exact by enumeration:
+sampling", NeurIPS 2014, section 2). Under `coupled` all tokens are drawn this way. A draft token is accepted if it is
+the id that the target picks, and a draft that picks with the same numbers proposes that id with probability at least (1
+- TV) / (1 + TV) (Daliri, Musco and Musco, "Coupling without communication and drafter-invariant speculative decoding",
+2024, section 3). Under `rejection` plain, bonus and recovered tokens are drawn this way. Draft tokens are drawn and
+accepted with other numbers; a draft may order its recovery nodes by these (exact by enumeration:
 tests/unit/outrider/engine/sampling/test_overlap_law.py).
 
 The picked id must not depend on the device. So the integer bits are Philox's, and `fixed_log` is a fixed sequence of
 IEEE operations, since libraries' logarithms differ in their last bits. `coupled_ids` picks in torch, for a batch of
 rows on any device, without a wait; `coupled_id` picks the same ids row by row on the host, with logarithms of the few
-ids that may win; `host_sampling.py` has the time that this saves.
+ids that may win; `host_sampling.py` states how much time that saves.
 """
 
 from __future__ import annotations
@@ -32,24 +32,28 @@ from outrider.engine.sampling.token_distribution import Array, EmptyDistribution
 from outrider.wire.requests.params import SamplingParams
 
 MAX_NUMBERS = 1 << 23
-"""Maximum numbers that are computed at once on a device: a dozen arrays of 8 bytes each live at a time, 0.8 GB."""
+"""Maximum count of Gumbel numbers that are computed at once on a device. A dozen arrays of 8 bytes per number are live
+at a time: 0.8 GB."""
 _ROUNDING = 1.0 + 1e-9
-"""Factor above the rounding errors of a bound. The same as in noise.h."""
+"""Factor by which a bound is widened, above all its rounding errors. The same as in noise.h."""
 LN2 = math.log(2.0)
 ROOT_HALF = math.sqrt(0.5)
 LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
-"""Coefficients of artanh's series, the last first: the remainder is below 2^-54 where |t| <= 0.1716."""
+"""Coefficients of the series of artanh, the last first. The remainder is below 2^-54 for |t| <= 0.1716."""
 
 
 def coupled_id(law: TokenDistribution, params: SamplingParams, position: int) -> int:
-    """Return the id that a request picks at `position` of its sequence, of equals the lowest. Raises NothingToDraw."""
+    """Return the id that a request's random numbers pick from a distribution at `position` of its sequence, the lowest
+    among equals. Raises EmptyDistribution.
+    """
     return law.id_of(_place(law.weights, law.ids, params, position, lambda places: law.scores[places]))
 
 
 def coupled_place(weights: Weights, ids: Ids | None, params: SamplingParams, position: int) -> int:
-    """Return the index of the id that a request picks at `position` of its sequence. Raises NothingToDraw.
+    """Return the index of the weight that a request's random numbers pick at `position` of its sequence. Raises
+    EmptyDistribution.
 
-    weights: probabilities up to a factor, [N] float64. ids: of these, [N]; None for 0 .. N - 1.
+    weights: probabilities up to a factor, [N] float64. ids: token ids of the weights, [N]; None for 0 .. N - 1.
     """
     return _place(weights, ids, params, position, lambda places: np.log(weights[places]))
 
@@ -71,10 +75,11 @@ def _place(
 def coupled_ranked(
     law: TokenDistribution, params: SamplingParams, position: int, num: int
 ) -> tuple[list[int], list[float]]:
-    """Return the num ids that the target most likely picks at `position`, best first, and their probabilities given the
-    noise, if its distribution is about this one: exp(score + Gumbel) over the sum of all. Raises NothingToDraw.
+    """Return the num ids that the target most likely picks at `position`, best first, with their probabilities given
+    its random numbers, under the assumption that its distribution is close to `law`. Raises EmptyDistribution.
 
-    There are fewer where the distribution has fewer. The first is `coupled_id`, but for near ties.
+    The probability of an id is exp(score + Gumbel) over the sum of all. There are fewer ids if the distribution has
+    fewer. The first id is that of `coupled_id`, except for near ties.
     """
     ids: Ids | int = law.scores.size
     if law.ids is not None:
@@ -92,11 +97,11 @@ def coupled_ranked(
 
 
 def _may_win(weights: Weights, ids: Ids | None, params: SamplingParams, position: int) -> Ids:
-    """Return places [M], ascending, of which one has the largest log(weight) + Gumbel: only these need logarithms.
+    """Return indices [M], ascending, one of which has the largest log(weight) + Gumbel; only these need logarithms.
 
     The winner has the least E / weight, E = -log(u). As 1 - u <= E <= (1 - u) / u, no place wins whose (1 - u) / weight
     is above another's (1 - u) / u / weight. Weights are finite, for a distribution and its residuals have none far
-    above 1. Raises NothingToDraw.
+    above 1. Raises EmptyDistribution.
     """
     native = loaded()
     weights = np.ascontiguousarray(weights, dtype=np.float64)
@@ -119,9 +124,11 @@ def _may_win(weights: Weights, ids: Ids | None, params: SamplingParams, position
 
 
 def uniforms(params: SamplingParams, position: int, ids: Ids | int) -> Weights:
-    """Return a position's uniform numbers of ids [N] int64, or of 0 .. ids - 1: [N] float64 in (0, 1), 53 bits each.
+    """Return the uniform numbers that a request has at a position for ids [N] int64, or for ids 0 .. ids - 1: [N]
+    float64 in (0, 1), 53 bits each.
 
-    Two ids share a counter, (id // 2, position, purpose + 256 choice, 0): even ones have its first two words.
+    Two ids share a counter, (id // 2, position, purpose + 256 choice, 0); even ids have its first two words, odd ones
+    the others.
     """
     native = loaded()
     if native is None:
@@ -155,8 +162,8 @@ def gumbels_of(u: Array) -> Array:
 def fixed_log(x: Array) -> Array:
     """Return the natural logarithm of positive normal doubles, of NumPy or torch, to a few units in the last place.
 
-    It uses additions, multiplications and divisions alone, none of which may be fused into a multiply-add:
-    log(m 2^e) = 2 artanh((m - 1) / (m + 1)) + e log 2 with m in [sqrt(1/2), sqrt(2)).
+    It uses only additions, multiplications and divisions, none of which may be fused into a multiply-add: log(m 2^e) =
+    2 artanh((m - 1) / (m + 1)) + e log 2 with m in [sqrt(1/2), sqrt(2)).
     """
     lib: Any = np
     if isinstance(x, Tensor):
@@ -180,13 +187,16 @@ def fixed_log(x: Array) -> Array:
 def coupled_ids(log_probs: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
     """Return the id that is picked at the position of each row, the lowest among equals: [R, V] float32 -> [R] int64.
 
-    params, positions: of each row, [R]. A row without a finite score gives any id; callers that may have one check it.
+    params, positions: request's parameters and position of each row, [R]. For a row without a finite score the id is
+    meaningless; the caller has to check for such rows.
     """
     return pick(log_probs, device_keys(params, positions, log_probs.device))
 
 
 def device_keys(params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device) -> Tensor:
-    """Return the keys of the numbers of R positions, [R, 4] int64: low and high word of the seed, purpose, position."""
+    """Return the keys of the random numbers at R positions, [R, 4] int64: low and high word of the seed, purpose,
+    position.
+    """
     keys = list[tuple[int, int, int, int]]()
     for own, position in zip(params, positions, strict=True):
         keys.append(_key(own, position))
@@ -194,7 +204,9 @@ def device_keys(params: Sequence[SamplingParams], positions: Sequence[int], devi
 
 
 def pick(log_weights: Tensor, keys: Tensor) -> Tensor:
-    """Return the id that the numbers of each row pick, the lowest among equals: [R, V], keys [R, 4] -> [R] int64."""
+    """Return the id that each row's Gumbel numbers pick, the lowest among equals: log-weights [R, V], keys [R, 4] ->
+    [R] int64.
+    """
     num_rows, vocab_size = log_weights.shape
     step = max(1, MAX_NUMBERS // vocab_size)  # rows at once
     parts = list[Tensor]()
@@ -205,7 +217,7 @@ def pick(log_weights: Tensor, keys: Tensor) -> Tensor:
 
 
 def gumbels(keys: Tensor, vocab_size: int) -> Tensor:
-    """Return the Gumbel numbers of ids 0 .. V - 1 at R positions, [R, V] float64. keys: as `device_keys`, [R, 4]."""
+    """Return the Gumbel numbers of ids 0 .. V - 1 at R positions, [R, V] float64. keys: from `device_keys`, [R, 4]."""
     counters = torch.arange((vocab_size + 1) // 2, device=keys.device)  # [ceil(V / 2)]
     return gumbels_of(_pairs(keys, counters).flatten(1)[:, :vocab_size])
 

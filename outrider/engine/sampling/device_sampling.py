@@ -1,9 +1,8 @@
 """From processed logits to distributions, and from a distribution and a uniform number to a token, for a batch of rows.
 
 It runs on any device, and the host waits for nothing. `host_sampling.py` does the same row by row for logits on a CPU.
-
 Order: (`penalties.process_unchecked`), temperature, top-k, top-p, min-p, as in transformers' processors. vLLM applies
-min-p before top-k and top-p, so that its top-p sees the mass that min-p left.
+min-p before top-k and top-p, so that its top-p counts only the mass that min-p left.
 
 A draw depends on the float32 log-probs that `distributions` returns and on nothing else. A draft worker sends these, so
 that the target has the distribution of a draft token to the bit. R rows, V ids.
@@ -26,19 +25,19 @@ from outrider.engine.sampling.token_distribution import COLDEST, TokenDistributi
 from outrider.wire.requests.params import SamplingParams
 
 _HALF = 16
-"""Number of lower bits of a float32, of which the second histogram is made; the first is made of the upper ones."""
+"""Number of low bits of a float32 over which the second histogram is made. The first is made over the high bits."""
 _INF_BITS = 0x7F800000
-"""Bits of float32 infinity."""
+"""Bit pattern of float32 infinity."""
 
 
 def distributions(processed: Tensor, rows: Sequence[LogitRow]) -> Tensor:
-    """Return the distribution that each row's token is drawn from: logits [R, V] float32 -> log-probs [R, V] float32,
+    """Return the distribution from which each row's token is drawn: logits [R, V] float32 -> log-probs [R, V] float32,
     -inf for no mass.
 
-    rows: the request of each row, [R]. top_k keeps all ids that tie with the k-th best. top_p keeps the smallest set of
-    at least that mass, of equals at its edge the lowest ids. min_p keeps the ids with at least min_p times the largest
-    probability. Each acts on the result of the previous one, renormalised. Temperature 0 puts all mass on `argmax`. A
-    row depends on no other row.
+    rows: request and position of each row, [R]. top_k keeps all ids that tie with the k-th best. top_p keeps the
+    smallest set of at least that mass, and among equals at its edge the lowest ids. min_p keeps the ids with at least
+    min_p times the largest probability. Each cut acts on the result of the previous one, renormalised. Temperature 0
+    puts all mass on `argmax`. A row depends on no other row.
     """
     params = [row.state.params for row in rows]
     best = processed.amax(dim=1, keepdim=True)  # [R, 1]
@@ -59,16 +58,16 @@ def argmax(processed: Tensor) -> Tensor:
 
 
 def probabilities(log_probs: Tensor) -> Tensor:
-    """Return the probabilities of log-probs, each row divided by its sum: [..., V] float32 -> [..., V] float64."""
+    """Return probabilities from log-probs, each row divided by its sum: [..., V] float32 -> [..., V] float64."""
     weights = log_probs.double().exp()
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw an id of each row by the inverse CDF: weights [R, V] float64 >= 0, u [R] float64 in (0, 1) -> [R] int64.
+    """Draw one id per row by the inverse CDF: weights [R, V] float64 >= 0, u [R] float64 in (0, 1) -> [R] int64.
 
-    Weights need not sum to 1, and the ids have positive weight. Returns also whether the sum of each row is positive
-    and finite, [R] bool: else its id means nothing.
+    Weights need not sum to 1, and drawn ids have positive weight. The second result, [R] bool, is whether a row's sum
+    is positive and finite; if not, its id is meaningless.
     """
     cdf = weights.cumsum(dim=1)  # [R, V] float64
     total = cdf[:, -1]  # [R]
@@ -80,22 +79,24 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DraftDistributions(NamedTuple):
-    """R distributions that a draft worker draws from and sends: whole rows, or the N entries that a cut kept."""
+    """R distributions from which a draft worker draws, and which it sends: whole rows, or the N entries that a cut
+    kept.
+    """
 
     scores: Tensor
-    """Log-probs, -inf for no mass, [R, N] float32."""
+    """Log-probs of the entries, -inf for no mass, [R, N] float32."""
     ids: Tensor
-    """Ids of the entries, ascending, [R, N] int32; [R, 0] where entry i is id i and N = V."""
+    """Token ids of the entries, ascending, [R, N] int32; [R, 0] for whole rows, where entry i is id i and N = V."""
 
     def draw(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw an id of each row, as `inverse_cdf` does: u [R] float64 in (0, 1) -> [R] int64, [R] bool."""
+        """Draw one id per row, as `inverse_cdf` does: u [R] float64 in (0, 1) -> [R] int64, [R] bool."""
         places, has_mass = inverse_cdf(self.scores.double().exp(), u)
         if self.ids.shape[1]:
             places = self.ids.gather(1, places[:, None])[:, 0].long()
         return places, has_mass
 
     def rows(self, vocab_size: int) -> list[TokenDistribution]:
-        """Return the distributions one by one. The tensors must be on the host."""
+        """Return the R distributions as objects on the host. The tensors must be on the host."""
         found = list[TokenDistribution]()
         for scores, ids in zip(self.scores.numpy(), self.ids.long().numpy(), strict=True):  # [N], [N] or [0]
             if ids.size:
@@ -108,7 +109,7 @@ class DraftDistributions(NamedTuple):
 def cut(log_probs: Tensor, n: int | None) -> DraftDistributions:
     """Return the n most likely entries of each row of log-probs [R, V] float32, renormalised.
 
-    n: at least 1; the rows stay whole where it is None or not below V.
+    n: at least 1; None to keep the rows whole, as when n is V or more.
     """
     if n is None or n >= log_probs.shape[1]:
         return DraftDistributions(log_probs, log_probs.new_empty((len(log_probs), 0), dtype=torch.int32))
@@ -158,7 +159,8 @@ def _cut_top_p(scaled: Tensor, params: list[SamplingParams], chosen: list[int]) 
 
 
 def _nucleus_edge(x: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest value in the smallest set of mass top_p, and the number of tokens of that value in the set.
+    """Return, per row, the smallest value in the smallest set of mass top_p, and the number of tokens of that value in
+    the set.
 
     x: [r, V] float32, the largest value of a row 0; top_p: [r, 1] float64; both results are [r, 1]. Nothing is sorted:
     the bits of positive floats, read as integers, have the order of the floats. So a histogram over their upper half

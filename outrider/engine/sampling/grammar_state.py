@@ -1,9 +1,9 @@
 """The tokens that a request's grammar allows: compiled once for a worker's tokenizer, followed by each slot.
 
-A mask depends on the grammar and on the output tokens before it, whoever proposed them. Where a grammar leaves no
-choice of the next bytes it allows one way to write them, the tokenizer's own. Tokens without text are never allowed,
-except those that end an output: they are allowed where the grammar may end, and alone where it has to. Ids that the
-tokenizer does not have are not allowed.
+A mask depends on the grammar and on the output tokens before it, whoever proposed them. If a grammar leaves no choice
+of the next bytes, it allows only one way to write them, the tokenizer's own. Tokens without text are never allowed,
+except those that end an output: they are allowed where the grammar may end, and are the only ones where it must. Ids
+that the tokenizer does not have are not allowed.
 
 `Grammars` may be used by any thread; a `GrammarState` belongs to one slot. llguidance releases the interpreter while it
 compiles and while it makes a mask. Called by `grammar_compiler` and `penalties`.
@@ -28,33 +28,34 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Mask = NDArray[np.bool_]
-"""Whether each id is allowed, [V]."""
+"""For each id, whether it is allowed, [V]."""
 MaskBits = NDArray[np.uint8]
-"""A `Mask` with a bit for each id, the lowest id of a byte in its lowest bit, [ceil(V / 32) * 4]."""
+"""A `Mask` with one bit per id, the lowest id of a byte in its lowest bit, [ceil(V / 32) * 4]."""
 
 MAX_GRAMMARS = 16
-"""Maximum number of compiled grammars that a worker keeps. Each may have a full lexer of 35 MB. A dropped one stays in
-memory while a slot follows it."""
+"""Maximum number of compiled grammars that a worker keeps. Each may have a full lexer of 35 MB. A grammar that is
+dropped stays in memory while a slot follows it."""
 MAX_TEXT_BYTES = 4 << 20
-"""Maximum bytes of their texts together; compiled grammars take about ten times as much."""
+"""Maximum bytes of the texts of all kept grammars; a compiled grammar takes about ten times the bytes of its text."""
 MAX_FOLLOWED_TOKENS = 4096
-"""Output tokens of all slots together after which a grammar is compiled anew for later slots, so that lexer states of
-earlier outputs do not exceed the limit: a costly expression adds 1 to 45 states a token. Compiling takes 1 to 5 ms."""
+"""Number of output tokens, of all slots, after which a grammar is compiled anew for later slots. It keeps lexer states
+of earlier outputs below their limit: a costly expression adds 1 to 45 states per token. Compiling takes 1 to 5 ms."""
 
 NO_TEXT = "\uffff"
-"""Prefix of the names of special tokens, which no text has: it is no character of Unicode."""
+"""Prefix given to the names of special tokens, so that no text contains them: U+FFFF is not a Unicode character."""
 
 
 class Grammars:
-    """The compiled grammars of one model, of which the last used are kept."""
+    """Compiled grammars of one model; the most recently used ones are kept."""
 
     def __init__(
         self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int], *, must_follow: bool = True
     ) -> None:
-        """Read the tokenizer, which blocks the interpreter: 20 ms for 4,096 ids, a second for 262,144.
+        """Create the collection from a tokenizer. Reading it blocks the interpreter: 20 ms for 4,096 ids, a second for
+        262,144.
 
-        vocab_size: number of logits of a row. must_follow: whether a request with a grammar is refused where the
-        tokenizer allows none; else it is served as if it had none.
+        vocab_size: number of logits of a row. must_follow: whether a request with a grammar is refused if no grammar
+        can be followed with this tokenizer. False: the request is served as if it had none.
         """
         self.vocab_size = vocab_size
         self._must_follow = must_follow
@@ -63,14 +64,14 @@ class Grammars:
             if token_id < vocab_size:
                 end_ids.append(token_id)
         self._tokenizer, self._why_not = _read_tokenizer(tokenizer_json, vocab_size, end_ids)
-        """The tokenizer, None where no grammar can be followed; then the reason."""
+        """The tokenizer, and an empty text. If no grammar can be followed: None, and the reason."""
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._num_bytes = 0
         self._lock = Lock()
         """Guards `_kept` and `_num_bytes`."""
 
     def get(self, text: str) -> Grammar | None:
-        """Return the grammar of a text where it is compiled already, else None."""
+        """Return the compiled grammar of a text if it is kept; else None."""
         with self._lock:
             found = self._kept.get(text)
             if found is not None:
@@ -78,9 +79,9 @@ class Grammars:
             return found
 
     def compile(self, text: str) -> Grammar | None:
-        """Return the grammar of a text, compiled; None where it is served as if there were none.
+        """Return the compiled grammar of a text; None if the request is to be served as if it had no grammar.
 
-        Raises InvalidRequest for a text that cannot be followed, with the reason.
+        Raises InvalidRequest, with the reason, for a text that cannot be followed.
         """
         found = self.get(text)
         if found is None and (self._must_follow or self._tokenizer is not None):
@@ -100,7 +101,7 @@ class Grammars:
         return matcher
 
     def forget(self, grammar: Grammar) -> None:
-        """Drop a grammar, so that its text is compiled anew for the next slot."""
+        """Drop a grammar from those that are kept, so that its text is compiled anew for the next slot."""
         with self._lock:
             if self._kept.get(grammar.text) is grammar:
                 self._drop(grammar.text)
@@ -128,7 +129,8 @@ def _read_tokenizer(tokenizer_json: bytes, vocab_size: int, end_ids: list[int]) 
 
 
 def _spelt_out(tokenizer_json: bytes, vocab_size: int) -> str:
-    """Return the tokenizer with special tokens under names that no text has, without tokens beyond the model's logits.
+    """Return the tokenizer with special tokens renamed so that no text contains them, and without ids beyond the
+    model's logits.
 
     llguidance has it tokenize the text that a grammar forces, which must never become a special token.
     """
@@ -177,7 +179,9 @@ def _drop_beyond(read: dict[str, Any], vocab_size: int) -> None:
 
 @dataclass(eq=False, slots=True)
 class Grammar:
-    """A compiled text, shared by all slots whose requests have it. They add to one lexer, on the engine thread."""
+    """Compiled grammar, shared by all slots whose requests have its text. They share one lexer, on the engine
+    thread.
+    """
 
     grammars: Grammars
     text: str
@@ -186,41 +190,43 @@ class Grammar:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the text."""
+        """Bytes of the grammar's text."""
         return len(self.text.encode())
 
     def start(self) -> LLMatcher:
-        """Return a matcher at the beginning of an output."""
+        """Return a new matcher, at the beginning of an output."""
         return self._start.deep_copy()
 
     def note_followed(self, num_tokens: int) -> None:
-        """Count output tokens, and retire the grammar after MAX_FOLLOWED_TOKENS, when its lexer may be nearly full."""
+        """Count output tokens. After MAX_FOLLOWED_TOKENS of them the grammar is retired, since its lexer may be nearly
+        full.
+        """
         self._num_followed += num_tokens
         if self._num_followed >= MAX_FOLLOWED_TOKENS:
             self.retire()
 
     def retire(self) -> None:
-        """Have the text compiled anew for later slots. Slots that follow this grammar keep it."""
+        """Drop this compiled grammar, so that later slots compile its text anew. Slots that follow it now keep it."""
         self.grammars.forget(self)
 
 
 @dataclass(slots=True)
 class _Place:
-    """The state of a grammar after some output tokens."""
+    """State of a grammar after some output tokens."""
 
     matcher: LLMatcher | None
-    """None after tokens that the grammar does not allow, and where it can be followed no further."""
+    """Matcher at this place; None if the grammar does not allow the tokens before it, or cannot be followed further."""
     bits: MaskBits | None = None
     mask: Mask | None = None
-    """The mask of the bits, once it was needed."""
+    """The mask from `bits`, once it was needed."""
     failure: str | None = None
-    """Why the grammar can be followed no further; None where it can."""
+    """Reason why the grammar cannot be followed further; None if it can."""
 
 
 class GrammarState:
-    """The grammar of one slot at its output, and after draft tokens that follow the output.
+    """Grammar of one slot, followed up to the end of its output, and after draft tokens that follow the output.
 
-    Where the grammar can be followed no further it fails for the rest of the output, and is retired.
+    If the grammar cannot be followed further, it fails for the rest of the output, and is retired.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -231,7 +237,7 @@ class GrammarState:
         self._forced: list[int] | None = None
 
     def set_output(self, ids: Sequence[int]) -> None:
-        """Bring the state to the committed output `ids`. It is fast where these extend the previous output."""
+        """Set the committed output to `ids`. It is fast if these extend the previous output."""
         known = len(self._output)
         if known == len(ids) and self._output == ids:
             return
@@ -249,7 +255,9 @@ class GrammarState:
         self._forced = None
 
     def allowed(self, draft_prefix: tuple[int, ...]) -> Mask | None:
-        """Return which ids may follow these draft tokens, [V]; None where the grammar does not allow them, or fails."""
+        """Return which ids may follow these draft tokens, [V]; None if the grammar does not allow the draft tokens, or
+        fails.
+        """
         place = self._masked(draft_prefix)
         if place.mask is None and place.bits is not None:
             num_ids = self._grammar.grammars.vocab_size
@@ -257,17 +265,17 @@ class GrammarState:
         return place.mask
 
     def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
-        """Return `allowed` as bits, which take an eighth of the bytes on the way to a device."""
+        """Return the mask of `allowed` as bits, an eighth of the bytes to copy to a device; None as for `allowed`."""
         return self._masked(draft_prefix).bits
 
     def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
-        """Return why the grammar can be followed no further after these draft tokens; None where it can."""
+        """Return why the grammar cannot be followed further after these draft tokens; None if it can."""
         return self._masked(draft_prefix).failure
 
     def forced(self) -> list[int]:
-        """Return the tokens that the grammar forces after the output.
+        """Return the ids that the grammar forces after the output.
 
-        They are draft tokens: the mask alone decides which tokens are allowed.
+        They are used as draft tokens; which tokens are allowed is decided by the mask alone.
         """
         if self._forced is None:
             self._forced = []

@@ -1,11 +1,11 @@
 """From one row of logits to its distribution on the host: cuts first, then the rest on the remaining ids. NumPy.
 
-It computes what `sampling.distributions` computes in torch for a batch on any device, and is used on the CPU alone: a
-row stays in the processor's cache, and a row that no decision needs is never computed. Of a step of the demo target
-with one verify of 6 rows it saves (`make bench-sampling`, 95 % intervals): greedy 14 % (12 to 17), temperature 43 % (32
-to 55), lenience 23 % (18 to 27), top-k with top-p 129 % (113 to 145), penalties 53 % (42 to 64), coupled 88 % (80 to
-96); of the step of a 94M target 2, 7, 4, 21, 7 and 18 %; of the demo target's with 128,256 ids 26, 63, 54, 278, 126 and
-593 %.
+It computes what `device_sampling.distributions` computes in torch for a batch on any device, and is used on the CPU
+alone: a row stays in the processor's cache, and a row that no decision needs is never computed. In a step of the demo
+target with one verify of 6 rows it saves (`make bench-sampling`, 95 % intervals): greedy 14 % (12 to 17), temperature
+43 % (32 to 55), lenience 23 % (18 to 27), top-k with top-p 129 % (113 to 145), penalties 53 % (42 to 64), coupled 88 %
+(80 to 96); in a step of a 94M target 2, 7, 4, 21, 7 and 18 %; in one of the demo target with 128,256 ids 26, 63, 54,
+278, 126 and 593 %.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from outrider.wire.requests.params import SamplingParams
 
 
 class HostLogits:
-    """The logits of a step on the host, read row by row."""
+    """Logits of a step on the host. Its methods process only the row that they need."""
 
     @staticmethod
     def reads(logits: Tensor) -> bool:
-        """Return whether logits lie in the host's memory; others are processed on their device."""
+        """Return whether logits lie in the host's memory. Logits on a device are processed there, without this
+        class.
+        """
         return logits.device.type == "cpu"
 
     def __init__(self, logits: Tensor) -> None:
-        """Copy logits [R, V] float32 to the host, unless they are there."""
+        """Copy logits [R, V] float32 to the host, unless they are there already."""
         self._rows = logits.cpu().numpy()
         self._retokenize: Callable[[Scores], Scores] | None = None
 
     def told(self, tell: Callable[[Scores], Scores]) -> HostLogits:
-        """Return the same rows in another model's tokens.
+        """Return the same rows, converted to the tokens of another model.
 
-        tell: converts a row [V] to that model's logits, -inf for tokens without a counterpart.
+        tell: function that converts a row [V] to that model's logits, -inf for tokens without a counterpart.
         """
         other = copy.copy(self)
         other._retokenize = tell
@@ -59,7 +61,7 @@ class HostLogits:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids of a row, V."""
+        """Number of ids per row, V."""
         return self._rows.shape[1]  # type: ignore[no-any-return]
 
     def raw_best_id(self, index: int) -> int:
@@ -69,7 +71,8 @@ class HostLogits:
     def best_id(self, index: int, row: LogitRow, guess: int | None = None) -> int:
         """Return the best id of row `index`, the lowest among equals. Raises NonFiniteLogits.
 
-        guess: a draft token, which is returned where it has at least `lenience` times the best id's probability.
+        guess: id of a draft token; it is returned if its probability is at least `lenience` times that of the best id.
+        None for no draft token.
         """
         processed = self._processed(index, row)
         lenience = row.state.params.lenience
@@ -79,8 +82,8 @@ class HostLogits:
         return best
 
     def ranked(self, index: int, row: LogitRow, num: int) -> tuple[list[int], list[float]]:
-        """Return the num best ids of row `index`, best first, of equals the lowest, and their probabilities at
-        temperature 1. There are fewer where the others are banned. Raises NonFiniteLogits.
+        """Return the num best ids of row `index`, best first and the lowest first among equals, and their probabilities
+        at temperature 1. There are fewer if the others are banned. Raises NonFiniteLogits.
         """
         processed = self._processed(index, row)
         ids = exactly_best(processed, min(num, processed.size))
@@ -93,11 +96,13 @@ class HostLogits:
         return ids.tolist(), (np.exp(processed[ids] - best, dtype=np.float64) / total).tolist()
 
     def law(self, index: int, row: LogitRow) -> TokenDistribution:
-        """Return the distribution that the token of row `index` is drawn from. Raises NonFiniteLogits."""
+        """Return the distribution from which the token of row `index` is drawn. Raises NonFiniteLogits."""
         return distribution_of(self._processed(index, row), row.state.params)
 
     def distribution_if_any(self, index: int, row: LogitRow) -> TokenDistribution | None:
-        """Return the distribution of row `index`; None where every token for which `told` has a logit is banned."""
+        """Return the distribution of row `index`. If rows were converted with `told`, return None if all tokens that
+        have a logit are banned. Raises NonFiniteLogits.
+        """
         processed = self._processed(index, row)
         if self._retokenize is not None and processed.max() == -math.inf:
             return None
@@ -113,9 +118,10 @@ class HostLogits:
 
 
 def distribution_of(processed: Scores, params: SamplingParams) -> TokenDistribution:
-    """Return the distribution of logits [V] float32, of which one is finite and banned ones are -inf.
+    """Return the distribution that logits [V] float32 give under a request's parameters. At least one logit is finite;
+    banned ids have -inf.
 
-    At temperature 0 it has the best id alone. Otherwise in this order: top-k, temperature, top-p, min-p.
+    At temperature 0 the distribution has only the best id. Otherwise the order is top-k, temperature, top-p, min-p.
     """
     if params.greedy:
         return TokenDistribution(processed.size, np.zeros(1, dtype=np.float32), processed.argmax(keepdims=True))

@@ -1,8 +1,9 @@
 """Random numbers as a function of where they are used: counter-based, without the state of a generator.
 
 A number is keyed by the request's seed and counted by (choice, position, purpose, round, candidate), so that a retry,
-another batch and another device give the same number. Drafters use DRAFT and OWN_DRAFT, the target's decision ACCEPT,
-and both TARGET (`coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is on.
+another batch and another device give the same number. Drafters use the purposes DRAFT and OWN_DRAFT, the target's
+decision uses ACCEPT, and both use TARGET (`coupled.py`). NumPy makes the few numbers of a step on the host, whatever
+device the model is on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
 WORD = 0xFFFFFFFF
 FEW = 16
-"""Maximum count of numbers that the native library makes one by one, at 2 us each; NumPy takes 80 us for any count."""
+"""Maximum count of numbers that the native library makes one by one, at 2 us each. For any count NumPy takes 80 us."""
 _MULTIPLIERS = np.array(MULTIPLIERS, dtype=np.uint64)
 _KEY_OFFSETS = np.arange(NUM_ROUNDS, dtype=np.uint64)[:, None] * np.array(KEY_STEPS, dtype=np.uint64)  # [10, 2]
 _WORD = np.uint64(WORD)
@@ -31,17 +32,20 @@ _SHIFT = np.uint64(32)
 
 
 class NoiseStream(IntEnum):
-    """The use of a number. Each has numbers of its own: to use one number twice would bias the output."""
+    """Purpose of a random number. Each purpose has numbers of its own, since using one number twice would bias the
+    output.
+    """
 
     DRAFT = 1
     """Drawing a draft token in a draft worker."""
     ACCEPT = 2
     """Accepting or rejecting a draft token."""
     OWN_DRAFT = 3
-    """Drawing a draft token in the target, whose step may also verify a draft worker's chain from the same length."""
+    """Drawing a draft token in the target. It differs from DRAFT because the same step may also verify a draft worker's
+    chain from the same committed length."""
     TARGET = 5
-    """Drawing the target's own token, by a number for each vocabulary id. It is keyed by the position alone, so that a
-    draft worker can compute it."""
+    """Drawing the target's own token, with one number per vocabulary id. The numbers are keyed by the position alone,
+    so that a draft worker can compute them."""
 
 
 def host_uniforms(
@@ -52,13 +56,13 @@ def host_uniforms(
     rounds: NDArray[np.uint64] | int = 0,
     candidates: NDArray[np.uint64] | int = 0,
 ) -> NDArray[np.float64]:
-    """Return N uniform numbers in the open interval (0, 1), 53 bits each: all [N] uint64 -> [N] float64.
+    """Return N uniform numbers in the open interval (0, 1), 53 bits each: all arguments [N] uint64 -> [N] float64.
 
     The key is the seed, the counter is (round, position, purpose + 256 choice, candidate). choices: in [0, 2^24).
-    positions: index of the token in the sequence, in [0, 2^32). rounds: committed length of the round, in [0, 2^32): a
-    rule may use the number of a position and leave the position to the next round, which needs another one. candidates:
-    number of a draft token among several for a position, in [0, 2^32). Of purposes, rounds and candidates one for all
-    will do.
+    positions: index of the token in the sequence, in [0, 2^32). rounds: committed length of the round, in [0, 2^32); a
+    rule may use the number of a position and leave the position to the next round, which then needs another number.
+    candidates: number of a draft token among several for a position, in [0, 2^32). Purposes, rounds and candidates may
+    be single values for all.
     """
     counter = np.zeros((4, seeds.size), dtype=np.uint64)  # [4, N]
     counter[0] = rounds
@@ -71,17 +75,17 @@ def host_uniforms(
 
 
 def unit_doubles(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return 53 bits of two words below 2^32 as a number in (0, 1): [N], [N] -> [N] float64."""
+    """Return a number in (0, 1) made of 53 bits of two words below 2^32: [N], [N] -> [N] float64."""
     bits = high << np.uint64(21) | low >> np.uint64(11)
     # Exact: 53 bits fit a double. 0 becomes 2^-54, so that 0 < u < 1 and a probability of 0 or 1 is always honoured.
     return np.maximum(bits.astype(np.float64), 0.5) * 2.0**-53
 
 
 def host_philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Run ten rounds of Philox4x32 over uint64 arrays: counter [4, N] and key [2, N], each below 2^32 -> [4, N].
+    """Run ten rounds of Philox4x32 over uint64 arrays: counter [4, N] and key [2, N], each word below 2^32 -> [4, N].
 
-    Both halves of a round run as one array of 2 N, since the number of operations is what a call costs. A round leaves
-    the halves in the other order, so multipliers and keys alternate.
+    Both halves of a round run as one array of 2 N, since the number of operations determines the time of a call. A
+    round leaves the halves in the other order, so multipliers and keys alternate.
     """
     num = counter.shape[1]
     multipliers = (np.repeat(_MULTIPLIERS, num), np.repeat(_MULTIPLIERS[::-1], num))  # [2 N] each
@@ -112,8 +116,8 @@ def host_slot_uniforms(
 
     params, positions: of each slot, [N]. rounds: committed lengths, [N]. candidates: [N]; None for 0.
 
-    Make one call for all: it costs some 70 small operations of NumPy, however many numbers there are. Where the native
-    library is loaded, a few are made one by one, which saves a tenth of a draft's step of one token.
+    Make one call for all slots: it costs some 70 small operations of NumPy, however many numbers there are. If the
+    native library is loaded, up to FEW numbers are made one by one, which saves a tenth of a draft's step of one token.
     """
     count = len(params)
     repeats = len(purposes)

@@ -1,9 +1,9 @@
-"""Change logits as a request's grammar, penalties, logit bias and bans demand, before temperature and cuts.
+"""Change logits by a request's grammar, penalties, logit bias and bans, before temperature and cuts.
 
 Order: grammar, repetition penalty (over prompt and output), frequency and presence penalty (over the output), logit
-bias, bad words, minimum length. Draft tokens before a row's position count as output. Without a grammar only the named
-columns are touched. The grammar always wins: bans apply to the ids that it allows, and are lifted where they would
-leave none of these.
+bias, bad words, minimum length. Draft tokens before a row's position count as output. Without a grammar, only columns
+of penalised, biased or banned ids are changed. The grammar always wins: bans apply to the ids that it allows, and are
+lifted where they would leave none of these.
 
 vLLM differs in two points: it adds the logit bias before the penalties, so that its repetition penalty scales the
 biased logit, and it looks for the beginning of a bad word in the output alone.
@@ -33,7 +33,7 @@ _FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
 
 class NonFiniteLogits(WorkerFault):
-    """Raised when a model returned NaN or an infinity: nothing can be drawn from that."""
+    """Raised if a model returned NaN or an infinity, so that nothing can be drawn."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__(
@@ -41,11 +41,13 @@ class NonFiniteLogits(WorkerFault):
             "its weights are damaged or its dtype overflows (float16 often does: use bfloat16 or float32)"
         )
         self.rows = tuple(rows)
-        """Indices of the rows in the batch."""
+        """Indices in the batch of the rows with NaN or infinite logits."""
 
 
 class SamplingState:
-    """The penalties, bans and grammar of one slot at its committed output, which is kept only for these."""
+    """Penalties, bans and grammar of one slot after its committed output. The output is stored only if one of them
+    needs it.
+    """
 
     def __init__(
         self,
@@ -54,15 +56,15 @@ class SamplingState:
         eos_token_ids: Sequence[int],
         grammar: Grammar | None = None,
     ) -> None:
-        """Create the state of a slot without output. grammar: the request's, compiled; None for a request without one,
-        and in a draft worker that cannot follow it.
+        """Create the state of a slot without output. grammar: the request's compiled grammar; None if the request has
+        none, or in a draft worker that cannot follow it.
         """
         self.params = params
         self._output: list[int] = []
         self._num_output = 0
         one_token_words = set[int]()
         self._last_ids: dict[tuple[int, ...], list[int]] = {}
-        """By the ids of a bad word but the last: the ids that complete a bad word."""
+        """Ids that complete a bad word, by the other ids of the word."""
         for word in params.bad_words:
             if len(word) == 1:
                 one_token_words.add(word[0])
@@ -73,7 +75,7 @@ class SamplingState:
         self._context_len = max(self._begin_lens, default=0)
         self._prompt_tail = tuple(prompt_ids[max(0, len(prompt_ids) - self._context_len) :])
         self._early_banned = frozenset[int]()
-        """Ids that end an output, banned before min_tokens."""
+        """Ids that end an output; they are banned until the output has min_tokens."""
         if params.min_tokens:
             self._early_banned = frozenset(params.stop_token_ids)
             if not params.ignore_eos:
@@ -86,15 +88,15 @@ class SamplingState:
             self._grammar = GrammarState(grammar)
         has_bans = bool(params.bad_words or self._early_banned)
         self.plain = self._columns is None and self._grammar is None and not has_bans
-        """Whether the logits are never changed."""
+        """Whether the request never changes logits."""
 
     @property
     def num_output(self) -> int:
-        """Number of committed output tokens, as last set."""
+        """Number of committed output tokens, as `set_output` last received them."""
         return self._num_output
 
     def set_output(self, ids: Sequence[int]) -> None:
-        """Bring the state to the committed output `ids`. It is fast where these extend the previous output."""
+        """Set the committed output to `ids`. It is fast if these extend the previous output."""
         self._num_output = len(ids)
         if self._grammar is not None:
             self._grammar.set_output(ids)
@@ -112,45 +114,47 @@ class SamplingState:
             self._columns.add_output(new)
 
     def edits(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
-        """Return the edits of penalties and biases at the position after `draft_prefix`; None for no edit."""
+        """Return the edits by penalties and biases at the position after `draft_prefix`; None if there are none."""
         if self._columns is None:
             return None
         return self._columns.after(draft_prefix)
 
     def allowed(self, draft_prefix: tuple[int, ...]) -> Mask | None:
-        """Return which ids the grammar allows at the position after `draft_prefix`, [V]; None for all of them.
+        """Return which ids the grammar allows at the position after `draft_prefix`, [V]; None if all are allowed.
 
-        None also for a prefix that the grammar does not allow: its last token has probability 0, so that no decision
-        depends on the position after it.
+        It is also None if the grammar does not allow `draft_prefix` itself: the last token of the prefix has
+        probability 0, so no decision depends on the position after it.
         """
         if self._grammar is None:
             return None
         return self._grammar.allowed(draft_prefix)
 
     def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
-        """Return the mask of `allowed` with a bit for each id."""
+        """Return the mask of `allowed` with one bit per id; None as for `allowed`."""
         if self._grammar is None:
             return None
         return self._grammar.allowed_bits(draft_prefix)
 
     def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
-        """Return why the grammar can be followed no further than `draft_prefix`; None where it can."""
+        """Return why the grammar cannot be followed beyond `draft_prefix`; None if it can."""
         if self._grammar is None:
             return None
         return self._grammar.failure(draft_prefix)
 
     def forced(self) -> list[int]:
-        """Return the ids that the grammar forces after the output; an empty list where it leaves a choice."""
+        """Return the ids that the grammar forces after the output; empty if it leaves a choice, or if there is no
+        grammar.
+        """
         if self._grammar is None:
             return []
         return self._grammar.forced()
 
     def banned(self, draft_prefix: tuple[int, ...], vocab_size: int) -> frozenset[int]:
-        """Return the banned ids at the position after `draft_prefix`, among those that the grammar allows.
+        """Return the ids that are banned at the position after `draft_prefix`, among those that the grammar allows.
 
-        The last id of a bad word is banned where its other ids are the last ones of prompt, output and `draft_prefix`
-        together, as in transformers: a bad word is never completed in the output, even if it begins in the prompt. Bans
-        that would leave no id of the vocabulary, or of those that the grammar allows, are lifted at that position.
+        The last id of a bad word is banned if its other ids end the sequence of prompt, output and `draft_prefix`, as
+        in transformers: a bad word is never completed in the output, even if it begins in the prompt. Bans that would
+        leave no id of the vocabulary, or of those that the grammar allows, are lifted at that position.
 
             bad word [4, 5, 6], output [.., 4], draft_prefix (5,): {6}
         """
@@ -183,11 +187,11 @@ class SamplingState:
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
-    """The request and the position of one row of logits."""
+    """What a row of logits belongs to: the slot's sampling state, and the position by the draft tokens before it."""
 
     state: SamplingState
     draft_prefix: tuple[int, ...] = ()
-    """Draft tokens between the committed tokens and the position."""
+    """Draft tokens between the committed tokens and the row's position."""
 
 
 def _is_penalised(params: SamplingParams) -> bool:
@@ -196,17 +200,18 @@ def _is_penalised(params: SamplingParams) -> bool:
 
 
 def sound_rows(logits: Tensor) -> Tensor:
-    """Return whether all logits of a row are finite: [R, V] -> [R] bool."""
+    """Return for each row whether all its logits are finite: [R, V] -> [R] bool."""
     low, high = logits.aminmax(dim=1)  # [R] each
     return (low > -torch.inf) & (high < torch.inf)  # a NaN anywhere makes both NaN
 
 
 def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
-    """Return the logits as each row's request changes them: [R, V] float32 -> [R, V] float32, -inf where banned.
+    """Return the logits after each row's grammar, penalties, biases and bans: [R, V] float32 -> [R, V] float32, -inf
+    where banned.
 
-    rows: the request of each row, [R]. `logits` itself stays as it is, for reported log-probs, and is returned where no
-    row changes it. A row of finite logits keeps a finite one; it is not checked whether they are finite, for the host
-    waits for nothing.
+    rows: request and position of each row, [R]. `logits` itself stays as it is, for reported log-probs; it is returned
+    if no row changes. A row of finite logits keeps at least one finite logit. Whether logits are finite is not checked,
+    since the host waits for nothing.
     """
     if logits.shape[0] != len(rows):
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} requests' rows")
@@ -252,10 +257,11 @@ def _is_clear(bits: Tensor, num_ids: int) -> Tensor:
 
 
 def process_row(logits: Scores, row: LogitRow, ids: Ids | None = None, vocab_size: int | None = None) -> Scores:
-    """Return one row's logits on the host as its request changes them: [N] float32 -> [N] float32.
+    """Return one row's logits on the host after its grammar, penalties, biases and bans: [N] float32 -> [N] float32.
 
-    ids: of the logits, ascending, [N]; None where these are of all ids. With ids the result may be -inf everywhere. The
-    same array is returned where the request changes nothing. vocab_size: by default the number of logits.
+    ids: token ids of the logits, ascending, [N]; None if the row has all ids. With ids the result may be -inf
+    everywhere. If nothing changes, the same array is returned. vocab_size: number of ids of the vocabulary; by default
+    the number of logits.
     """
     if row.state.plain:
         return logits

@@ -1,4 +1,4 @@
-"""Log-probs that are reported with tokens: of the model's own logits, before penalties and temperature.
+"""Log-probs that are reported with tokens. They are of the model's own logits, before penalties and temperature.
 
 Called where tokens are decided. On a device they are packed into the one tensor that a step copies to the host.
 """
@@ -15,21 +15,22 @@ from torch import Tensor
 from outrider.engine.host_copy import to_device
 
 Reported = tuple[float, tuple[int, ...], tuple[float, ...]]
-"""(log-prob of the token, the best ids, their log-probs): the likeliest first, and of equals the lowest; in nats."""
+"""(log-prob of the token, the best ids, their log-probs), in nats. The likeliest id comes first, and the lowest first
+among equals."""
 
 
 def reported(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> list[Reported]:
-    """Return the log-probs to report for one token of each row. raw_logits: [R, V] float32, finite, on the host.
+    """Return the log-probs to report for one token per row. raw_logits: [R, V] float32, finite, on the host.
 
-    token_ids: [R]. num_best: number of best ids that are reported with each.
+    token_ids: the tokens, [R]. num_best: number of best ids that are reported with each token.
     """
     return unpack(pack(raw_logits, torch.tensor(token_ids), num_best).numpy(), num_best)
 
 
 def pack_ranks(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> Tensor:
-    """Return log-probs and rank of one token of each row for `unpacked_ranks`, [R, 3 + 2 num_best] float64.
+    """Return log-probs and rank of one token per row as a tensor for `unpack_ranks`, [R, 3 + 2 num_best] float64.
 
-    raw_logits: [R, V] float32, on any device. token_ids: [R].
+    raw_logits: [R, V] float32, on any device. token_ids: the tokens, [R]. num_best: number of best ids per row.
     """
     chosen = to_device(np.array(token_ids, dtype=np.int64), raw_logits.device)  # [R]
     ranks = 1 + (raw_logits > raw_logits.gather(1, chosen[:, None])).sum(dim=1)  # [R]
@@ -38,16 +39,18 @@ def pack_ranks(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> T
 
 
 def unpack_ranks(values: NDArray[np.float64], num_best: int) -> list[tuple[Reported, int]] | None:
-    """Read `packed_ranks`: log-probs and rank (the likeliest 1) of each token; None where logits are not finite."""
+    """Return log-probs and rank (1 = likeliest) of each token from rows of `pack_ranks`; None if any logits were not
+    finite.
+    """
     if not values[:, 0].all():
         return None
     return list(zip(unpack(values[:, 2:], num_best), values[:, 1].astype(int).tolist(), strict=True))
 
 
 def pack(raw_logits: Tensor, chosen: Tensor, num_best: int) -> Tensor:
-    """Return the log-probs to report for one token of each row for `unpacked`, [R, 1 + 2 num_best] float64.
+    """Return the log-probs to report for one token per row as a tensor for `unpack`, [R, 1 + 2 num_best] float64.
 
-    raw_logits: [R, V] float32. chosen: the tokens, [R] int64. num_best: 0 to V.
+    raw_logits: [R, V] float32. chosen: the tokens, [R] int64. num_best: number of best ids per row, 0 to V.
     """
     log_mass = raw_logits.logsumexp(dim=1, keepdim=True).double()  # [R, 1]
     ids = raw_logits.topk(num_best, dim=1).indices.sort(dim=1).values  # [R, num_best]
@@ -58,7 +61,7 @@ def pack(raw_logits: Tensor, chosen: Tensor, num_best: int) -> Tensor:
 
 
 def unpack(values: NDArray[np.float64], num_best: int) -> list[Reported]:
-    """Read rows of `packed`, which may have been packed with a larger num_best."""
+    """Return the log-probs in rows of `pack`, which may have been packed with a larger num_best."""
     ids_from = 1 + values.shape[1] // 2
     best = values[:, 1 : 1 + num_best].tolist()
     ids = values[:, ids_from : ids_from + num_best].astype(int).tolist()

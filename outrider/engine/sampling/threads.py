@@ -14,13 +14,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WORTH_THREADS = 2**21
-"""Number of logits of a step from which threads are worth their start: some 16 rows of a vocabulary of 128k."""
+"""Number of logits of a step from which starting threads pays: some 16 rows of a vocabulary of 128k."""
 
 
 def side_by_side(
     work: Callable[[Item], Result], items: Sequence[Item], num_logits: int
 ) -> list[Result | NonFiniteLogits]:
-    """Return `work(item)` of each item, in order, or the NonFiniteLogits that it raised. Threads end with the call."""
+    """Return `work(item)` for each item, in order, or the NonFiniteLogits that it raised. Items run in several threads
+    if num_logits is large enough; the threads end with the call.
+    """
 
     def caught(item: Item) -> Result | NonFiniteLogits:
         try:

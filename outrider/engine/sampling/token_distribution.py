@@ -1,7 +1,8 @@
 """The next-token distribution of one row on the host, and draws from it. NumPy.
 
-Both workers draw from it; a draft worker sends it, and the target reads the sent bytes into it. Its probabilities are
-the float64 exponentials of its float32 scores over their sum, whatever that sum is, and nothing else decides a draw.
+Both workers draw from it; a draft worker sends it, and the target makes it from the received bytes. Its probabilities
+are the float64 exponentials of its float32 scores divided by their sum, whatever that sum is, and nothing else decides
+a draw.
 
 Top-k and top-p are exact without sorting the vocabulary: a bound that is cheap to find (from maxima of chunks, from the
 total mass) discards most of the row, and the rule is applied to the rest. `host_sampling.py` calls them.
@@ -22,26 +23,27 @@ Scores = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Weights = NDArray[np.float64]
 Array = TypeVar("Array", Tensor, NDArray[np.float64])
-"""Array of torch or NumPy, for functions that serve both."""
+"""Array of torch or NumPy, for functions that accept both."""
 
 COLDEST = float(np.finfo(np.float32).tiny)
 """Minimum temperature; lower ones count as this one, since float32 would divide by zero."""
 _MAX_CHUNK = 64
-"""Maximum number of entries of a chunk, of which the maximum is taken for a bound."""
+"""Maximum number of entries in a chunk. The maxima of chunks give a bound for the k-th largest entry."""
 _MIN_CHUNKS = 4
-"""Minimum number of chunks for each of the k entries: with fewer, most entries would pass the bound."""
+"""Minimum number of chunks divided by k. With fewer chunks most entries would pass the bound."""
 _NUM_SORTED = 512
-"""Maximum number of entries that are sorted at once; of more, a histogram finds the part with the edge first."""
+"""Maximum number of entries that are sorted at once. If there are more, a histogram first finds the part that has the
+edge."""
 _NUM_BINS = 1024
 """Number of bins of that histogram."""
 _MIN_RANGE = 1e-30
-"""Minimum range of scores in nats, far from a division by zero."""
+"""Minimum range of scores, in nats, by which the histogram divides; it is far from 0."""
 _MAX_RANGE = 745.0
-"""Range of scores in nats below which an exponential is 0 in float64."""
+"""Range of scores, in nats, beyond which an exponential is 0 in float64."""
 _SLACK = 1e-3
-"""Margin of a bound on scores in nats, far above their rounding: it keeps too many entries, never too few."""
+"""Margin of a bound on scores, in nats, far above their rounding. It keeps too many entries rather than too few."""
 _MIN_TAIL = 1e-9
-"""Minimum mass 1 - top_p at which a bound is used."""
+"""Minimum mass 1 - top_p for which a bound is used."""
 
 
 def kth_best(x: Scores, k: int) -> np.float32:
@@ -57,7 +59,7 @@ def kth_best(x: Scores, k: int) -> np.float32:
 
 
 def exactly_best(x: Scores, n: int) -> Ids:
-    """Return the ids of the n largest of x [N], ascending; among equals at the edge the lowest."""
+    """Return the indices of the n largest of x [N], ascending; among equals at the edge the lowest."""
     edge = kth_best(x, n)
     ids = np.flatnonzero(x >= edge)
     if ids.size == n:
@@ -66,7 +68,8 @@ def exactly_best(x: Scores, n: int) -> Ids:
 
 
 def nucleus(scores: Scores, top_p: float) -> Ids:
-    """Return the ids of the smallest set with at least top_p of the mass, ascending; of equals at its edge the lowest.
+    """Return the indices of the smallest set with at least top_p of the mass, ascending; among equals at its edge the
+    lowest.
 
     scores: logarithms of probabilities up to a constant, the largest 0, [N] float32. top_p: in (0, 1).
 
@@ -97,7 +100,7 @@ def _lowest(total: float, top_p: float, num: int) -> float:
 
 
 def _edge(scores: Scores, weights: Weights, min_mass: float) -> tuple[np.float32, int]:
-    """Return the smallest score in the nucleus, and how many entries of that score are in it. All [N]."""
+    """Return the smallest score in the nucleus, and how many entries of that score are in it. Arrays are [N]."""
     above = 0.0
     if scores.size > _NUM_SORTED:
         above, inner = _around_edge(scores, weights, min_mass)
@@ -111,7 +114,9 @@ def _edge(scores: Scores, weights: Weights, min_mass: float) -> tuple[np.float32
 
 
 def _around_edge(scores: Scores, weights: Weights, min_mass: float) -> tuple[float, Ids]:
-    """Return the mass of the entries above the histogram's bin with the edge, and the indices of those in the bin."""
+    """Return the mass of the entries above the histogram bin that has the edge, and the indices of the entries in that
+    bin.
+    """
     score_range = float(-scores.min())
     places = scores * np.float32(-_NUM_BINS / min(max(score_range, _MIN_RANGE), _MAX_RANGE))  # [N], 0 the likeliest
     if score_range > _MAX_RANGE:
@@ -132,53 +137,53 @@ def _without_last_equals(ids: Ids, equal: NDArray[np.bool_], num_over: int) -> I
 
 
 _CHUNK = 512
-"""Maximum number of entries that are drawn from at once; in longer rows a chunk of so many is drawn first."""
+"""Maximum number of entries from which a draw is made at once. In longer rows a chunk of this size is drawn first."""
 
 
 class EmptyDistribution(ValueError):
-    """Raised for a row without positive finite mass."""
+    """Raised for a row without positive finite mass, from which nothing can be drawn."""
 
 
 @dataclass(frozen=True)
 class TokenDistribution:
-    """A distribution over token ids with N entries: sparse with `ids`, over the whole vocabulary without."""
+    """Distribution over token ids, with N entries: those of `ids`, or the whole vocabulary if `ids` is None."""
 
     vocab_size: int
     scores: Scores
-    """Logarithms of the probabilities up to a constant, none far above 0, -inf for no mass, [N] float32."""
+    """Logarithms of the probabilities up to a constant, [N] float32. None is far above 0; -inf for no mass."""
     ids: Ids | None = None
-    """Token ids of the entries, ascending, [N] int64; None where entry i is id i and N = vocab_size."""
+    """Token ids of the entries, ascending, [N] int64; None if entry i is id i and N = vocab_size."""
 
     @cached_property
     def weights(self) -> Weights:
-        """Probabilities up to a factor, [N] float64."""
+        """Probabilities of the entries up to a factor, [N] float64."""
         return np.exp(self.scores, dtype=np.float64)
 
     @cached_property
     def total(self) -> float:
-        """Sum of the weights."""
+        """Sum of `weights`."""
         return float(self.weights.sum())
 
     def prob(self, token_id: int) -> float:
-        """Return the probability of one id; 0 outside the support."""
+        """Return the probability of one id; 0 if it has no entry."""
         place = self.place_of(token_id)
         if place is None:
             return 0.0
         return float(self.weights[place]) / self.total
 
     def score(self, token_id: int) -> float:
-        """Return the score of one id; -inf outside the support."""
+        """Return the score of one id; -inf if it has no entry."""
         place = self.place_of(token_id)
         if place is None:
             return -math.inf
         return float(self.scores[place])
 
     def probs(self) -> Weights:
-        """Return the probabilities of its entries, [N] float64."""
+        """Return the probability of each entry, [N] float64."""
         return self.weights / self.total
 
     def probs_at(self, other: TokenDistribution) -> Weights:
-        """Return the probabilities of the ids of another distribution's entries, [M] float64.
+        """Return this distribution's probabilities at the M entries of another distribution, [M] float64.
 
         this one 0.7 at id 3 and 0.3 at id 5, the other over ids [3, 4]: [0.7, 0]
         """
@@ -191,17 +196,17 @@ class TokenDistribution:
         return np.where(self.ids[places] == other.ids, mine[places], 0.0)
 
     def draw(self, u: float) -> int:
-        """Draw an id by the inverse CDF in the order of ids, u in (0, 1). Raises NothingToDraw."""
+        """Draw an id by the inverse CDF in the order of ids. u: uniform number in (0, 1). Raises EmptyDistribution."""
         return self.id_of(draw_place(self.weights, u))
 
     def id_of(self, place: int) -> int:
-        """Return the token id of an entry."""
+        """Return the token id of an entry. place: the entry's index."""
         if self.ids is None:
             return place
         return int(self.ids[place])
 
     def place_of(self, token_id: int) -> int | None:
-        """Return the index of an id's entry; None where it has none."""
+        """Return the index of a token id's entry; None if it has none."""
         if self.ids is None:
             return token_id
         place = int(np.searchsorted(self.ids, token_id))
@@ -210,7 +215,7 @@ class TokenDistribution:
         return None
 
     def without(self, token_id: int) -> TokenDistribution:
-        """Return the distribution without one id, not normalised: what is left to draw its sibling from."""
+        """Return the distribution without one id, not normalised. The next sibling of that id is drawn from it."""
         place = self.place_of(token_id)
         if place is None:
             return self
@@ -219,18 +224,20 @@ class TokenDistribution:
         return TokenDistribution(self.vocab_size, scores, self.ids)
 
     def normalised(self) -> TokenDistribution:
-        """Return the distribution with log-probs as scores. Rounding changes it: call it before a draw, never after."""
+        """Return the distribution with log-probs as scores. Rounding changes it slightly, so call it before a draw,
+        never after.
+        """
         mass = float(np.exp(self.scores).sum())  # float32 is enough, since probabilities are divided by their own sum
         return TokenDistribution(self.vocab_size, self.scores - np.float32(math.log(mass)), self.ids)
 
     def dense_scores(self) -> Scores:
-        """Return the scores of the whole vocabulary, [V] float32, -inf outside the support."""
+        """Return the scores of all ids of the vocabulary, [V] float32, -inf for ids without an entry."""
         if self.ids is None:
             return self.scores
         return _spread(self.ids, self.scores, self.vocab_size, -math.inf)
 
     def support(self) -> tuple[Ids, Scores]:
-        """Return the ids with mass, ascending, and their scores, [M] each."""
+        """Return the M ids that have mass, ascending, and their scores, [M] each."""
         places = np.flatnonzero(self.scores > -math.inf)
         scores = self.scores[places]
         if self.ids is None:
@@ -244,8 +251,9 @@ def one_hot(token_id: int, vocab_size: int) -> TokenDistribution:
 
 
 def truncate_topk(law: TokenDistribution, n: int) -> TokenDistribution:
-    """Return the distribution cut to its n most likely ids, not normalised. Cut it before a draw. Raises ValueError for
-    n below 1.
+    """Return the distribution cut to its n most likely ids, not normalised. Raises ValueError if n is below 1.
+
+    Call it before a draw, never after.
     """
     if n < 1:
         raise ValueError(f"n is {n}, must be at least 1")
@@ -262,9 +270,8 @@ def truncate_topk(law: TokenDistribution, n: int) -> TokenDistribution:
 
 
 def draw_place(weights: Weights, u: float) -> int:
-    """Draw an index by the inverse CDF of weights [N] float64 >= 0, which need not sum to 1. Raises NothingToDraw.
-
-    u: in (0, 1). The index has mass.
+    """Draw an index, which has mass, by the inverse CDF of weights [N] float64 >= 0, which need not sum to 1. u: in (0,
+    1). Raises EmptyDistribution.
 
         weights (2, 1, 1), u 0.6: the CDF is (2, 3, 4), and 0.6 * 4 = 2.4 falls to index 1
     """

@@ -1,4 +1,6 @@
-"""Distributions as bytes: a draft worker encodes those that it drew from; the target decodes and checks all values."""
+"""Distributions as bytes: a draft worker encodes those from which it drew; the target decodes them and checks all
+values.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ from outrider.engine.sampling.token_distribution import Ids, Scores, TokenDistri
 from outrider.wire.transport.codec import BadTensor, DenseDistributions, Rows, SparseDistributions
 
 MASS_TOLERANCE = 1e-3
-"""Maximum difference of a row's sum of probabilities from 1. The rounding of 128k float32 values stays below 1e-4."""
+"""Maximum difference from 1 of the sum of a row's probabilities. The rounding of 128k float32 values stays below
+1e-4."""
 
 
 def encode_distributions(laws: Sequence[TokenDistribution], *, prefer_sparse: bool) -> Rows:
-    """Return distributions whose scores are log-probs as rows, in the smaller form, or sparse where that is preferred.
+    """Return distributions, whose scores must be log-probs, as rows of bytes: in the smaller of two forms, or sparse if
+    that is preferred.
 
     A sparse entry has 8 bytes and a dense one 4, so sparse rows are smaller below half the vocabulary.
     """
@@ -37,11 +41,11 @@ def encode_distributions(laws: Sequence[TokenDistribution], *, prefer_sparse: bo
 
 
 def decode_distributions(rows: Rows, vocab_size: int, drafted: Sequence[Sequence[int]]) -> list[TokenDistribution]:
-    """Return the distribution of each row over the bytes of `rows`, of which none are copied. Raises BadTensor.
+    """Return the distribution of each row in `rows`. The bytes of dense rows are not copied. Raises BadTensor.
 
-    drafted: the ids that were drawn from each row. The error is raised for NaN, +inf, ids that are out of range or
-    repeated, a mass that is not 1, and a drafted id without mass: acceptance is exact only if the ids were drawn from
-    these rows.
+    drafted: for each row, the ids that were drawn from it. The error is raised for NaN, +inf, ids that are out of range
+    or repeated, a mass that is not 1, and a drafted id without mass: acceptance is exact only if the ids were drawn
+    from these rows.
     """
     laws = list[TokenDistribution]()
     if isinstance(rows, DenseDistributions):
@@ -66,7 +70,7 @@ def decode_distributions(rows: Rows, vocab_size: int, drafted: Sequence[Sequence
 
 
 def decode_distribution(rows: Rows, index: int, vocab_size: int, drafted: Sequence[int]) -> TokenDistribution:
-    """Return the distribution of row `index` as `decode_laws` does. Raises BadTensor."""
+    """Return the distribution of row `index`, as `decode_distributions` does. Raises BadTensor."""
     return decode_distributions(_row(rows, index, vocab_size), vocab_size, [drafted])[0]
 
 
@@ -81,10 +85,11 @@ def _row(rows: Rows, index: int, vocab_size: int) -> Rows:
 def scatter(
     laws: Sequence[tuple[int, TokenDistribution]], num_rows: int, vocab_size: int, device: torch.device
 ) -> Tensor:
-    """Return the scores of distributions, each in its row, on `device`: [num_rows, V] float32, -inf elsewhere.
+    """Return the scores of distributions as a tensor on `device`, each in its row: [num_rows, V] float32, -inf
+    elsewhere.
 
-    laws: (row, distribution). Sparse ones are copied to the device as they are, a thousandth of the bytes of whole
-    rows.
+    laws: (row, distribution) of each. Only the entries of sparse distributions are copied to the device, a thousandth
+    of the bytes of whole rows.
     """
     cells = list[Ids]()  # places of sparse entries in the flat result
     sparse_scores = list[Scores]()

@@ -2,11 +2,11 @@
 
 It is the search of transformers' `generate`. A step compares the best continuations of all live beams. Those of the
 best `width` that end, by a stop id or at max_tokens, are hypotheses, scored by their sum of log-probs over length **
-length_penalty; the best `width` that do not end are the live beams of the next step, so that a beam that ends takes no
-place of a live one. Sums and scores are float32 there and here.
+length_penalty; the best `width` that do not end are the live beams of the next step, so that a beam that ends does not
+take the place of a live one. Sums and scores are float32 there and here.
 
-A step decides a `Level`: the live beams all have one length, so a level has a position, and it is never taken back,
-like a token of an output. Used by the target, the draft workers and the gateway's sessions.
+A step decides a `BeamLevel`. The live beams all have the same length, so a level has a position, and like a token of an
+output it is never taken back. Used by the target, the draft workers and the gateway's sessions.
 """
 
 from __future__ import annotations
@@ -25,61 +25,63 @@ from outrider.wire.requests.params import MAX_CHOICES, BeamParams, SamplingParam
 from outrider.wire.requests.speculation import Speculation
 
 DRAFT_BEAMS = 4
-"""Beams of a draft worker for each live beam. With about 32 draft tokens the demo pair decides 1.6, 1.8 and 1.9 levels
-a step at 2, 3 and 4 of them for 4 live beams, and 1.3, 1.4 and 1.5 for 8."""
+"""Number of beams that a draft worker grows per live beam. Measured with about 32 draft tokens and the demo pair, at 2,
+3 and 4 of them: 1.6, 1.8 and 1.9 levels decided per step for 4 live beams, and 1.3, 1.4 and 1.5 for 8."""
 
 Entry = tuple[int, int, float]
-"""(index of the beam that is continued, its token, the sum of log-probs with it, in nats)."""
+"""Continuation of a beam: (index of the continued beam, id of the new token, sum of log-probs including it, in
+nats)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamLevel:
-    """The decision of one step of a search, best first."""
+    """What one step of a beam search decides, best first."""
 
     live: tuple[Entry, ...]
-    """Continuations that stay live; none at max_tokens."""
+    """Continuations that stay live; empty at max_tokens."""
     ended: tuple[Entry, ...]
-    """Continuations that end, which are hypotheses."""
+    """Continuations that end; they are hypotheses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One output of a search."""
+    """Output of a beam search."""
 
     ids: tuple[int, ...]
-    """Ids after the prompt, a stop id included."""
+    """Token ids after the prompt, including a stop id."""
     score: float
-    """Sum of log-probs over length ** length_penalty, in nats."""
+    """Sum of log-probs divided by length ** length_penalty, in nats."""
     stop_id: int | None
-    """Stop id that ended it; None where max_tokens did."""
+    """Stop id that ended the output; None if max_tokens ended it."""
 
 
 class BeamSearch:
-    """One search, level by level, until it `is_done`."""
+    """State of one beam search, which advances level by level until it `is_done`."""
 
     def __init__(self, params: BeamParams, max_tokens: int, stop_ids: Set[int]) -> None:
         self.levels: list[BeamLevel] = []
         self.sums: tuple[float, ...] = (0.0,)
-        """Sum of log-probs of each live beam in nats, best first. The first beam is the prompt, with sum 0."""
+        """Sum of log-probs of each live beam, in nats, best first. At first the prompt is the only beam, with sum 0."""
         self.is_done = False
         self._params = params
         self._max_tokens = max_tokens
         self._stop_ids = frozenset(stop_ids)
         self._ended: list[tuple[np.float32, int, Entry]] = []
-        """The best `width` hypotheses, best first: score, number of levels before the last token, its entry."""
+        """The best `width` hypotheses, best first: score, number of levels before the last token, and that token's
+        entry."""
 
     @property
     def num_candidates(self) -> int:
-        """Number of best continuations of each live beam that `choose` needs: `width` of one beam may stay live, after
-        all its stop ids.
+        """Number of best continuations per live beam that `choose` needs: all stop ids may be among them, and all
+        `width` beams may continue one beam.
         """
         return self._params.width + len(self._stop_ids)
 
     def choose(self, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> BeamLevel:
-        """Return the next level.
+        """Return the next level, without applying it.
 
-        ids, log_probs: best continuations of each of B live beams with their log-probs in nats, best first, [B, n]; n
-        is num_candidates, or the size of a smaller vocabulary.
+        ids, log_probs: [B, n], token ids of the best continuations of each of B live beams, best first, and their
+        log-probs in nats. n is num_candidates, or the size of the vocabulary if that is smaller.
 
             width 2, sums of one beam's continuations a (ends) -1, b -2, c -3: ended [a], live [b, c]
         """
@@ -104,7 +106,7 @@ class BeamSearch:
         return BeamLevel(tuple(live), tuple(ended))
 
     def apply(self, level: BeamLevel) -> None:
-        """Advance the search by a level that `choose` returned, here or in another process."""
+        """Advance the search by a level that `choose` returned, in this process or in another."""
         num_levels = len(self.levels)
         self.levels.append(level)
         self.sums = tuple(total for _, _, total in level.live)
@@ -133,7 +135,7 @@ class BeamSearch:
         return np.float32(math.pow(length, self._params.length_penalty))
 
     def hypotheses(self) -> list[Hypothesis]:
-        """Return the outputs, best first: `width` of them once the search is done, or fewer where no more exist."""
+        """Return the outputs, best first: `width` of them once the search is done, or fewer if no more exist."""
         found = list[Hypothesis]()
         for score, num_levels, (parent, last_id, _) in self._ended:
             ids = [last_id]  # from the last token to the first
@@ -149,9 +151,10 @@ class BeamSearch:
 
 
 def draft_shape(params: SamplingParams, speculation: Speculation) -> tuple[int, int]:
-    """Return the number of beams, and of levels, that a draft worker grows under the live beams.
+    """Return the number of beams that a draft worker grows under the live beams, and the number of levels.
 
-    There are K levels, or as many as max_draft_tokens leave room for; (0, 0) where not even all live beams have room.
+    There are K levels, or fewer if max_draft_tokens leaves room for fewer. The result is (0, 0) if it does not leave
+    room for one draft token per live beam.
     """
     assert params.beams is not None, "no beam search is asked for"
     width = params.beams.width
@@ -163,7 +166,7 @@ def draft_shape(params: SamplingParams, speculation: Speculation) -> tuple[int, 
 
 
 def level_to_proto(level: BeamLevel) -> pb.BeamLevel:
-    """Return the message of a level."""
+    """Return a level as a protobuf message."""
     message = pb.BeamLevel()
     for parent, token_id, total in level.live:
         message.parents.append(parent)
@@ -177,7 +180,8 @@ def level_to_proto(level: BeamLevel) -> pb.BeamLevel:
 
 
 def levels_from_proto(messages: Sequence[pb.BeamLevel], vocab_size: int, num_before: int = 1) -> tuple[BeamLevel, ...]:
-    """Read levels, and check that each continues beams of the previous one. Raises InvalidRequest.
+    """Return the levels of protobuf messages, after checking that each continues beams of the previous one. Raises
+    InvalidRequest.
 
     num_before: number of live beams before the first level.
     """

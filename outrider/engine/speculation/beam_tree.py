@@ -1,7 +1,8 @@
 """The live beams of one slot as a token tree after its committed tokens, in the target and in its draft workers. Pure.
 
-Tokens with which all live beams begin are settled: they are committed, and the tree begins after them. Draft tokens are
-nodes below the live beams' last tokens. Nodes on the path to a live beam stay in the cache; others may leave it.
+Tokens that all live beams share at their beginning are settled: they are committed, and the tree begins after them.
+Draft tokens are nodes below the live beams' last tokens. Nodes on the path to a live beam stay in the cache; others may
+leave it.
 """
 
 from __future__ import annotations
@@ -13,31 +14,34 @@ from outrider.engine.speculation.draft_tree import ROOT, CachedTree
 
 
 class BeamTree(CachedTree):
-    """The tree of one search, which begins with one beam, the prompt. ROOT is the last settled token."""
+    """Tree of one beam search. At first there is one beam, the prompt. ROOT is the last settled token."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         super().__init__()
         self.num_settled = len(prompt_ids)
-        """Number of tokens with which all live beams begin."""
+        """Number of tokens, with the prompt, that all live beams share at their beginning."""
         self.live: list[int] = [ROOT]
-        """Node of the last token of each live beam, best first; [ROOT] for one beam without tokens after the root."""
+        """Node of the last token of each live beam, best first; [ROOT] while the only beam has no tokens after the
+        root."""
         self.live_at: dict[int, Sequence[int | None]] = {self.length: [ROOT]}
-        """By unsettled length, `live` as it was at that length; None for a beam that no live beam continues."""
+        """Earlier values of `live` and the present one, by the length of the beams then, in tokens. Settled lengths are
+        left out. An entry is None if no present live beam continues that beam."""
 
     @property
     def live_depth(self) -> int:
-        """Number of tokens of each live beam that are not settled."""
+        """Number of tokens of each live beam after the settled ones."""
         return self.depth(self.live[0])
 
     @property
     def length(self) -> int:
-        """Number of tokens of each live beam, those of the prompt included."""
+        """Number of tokens of each live beam, including the prompt."""
         return self.num_settled + self.live_depth
 
     def advance(self, levels: Sequence[BeamLevel]) -> Sequence[int]:
-        """Advance to the live beams of these levels, none of which is empty; return the ids that are settled now.
+        """Advance to the live beams after these levels, and return the ids that become settled. No level's `live` is
+        empty.
 
-        live [a, b] with children c, d of a; a level continues a with c and with d: a is settled, live is [c, d]
+            live [a, b] with children c, d of a; a level continues a with c and with d: a is settled, live is [c, d]
         """
         for level in levels:
             live = list[int]()
@@ -73,14 +77,14 @@ class BeamTree(CachedTree):
         return kept
 
     def find_or_add(self, node: int, token_id: int) -> int:
-        """Return the child of a node or ROOT with this token id, which is added where it is missing."""
+        """Return the child of a node or ROOT with this token id; add it if there is none."""
         child = self.child(node, token_id)
         if child is None:
             child = self.add(node, token_id)
         return child
 
     def inner(self) -> list[int]:
-        """Return the nodes between the root and the live beams' last tokens, parents first."""
+        """Return the nodes between the root and the last tokens of the live beams, both excluded, parents first."""
         found = set[int]()
         for leaf in self.live:
             node = ROOT
@@ -92,19 +96,19 @@ class BeamTree(CachedTree):
         return sorted(found)
 
     def drafts(self) -> list[int]:
-        """Return the nodes below the live beams, which are all draft tokens."""
+        """Return the nodes below the live beams; these are all draft tokens."""
         live_depth = self.live_depth
         return [node for node, depth in enumerate(self.depths) if depth > live_depth]
 
     def unfed(self, nodes: Sequence[int]) -> list[int]:
-        """Return the given nodes that are not in the cache, without ROOT."""
+        """Return those of the given nodes that are not in the cache, without ROOT."""
         fed = {ROOT, *self.fed}
         return [node for node in nodes if node not in fed]
 
     def parents_of(self, new: Sequence[int], root_at: int) -> list[int]:
-        """Return the parents of the fed nodes and then of the `new` ones, by index among the tokens of a row.
+        """Return the parents of the fed nodes and then of the nodes `new`, as indices among the tokens of a row.
 
-        root_at: index of the root, which these nodes follow in order.
+        root_at: index of the root in the row; the nodes follow it in this order.
 
             root_at 1, fed [a], new [b, c] with b after the root and c after a: [1, 1, 2], for a is token 2 of the row
         """

@@ -1,7 +1,7 @@
 """The draft tokens that drafters propose for a slot's step, and the order in which the step's budget takes them. Pure.
 
-A drafter proposes one `CandidateTree`. The budget takes or leaves an `Offer`; `join` makes one draft tree of the offers
-that it took, and `outcomes` says afterwards which drafters' tokens were tested. Called by the target.
+A drafter proposes one `CandidateTree`. The budget takes or leaves each `BudgetOffer`. `join` makes one draft tree of
+the offers that it took, and `outcomes` returns afterwards which drafters' tokens were tested. Called by the target.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.transport.codec import Rows
 
 EncodedDistribution = tuple[Rows, int]
-"""A distribution as it was delivered: (rows of a message, index among them)."""
+"""Distribution as it was delivered: (distributions of one message, index of this one among them)."""
 Distribution = TokenDistribution | EncodedDistribution
 Source = TypeVar("Source")
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateTree:
-    """The draft tokens of one drafter for a slot's step: a tree of N nodes."""
+    """What one drafter proposes for a slot's step: a tree of N draft tokens."""
 
     tree: DraftTree
-    """Nodes best first, with acceptance probabilities."""
+    """Tree of the draft tokens, best first, with acceptance probabilities."""
     distributions: Sequence[Distribution | None]
-    """Distribution that each node was sampled from, [N]; None for a deterministic one."""
+    """For each node, the distribution that it was sampled from, [N]; None for a deterministic node."""
     prob: float
-    """Acceptance probability of the drafter's first draft token after a node."""
+    """Acceptance probability of the drafter's first draft token after any accepted node."""
     max_len: int = 0
-    """Number of draft tokens that a sampled chain might have had; 0 for a tree of a named shape."""
+    """Maximum number of tokens that the sampled chain could have had; 0 for a tree of a requested shape."""
 
     def offers(self, index: int = 0, factor: float = 1.0) -> list[BudgetOffer]:
-        """Return one offer for each node, in order. index: of this tree among those of the step. factor: by which all
-        acceptance probabilities are multiplied.
+        """Return one offer for each node, in order.
+
+        index: index of this tree among those of the step. factor: multiplies all acceptance probabilities.
 
         The length of a sampled chain may depend on its tokens, and no sampled token may influence what is verified. So
-        a sampled chain has as many offers as it might have had tokens: those behind its end have no node.
+        a sampled chain has as many offers as it could have had tokens; offers after its end have no node.
 
             sampled chain of 2 tokens, max_len 4, probs 0.6 and 0.36, prob 0.6: 0.6, 0.36, 0.216 and 0.13 (no nodes)
         """
@@ -53,24 +54,26 @@ class CandidateTree:
 
 
 class BudgetOffer(NamedTuple):
-    """One draft token that the budget takes or leaves."""
+    """Draft token that the budget takes or leaves."""
 
     prob: float
-    """Acceptance probability."""
+    """Acceptance probability of the token."""
     nodes: tuple[tuple[int, int], ...]
-    """(index of a candidate tree, node there) of each drafter that proposes it; empty behind a chain's end."""
+    """For each drafter that proposes the token: (index of its candidate tree, node in that tree). Empty after the end
+    of a sampled chain."""
 
 
 class MergedTree(NamedTuple):
-    """The draft tree of the offers that were taken."""
+    """Draft tree of the offers that the budget took, of one or several drafters."""
 
     tree: DraftTree
     nodes: Sequence[Mapping[int, int]]
-    """For each candidate tree, the nodes of the joined tree by its own nodes. Two drafters' nodes may be one there."""
+    """For each candidate tree: its nodes, each with the node of the merged tree that it became. Nodes of two drafters
+    may become one."""
 
 
 def join(candidates: Sequence[CandidateTree], offers: Sequence[BudgetOffer]) -> MergedTree:
-    """Return one draft tree of the offers that were taken, which have parents before their children.
+    """Return one draft tree of the offers that were taken. Among the offers, parents come before their children.
 
     chains [a, b] and [a, c] of two drafters: parents [-1, 0, 0], ids [a, b, c], nodes [{0: 0, 1: 1}, {0: 0, 1: 2}]
     """
@@ -92,11 +95,13 @@ def join(candidates: Sequence[CandidateTree], offers: Sequence[BudgetOffer]) -> 
 def outcomes(
     tree: DraftTree, ranks: Mapping[Source, Mapping[int, int]], path: Sequence[int], *, is_determined: bool
 ) -> Iterator[tuple[Source, int | None]]:
-    """Yield (drafter, rank of its accepted child or None) for each node of the path at which a drafter was tested.
+    """Yield, for each accepted node and each drafter that was tested after it, (drafter, rank of its accepted child or
+    None). ROOT counts as accepted.
 
-    ranks: by drafter, in the order of the tests, the ranks of its nodes of the tree. path: the accepted nodes. A
-    drafter was not tested after a node where an earlier drafter had the accepted child: under `rejection` any child,
-    and where draft tokens are accepted as they match (is_determined) the likeliest one.
+    ranks: by drafter, in the order of the tests, its nodes of the tree with their ranks. path: the accepted nodes.
+    is_determined: whether draft tokens are accepted by matching. A drafter was not tested after a node where an earlier
+    drafter had proposed the accepted child; if tokens are accepted by matching, only an earlier drafter's likeliest
+    child counts.
 
         A proposes child 0 and B child 1, path [1]: (A, None), (B, 0). With path [0]: (A, 0) alone
     """

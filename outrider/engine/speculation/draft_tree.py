@@ -1,7 +1,7 @@
 """The draft tree: draft tokens that may follow a slot's committed tokens, as arrays over its nodes. Pure.
 
 A node comes after its parent, and siblings stand in the order in which they were proposed. ROOT is the last committed
-token, which is no node itself. A `CachedTree` also knows which of its nodes lie in a worker's cache.
+token, which is no node itself. A `CachedTree` also records which of its nodes lie in a worker's cache.
 
     the -> cat -> sat        node      0    1    2    3
         -> dog -> ran        ids     cat  dog  sat  ran
@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 ROOT = -1
-"""Index of the last committed token, the parent of the first draft tokens."""
+"""Index that stands for the last committed token, the parent of the first draft tokens."""
 
 T = TypeVar("T")
 
@@ -32,24 +32,28 @@ def remap(column: Mapping[int, T], new_index: Mapping[int, int]) -> dict[int, T]
 
 
 class DraftTree:
-    """A growable draft tree of N nodes. `reroot` moves nodes, and returns how values kept by node have to move."""
+    """Draft tree of N nodes, to which nodes are added. `reroot` renumbers nodes and returns their new indices, by which
+    values that are kept by node have to move.
+    """
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        """Token ids, [N]."""
+        """Token id of each node, [N]."""
         self.parents: list[int] = []
         """Index of each node's parent, or ROOT, [N]."""
         self.ranks: list[int] = []
-        """Order of each node among its siblings, the likeliest or first sampled one 0, [N]."""
+        """Rank of each node among its siblings, from 0 for the likeliest or first sampled one, [N]."""
         self.probs: list[float] = []
         """Probability that each node and all its ancestors are accepted, [N]."""
         self.depths: list[int] = []
-        """Number of draft tokens up to each node, itself included, [N]."""
+        """Depth of each node: number of draft tokens on the path to it, itself included, [N]."""
         self._children: dict[int, list[int]] = {}
 
     @classmethod
     def of(cls, ids: Iterable[int], parents: Iterable[int]) -> DraftTree:
-        """Create a tree of these nodes, parents before their children, with acceptance probability 1."""
+        """Create a tree from token ids and parents, parents before their children. All acceptance probabilities are
+        1.
+        """
         tree = cls()
         for token_id, parent in zip(ids, parents, strict=True):
             tree.add(parent, token_id)
@@ -59,7 +63,9 @@ class DraftTree:
         return len(self.ids)
 
     def add(self, parent: int, token_id: int, rank: int | None = None, prob: float = 1.0) -> int:
-        """Append a child of a node or ROOT, and return its index. rank: by default the number of siblings so far."""
+        """Add a child to a node or ROOT, and return the child's index. rank: by default the number of its siblings so
+        far. prob: probability that the child and all its ancestors are accepted.
+        """
         siblings = self._children.setdefault(parent, [])
         if rank is None:
             rank = len(siblings)
@@ -77,7 +83,7 @@ class DraftTree:
         return self._children.get(node, ())
 
     def child(self, node: int, token_id: int) -> int | None:
-        """Return the child of a node or ROOT with this token id; None where there is none."""
+        """Return the child of a node or ROOT with this token id; None if there is none."""
         for child in self._children.get(node, ()):
             if self.ids[child] == token_id:
                 return child
@@ -85,7 +91,7 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether each node follows the one before it."""
+        """Whether each node is a child of the one before it."""
         return self.max_depth == len(self.ids)
 
     def path(self, node: int) -> list[int]:
@@ -97,7 +103,7 @@ class DraftTree:
         return nodes[::-1]
 
     def prefix(self, node: int) -> tuple[int, ...]:
-        """Return the draft token ids up to a node, its own the last; an empty tuple for ROOT."""
+        """Return the token ids on the path to a node, its own id last; an empty tuple for ROOT."""
         ids = list[int]()
         while node != ROOT:
             ids.append(self.ids[node])
@@ -105,13 +111,13 @@ class DraftTree:
         return tuple(ids[::-1])
 
     def depth(self, node: int) -> int:
-        """Return the number of draft tokens up to a node; 0 for ROOT."""
+        """Return the number of draft tokens on the path to a node, itself included; 0 for ROOT."""
         if node == ROOT:
             return 0
         return self.depths[node]
 
     def prob(self, node: int) -> float:
-        """Return the acceptance probability of a node, its ancestors' included; 1 for ROOT."""
+        """Return the probability that a node and all its ancestors are accepted; 1 for ROOT."""
         if node == ROOT:
             return 1.0
         return self.probs[node]
@@ -122,10 +128,10 @@ class DraftTree:
         return max(self.depths, default=0)
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
-        """Make `node` the root: it is the last committed token now. All nodes but its descendants are dropped.
+        """Make `node` the root, since it is now the last committed token. Only its descendants remain.
 
-        dropped: further nodes that are dropped with their descendants. Returns, ascending, the new index of each
-        remaining node by its previous index.
+        dropped: nodes that are dropped too, with their descendants. Returns, ascending, the new index of each remaining
+        node by its previous index.
 
             parents [-1, -1, 0, 1, 2], reroot(0): nodes 2 and 4 remain, parents [-1, 0]; returns {2: 0, 4: 1}
         """
@@ -143,7 +149,7 @@ class DraftTree:
         return new_index
 
     def select(self, nodes: Iterable[int]) -> DraftTree:
-        """Return a tree of some of the nodes, in this order. Every node's parent is ROOT or stands before it.
+        """Return a tree of some of the nodes, in this order. The parent of each must be ROOT or come before it.
 
         parents [-1, -1, 0], select([0, 2]): parents [-1, 0]
         """
@@ -156,17 +162,17 @@ class DraftTree:
 
 
 NO_DRAFT_TOKENS = DraftTree()
-"""The tree of a slot without draft tokens, to which nothing is added. One tree, so that the garbage
-collector has no new one for each slot and step."""
+"""Empty tree of slots without draft tokens; nothing is ever added to it. All such slots share it, so that no new object
+per slot and step burdens the garbage collector."""
 
 GONE = ROOT - 1
-"""Stands for a node in the cache that was dropped from the tree."""
+"""Index that stands for a cached node that was dropped from the tree."""
 
 
 class CachedTree(DraftTree):
-    """A draft tree of which some nodes lie in a worker's cache, in the order in which they were fed.
+    """Draft tree that also records which of its nodes lie in a worker's cache, in the order in which they were fed.
 
-    The cache holds all committed tokens but the last, that one once ROOT is fed, and then the nodes of `fed`.
+    The cache holds all committed tokens but the last; then the last one, once ROOT is fed; then the nodes of `fed`.
     """
 
     def __init__(self) -> None:
@@ -174,11 +180,11 @@ class CachedTree(DraftTree):
         self.is_root_fed = False
         """Whether the last committed token lies in the cache."""
         self.fed: list[int] = []
-        """Nodes in the cache, in order. Until `keep` is called: ROOT for one that was committed meanwhile, and GONE for
-        one that was dropped."""
+        """Nodes in the cache, in the order in which they were fed. Until `keep` is called, ROOT stands for a node that
+        was committed meanwhile, and GONE for one that was dropped."""
 
     def feed(self, node: int) -> None:
-        """Record that a node, or ROOT, was fed: it lies in the cache behind all nodes that were fed before."""
+        """Record that a node or ROOT was fed, and lies in the cache after all nodes that were fed before."""
         if node == ROOT:
             self.is_root_fed = True
         else:
@@ -194,9 +200,10 @@ class CachedTree(DraftTree):
         return new_index
 
     def keep(self, nodes: Iterable[int]) -> list[int]:
-        """Drop all nodes from the cache but the given ones and those that were committed meanwhile.
+        """Drop all nodes from `fed` but the given ones. Return the indices in `fed` of the tokens that stay in the
+        cache, ascending.
 
-        Returns which of `fed` stay in the cache, as ascending indices. The committed ones come first, and leave `fed`.
+        Nodes that were committed meanwhile stay in the cache, too, but leave `fed`; they come first.
 
             fed [ROOT, 0, GONE, 1], keep([1]): returns [0, 3], and fed is [1]
         """
@@ -212,6 +219,6 @@ class CachedTree(DraftTree):
         return indices
 
     def forget_cache(self) -> None:
-        """Record that the cache is empty."""
+        """Record that the cache holds no node any more."""
         self.is_root_fed = False
         self.fed = []

@@ -1,7 +1,8 @@
-"""Draft tokens from distributions: the children of a draft tree's nodes, and the chains of the target's own drafters.
+"""Make draft tokens from distributions: the children of a draft tree's nodes, and the chains of the target's own
+drafters.
 
-Every drafter uses it, in the draft worker and in the target. A distribution that is sent cut is cut and renormalised
-*before* the draw, so that the target receives the distribution that was drawn from.
+Every drafter uses it, in the draft worker and in the target. If only the best N ids of a distribution are sent, it is
+cut and renormalised *before* the draw, so that the target receives the distribution that was drawn from.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ if TYPE_CHECKING:
     from outrider.engine.speculation.growing_tree import GrowingTree
 
 NUM_LIKELY = 64
-"""Number of likeliest ids of a distribution among which recovery nodes are chosen: the target picks another with a
-probability of a hundredth or less."""
+"""Number of likeliest ids of a distribution from which recovery nodes are chosen. The probability that the target draws
+an id outside them is a hundredth or less."""
 
 NextDistribution = Callable[[LogitRow], TokenDistribution | None]
-"""Function that returns the distribution after a row's draft prefix, or None. Its prefixes grow from call to call."""
+"""Function that returns the distribution of the token after a row's draft prefix; None if nothing is known to follow.
+From call to call the prefix grows."""
 
 
 def grow(distributions: Sequence[NodeDistribution]) -> dict[Growth, str]:
-    """Make the children of the nodes of these distributions. Return the trees whose logits are NaN or infinite, and the
+    """Make the children of nodes from their distributions. Return the trees whose logits are NaN or infinite, with the
     error of each.
     """
     failed = dict[Growth, str]()
@@ -83,9 +85,9 @@ def _uniforms(distributions: Sequence[NodeDistribution]) -> list[list[float]]:
 
 
 def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
-    """Make the children of a node of `tree` from its distribution. Raises NonFiniteLogits.
+    """Make the children of one node of `tree` from its distribution. Raises NonFiniteLogits.
 
-    numbers: a uniform number for each child that is drawn.
+    numbers: uniform numbers, one for each child that is drawn.
     """
     node = distribution.node
     params = distribution.state.params
@@ -162,9 +164,11 @@ def propose_chain(
     *,
     is_counted: bool = False,
 ) -> CandidateTree:
-    """Return a chain of at most max_tokens draft tokens of the target's own; it ends where a distribution is None.
+    """Return a chain of at most max_tokens draft tokens for a slot of the target. It ends early if no distribution
+    follows.
 
-    is_counted: distributions are a table's, so that one with a single token makes a deterministic draft token.
+    next_distribution: function that returns the distribution of each next token. is_counted: whether distributions come
+    from a table, so that one with a single token makes a deterministic draft token.
     """
     params = slot.params
     tree = DraftTree()
@@ -200,9 +204,10 @@ def propose_chain(
 def propose_by_logits(
     slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int, logits: HostLogits | None
 ) -> CandidateTree:
-    """Return a chain whose token j is proposed by row j of `logits` [K, V], whatever its earlier tokens are.
+    """Return a chain of at most max_tokens draft tokens, whose token j is proposed by row j of `logits` [K, V],
+    whatever the earlier tokens are.
 
-    It is empty where logits are None.
+    The chain is empty if `logits` is None.
     """
 
     def next_distribution(row: LogitRow) -> TokenDistribution | None:

@@ -1,4 +1,6 @@
-"""The target's own drafters without a model: a table, or a request's prediction, that follows each slot's tokens."""
+"""The target's own drafters without a model: a table, or the request's prediction, with a follower of each slot's
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from outrider.engine.worker.slots import Slot
 
 
 class TableDrafter(TargetDrafter):
-    """Drafter that proposes a chain by a table's counts after the slot's tokens."""
+    """Drafter in the target that proposes a chain by the counts of a table after the slot's tokens."""
 
     def __init__(self, table: SequenceDrafter | None, vocab_size: int) -> None:
-        """Create the drafter. table: shared by all slots; None where each request's prediction is its own table."""
+        """Create the drafter. table: table for all slots; None if each slot drafts from its request's prediction."""
         self._table = table
         self._vocab_size = vocab_size
         self._followers: dict[SlotKey, Follower] = {}

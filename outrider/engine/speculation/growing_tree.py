@@ -1,17 +1,16 @@
 """The draft tree of one slot of a draft worker, which grows without waiting for rounds, likeliest nodes first. Pure.
 
-A node is fed for the distribution after it, from which its children are made. Rank and depth choose the node that is
-fed next and its number of children, never a drawn token: under `rejection` no drawn token may influence what is
+A node is fed to get the distribution after it, from which its children are made. Rank and depth choose which node is
+fed next and how many children it gets, never a drawn token: under `rejection` no drawn token may influence what is
 verified. When tokens are committed, the node of the last of them becomes the root and the nodes below it stay, so that
 an accepted draft token has its children ready.
 
     committed: the cat.  sat -> down     a step commits sat:   committed: the cat sat.  down
                          ran                                   "ran" is dropped, "down" is ready
-
-Under `rejection` a *segment* is a chain, or a tree of a named shape, of draft tokens whose uniform numbers are keyed by
-the committed length at which it begins. Beside it are recovery nodes (KEY): tokens that the target may draw itself.
-Below a recovery node another segment begins: the one that would be drawn once that token is committed. So the draft
-tokens after given committed tokens are the same however early they are made.
+Under `rejection` a *segment* is a chain, or a tree of a requested shape, of draft tokens whose uniform numbers are
+keyed by the committed length at which it begins. Besides it there are recovery nodes: tokens that the target may draw
+itself. Below a recovery node another segment begins: the one that would be drawn once that token is committed. So the
+draft tokens after given committed tokens are the same however early they are made.
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ from outrider.engine.worker.jobs import JobError
 
 
 class GrowingTree(Growth):
-    """The draft tree of one slot: the grower feeds its `offers`, and calls `go_on` when tokens are committed."""
+    """Draft tree that grows in one slot. The grower feeds the nodes of `offers`, and calls `go_on` when tokens are
+    committed.
+    """
 
     def __init__(self, setup: GrowthSetup) -> None:
         self._setup = setup
@@ -43,8 +44,8 @@ class GrowingTree(Growth):
             setup.speculation, setup.slot.params, setup.shares, drafter.takes_trees, drafter.fills_blocks
         )
         self.segments: dict[int, tuple[int, Place]] = {}
-        """Under `rejection`, by node or ROOT: the segment of the tokens that are drawn after it, as the committed
-        length at which it begins and the ranks from there to the node."""
+        """Under `rejection`: the segment to which the tokens drawn after a node or ROOT belong, by node. It is given by
+        the committed length at which it begins and the ranks from there to the node."""
         self._is_determined = setup.slot.params.is_deterministic
         self.restart()
 
@@ -52,18 +53,19 @@ class GrowingTree(Growth):
         super().__init__()  # without nodes; the tokens that are drawn after ROOT stay in its segment
         self.segments = remap(self.segments, {ROOT: ROOT})
         self.ranked: dict[int, list[int]] = {}
-        """By node or ROOT: further ids that may follow it, best first, which are no nodes yet. They become nodes as the
-        root comes nearer, since likelier nodes have more children."""
+        """By node or ROOT: further ids that may follow it, best first, for which there are no nodes yet. They become
+        nodes as the root comes nearer, since likelier nodes have more children."""
         self._begin_offers()
 
     def _begin_offers(self) -> None:
         self._offered: list[tuple[float, int]] = []
-        """(negated acceptance probability, node) of the nodes that are worth feeding, the likeliest first."""
+        """(negated acceptance probability, node) of nodes that are worth feeding, the likeliest first."""
         self._named: list[int] = []
-        """Unfed nodes for which the request names children: the target waits for those."""
+        """Unfed nodes that must have children because the request fixes a number or a tree shape; the target waits for
+        these."""
         self.is_end_known = False
         self._last_depth = self._slot.max_len - 1 - self.committed_len
-        """Depth of nodes without children, since the target commits one token of its own after them."""
+        """Depth at which nodes have no children, since the target commits one token of its own after them."""
         self._max_depth = min(
             self._last_depth, self.plan.max_depth, self._setup.drafter.max_depth, self._slot.most_depth
         )
@@ -92,8 +94,8 @@ class GrowingTree(Growth):
         return [(-cost, node) for cost, node in self._offered[:num]]
 
     def prob_ahead(self, node: int, num_ahead: int) -> float | None:
-        """Return the acceptance probability of the node `num_ahead` first children below a node; None where that node,
-        were it made, would not be fed.
+        """Return the acceptance probability of a descendant of a node: the one reached over num_ahead first children.
+        None if that descendant would not be fed.
         """
         if not self._may_follow(node, num_ahead):
             return None
@@ -136,7 +138,7 @@ class GrowingTree(Growth):
         return prob * self.shares.share(0) >= MIN_PROB
 
     def _num_named(self, node: int, num_ahead: int = 0) -> int:
-        """Return the number of children that the request names for the node `num_ahead` first children below a node."""
+        """Return the number of children that the request fixes for the node `num_ahead` first children below a node."""
         if not self.plan.places:
             return 0
         ranks = [self.ranks[ancestor] for ancestor in self.path(node)]
@@ -170,7 +172,9 @@ class GrowingTree(Growth):
             self.ended.append(children[0])
 
     def add_child(self, parent: int, token_id: int, kind: NodeKind, law: TokenDistribution | None = None) -> int:
-        """Add the next child of a node or ROOT, and return it. law: the distribution that it was drawn from, if any."""
+        """Add the next child of a node or ROOT, and return it. law: distribution that it was drawn from; None if it was
+        not drawn.
+        """
         rank = len(self.children(parent))
         child = self.add(parent, token_id, prob=self.prob(parent) * self.shares.share(rank))
         self.kinds[child] = kind
@@ -184,7 +188,9 @@ class GrowingTree(Growth):
         return child
 
     def add_ranked(self, parent: int, ids: Sequence[int]) -> None:
-        """Record further ids that may follow a node, best first, and make children of as many as it is to have now."""
+        """Store further ids that may follow a node, best first, and make children of as many of them as it should have
+        now.
+        """
         self.ranked[parent] = list(ids)
         self._fill(parent)
 
@@ -202,7 +208,9 @@ class GrowingTree(Growth):
         del ranked[:num_missing]
 
     def finish_step(self) -> None:
-        """Mark the tree's end, once, where no named node is left to grow: there may be fewer nodes than are named."""
+        """If no required node is left to grow, record once that the tree is complete: it may have fewer nodes than the
+        request fixes.
+        """
         if self.plan.places and not self._named and not self.is_end_known:
             self.is_end_known = True
             self.ended.append(ROOT)
@@ -247,9 +255,9 @@ class GrowingTree(Growth):
     def _goes_on(self, node: int) -> bool:
         """Return whether the nodes below a node are of use once it is committed.
 
-        Under `rejection` they are not where its segment is over: the tokens after it are drawn anew. A chain outlives
-        the step that verified its beginning, and goes on with its own numbers. The target's own token in place of a
-        draft token is never a node of the segment.
+        Under `rejection` they are not if its segment is over, since the tokens after it are drawn anew. A chain
+        outlives the step that verified its beginning, and goes on with its own numbers. The target's own token in place
+        of a draft token is never a node of the segment.
         """
         return self._is_determined or self.kinds[node] is NodeKind.RECOVERY or bool(self.number_keys(node))
 

@@ -1,7 +1,8 @@
-"""The interface of the draft tokens that grow in a slot of a draft worker, and of rows that are fed beside them.
+"""The interface of draft tokens that grow in a slot of a draft worker, and of the look-ahead rows that are fed with
+them.
 
 The table of drafters (outrider/engine/drafter_table.py) chooses the implementation for a request: a draft tree
-(`growing_tree.py`), or levels of beams for a search. Called by the draft worker's grower.
+(`growing_tree.py`), or levels of beams for a beam search. Called by the draft worker's grower.
 """
 
 from __future__ import annotations
@@ -26,50 +27,52 @@ if TYPE_CHECKING:
     from outrider.engine.speculation.node_drafter import NodeDistribution, NodeDrafter
 
 NumberKey = tuple[SamplingParams, int, int, int]
-"""(parameters, committed length at which a segment begins, position, candidate) of a uniform number."""
+"""Key of a uniform number: (request's parameters, committed length at which its segment begins, position,
+candidate)."""
 CheckCommit = Callable[[BareSlot, int, Sequence[int]], JobError | None]
-"""Function that returns the error where a slot's tokens cannot become committed[:base_len] + ids; None where they can.
-"""
+"""Function (slot, base_len, ids) that returns the error if the slot's tokens cannot become committed[:base_len] + ids;
+None if they can."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthSetup:
-    """The slot in which draft tokens grow, and the limits of their growth."""
+    """Slot in which draft tokens grow, and the limits of their growth."""
 
     slot: BareSlot
     speculation: Speculation
     shares: SlotAcceptance
     drafter: NodeDrafter[Any]
     topk: int | None
-    """Number of ids to which distributions are cut; None for whole ones."""
+    """Number of likeliest ids to which distributions are cut; None to keep them whole."""
     max_fed: int
-    """Maximum number of nodes in the cache, besides those that the request names."""
+    """Maximum number of nodes in the cache, not counting those that the request fixes."""
     eos_token_ids: Sequence[int]
 
 
 class Growth(CachedTree, ABC):
     """Draft tokens that grow under the committed tokens of a slot.
 
-    The gateway's Advance commits positions: token ids, or levels of a search.
+    The gateway's Advance commits positions: token ids, or levels of a beam search.
     """
 
     topk: int | None = None
-    """Number of ids to which distributions are cut; None for whole ones."""
+    """Number of likeliest ids to which distributions are cut; None to keep them whole."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kinds: dict[int, NodeKind] = {}
         """Kind of each node."""
         self.distributions: dict[int, TokenDistribution] = {}
-        """Distribution that each sampled node was drawn from."""
+        """By sampled node: the distribution that it was drawn from."""
         self.carries: dict[int, Tensor] = {}
-        """Output [width] of a head after each fed node and ROOT, where a head drafts."""
+        """With a head: its output [width] after each fed node and ROOT."""
         self.unsent: list[int] = []
-        """New nodes to be sent, parents before their children. The pusher empties it."""
+        """New nodes that have not been sent, parents before their children. The sender empties it."""
         self.ended: list[int] = []
-        """Nodes, or ROOT, after which no more draft tokens will come. The pusher empties it."""
+        """Nodes, or ROOT, after which no more draft tokens will come, that have not been sent yet. The sender empties
+        it."""
         self.is_end_known = False
-        """Whether the target was sent that all the draft tokens for which it waits are grown."""
+        """Whether it has been recorded for the target that all draft tokens for which it waits are grown."""
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
         new_index = super().reroot(node, dropped)
@@ -83,7 +86,7 @@ class Growth(CachedTree, ABC):
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
-        """Return why a drafter cannot draft for a slot of this kind; None where it can.
+        """Return the reason why a drafter cannot draft for slots of this kind; None if it can.
 
         is_translated: whether the draft has another tokenizer than the target.
         """
@@ -91,124 +94,139 @@ class Growth(CachedTree, ABC):
 
     @classmethod
     def shares_key(cls, params: SamplingParams) -> object:
-        """Return the key of the acceptance probabilities that slots with these parameters share."""
+        """Return a key for these parameters. Slots with equal keys share acceptance probabilities."""
         return params.greedy, params.is_deterministic
 
     @property
     @abstractmethod
     def committed_len(self) -> int:
-        """Number of committed tokens, of which ROOT is the last."""
+        """Number of the slot's committed tokens. The last of them is ROOT."""
 
     @property
     def known_len(self) -> int:
-        """Number of committed positions: more than committed_len for a search, whose beams may differ."""
+        """Number of positions that are decided. In a beam search it exceeds committed_len while the live beams
+        differ.
+        """
         return self.committed_len
 
     @property
     def roots(self) -> Mapping[int, int]:
-        """Nodes that the target has without a delivery, each with its number among a delivery's parents."""
+        """Nodes that the target has without a delivery, each with the number that stands for it among a delivery's
+        parents.
+        """
         return {ROOT: ROOT}
 
     @property
     @abstractmethod
     def is_awaited(self) -> bool:
-        """Whether the target waits for draft tokens that have not grown."""
+        """Whether the target waits for draft tokens that have not grown yet."""
 
     @property
     def has_drafts(self) -> bool:
-        """Whether there are draft tokens after the committed ones."""
+        """Whether there are draft tokens below the committed tokens."""
         return bool(self.ids)
 
     @abstractmethod
     def offers(self, max_num: int) -> list[tuple[float, int]]:
-        """Return at most max_num (acceptance probability, node) of nodes worth feeding, the best first."""
+        """Return at most max_num nodes that are worth feeding, as (acceptance probability, node), the best first."""
 
     def number_keys(self, node: int) -> Sequence[NumberKey]:
-        """Return the keys of the uniform numbers with which tokens are sampled after a node, one for each token."""
+        """Return the keys of the uniform numbers with which tokens are sampled after a node, one per token."""
         return ()
 
     @abstractmethod
     def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
         """Make the children of a node from its distribution. Raises NonFiniteLogits.
 
-        numbers: a uniform number for each of its `number_keys`.
+        numbers: uniform numbers, one for each key of the node's `number_keys`.
         """
 
     @abstractmethod
     def finish_step(self) -> None:
-        """End a step in which nodes were extended."""
+        """Finish a step, after all its nodes were extended."""
 
     @abstractmethod
     def check(self, base_len: int, decided: Sequence[Any], check_commit: CheckCommit) -> JobError | None:
-        """Return the error where the tokens or levels from base_len on cannot be committed; None where they can.
+        """Return the error if the tokens or levels cannot be committed from base_len on; None if they can.
 
-        decided: token ids, or levels of a search. check_commit: checks token ids against the slot.
+        decided: token ids, or levels of a beam search. check_commit: function that checks token ids against the slot.
         """
 
     @abstractmethod
     def continues(self, base_len: int, decided: Sequence[Any], *, is_new_lease: bool) -> bool:
-        """Return whether the tree stays valid when these are committed from base_len on; else it is restarted."""
+        """Return whether the tree stays valid when these tokens or levels are committed from base_len on. If not, a new
+        tree is needed.
+        """
 
     @abstractmethod
     def go_on(self, decided: Sequence[Any]) -> list[int]:
-        """Commit tokens, or levels, after `known_len`, and go on below them.
+        """Commit tokens or levels after the position `known_len`, and keep growing below them.
 
-        Returns which of `fed` stay in the cache, as ascending indices: the committed nodes and those below them.
+        Returns the indices in `fed`, ascending, of the nodes that stay in the cache: the committed ones and those below
+        them.
         """
 
     def resend(self) -> None:
-        """Have all nodes sent again, as after a lost message. A target that has them ignores them."""
+        """Queue all nodes to be sent again, for example after a lost message. A target that already has them ignores
+        them.
+        """
         self.unsent = list(self.kinds)
         self.is_end_known = False
         self.finish_step()
 
     @abstractmethod
     def restart(self) -> None:
-        """Drop all nodes: the cache is empty."""
+        """Drop all nodes, because the cache no longer holds them."""
 
 
 class RowAhead(NamedTuple):
-    """A row ahead: a token that is fed after a node before it is known whether it becomes that node's child."""
+    """Look-ahead row: a token that is fed after a node before it is known whether it becomes that node's child."""
 
     node: int
-    """Index of the row ahead, below ROOT: it is no node of the tree."""
+    """Number of the look-ahead row, below ROOT, since it is no node of the tree."""
     parent: int
-    """A node, ROOT or another row ahead that it follows."""
+    """The node, ROOT, or other look-ahead row that it follows."""
     token_id: int
 
 
 class RowsAhead(Protocol):
-    """The rows ahead of one slot, fed beside its nodes, and the distributions after them. Methods are in a step's
-    order.
+    """Look-ahead rows of one slot, fed together with its nodes, and the distributions after them. The methods are
+    listed in the order in which a step calls them.
     """
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
-        """Replace the slot's committed tokens from base_len on by these."""
+        """Replace the slot's committed tokens from base_len on by `ids`."""
 
     def begin_step(self) -> None:
-        """Forget the rows of the previous step."""
+        """Discard the look-ahead rows of the previous step."""
 
     def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
-        """Yield (probability of use, row ahead) after an offered node, as far as the tree would feed such nodes."""
+        """Yield (probability of use, look-ahead row) for the rows after an offered node, as far as the tree would feed
+        nodes there.
+        """
 
     def ask(self, node: int) -> None:
-        """Have an offered row ahead fed in this step."""
+        """Mark an offered look-ahead row as one to feed in this step."""
 
     def behind(self, nodes: Sequence[int]) -> list[RowAhead]:
-        """Return the rows to be fed after these nodes, in the order of `note_fed`."""
+        """Return the marked look-ahead rows that follow these nodes, in the order in which `note_fed` takes their
+        distributions.
+        """
 
     def note_fed(self, distributions: Sequence[NodeDistribution]) -> None:
         """Store the distributions after the rows that `behind` returned."""
 
     def follow(self, distribution: NodeDistribution) -> NodeDistribution | None:
-        """Return the distribution after a node's new child that was fed as a row ahead; None where none was."""
+        """Return the distribution after a node's new child, if the child was fed as a look-ahead row; else None."""
 
     def end_step(self) -> tuple[int, Sequence[int]]:
-        """Return the number of rows that were fed, and the ascending indices of those that became nodes."""
+        """Return the number of look-ahead rows that were fed, and the indices among them, ascending, of those that
+        became nodes.
+        """
 
     def close(self) -> None:
-        """Forget the slot."""
+        """Release what is kept for the slot."""
 
 
 OpenAhead = Callable[[OpenJob, BareSlot], RowsAhead | None]
-"""Function that creates the rows ahead of a new slot; returns None for a slot without."""
+"""Function that creates the look-ahead rows of a new slot; returns None if the slot has none."""

@@ -1,9 +1,9 @@
 """The protocol of a draft worker's drafters: they return the distribution after a node of a growing draft tree.
 
-Nothing else is theirs: `drawing` makes children from a distribution, `tree` chooses the nodes that are fed. A child is
-*sampled* from the distribution, which is sent with it, or *deterministic*: accepted where the target chooses the same
-token. That is where the distribution has one token, or the acceptance rule needs no distribution. A poor distribution
-costs acceptance, never exactness.
+They do nothing else: `drawing` makes children from a distribution, `growing_tree` chooses the nodes that are fed. A
+child is either *sampled* from the distribution, which is sent with it, or *deterministic*: accepted if the target
+chooses the same token. It is deterministic if the distribution has one token, or if the acceptance rule needs no
+distribution. A poor distribution costs acceptance, never exactness.
 """
 
 from __future__ import annotations
@@ -23,63 +23,71 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class NodeDistribution:
-    """The distribution of the token after one node of a draft tree."""
+    """Distribution of the token after one node of a draft tree."""
 
     tree: Growth
     node: int
     state: SamplingState
     law: Callable[[LogitRow], TokenDistribution | None]
-    """Function that returns the distribution under the request's parameters; None where nothing is known to follow.
-    Raises NonFiniteLogits."""
+    """Function that returns the distribution under the request's parameters; None if nothing is known to follow. Raises
+    NonFiniteLogits."""
     best: Callable[[LogitRow, int], tuple[Sequence[int], Sequence[float]]] | None = None
-    """Function that returns at most so many of the likeliest ids at temperature 0, best first, and their probabilities;
-    None for a table, whose `law` is called instead."""
+    """Function (row, number) that returns at most that number of the likeliest ids at temperature 0, best first, and
+    their probabilities. None for a table, whose `law` is called instead."""
 
 
 SlotT = TypeVar("SlotT", contravariant=True)
-"""A slot of a draft worker with its draft tree."""
+"""Slot of a draft worker with its draft tree."""
 
 
 class NodeDrafter(Protocol[SlotT]):
-    """One drafter of a draft worker, for all its slots, on the engine thread. The defaults suit one without a cache."""
+    """Drafter of a draft worker, for all its slots, on the engine thread. The default values suit a drafter without a
+    cache.
+    """
 
     takes_trees: bool = True
-    """Whether a step may feed nodes of one slot that are not on one path."""
+    """Whether a step may feed nodes of one slot that do not lie on one path."""
     can_refeed: bool = False
-    """Whether a node that left the cache can be fed again by its token alone."""
+    """Whether a node that left the cache can be fed again from its token alone."""
     max_depth: int = MAX_DRAFT_TOKENS
-    """Maximum depth under the last committed token at which it has distributions."""
+    """Maximum depth below the last committed token for which the drafter has distributions."""
     fills_blocks: bool = False
     """Whether one forward after the last committed token returns the distributions of all depths, whatever the nodes
-    are. Draft tokens after a token of the target's own are then made once it is committed, and not before."""
+    are. Then draft tokens after a token of the target's own are made only once it is committed."""
 
     def propose(self, requests: Sequence[tuple[SlotT, Sequence[int]]], now: float) -> Sequence[NodeDistribution] | None:
-        """Run one step: return the distributions after these nodes, or after those that have room now.
+        """Run one step: return the distributions after the requested nodes, or after those for which there is room now.
 
-        It also does other work that is due, such as prefill. requests: slots with their nodes. now: monotonic time, in
-        seconds. Returns None where there was nothing to do.
+        The step also does other work that is due, such as prefill. requests: slots, each with nodes. now: monotonic
+        time, in seconds. Returns None if there was nothing to do.
         """
 
     def keep_fed(self, asked: SlotT, num_fed: int, keep: Sequence[int]) -> None:
-        """Drop the state of the last num_fed nodes that were fed, without those at the ascending indices `keep`."""
+        """Remove from the cache the last num_fed nodes that were fed, except those at the indices `keep`, ascending
+        from the first of them.
+        """
 
     def knows(self, asked: SlotT) -> bool:
-        """Return whether the state of all fed nodes of a slot is still there."""
+        """Return whether the cache still holds all fed nodes of a slot."""
         return True
 
     def is_ready(self, asked: SlotT) -> bool:
-        """Return whether nodes of a slot can be fed now; for example not before its prefill."""
+        """Return whether nodes of a slot can be fed now. They cannot, for example, before its prompt is prefilled."""
         return True
 
     def next_wake(self) -> float | None:
-        """Return the monotonic time at which to call `propose` again though nothing happens till then; None: never."""
+        """Return the monotonic time, in seconds, at which to call `propose` even if nothing happens until then; None =
+        never.
+        """
         return None
 
 
 def distribution_of_logits(
     tree: Growth, node: int, state: SamplingState, host: HostLogits, index: int
 ) -> NodeDistribution:
-    """Return a model's distribution after a node. index: row of `host` with the logits after it."""
+    """Return the distribution after a node, from a model's logits. index: row of `host` with the logits after the
+    node.
+    """
 
     def law(row: LogitRow) -> TokenDistribution | None:
         return host.distribution_if_any(index, row)
@@ -97,9 +105,9 @@ def distribution_of_table(
     counts_after: Callable[[Sequence[int]], Counts | None],
     vocab_size: int,
 ) -> NodeDistribution:
-    """Return a table's distribution after a node, with counts in place of logits.
+    """Return the distribution after a node, from a table's counts in place of logits.
 
-    counts_after: returns the counts after the ids of a path; None where the table has none.
+    counts_after: function that returns the counts after the token ids of a path; None if the table has none.
     """
 
     def law(row: LogitRow) -> TokenDistribution | None:

@@ -20,16 +20,18 @@ MAX_BUFFERED_NODES = 1024
 
 
 class NodeKind(Enum):
-    """The kind of a node of a draft worker's tree."""
+    """Kind of a node of a draft worker's tree."""
 
     DETERMINISTIC = tpb.NODE_KIND_GUESS
-    """Deterministic: proposed without a distribution."""
+    """Draft token that was proposed without a distribution."""
     SAMPLED = tpb.NODE_KIND_LAW
-    """Sampled from a distribution that is delivered with it."""
+    """Draft token that was drawn from a distribution, which is delivered with it."""
     RECOVERY = tpb.NODE_KIND_KEY
-    """Recovery node: a token that the target may draw itself. It is never verified, but nodes after it may be."""
+    """Recovery node: a token that the target may draw itself after a rejection. It is never verified, but nodes after
+    it may be."""
     REFERENCE = tpb.NODE_KIND_KNOWN
-    """Reference node: delivered before, sent again as the parent of others. Without it a target drops those."""
+    """Reference node: a node that was delivered before, sent again as the parent of others. A target that does not have
+    it drops those."""
 
 
 _KINDS = {kind.value: kind for kind in NodeKind}
@@ -37,49 +39,51 @@ _KINDS = {kind.value: kind for kind in NodeKind}
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """N nodes after the first root_len committed tokens of a slot.
+    """Delivery: N nodes that follow the first root_len committed tokens of a slot.
 
     the -> cat -> sat, and dog beside cat: ids [cat, dog, sat], parents [-1, -1, 0], ranks [0, 1, 0]
     """
 
     ticket: int
-    """Ticket of the lease for which they were made."""
+    """Ticket of the lease for which the nodes were made."""
     root_len: int
-    """Number of committed tokens before the first nodes."""
+    """Number of committed tokens that the first nodes follow."""
     ids: Sequence[int]
     """Token ids, [N]."""
     parents: Sequence[int]
-    """Index of each node's parent, which comes before it, or ROOT, [N]; ROOT - b for live beam b of a search."""
+    """Index of each node's parent, which comes before it; ROOT for the last of the root_len tokens, or ROOT - b for
+    live beam b of a beam search, [N]."""
     ranks: Sequence[int]
-    """Order of each node among its siblings, the likeliest or first sampled one 0, [N]."""
+    """Rank of each node among its siblings, from 0 for the likeliest or first sampled one, [N]."""
     kinds: Sequence[NodeKind]
-    """[N]."""
+    """Kind of each node, [N]."""
     rows: Rows | None
-    """Distributions: one for each parent of LAW nodes, in the order of their first LAW children."""
+    """Distributions: one for each parent of sampled nodes, in the order of their first sampled children; None if no
+    node is sampled."""
     ends: Sequence[int] = ()
     """Indices of nodes, or ROOT, after which no step has to wait for more draft tokens."""
     num_bytes: int = 0
-    """Size of the message that was received."""
+    """Size of the received message, in bytes; 0 for a delivery that is to be sent."""
     vocab_size: int = 0
-    """Number of ids of a whole distribution, where the delivery is to be sent with some."""
+    """Number of ids in a whole distribution; needed only to send a delivery with distributions."""
     draft_us: int = 0
-    """Time that the draft worker spent on the nodes, in microseconds; 0 where it is not known."""
+    """Time that the draft worker spent on the nodes, in microseconds; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class InsertedNodes:
-    """The fates of a delivery's nodes in a draft buffer."""
+    """What became of a delivery's nodes in a draft buffer."""
 
     num_late: int = 0
-    """Nodes that are committed tokens already: their step is over."""
+    """Number of draft tokens that are committed already, because their step is over."""
     num_dropped: int = 0
-    """Nodes that are not kept: without a parent in the buffer, or without room."""
+    """Number of nodes that were not kept, for lack of a parent in the buffer or of room."""
     is_full: bool = False
-    """Whether some were dropped because the buffer has too few bytes."""
+    """Whether nodes were dropped because the buffer has reached its maximum size in bytes."""
 
 
 def write_delivery(delivery: Delivery, target_epoch: int) -> tpb.Delivery:
-    """Return the message of a delivery to the target of that epoch."""
+    """Return a delivery as a protobuf message. target_epoch: epoch of the target to which it goes."""
     distributions = None
     if delivery.rows is not None:
         distributions = distributions_to_proto(delivery.rows, delivery.vocab_size)
@@ -98,9 +102,10 @@ def write_delivery(delivery: Delivery, target_epoch: int) -> tpb.Delivery:
 
 
 def read_delivery(item: tpb.Delivery, vocab_size: int) -> Delivery:
-    """Read a message, and check all of it but the values of distributions. Raises BadTensor.
+    """Return the delivery in a protobuf message, after checking all of it but the values of distributions. Raises
+    BadTensor.
 
-    vocab_size: of the target's tokenizer, to which the ids belong.
+    vocab_size: number of ids of the target's vocabulary, to which the token ids belong.
     """
     ids = _ints("ids", item.ids, MAX_NODES, range(vocab_size))
     num = len(ids)

@@ -1,4 +1,4 @@
-"""The limits of a draft tree's growth: by what the request names, and by likelihood. Called by `tree`."""
+"""The limits of a draft tree's growth: by what the request fixes, and by likelihood. Called by `growing_tree`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
 
 MAX_DEPTH = 12
-"""Maximum depth of a tree under the last committed token, where the request names none."""
+"""Maximum depth of a tree below the last committed token, unless the request fixes a larger one."""
 MAX_FED = 96
-"""Maximum number of a slot's nodes in the cache at once."""
+"""Maximum number of nodes that one slot has in the cache at once."""
 CANDIDATES = 1 << 16
-"""Number of candidates reserved for each of several drafts at a position: more than one makes after a node."""
+"""Size of the range of candidate numbers that each of several draft workers has at a position. It is more than a draft
+worker makes after a node."""
 
 Place = tuple[int, ...]
-"""Ranks of the nodes from the root to a node, its own the last; () for the root."""
+"""Place in a tree: ranks of the nodes on the path from the root, the last one's included; () for the root."""
 
 
 class TreePlan:
-    """The limits of one slot's draft tree."""
+    """Limits of one slot's draft tree."""
 
     def __init__(
         self,
@@ -32,18 +33,19 @@ class TreePlan:
         takes_trees: bool,
         fills_blocks: bool,
     ) -> None:
-        """Create the limits. params: of the request. shares: acceptance probabilities of the slot. takes_trees and
-        fills_blocks: as `NodeDrafter` has them.
+        """Create the limits. params: the request's. shares: acceptance probabilities in the slot. takes_trees,
+        fills_blocks: as in `NodeDrafter`.
         """
         self.shares = shares
         self.first_candidate = CANDIDATES * speculation.place
-        """First candidate of this draft's uniform numbers at a position: each of several drafts has its own."""
+        """First candidate number of this draft worker at a position. Several draft workers use different ranges of
+        uniform numbers."""
         self._is_determined = params.is_deterministic
         self._is_narrow = not takes_trees or speculation.sequential
         self.has_keys = not self._is_narrow and not params.is_deterministic and not fills_blocks
-        """Whether a node gets recovery nodes (KEY) as children."""
+        """Whether nodes get recovery nodes as children."""
         self.places: Mapping[Place, int] = {}
-        """Number of children that the request names for the node at each place; empty where it names none."""
+        """Number of children that the request fixes for the node at each place; empty if it fixes none."""
         if speculation.tree is not None and takes_trees:
             self.places = places_of(speculation.tree)
         elif speculation.is_fixed:  # a chain of 3: {(): 1, (0,): 1, (0, 0): 1}
@@ -54,16 +56,16 @@ class TreePlan:
         for place in self.places:
             named_depth = max(named_depth, len(place) + 1)
         self.max_depth = max(MAX_DEPTH, named_depth)
-        """Maximum depth of the tree under the last committed token."""
+        """Maximum depth of the tree below the last committed token."""
         if speculation.is_plain:
             self.max_depth = 0
         elif speculation.sequential:
             self.max_depth = named_depth or speculation.max_draft_tokens
 
     def num_ranked(self, num_named: int, prob: float) -> int:
-        """Return the number of children that a node is to have, sampled ones included.
+        """Return the number of children that a node should have, including sampled ones.
 
-        num_named: children that the request names for it. prob: acceptance probability of the node.
+        num_named: number of children that the request fixes for it. prob: acceptance probability of the node.
         """
         min_ranked = 0
         if self._is_determined:
@@ -77,13 +79,13 @@ class TreePlan:
 
 
 def places_of(shape: TreeShape) -> dict[Place, int]:
-    """Return the number of children at each place of a shape.
+    """Return the number of children at each place of a tree shape.
 
-    A shape with num_nodes has the likeliest places by rank. Their probabilities are the prior ones, so that a request
-    is drafted for alike at any time.
+    If the shape only gives num_nodes, it has the likeliest places by rank. Their probabilities are the prior ones, so
+    that the places are the same for a request at any time.
 
-    widths (2, 1): {(): 2, (0,): 1, (1,): 1}
-    num_nodes 3, prior 0.6, 0.24, ..: {(): 2, (0,): 1}, a chain of 2 and a sibling of its first node
+        widths (2, 1): {(): 2, (0,): 1, (1,): 1}
+        num_nodes 3, prior 0.6, 0.24, ..: {(): 2, (0,): 1}, a chain of 2 and a sibling of its first node
     """
     places: dict[Place, int] = {}
     if shape.widths:

@@ -1,7 +1,7 @@
-"""Acceptance probabilities of draft tokens by their rank among siblings, by which draft and target order draft tokens.
+"""Acceptance probabilities of draft tokens by their rank among siblings. Draft and target order draft tokens by them.
 
-They are counted from committed tokens. A draft's own probabilities, even calibrated, ordered draft tokens no better in
-simulation, and under `rejection` no drawn token may influence what is verified.
+They are counted from committed tokens. A draft model's own probabilities, even calibrated ones, ordered draft tokens no
+better in simulation, and under `rejection` no drawn token may influence what is verified.
 """
 
 from __future__ import annotations
@@ -9,31 +9,32 @@ from __future__ import annotations
 import math
 
 MAX_RANKS = 8
-"""Number of ranks with a probability of their own; later ones have that of the last."""
+"""Number of ranks with a probability of their own; higher ranks have that of the last."""
 _PRIOR = tuple(0.6 * 0.4**rank for rank in range(MAX_RANKS))
-"""Prior probability of each rank, 0.6, 0.24, 0.096 ..: a small model's first draft token is accepted in 50 to 70 %."""
+"""Prior probability of each rank, 0.6, 0.24, 0.096 ..: the first draft token of a small model is accepted in 50 to 70 %
+of cases."""
 _WEIGHT = 1 / 256
-"""Weight of an observation in the moving means of all slots."""
+"""Weight of an observation in the moving means that all slots share."""
 _PRIOR_COUNT = 16
-"""Number of observations that the prior counts as."""
+"""Number of observations for which the prior counts."""
 _SLOT_WEIGHT = 1 / 16
-"""Weight of an observation in the moving mean of its slot."""
+"""Weight of an observation in the moving mean of its own slot."""
 MIN_PROB = 0.01
-"""Acceptance probability below which draft tokens are not made, unless a request names them."""
+"""Acceptance probability below which draft tokens are not made, unless the request fixes their number."""
 _MIN_PROB = 1e-3
-"""Lower bound of a probability, above 0 so that its rank is tried again."""
+"""Lower bound of a rank's probability. It is above 0 so that the rank is tried again."""
 
 
 class RankAcceptance:
-    """Acceptance probabilities by rank, of all slots of one kind of sampling together."""
+    """Acceptance probabilities by rank, shared by all slots that sample alike."""
 
     def __init__(self) -> None:
         self.shares = list(_PRIOR)
-        """Probability that the child of each rank is the accepted one."""
+        """By rank: probability that the child of that rank is the accepted one."""
         self._num_noted = _PRIOR_COUNT
 
     def note(self, rank: int | None) -> None:
-        """Record a node whose children were tested. rank: of the child that was committed; None for none of them."""
+        """Record a node whose children were tested. rank: rank of the child that was committed; None if none was."""
         self._num_noted += 1
         weight = max(_WEIGHT, 1 / self._num_noted)
         for own_rank, prob in enumerate(self.shares):
@@ -41,21 +42,21 @@ class RankAcceptance:
 
 
 class SlotAcceptance:
-    """Acceptance probabilities by rank of one slot.
+    """Acceptance probabilities by rank in one slot.
 
-    The first rank has the slot's own; the others divide the rest as those of all slots do.
+    Rank 0 has a probability of the slot's own. The other ranks divide the rest in the proportions that all slots share.
 
         all slots 0.6, 0.24, 0.096 ..; the slot's first 0.8: the second is 0.24 * (1 - 0.8) / (1 - 0.6) = 0.12
     """
 
     def __init__(self, shares: RankAcceptance) -> None:
-        """Begin a slot with the probabilities of all slots of its kind."""
+        """Create the probabilities of a new slot, equal to those of all slots that sample alike."""
         self._all = shares
         self.first = shares.shares[0]
-        """Acceptance probability of the child of rank 0."""
+        """Acceptance probability, in this slot, of the child of rank 0."""
 
     def share(self, rank: int) -> float:
-        """Return the probability that the child of a rank is accepted, given that its parent is."""
+        """Return the probability that the child of this rank is accepted, given that its parent is."""
         if rank == 0:
             return self.first
         shares = self._all.shares
@@ -66,21 +67,25 @@ class SlotAcceptance:
         return self.first**num_tokens
 
     def likely_len(self, max_tokens: int) -> int:
-        """Return the length of the longest chain whose last token reaches LEAST_CHANCE: 1 to max_tokens."""
+        """Return the length of the longest chain whose last token is accepted with a probability of at least MIN_PROB,
+        between 1 and max_tokens.
+        """
         num_likely = int(math.log(MIN_PROB) / math.log(self.first))
         return min(max_tokens, max(1, num_likely))
 
     def note(self, rank: int | None) -> None:
-        """Record a node of the slot whose children were tested. rank: of the committed child; None for none of them."""
+        """Record a node of the slot whose children were tested. rank: rank of the child that was committed; None if
+        none was.
+        """
         self._all.note(rank)
         first = self.first + _SLOT_WEIGHT * ((rank == 0) - self.first)
         self.first = min(1.0 - _MIN_PROB, max(_MIN_PROB, first))
 
     def forget(self) -> None:
-        """Move the slot's probabilities a little towards those of all slots, and these towards the prior.
+        """Move the slot's probability a little towards that of all slots, and theirs towards the prior.
 
-        Call it after a step that verified no draft token of the slot: a low probability would else keep them from being
-        tried again.
+        Call it after a step that verified no draft token of the slot. Without it, a low probability would keep draft
+        tokens from being tried again.
         """
         self._all.shares[0] += _WEIGHT * _SLOT_WEIGHT * (_PRIOR[0] - self._all.shares[0])
         self.first += _SLOT_WEIGHT * _SLOT_WEIGHT * (self._all.shares[0] - self.first)

@@ -1,14 +1,14 @@
 """Divides a worker's steps between callers, by weight, where one of them would slow another by more than its part.
 
-A step of a caller's own rows alone would gain it a number of tokens a second. Beside others it is to gain its part of
-that number, its weight over the sum of all weights: of two equal callers each gains at least half. Where the step that
-gains the most tokens a second over all leaves a caller less, the step is bounded: it takes no longer than leaves every
-caller its part, and its rows are dealt one unit after the other, each to the caller that was given the fewest rows over
-its weight. Other rows wait for the next step. There is room for every caller's part, since a step of many rows takes no
-longer than several steps that have as many together.
+A caller that has the worker to itself would gain a number of tokens a second. When it shares the worker, it must gain
+at least its part of that number: its weight over the sum of all weights, i.e. half for each of two equal callers. If
+the step with the most tokens a second over all callers leaves one of them less, the step is bounded: its time is
+limited so that every caller gets its part, and its rows are dealt one unit after the other, each to the caller with the
+fewest rows so far, divided by its weight. Other rows wait for the next step. There is always room for every caller's
+part, since a step of many rows takes no longer than several steps with the same number of rows in all.
 
 The number of rows of a bounded step is learnt from the time that earlier ones took. Of the steps that a caller bounds,
-one in ALONE_EVERY is that caller's alone, which measures the time of such a step. Used by both workers' budgets.
+one in ALONE_EVERY has that caller's rows only, to measure the time of such a step. Used by both workers' budgets.
 """
 
 from __future__ import annotations
@@ -21,41 +21,42 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.requests.scheduling import VirtualTokens
 
 ALONE_EVERY = 4
-"""Number of bounded steps of which one is the bounding caller's alone."""
+"""One in this many bounded steps has only the rows of the bounding caller."""
 _WEIGHT = 0.25
-"""Weight of a step in the moving means."""
+"""Weight of a step in the moving means of this module."""
 _OUTLIER = 4.0
-"""Maximum multiple of the mean with which a step counts: another process may have disturbed it."""
+"""Maximum multiple of the mean with which a step's time counts, since another process may have disturbed it."""
 
 Item = TypeVar("Item")
 
 
 class BudgetUnit(NamedTuple, Generic[Item]):
-    """Rows that are dealt at once."""
+    """Rows that are dealt together, as one unit."""
 
     item: Item
     gain: float
-    """Expected number of tokens of these rows."""
+    """Expected number of tokens that these rows bring."""
     num_rows: int
 
 
 class RowBudget(Generic[Item]):
-    """The division of a worker's steps between callers: `deal` chooses a step, `note` learns from it."""
+    """Divides a worker's steps between callers: `deal` chooses a step, `note` records how long it took."""
 
     def __init__(self, cost: RowCost) -> None:
         self._cost = cost
         self._given = VirtualTokens()
         self._alone_s: dict[bytes, float] = {}
-        """Mean seconds of an undisturbed step of one caller alone, by caller that may bound steps."""
+        """By caller: mean seconds of an undisturbed step with its rows only. Only callers that may bound steps have an
+        entry."""
         self.bounding: bytes | None = None
-        """The caller that bounds the step that was dealt last; None where no caller is bounded."""
+        """Caller that bounds the step that was dealt last; None if no caller is bounded."""
         self._num_rows = 1.0
         """Number of rows of a bounded step."""
         self._num_since_alone = ALONE_EVERY
         self._alone: bytes | None = None
-        """The caller that has the step dealt last alone, with all its rows; None for other steps."""
+        """Caller whose rows alone, and all of them, are in the step dealt last; None for other steps."""
         self._max_step_s: float | None = None
-        """Maximum seconds of the step dealt last; None where it is not bounded, or has fewer rows than it might."""
+        """Maximum seconds of the step dealt last; None if it is not bounded, or if all rows were dealt."""
 
     def deal(
         self,
@@ -63,15 +64,17 @@ class RowBudget(Generic[Item]):
         step: Iterable[tuple[bytes, float, int]],
         alone: Callable[[bytes], Iterable[BudgetUnit[Item]]],
     ) -> list[Item] | None:
-        """Return the items of the next step; None where no caller is bounded and the step stays as it is.
+        """Return the items of the next step; None if no caller is bounded, so that the step stays as it is.
 
-        weights: of all callers that share the worker. step: (caller, expected tokens, number of rows) of each part of
-        the step in which no caller is bounded. alone: returns the units of the step that a caller would take alone, in
-        the order in which they are dealt; none where it feeds nothing now but soon will, which counts as one row.
-        Neither `step` nor `alone` is read where one caller has the worker to itself.
+        weights: weights of all callers that share the worker. step: the parts of the step in which no caller is
+        bounded, as (caller, expected tokens, number of rows). alone: function that returns the units of the step that a
+        caller would run by itself, in the order in which they are dealt; an empty result means that the caller feeds
+        nothing now but soon will, which counts as one row. If one caller has the worker to itself, neither `step` nor
+        `alone` is read.
 
-        A has 1 row and B 31, with equal weights; 1 row takes 8 ms, 32 rows 20 ms. A gains 1 token in 20 ms; its part is
-        half of 1 in 8 ms, so the step is bounded to 16 ms: A's row, and as many of B's as that leaves.
+        Example: A has 1 row and B 31, with equal weights; a step of 1 row takes 8 ms, one of 32 rows 20 ms. A gains 1
+        token in 20 ms, and its part is half of 1 token in 8 ms. So the step is bounded to 16 ms: A's row, and as many
+        of B's as fit.
         """
         self._alone = None
         self._max_step_s = None
@@ -132,9 +135,9 @@ class RowBudget(Generic[Item]):
         return {bounding: own}, sum(unit.num_rows for unit in own)
 
     def note(self, seconds: float, dealing_s: float = 0.0) -> None:
-        """Record the seconds of the step that was dealt last, which had nothing else in it.
+        """Record the seconds of the step that was dealt last. The step must have had no other rows.
 
-        dealing_s: seconds that were spent before the step on slots of all callers, whether in the step or not.
+        dealing_s: seconds before the step that were spent on slots of all callers, whether in the step or not.
         """
         if self._alone is not None:
             previous_s = self._alone_s.get(self._alone, seconds)

@@ -1,8 +1,9 @@
-"""The seconds of a step by its number of rows, learnt from the steps themselves. Used by the budgets of both workers.
+"""The seconds of a step by its number of rows, estimated from the steps themselves. Used by the budgets of both
+workers.
 
-The seconds are a level times a shape. The level follows the machine (its clock, the length of contexts) quickly; the
-shape, by number of rows, changes slowly, and never falls as rows are added, so that noise between neighbours is
-averaged out.
+The estimate is the product of a level and a shape. The level follows the machine (its clock, the length of contexts)
+quickly. The shape, a function of the number of rows, changes slowly and never falls as rows are added, so that noise
+between neighbours is averaged out.
 """
 
 from __future__ import annotations
@@ -17,31 +18,32 @@ _LEVEL_WEIGHT = 0.2
 _SHAPE_WEIGHT = 0.1
 """Weight of a step in the moving mean of the shape at its number of rows."""
 _OUTLIER = 4.0
-"""Maximum multiple of the expected seconds with which a step counts: another process may have disturbed it."""
+"""Maximum multiple of the expected seconds with which a step counts, since another process may have disturbed it."""
 _EXACT_ROWS = 32
-"""Number of rows up to which each is learnt by itself; above, those within an eighth are learnt together."""
+"""Number of rows up to which each number has its own mean. Above it, numbers that differ by less than an eighth share
+one."""
 
 
 class RowCost:
-    """The seconds of a step by its number of rows.
+    """Estimate of the seconds of a step by its number of rows.
 
-    They are interpolated between the numbers that were tried, and constant beyond these. Before the first step they are
-    1 for any number.
+    It is interpolated between the numbers of rows that were tried, and constant beyond these. Before the first step it
+    is 1 for any number.
     """
 
     def __init__(self) -> None:
         self.reach = 1
-        """Maximum number of rows with which a step may be tried: about twice as many as were tried."""
+        """Maximum number of rows with which a step may be tried: about twice the largest number that was tried."""
         self._level_s = 1.0
         self._shape: dict[int, float] = {}
-        """Moving mean of seconds over the level, by number of rows, ascending."""
+        """Moving mean of seconds divided by the level, by number of rows, ascending."""
         self._sizes = np.ones(1)
-        """The N numbers of rows that were tried, [N]."""
+        """Numbers of rows that were tried, [N]."""
         self._monotone = np.ones(1)
-        """The nearest sequence to `_shape` that never falls, [N]."""
+        """Values of `_shape`, replaced by the nearest sequence that never falls, [N]."""
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Record a step of num_rows rows."""
+        """Record a step of num_rows rows that took `seconds`."""
         size = _size(num_rows)
         expected = float(self.seconds(num_rows))
         ratio = min(_OUTLIER, seconds / expected)
@@ -61,13 +63,16 @@ class RowCost:
         self.reach = 2 * max(self._shape) + 1
 
     def seconds(self, num_rows: int | Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the expected seconds of a step of num_rows rows, [], or of steps of several numbers of rows, [N]."""
+        """Return the expected seconds of a step of num_rows rows, []; for several numbers of rows, those of each,
+        [N].
+        """
         return self._level_s * np.interp(num_rows, self._sizes, self._monotone)
 
     def least_seconds(self, num_rows: int) -> float:
-        """Return `seconds`, and for fewer rows than were ever tried a proportional part, so that they are tried.
+        """Return the expected seconds of a step of num_rows rows. For fewer rows than were ever tried, it is
+        proportionally less than for the fewest tried, so that such steps are tried.
 
-        32 rows were tried, in 8 ms, and no fewer: 8 rows may take 2 ms
+            32 rows were tried, in 8 ms, and no fewer: 8 rows may take 2 ms
         """
         return float(self.seconds(num_rows) * min(1.0, num_rows / self._sizes[0]))
 

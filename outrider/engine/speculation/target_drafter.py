@@ -1,4 +1,4 @@
-"""The protocol of the target's own drafters: tables, heads, predictions, and those with rows beside a step's tokens."""
+"""The protocol of the target's own drafters: tables, heads, predictions, and those that add extra rows to a step."""
 
 from __future__ import annotations
 
@@ -19,27 +19,30 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class ExtraRows:
-    """E rows that a drafter has fed beside a step's draft tokens, to read the logits after them.
+    """E rows that a drafter adds to a step, after its draft tokens, because it needs the logits after them.
 
-    They are never verified and do not stay in the cache: they bring draft tokens of later steps.
+    They are never verified and do not stay in the cache. The drafter makes draft tokens for later steps from their
+    logits.
 
-    A step with draft tokens 0 and 1, parents [-1, 2]: the first row follows the last committed token, and the second
-    row the first.
+    Example: a step with draft tokens 0 and 1, and parents [-1, 2]. The first extra row follows the last committed
+    token, and the second follows the first.
     """
 
     drafter: Drafter
     ids: Sequence[int]
-    """Token ids, [E]."""
+    """Token id of each extra row, [E]."""
     parents: Sequence[int]
-    """Index of the token that each row follows, [E], where rows are counted behind the step's draft tokens; ROOT for
-    the last committed token."""
+    """Index of the token that each extra row follows, [E]; ROOT for the last committed token. The step's draft tokens
+    are counted first, then the extra rows."""
     width: int
-    """Maximum number of a later step's draft tokens after one token."""
+    """Maximum number of draft tokens that a later step has after one token."""
     depth: int
-    """Maximum depth of a later step's draft tokens."""
+    """Maximum depth of the draft tokens of a later step."""
 
     def gain(self, shares: SlotAcceptance) -> float:
-        """Return the expected number of accepted draft tokens that the rows bring. shares: of their drafter."""
+        """Return the expected number of accepted draft tokens that the rows bring. shares: acceptance probabilities of
+        their drafter.
+        """
         prob = min(1.0, sum(map(shares.share, range(self.width))))
         gain = 0.0
         for _ in range(self.depth):
@@ -48,51 +51,59 @@ class ExtraRows:
 
 
 class TargetDrafter(Protocol):
-    """One of the target's own drafters, for all slots that were opened for it. Runs on the engine thread.
+    """Drafter in the target, for all slots that were opened for it. Runs on the engine thread.
 
     `commit` or `append` is called at every change of a slot's committed tokens. `rows_beside` and `read` are for
-    drafters with `feeds_rows`. Methods with a body here are optional.
+    drafters with `feeds_rows`. Methods with a body in this class are optional.
     """
 
     max_len: int = MAX_DRAFT_TOKENS
-    """Maximum number of draft tokens that it proposes."""
+    """Maximum number of draft tokens that the drafter proposes at once."""
     feeds_rows: bool = False
-    """Whether it has rows fed beside a step's draft tokens."""
+    """Whether the drafter may add extra rows to a step."""
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         """Begin to draft for a new slot."""
         return
 
     def commit(self, slot: Slot, num_same: int) -> None:
-        """Follow a slot whose committed tokens were replaced. num_same: tokens at their beginning that stay as they
-        were.
+        """Update the slot's state after committed tokens were replaced. num_same: number of tokens, from the first on,
+        that stay as they were.
         """
         return
 
     def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
-        """Follow a slot of which a step has committed these tokens.
+        """Update the slot's state after a step that committed these tokens.
 
-        A prediction returns whether it was right, for each token for which it had a proposal, verified or not; other
-        drafters return nothing.
+        The drafter of a prediction returns one entry for each of the tokens for which it had proposed one, verified or
+        not: whether it was right. Other drafters return nothing.
         """
         return ()
 
     def has_next(self, slot: Slot) -> bool:
-        """Return whether its proposal after the last committed token is worth verifying."""
+        """Return whether the drafter proposes something worth verifying after the slot's last committed token."""
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
-        """Return at most max_tokens draft tokens, best first; an empty tree where there is no proposal."""
+        """Return at most max_tokens draft tokens, best first; an empty tree if there is nothing to propose.
+
+        state: sampling state of the slot. shares: acceptance probabilities of this drafter in the slot.
+        """
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
-        """Forget a slot. is_ended: its output is complete, and may be remembered for other slots."""
+        """Release what is kept for a slot. is_ended: whether its output is complete, so that it may be remembered for
+        other slots.
+        """
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        """Return the rows that the next step is to feed beside draft tokens with these parents; None for none.
+        """Return the extra rows to add to the slot's next step; None if there are none.
 
-        It is called with all draft tokens that the step might verify, and again with the first ones, which it verifies.
+        parents: parents of the step's draft tokens, in the draft tree. It is called with all draft tokens that the step
+        might verify, and again with those that it does verify, the first of them.
         """
         return None
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        """Read the logits [E, V] float32 after the rows, before anything is committed. path: the accepted nodes."""
+        """Read the logits after the extra rows, [E, V] float32, before anything is committed. path: the accepted nodes.
+        rows: the extra rows.
+        """
         return

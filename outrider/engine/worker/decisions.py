@@ -1,6 +1,6 @@
-"""What the scheduler reads of each slot, and what it decides on it: plain values. No torch.
+"""The state of each slot that the scheduler reads, and the decisions that it returns: plain values. No torch.
 
-`StepScheduler` creates a `SlotDemand` for each slot, `Scheduler.plan` returns decisions, and `StepScheduler` applies
+`StepScheduler` creates a `SlotState` for each slot, `Scheduler.plan` returns decisions, and `StepScheduler` applies
 them.
 """
 
@@ -15,16 +15,17 @@ from outrider.wire.requests.scheduling import Scheduling
 
 
 class Need(Enum):
-    """The reason why a slot needs the next forward."""
+    """What a slot needs from the next forward."""
 
     STEP = auto()
-    """A verify, or one more draft token, is ready to run."""
+    """The slot's step: a verify, or the feeding of draft tokens, is ready to run."""
     PREFILL = auto()
-    """The prompt has to be fed: no step was requested yet, or the requested step waits for a proposal."""
+    """Feeding of the slot's prompt: no step was requested yet, or the requested step waits for a proposal."""
     NOTHING = auto()
-    """The slot is between two rounds and will be back."""
+    """Nothing: the slot is between two rounds, and its next request is expected soon."""
     DORMANT = auto()
-    """No step was requested for `DORMANT_S` or longer: its memory is taken first."""
+    """Nothing, for a long time: no step was requested for `DORMANT_S` or longer, so the slot's memory is taken
+    first."""
 
 
 class SlotState(NamedTuple):
@@ -35,41 +36,41 @@ class SlotState(NamedTuple):
     num_committed: int
     num_cached: int
     num_after: int
-    """Number of tokens in the cache after the next step; never more than fit the pool alone."""
+    """Number of tokens in the cache after the next step; never more than the whole pool can hold."""
     num_blocks: int
     """Number of blocks that the slot holds."""
     num_copied: int = 0
-    """Number of blocks that copy-on-write costs the next token: 1 when its block is shared, else 0."""
+    """Number of blocks that must be copied before the next token is written: 1 if its block is shared (copy-on-write),
+    else 0."""
     num_source_blocks: int = 0
-    """Number of blocks of the encoder's source, held or not."""
+    """Number of blocks that the encoder's source takes, whether the slot holds them yet or not."""
     num_to_encode: int = 0
-    """Number of source tokens that the encoder has yet to read, all in one forward."""
+    """Number of source tokens that the encoder has not read yet; it reads all of them in one forward."""
     most_narrow: int = MAX_NARROW
-    """Maximum number of uncached tokens that run in the slot's step without a prefill before it."""
+    """Maximum number of uncached tokens that can run in the slot's step itself, without a prefill before it."""
     scheduling: Scheduling = Scheduling()
-    """Caller, its weight, and the request's priority."""
+    """Caller and its weight, and the request's priority."""
 
     @property
     def num_to_read(self) -> int:
-        """Return the number of committed tokens plus source tokens that are not encoded."""
+        """Number of committed tokens plus source tokens that are not encoded yet."""
         return self.num_committed + self.num_to_encode
 
     @property
     def has_memory(self) -> bool:
-        """Return whether the slot holds blocks and is not dormant, so that it may keep them."""
+        """Whether the slot holds blocks and is not dormant, so that it may keep them."""
         return self.num_blocks > 0 and self.want is not Need.DORMANT
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the slot waits to be admitted or prefilled."""
+        """Whether the slot waits to be admitted or prefilled."""
         if self.want is Need.STEP:
             return bool(not self.num_blocks or self.num_to_feed)
         return self.want is Need.PREFILL and bool(self.num_to_feed)
 
     @property
     def num_to_feed(self) -> int:
-        """Return the number of tokens to prefill before the slot's step; 0 when the uncached ones fit in the step
-        itself.
+        """Number of tokens to prefill before the slot's step; 0 if the uncached ones fit in the step itself.
 
         The source comes first, in one piece; then the prompt, in chunks.
         """
@@ -83,45 +84,49 @@ class SlotState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Preempt the slot, then plan again: only afterwards is it known how many blocks became free."""
+    """Decision to preempt a slot, and then to plan again, because the number of freed blocks is known only
+    afterwards.
+    """
 
     key: SlotKey
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Admit the slot: adopt the cached prefix of its tokens. A `Run` or `Feed` of the same slot follows."""
+    """Decision to admit a slot: it adopts the cached prefix of its tokens. A `Run` or `PrefillSlot` of the same slot
+    follows.
+    """
 
     key: SlotKey
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run the slot's step in the next forward."""
+    """Decision to run a slot's step in the next forward."""
 
     key: SlotKey
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSlot:
-    """Prefill at most `num_tokens` of the slot's prompt in the next forward."""
+    """Decision to prefill at most `num_tokens` of a slot's prompt in the next forward."""
 
     key: SlotKey
     num_tokens: int
 
 
 class WaitReason(Enum):
-    """The reason of a `Wait`."""
+    """Reason why a slot with work is left out of a forward."""
 
     MEMORY = auto()
-    """No free blocks, or an earlier slot in the queue waits for some."""
+    """There are no free blocks, or an earlier slot in the queue waits for some."""
     BUDGET = auto()
     """Earlier prompts fill the step's token budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkipSlot:
-    """Leave a slot that has work out of the next forward."""
+    """Decision to leave a slot with work out of the next forward."""
 
     key: SlotKey
     why: WaitReason

@@ -1,6 +1,7 @@
-"""The one thread of a worker that owns torch, the weights and the KV cache, and the times of its steps.
+"""The engine thread: the one thread of a worker that uses torch, the weights and the KV cache. It also measures its
+steps.
 
-The step times show how busy a worker is, and when a silent one must be hanging.
+The times of the steps show how busy a worker is, and how long a worker may be silent before it must be hanging.
 """
 
 from __future__ import annotations
@@ -24,34 +25,34 @@ log = get_logger(__name__)
 Result = TypeVar("Result")
 
 MAX_CONSECUTIVE_FAULTS = 3
-"""Number of failed steps and jobs, without a successful step between them, at which the worker ends and Ray restarts
+"""Number of failed steps and jobs in a row, without a successful step, after which the worker ends and Ray restarts
 it."""
 LOADING_GRACE_S = 5.0
-"""Seconds that a load that was failed from outside has to raise its own error, which is more precise."""
+"""Seconds that a load has to raise its own, more precise error after `EngineThread.fail` was called during it."""
 MEMORY_S = 300.0
-"""Period of `StepTimes`, in seconds: it keeps the longest step for one to two periods."""
+"""Period of `StepTimes`, in seconds. The longest step is remembered for one to two periods."""
 
 
 class StepTimes:
-    """Times of the steps of one engine thread. Only that thread writes; any thread may read."""
+    """Durations of the steps of one engine thread. Only that thread writes; any thread may read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.num_steps = 0
         """Number of steps that did some work. It grows while the worker is healthy and busy."""
         self.busy_s = 0.0
-        """Total time of those steps, in seconds."""
+        """Total time that the engine thread spent in steps that did some work, in seconds."""
         self._longest_s = 0.0
         self._longest_before_s = 0.0
         self._since_s = clock()
         self._began_s: float | None = None
 
     def begin(self) -> None:
-        """Record that the engine starts its next step, or a job."""
+        """Record that the engine thread begins a step or a job."""
         self._began_s = self._clock()
 
     def rest(self) -> None:
-        """Record that the engine waits for work."""
+        """Record that the engine thread begins to wait for work."""
         self._began_s = None
 
     def add(self, seconds: float) -> None:
@@ -71,12 +72,12 @@ class StepTimes:
 
     @property
     def longest_s(self) -> float:
-        """Duration of the longest recent step, in seconds; 0 before the first."""
+        """Duration of the longest recent step, in seconds; 0 before the first step."""
         return max(self._longest_s, self._longest_before_s)
 
     @property
     def current_s(self) -> float:
-        """Time since the current step or job began, in seconds; 0 while the engine waits for work."""
+        """Seconds since the current step or job began; 0 while the engine thread waits for work."""
         began_s = self._began_s
         if began_s is None:
             return 0.0
@@ -84,29 +85,33 @@ class StepTimes:
 
 
 class EngineWorker(Protocol):
-    """A draft's grower or a target's verifier. All methods run on the engine thread."""
+    """What an engine thread runs: a draft's grower or a target's verifier. All methods run on the engine thread."""
 
     def handle(self, job: Any) -> None:
-        """Accept one job; answer it now or in a later step."""
+        """Handle one job. It may be answered now or in a later step."""
 
     def step(self, now: float) -> bool:
-        """Run one batch of what is ready; return False when nothing was. `now` is time.monotonic() in seconds."""
+        """Run one batch of the work that is ready; return False if there was none. `now`: time.monotonic(), in
+        seconds.
+        """
 
     def next_wake(self) -> float | None:
-        """Return the monotonic time, in seconds, at which waiting work becomes ready; None if only a job can make it
+        """Return the monotonic time, in seconds, at which waiting work becomes ready; None if only a job can make work
         ready.
         """
 
     def fail_step(self, error: Exception) -> None:
-        """Answer every job of the failed step with INTERNAL."""
+        """Answer every job of the step that raised `error` with INTERNAL."""
 
 
 class EngineThread:
-    """Thread that runs an `EngineWorker`. `submit` brings jobs in; `post` takes a step's answers out in one batch."""
+    """Thread that runs an `EngineWorker`. `submit` queues jobs for it; the answers of a step leave it in one batch."""
 
     def __init__(self, make: Callable[[EngineThread], EngineWorker], post: Callable[[list[Callable[[], None]]], None]):
-        """Create the thread without starting it. It calls `make`, which loads the model, and `post` with a step's
-        answers.
+        """Create the thread without starting it.
+
+        `make`: function that loads the model and returns the worker; runs on the thread. `post`: function that receives
+        the answers of a step, as a list of functions to call on the sending thread.
         """
         self._make = make
         self._post = post
@@ -123,9 +128,9 @@ class EngineThread:
         self.times = StepTimes()
 
     def start(self) -> None:
-        """Start the thread and block until the worker is made.
+        """Start the thread, and block until the worker is made.
 
-        Raises the error of `make`, or the one passed to `fail` meanwhile. In the second case the thread may still be
+        Raises the error of `make`, or the error passed to `fail` meanwhile. In the second case the thread may still be
         loading, and ends with the process.
         """
         self._thread.start()
@@ -135,12 +140,13 @@ class EngineThread:
             raise self._error
 
     def submit(self, job: Any) -> None:
-        """Queue a job, from any thread. None only wakes the engine."""
+        """Queue a job; any thread may call it. None only wakes the engine thread."""
         self._inbox.put(job)
 
     async def call(self, job_of: Callable[[Callable[..., None]], Any], call: Callable[..., Result]) -> Result:
-        """Run `call` on the engine thread; return its result or raise its error. `job_of`: creates the job that runs
-        it.
+        """Run `call` on the engine thread; return its result or raise its error.
+
+        `job_of`: function that creates, from the function to run, a job that the worker handles by running it.
         """
         future = concurrent.futures.Future[Result]()
 
@@ -155,30 +161,34 @@ class EngineThread:
         return await asyncio.wrap_future(future)
 
     def answer(self, send: Callable[[], None]) -> None:
-        """Queue an answer for the next `flush`. Call it on the engine thread only."""
+        """Queue an answer until the next `flush`. `send`: function that sends the answer. Call it on the engine thread
+        only.
+        """
         self._answers.append(send)
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread after the running step, and wait for it up to `timeout_s`."""
+        """End the thread after the running step, and wait for it at most `timeout_s` seconds."""
         self._stopping = True
         self._inbox.put(None)
         self._thread.join(timeout_s)
 
     def fail(self, error: OutriderError) -> None:
-        """End the engine with `error` after the running step or load. Any thread may call it."""
+        """End the engine thread with `error` after the running step or load. Any thread may call it."""
         self._failure = self._error = error
         self._inbox.put(None)
         self._ready.set()
         self._ended.set()
 
     def wait_ended(self, timeout_s: float | None = None) -> BaseException | None:
-        """Block until the thread ends; return the error that ended it, or None after `stop` or the timeout."""
+        """Block until the thread ends; return the error that ended it, or None after `stop` or after `timeout_s`
+        seconds.
+        """
         self._ended.wait(timeout_s)
         return self._error
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs: it loads, works or waits for jobs."""
+        """Whether the thread is alive: it loads, works or waits for jobs."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -262,8 +272,8 @@ class EngineThread:
             raise error
 
     def flush(self) -> None:
-        """Send the queued answers. A step calls it just before the device works: the sending thread then has the GIL
-        alone.
+        """Send the queued answers. A step calls it just before the device works, when the sending thread has the GIL to
+        itself.
         """
         if self._answers:
             answers, self._answers = self._answers, []

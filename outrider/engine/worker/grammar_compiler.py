@@ -1,6 +1,6 @@
 """Compile the grammars of slots that are being opened, one at a time, on a thread of lower priority than the engine's.
 
-The gateway has checked each grammar, so each takes about a second at most. Called by `worker_service`, on the gRPC
+The gateway has checked each grammar, so compiling takes about a second at most. Called by `worker_service`, on the gRPC
 loop's thread.
 """
 
@@ -18,9 +18,10 @@ from outrider.engine.sampling.grammar_state import Grammar, Grammars
 from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 
 NICENESS = 10
-"""Added to the thread's own niceness."""
+"""Number added to the thread's niceness."""
 STACK_BYTES = 16 << 20
-"""Stack size of the thread, in bytes: four times what the gateway checks grammars with, as compiled code recurses."""
+"""Stack size of the thread, in bytes. Compiled code recurses; it is four times the stack with which the gateway checks
+grammars."""
 
 
 @dataclass(eq=False)
@@ -30,9 +31,9 @@ class _Compile:
 
 
 class GrammarCompiler:
-    """Compiler with a queue, fair between callers.
+    """Compiler of grammars with a queue that is fair between callers.
 
-    The next grammar is of the caller with the least compile time so far, relative to its weight.
+    The next grammar is one of the caller with the least compile time so far, relative to its weight.
     """
 
     def __init__(self) -> None:
@@ -40,12 +41,13 @@ class GrammarCompiler:
         self._waiting: list[_Compile] = []
         self._running: _Compile | None = None
         self._shares = VirtualTokens()
-        """Compile time by caller, in seconds."""
+        """Compile time per caller, in seconds."""
 
     async def compile(self, grammars: Grammars, text: str, scheduling: Scheduling) -> Grammar | None:
-        """Return the grammar that `Grammars.compile` makes of a text, after those of other callers before it.
+        """Compile the grammar of a text when its caller's turn comes, and return it, as `Grammars.compile` does.
 
-        When cancelled while it waits, nothing is compiled.
+        If the call is cancelled while it waits for its turn, nothing is compiled. scheduling: caller and weight of the
+        request.
         """
         loop = asyncio.get_running_loop()
         job = _Compile(scheduling, loop.create_future())
@@ -98,7 +100,7 @@ def _create_thread() -> ThreadPoolExecutor:
 
 
 def _lower_priority() -> None:
-    """Linux has a niceness for each thread; elsewhere it is the process's."""
+    """Linux has a niceness per thread; elsewhere it belongs to the process."""
     if sys.platform == "linux":
         thread_id = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + NICENESS)

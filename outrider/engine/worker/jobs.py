@@ -1,4 +1,4 @@
-"""The jobs that a servicer submits to an engine thread, and their results. Plain values: no protobuf, no tensors."""
+"""The jobs that a servicer submits to an engine thread, and their results, as plain values: no protobuf, no tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import Speculation
 
 MAX_NARROW = 16
-"""Maximum number of uncached tokens that are fed within a decode or verify; more are prefilled, in chunks."""
+"""Maximum number of uncached tokens that are fed within a decode or verify. If there are more, they are prefilled in
+chunks."""
 
 SlotKey = tuple[int, int]
-"""(owner, slot id). An owner is one Control stream of a gateway."""
+"""(owner, slot id). The owner is the number of a gateway's Control stream."""
 
 
 class JobFault(Enum):
-    """The reason why a job failed. The servicers translate it to WorkerErrorCode."""
+    """Reason why a job failed. The servicers translate it to WorkerErrorCode."""
 
     UNKNOWN_SLOT = auto()
     BEHIND = auto()
@@ -36,16 +37,16 @@ class JobFault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """The answer to a job that failed."""
+    """Answer to a job that failed."""
 
     fault: JobFault
     message: str
     known_len: int = 0
-    """Number of the slot's committed tokens in this worker; set with BEHIND only."""
+    """Number of the slot's committed tokens in this worker; set only with the fault BEHIND."""
 
 
 def check_range(name: str, value: int, low: int, high: int) -> JobError | None:
-    """Return an INVALID error when the field `name` is outside `low` to `high` inclusive, else None."""
+    """Return an INVALID error if the value of the field `name` is outside `low` to `high`, both included; else None."""
     if low <= value <= high:
         return None
     return JobError(JobFault.INVALID, f"{name} is {value}, must be from {low} to {high}")
@@ -53,26 +54,26 @@ def check_range(name: str, value: int, low: int, high: int) -> JobError | None:
 
 @dataclass(frozen=True, slots=True)
 class SlotOpened:
-    """The answer to an `OpenJob`."""
+    """Answer to an `OpenJob` that succeeded."""
 
     committed_len: int
 
 
 @dataclass(frozen=True, slots=True)
 class SlotVocabulary:
-    """The vocabulary of the tokens in a slot's messages."""
+    """Vocabulary of the token ids in a slot's messages."""
 
     size: int
-    """Width of the logits."""
+    """Number of ids, i.e. width of the logits."""
     eos_token_ids: tuple[int, ...]
     grammars: Grammars
     translation: Translation | None = None
-    """Map between these tokens and the model's; None where they are the same."""
+    """Map between these token ids and the model's; None if they are the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """A job that opens a slot with committed tokens."""
+    """Job that opens a slot with committed tokens."""
 
     owner: int
     slot_id: int
@@ -80,34 +81,36 @@ class OpenJob:
     num_prompt: int
     params: SamplingParams
     respond: Callable[[SlotOpened | JobError], None]
-    """Answers the message; on a draft it also takes later errors of the slot."""
+    """Function that answers the message. In a draft worker it is also called with later errors of the slot."""
     cache_salt: bytes = b""
     corpus_id: bytes = b""
-    """Id of the corpus of ended outputs that `lookup` copies from; empty for none."""
+    """Id of the corpus of ended outputs that the drafter `lookup` copies from; empty for none."""
     deliver_to: str = ""
-    """Address of the target's server; draft only."""
+    """Address of the target's server. Draft worker only."""
     target_epoch: int = 0
-    """Epoch of that target; draft only."""
+    """Epoch of that target. Draft worker only."""
     drafter: Drafter | None = None
-    """The target's own drafter for the slot; target only."""
+    """Which of the target's own drafters the request names; None if it names none. Target only."""
     num_prompt_logprobs: int | None = None
-    """Number of best ids whose logprobs are returned at each prompt token, besides the token's own; None for no
-    logprobs. Target only."""
+    """Number of likeliest ids whose log-probs are returned for each prompt token, besides the token's own; None for no
+    log-probs of the prompt. Target only."""
     prediction_ids: tuple[int, ...] = ()
-    """Token ids that the output is predicted to resemble; target only."""
+    """Token ids of the request's prediction of its output; empty without one. Target only."""
     source_ids: tuple[int, ...] = ()
-    """Token ids that the encoder reads; none for decoder-only models."""
+    """Token ids of the encoder's input; empty for models without an encoder."""
     speculation: Speculation = field(default_factory=Speculation)
-    """How tokens are drafted for the slot; by default none are."""
+    """Speculation settings of the request; by default nothing is drafted."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     grammar: Grammar | None = None
-    """The compiled grammar of `params`; None without one, and on a draft that cannot follow it."""
+    """Compiled grammar of `params`; None without a grammar, and in a draft worker that cannot follow it."""
     vocabulary: SlotVocabulary | None = None
     """Vocabulary of the slot's messages; None for the worker's own."""
 
     @property
     def own_drafters(self) -> tuple[Drafter, ...]:
-        """The target's own drafters for the slot, in the order in which they are tried. Not all may be loaded."""
+        """The target's own drafters that the request allows, in the order in which they are tried. Not all of them need
+        be loaded.
+        """
         drafters = list[Drafter]()
         if self.prediction_ids:
             drafters.append(Drafter.PREDICTION)
@@ -120,7 +123,7 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class TruncateJob:
-    """A job that shortens a slot's cache."""
+    """Job that shortens a slot's cache."""
 
     owner: int
     slot_id: int
@@ -130,7 +133,7 @@ class TruncateJob:
 
 @dataclass(frozen=True, slots=True)
 class CloseJob:
-    """A job that frees a slot."""
+    """Job that frees a slot."""
 
     owner: int
     slot_id: int
@@ -138,6 +141,6 @@ class CloseJob:
 
 @dataclass(frozen=True, slots=True)
 class CloseOwnerJob:
-    """A job that frees all slots of an owner, because its stream ended."""
+    """Job that frees all slots of an owner, because its stream ended."""
 
     owner: int

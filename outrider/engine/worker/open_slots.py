@@ -1,7 +1,7 @@
 """Slots without a cache, and the table of a worker's open slots. No torch.
 
-A draft without a model has slots of this kind; `slots.py` adds the KV cache. Owned by the engine thread; `SlotKeeper`
-translates jobs into calls of these methods.
+A draft worker without a model has slots of this kind; `slots.py` adds the KV cache. The engine thread owns them;
+`SlotKeeper` translates jobs into calls of these methods.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class MissingTokens(OutriderError):
-    """Raised when a message's `base_len` is past the slot's committed tokens: send it again from `known_len`."""
+    """Raised if a message's `base_len` exceeds the number of the slot's committed tokens. The sender has to send the
+    tokens from `known_len` on.
+    """
 
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -31,7 +33,9 @@ class MissingTokens(OutriderError):
 
 
 class BareSlot:
-    """Committed tokens of one choice of a request in one worker. Change `committed` through the methods only."""
+    """Slot without a cache: the committed tokens of one choice in one worker. Change `committed` only through the
+    methods.
+    """
 
     __slots__ = ("asked_s", "committed", "key", "num_prompt", "params", "scheduling")
 
@@ -39,42 +43,42 @@ class BareSlot:
         self.key = key
         self.params = params
         self.num_prompt = num_prompt
-        """Number of prompt tokens, which are the first of `committed`."""
+        """Number of prompt tokens; they come first in `committed`."""
         self.committed = list(committed_ids)
-        """Token ids of prompt and output, never taken back by this worker alone."""
+        """Token ids of prompt and output. The worker never takes any back by itself."""
         self.scheduling = Scheduling()
-        """Caller, its weight, and the request's priority."""
+        """Caller and its weight, and the request's priority."""
         self.asked_s = 0.0
-        """Monotonic time of the last message that requested work, or of its reply, in seconds."""
+        """Monotonic time, in seconds, of the last message that requested work for the slot, or of the reply to it."""
 
     @property
     def max_len(self) -> int:
-        """Maximum number of tokens, prompt and output, that the slot may ever hold."""
+        """Maximum number of tokens, prompt and output together, that the slot may ever hold."""
         return self.num_prompt + self.params.max_tokens
 
     @property
     def most_cached(self) -> int:
-        """Maximum number of tokens in the cache at once. It may exceed `max_len`: siblings of a draft tree are cached
-        too.
+        """Maximum number of tokens in the cache at once. It may exceed `max_len`, since siblings in a draft tree are
+        cached, too.
         """
         return self.max_len
 
     @property
     def most_depth(self) -> int:
-        """Maximum depth of a draft tree under the committed tokens."""
+        """Maximum depth of a draft tree below the committed tokens."""
         return self.params.max_tokens
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
-        """Replace `committed` with `committed[:base_len] + ids`. A message may repeat, extend or shorten it.
+        """Replace `committed` by `committed[:base_len] + ids`. The result may equal, extend or shorten it.
 
-        Raises `Behind` when `base_len` is past the committed tokens. Raises `InvalidRequest` when the result would lose
-        part of the prompt or be longer than `max_len`. Nothing changes then.
+        Raises `MissingTokens` if `base_len` exceeds the number of committed tokens. Raises `InvalidRequest` if the
+        result would lose part of the prompt or be longer than `max_len`. In both cases nothing changes.
         """
         self.check_commit(base_len, len(ids))
         self.committed[base_len:] = ids
 
     def check_commit(self, base_len: int, num_ids: int) -> None:
-        """Raise what `commit_from` raises for `num_ids` ids."""
+        """Raise the error that `commit_from` would raise for `num_ids` ids, if any."""
         if base_len > len(self.committed):
             raise MissingTokens(base_len, len(self.committed))
         new_len = base_len + num_ids
@@ -86,32 +90,36 @@ class BareSlot:
             )
 
     def settle(self) -> None:
-        """Bring what is kept beside the committed ids up to date with them, after a message."""
+        """Update what the slot keeps besides the committed tokens, such as a cache, after these changed."""
 
     def distrust(self) -> None:
-        """Discard what is kept beside the committed ids, for good: it may be wrong."""
+        """Discard for good what the slot keeps besides the committed tokens, because it may be wrong."""
 
     def truncate(self, committed_len: int) -> int:
-        """Discard what was made past `committed_len`; return the number of cache blocks freed. `committed` stays."""
+        """Discard what was cached for positions from `committed_len` on; return the number of freed cache blocks.
+        `committed` stays.
+        """
         return 0
 
     def give_up(self) -> int:
-        """Discard everything but `committed`; return the number of cache blocks freed."""
+        """Discard all but `committed`; return the number of freed cache blocks."""
         return 0
 
     def make_way(self) -> int:
-        """Free the slot for another of the same key; return its cache blocks. The choice has not ended."""
+        """Free the slot because another one with the same key replaces it; return the number of freed cache blocks. The
+        choice itself has not ended.
+        """
         return self.give_up()
 
 
 S = TypeVar("S", bound=BareSlot)
 MakeSlot = Callable[..., S]
-"""Creates a slot from `key`, `committed_ids`, `num_prompt`, `params`, and `cache_salt` by name; and, where they apply,
-`source_ids`, `translation` and `corpus_id` by name."""
+"""Function that creates a slot from `key`, `committed_ids`, `num_prompt`, `params`, and by name `cache_salt` and, if
+they apply, `source_ids`, `translation` and `corpus_id`."""
 
 
 class OpenSlots(Generic[S]):
-    """All open slots of a worker. Iterates over them, the longest open first."""
+    """All open slots of a worker. Iteration yields the slots, the longest open first."""
 
     def __init__(
         self,
@@ -122,10 +130,11 @@ class OpenSlots(Generic[S]):
         takes_sources: bool = False,
         has_corpus: bool = False,
     ) -> None:
-        """Create an empty collection.
+        """Create an empty table.
 
-        `takes_sources`: whether slots are of an encoder-decoder model. `has_corpus`: whether `make` takes a
-        `corpus_id`.
+        `make`: creates a slot. `max_slots`: maximum number of open slots. `context_limit`: maximum number of tokens per
+        slot. `takes_sources`: whether the model has an encoder, so that slots have a source. `has_corpus`: whether
+        `make` takes a `corpus_id`.
         """
         self.max_slots = max_slots
         self.context_limit = context_limit
@@ -144,16 +153,16 @@ class OpenSlots(Generic[S]):
 
     @property
     def num_blocks_in_use(self) -> int:
-        """Number of cache blocks that slots hold."""
+        """Number of cache blocks that open slots hold; 0 for slots without a cache."""
         return 0
 
     @property
     def num_blocks_cached(self) -> int:
-        """Number of cache blocks that no slot holds, kept for later prompts."""
+        """Number of cache blocks that no slot holds and that are kept for later prompts."""
         return 0
 
     def get(self, owner: int, slot_id: int) -> S | None:
-        """Return the open slot with this key; None when there is none."""
+        """Return the open slot with this key; None if there is none."""
         return self._slots.get((owner, slot_id))
 
     def open(
@@ -168,13 +177,14 @@ class OpenSlots(Generic[S]):
         translation: Translation | None = None,
         corpus_id: bytes = b"",
     ) -> S:
-        """Open a slot, after freeing an open one of the same key. It has no cached tokens and no memory yet.
+        """Open a slot, and return it. An open slot with the same key is freed first. The new slot has no cached tokens
+        and no memory yet.
 
-        `translation`: maps between the tokens of messages and the model's, where they differ. `corpus_id`: as in
-        `OpenJob`.
+        `translation`: map between the token ids of messages and the model's; None if they are the same. `corpus_id`: as
+        in `OpenJob`.
 
-        Raises `InvalidRequest` when the slot could never fit, and `Overloaded` when all slots are in use. Both messages
-        give the numbers, and both leave an open slot of the same key as it was.
+        Raises `InvalidRequest` if the slot could never fit, and `Overloaded` if all slots are in use. Both messages
+        give the numbers. After an error an open slot with the same key is as it was.
         """
         key = (owner, slot_id)
         self._check_lengths(len(committed_ids), num_prompt, params.max_tokens)
@@ -201,14 +211,16 @@ class OpenSlots(Generic[S]):
         return slot
 
     def close(self, owner: int, slot_id: int) -> int:
-        """Free the slot; return its number of cache blocks, 0 when it is not open. Closing twice is no error."""
+        """Free a slot; return the number of its cache blocks, or 0 if it is not open. Closing a slot twice is no
+        error.
+        """
         slot = self._slots.pop((owner, slot_id), None)
         if slot is None:
             return 0
         return slot.give_up()
 
     def close_owner(self, owner: int) -> int:
-        """Free every slot of a stream that ended; return their number."""
+        """Free all slots of a stream that ended; return the number of these slots."""
         keys = [key for key in self._slots if key[0] == owner]
         for key in keys:
             self.close(*key)
@@ -249,4 +261,4 @@ class OpenSlots(Generic[S]):
             )
 
     def _check_memory(self, max_len: int, num_source: int) -> None:
-        """Raise `InvalidRequest` when a slot of `max_len` tokens with a source of `num_source` could never fit."""
+        """Raise `InvalidRequest` if a slot of `max_len` tokens with a source of `num_source` tokens could never fit."""

@@ -2,15 +2,15 @@
 
 `Scheduler` takes plain values and returns typed decisions; `StepScheduler` applies them for both workers. The rules:
 
-1. A slot that is ready for its next step always runs: a prompt never delays it. (A target first leaves out slots
+1. A slot that is ready for its next step always runs: a prompt never delays it. (Before that, a target leaves out slots
    of a caller that would slow another caller by more than its share.)
 2. Prompts get the rest of the step's budget, several short ones together. Prompts of the caller that was fed least,
    relative to its weight, come first; within a caller the lowest priority number, then first come first served. The
-   budget is small beside steps of other slots, and also while other slots are between two steps: those would have to
-   wait for the forward under way. After `PROBE_STEPS` it is zero for one step, which measures decoding alone. When
-   many short prompts wait beside few running slots, all of one caller, the prompts get whole steps: everyone then
-   finishes sooner, and in fuller batches.
-3. A slot without blocks is admitted only when the free blocks cover its next step and leave one block for each slot,
+   budget is small in a step of other slots, and also while other slots are between two steps, since those would have to
+   wait for the running forward. After `PROBE_STEPS` it is zero for one step, which measures decoding alone. If many
+   short prompts wait and few slots run, all of one caller, the prompts get whole steps: all then finish sooner, and in
+   fuller batches.
+3. A slot without blocks is admitted only if the free blocks cover its next step and leave one block for each slot,
    itself included, whose last block is nearly full. While one such slot waits, none after it is admitted.
 4. When memory runs out, the youngest slot is preempted; it starts again from its committed tokens. A slot never takes
    memory from an older one unless that one is dormant, so the oldest slot with work always gets memory.
@@ -37,17 +37,18 @@ from outrider.engine.worker.step_cost import StepCost
 from outrider.wire.requests.scheduling import VirtualTokens
 
 GROWTH_TOKENS = 16
-"""Number of tokens by which each running slot can still grow when another is admitted: one block of the CPU's attention
-backends."""
+"""Number of tokens by which each running slot must still be able to grow when another slot is admitted: one block of
+the attention backends for CPUs."""
 WAITING_SERVED_RATIO = 0.3
 """Minimum ratio of waiting short prompts to running slots at which the running slots pause for the prompts. Name and
-idea are those of text-generation-inference."""
+idea are from text-generation-inference."""
 SHORT_STEPS = 2
-"""Maximum length of a short prompt, in whole prefill steps. Running slots never pause for a longer prompt."""
+"""Maximum length of a short prompt, in multiples of the tokens of a whole prefill step. Running slots never pause for a
+longer prompt."""
 
 
 class Scheduler:
-    """Planner of the next forward. Its only state is the measured cost of steps and the tokens fed per caller."""
+    """Plans the next forward. Its only state is the measured cost of steps and the number of tokens fed per caller."""
 
     def __init__(self, block_size: int, max_prefill_tokens: int) -> None:
         self.cost = StepCost()
@@ -58,13 +59,13 @@ class Scheduler:
     def plan(self, demands: Sequence[SlotState], num_free: int) -> list[Decision]:
         """Return the decisions for the next forward.
 
-        `demands`: every open slot, the longest open first. `num_free`: free blocks.
+        `demands`: state of every open slot, the longest open first. `num_free`: number of free blocks.
 
-        Either every decision is a `Preempt`, and the caller plans again after applying them, or none is. `Run` comes
-        first.
+        Either all decisions are `Preempt`, and the caller has to apply them and plan again, or none is. `Run` decisions
+        come first.
 
-        Example, with memory for all: slot A is ready to verify, B of another caller is new with a prompt of 1,000
-        tokens, and `StepCost` allows 64 prompt tokens beside A's step: Run(A), Admit(B), Feed(B, 64).
+        Example, with memory for all: slot A is ready to verify, slot B of another caller is new with a prompt of 1,000
+        tokens, and `StepCost` allows 64 prompt tokens in A's step: Run(A), Admit(B), PrefillSlot(B, 64).
         """
         plan = _Plan(demands, num_free, self._block_size)
         num_running = plan.run()
@@ -103,7 +104,7 @@ class Scheduler:
 
 
 class _Plan:
-    """The decisions of one call of `Scheduler.plan`, which stop at the first `Preempt`."""
+    """Decisions of one call of `Scheduler.plan`. After the first `Preempt` no more are made."""
 
     def __init__(self, demands: Sequence[SlotState], num_free: int, block_size: int) -> None:
         self.decisions: list[Decision] = []
@@ -113,7 +114,7 @@ class _Plan:
         self._block_size = block_size
 
     def run(self) -> int:
-        """Run the ready slots that hold blocks; return the number of tokens that they feed."""
+        """Decide to run the ready slots that hold blocks; return the number of tokens that they feed."""
         num_tokens = 0
         for index, demand in enumerate(self._demands):
             if demand.want is not Need.STEP or not demand.num_blocks or demand.num_to_feed or self.preempted:

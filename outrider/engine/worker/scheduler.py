@@ -31,29 +31,30 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 __all__ = ["DORMANT_S", "RETRY_S", "Chunk", "Need", "ScheduledStep", "StepRequest", "StepScheduler"]
 
 DORMANT_S = 1.0
-"""Seconds without a message after which a slot is dormant: its memory is taken first."""
+"""Seconds without a message after which a slot is dormant, so that its memory is taken first."""
 RETRY_S = DORMANT_S / 10
-"""Seconds between two looks while a slot waits for memory and nothing else happens: another may turn dormant."""
+"""Seconds between two attempts to plan while a slot waits for memory and nothing else happens; meanwhile another slot
+may have become dormant."""
 
 
 class StepRequest(NamedTuple):
-    """A worker's request for a slot's step."""
+    """What a worker requests of the scheduler for one slot: its step or a prefill."""
 
     want: Need
     num_after: int
-    """Number of tokens in the slot's cache after its next step."""
+    """Number of tokens in the slot's cache after that step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk of a prompt, or a source to encode, in the next forward."""
+    """Chunk of a prompt, or source to encode, that is fed in a forward."""
 
     slot: Slot
     row: Row
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens fed: of the source where it is encoded, else of the prompt."""
+        """Number of tokens fed: those of the source if it is encoded, else those of the prompt."""
         source = self.row.source
         if source is not None and not self.row.new_ids:
             return len(source.ids)
@@ -62,10 +63,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """The contents of the next forward."""
+    """What runs in the next forward."""
 
     running: Sequence[SlotKey]
-    """Slots whose step runs."""
+    """Keys of the slots whose step runs."""
     pieces: Sequence[Chunk]
     """Chunks of prompts that are prefilled."""
     num_admitted: int
@@ -73,12 +74,14 @@ class ScheduledStep:
 
     @property
     def has_work(self) -> bool:
-        """Return whether the forward has work, or a slot was admitted, so that the next call would decide otherwise."""
+        """Whether the forward has work, or a slot was admitted; in that case the next call would decide otherwise."""
         return bool(self.running or self.pieces or self.num_admitted)
 
 
 class StepScheduler:
-    """Applier of the scheduler's decisions for both workers. The workers run the forward and call `done` after it."""
+    """Scheduler of both workers: it calls `Scheduler.plan` and applies its decisions. The worker runs the forward, and
+    calls `done` after it.
+    """
 
     def __init__(self, table: OpenSlots[Slot], pool: KVPool, metrics: WorkerMetrics, max_prefill_tokens: int) -> None:
         self._table = table
@@ -96,10 +99,10 @@ class StepScheduler:
         return self._num_starved
 
     def take(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> ScheduledStep:
-        """Decide on the next forward; allocate and free memory for it.
+        """Decide what runs in the next forward, and allocate and free memory for it.
 
-        `step_requests`: the requested steps, by slot. A slot without one needs no step; with `feed_all` its prompt is
-        fed.
+        `step_requests`: requests by slot. A slot without one needs no step; its prompt is fed anyway if `feed_all` is
+        True. `now`: monotonic time, in seconds.
         """
         preempted: set[SlotKey] = set()
         while True:
@@ -113,15 +116,17 @@ class StepScheduler:
             preempted.update(victims)
 
     def next_wake(self, now: float) -> float | None:
-        """Return the monotonic time, in seconds, to plan again without an event; None when no slot waits for memory."""
+        """Return the monotonic time, in seconds, at which to plan again even if nothing happens until then; None if no
+        slot waits for memory.
+        """
         if not self._num_starved:
             return None
         return now + RETRY_S
 
     def done(self, turn: ScheduledStep, num_run_tokens: int, seconds: float) -> None:
-        """Record that the forward of `turn` ran and took `seconds` in all.
+        """Record that the forward of `turn` has run and took `seconds` in all.
 
-        `num_run_tokens`: tokens of steps in it, without those of prompts.
+        `num_run_tokens`: number of tokens of steps in it, without those of prompts.
         """
         for piece in turn.pieces:
             piece.slot.fed_committed(piece.row.new_ids)

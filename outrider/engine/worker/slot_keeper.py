@@ -1,6 +1,6 @@
 """Apply messages to slots, for both workers: open, commit, truncate, close. Runs on the engine thread.
 
-It answers jobs through the engine and has no model; `scheduler.py` decides which slots are in a forward.
+It answers jobs through the engine thread and has no model; `scheduler.py` decides which slots are in a forward.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 
 
 class SlotKeeper(Generic[S]):
-    """Owner of the slots and of each slot's sampling state."""
+    """Owner of a worker's slots, and of the sampling state of each."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class SlotKeeper(Generic[S]):
         self.eos_token_ids = tuple(eos_token_ids)
         self._states: dict[tuple[int, int], SamplingState] = {}
         self._sizes: dict[tuple[int, int], int] = {}
-        """Size of the vocabulary of each slot's messages."""
+        """Number of ids of the vocabulary of each slot's messages."""
 
     def open(self, job: OpenJob) -> S | None:
-        """Open a slot and answer the job; return None when it was refused."""
+        """Open a slot, answer the job, and return the slot; None if it was refused."""
         size = self._vocab_size
         ends = self.eos_token_ids
         translation = None
@@ -80,8 +80,8 @@ class SlotKeeper(Generic[S]):
         self._engine.answer(lambda: respond(result))
 
     def commit(self, owner: int, slot_id: int, base_len: int, ids: Sequence[int]) -> S | JobError:
-        """Set the slot's tokens to committed[:base_len] + ids and truncate its cache to match; return the slot or an
-        error.
+        """Set the slot's tokens to committed[:base_len] + ids, and truncate its cache to match. Return the slot, or the
+        error if that is not possible.
         """
         slot = self.table.get(owner, slot_id)
         if slot is None:
@@ -95,7 +95,7 @@ class SlotKeeper(Generic[S]):
         return slot
 
     def check_commit(self, slot: BareSlot, base_len: int, ids: Sequence[int]) -> JobError | None:
-        """Return the error why the slot cannot be set to committed[:base_len] + ids; None when it can."""
+        """Return the error if the slot cannot be set to committed[:base_len] + ids; None if it can."""
         try:
             if base_len + len(ids) >= slot.max_len:  # the slot may be full, but then no token can be requested of it
                 raise InvalidRequest(
@@ -111,10 +111,11 @@ class SlotKeeper(Generic[S]):
         return None
 
     def truncate(self, job: TruncateJob, *, keeps: bool = False) -> None:
-        """Truncate a slot's cache. Calling it twice is harmless; unknown slots are ignored, since a close may have come
-        first.
+        """Truncate a slot's cache. Calling it twice is harmless. An unknown slot is ignored, since it may have been
+        closed first.
 
-        `keeps`: whether the slot truncates itself by its committed tokens, perhaps ahead of the message.
+        `keeps`: whether to leave the cache as it is, because the slot truncates itself by its committed tokens, perhaps
+        ahead of the message.
         """
         self._metrics.truncates.labels(reason=job.reason).inc()
         slot = self.table.get(job.owner, job.slot_id)
@@ -123,14 +124,14 @@ class SlotKeeper(Generic[S]):
             self.refresh_gauges()
 
     def close(self, job: CloseJob) -> None:
-        """Free a slot. Closing one that is not open is harmless."""
+        """Free a slot. Closing a slot that is not open is harmless."""
         self._states.pop((job.owner, job.slot_id), None)
         self._sizes.pop((job.owner, job.slot_id), None)
         self.table.close(job.owner, job.slot_id)
         self.refresh_gauges()
 
     def close_owner(self, job: CloseOwnerJob) -> None:
-        """Free all slots of an owner."""
+        """Free all slots of an owner, i.e. of a gateway's stream that ended."""
         for key in list(self._states):
             if key[0] == job.owner:
                 del self._states[key], self._sizes[key]
@@ -138,13 +139,13 @@ class SlotKeeper(Generic[S]):
         self.refresh_gauges()
 
     def sampling_state(self, slot: BareSlot) -> SamplingState:
-        """Return the slot's penalties state, updated to its committed output."""
+        """Return the sampling state of a slot, updated to its committed output."""
         state = self._states[slot.key]
         state.set_output(slot.committed[slot.num_prompt :])
         return state
 
     def vocab_size_of(self, slot: BareSlot) -> int:
-        """Return the size of the vocabulary of the slot's messages."""
+        """Return the number of ids of the vocabulary of the slot's messages."""
         return self._sizes[slot.key]
 
     def refresh_gauges(self) -> None:

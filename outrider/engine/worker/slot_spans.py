@@ -1,7 +1,7 @@
 """Add a worker's part of a trace: one span for each step of a traced slot, with one child span for each phase.
 
 Spans are made from the timings of a verdict when it is sent, so the engine has no tracing code. The gateway makes the
-span of a round; its id follows from the lease's ticket and the length at which the round began, so tracing adds nothing
+span of a round. Its id follows from the lease's ticket and the length at which the round began, so tracing adds nothing
 to the messages. Called by `worker_service`, on the gRPC loop's thread.
 """
 
@@ -16,20 +16,24 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.telemetry.trace import Spans, TraceParent, round_span_id
 
 _PHASES = (("wait", "wait_us"), ("queue", "queue_us"), ("forward", "forward_us"), ("accept", "accept_us"))
-"""Span names of a verdict's phases, and the verdict's fields with their times in microseconds."""
+"""(name of the span of a phase, field of the verdict with its duration in microseconds)."""
 _FACTS = ("num_drafted", "num_accepted", "batch_size", "num_cached_tokens")
 """Fields of a verdict that become attributes of its span: counts, never token ids."""
 
 
 class SlotSpans:
-    """The traced slots of a worker, and the spans of their steps."""
+    """Traced slots of a worker; it makes the spans of their steps."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
         self._traced: dict[SlotKey, TraceParent] = {}
 
     def asked(self, owner: int, item: Any) -> Callable[[Any], None] | None:
-        """Record an item that arrived on a Control stream; return the callback for its replies; None when untraced."""
+        """Record an item that arrived on a Control stream. Return the function to call with each reply to it; None if
+        no span is needed.
+
+        `owner`: number of the stream.
+        """
         kind = item.WhichOneof("item")
         if kind == "open":
             self._trace_slot((owner, item.open.slot), TraceParent.parse(item.open.traceparent))
@@ -42,7 +46,7 @@ class SlotSpans:
         return None
 
     def gone(self, owner: int) -> None:
-        """Forget the slots of a stream that ended."""
+        """Remove the slots of a stream that ended."""
         for key in list(self._traced):
             if key[0] == owner:
                 del self._traced[key]

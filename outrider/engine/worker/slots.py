@@ -1,6 +1,6 @@
-"""Slots with a KV cache: committed tokens, cached tokens, and what other slots may share of them. No torch.
+"""Slots with a KV cache: committed tokens, cached tokens, and the cache blocks that slots share. No torch.
 
-Owned by the engine thread. `SlotKeeper` translates jobs into calls of these methods, `StepScheduler` allocates and
+The engine thread owns them. `SlotKeeper` translates jobs into calls of these methods, `StepScheduler` allocates and
 frees memory, the runner fills the block tables.
 """
 
@@ -34,21 +34,23 @@ def needs_prefill(slot: Slot) -> bool:
 
 @dataclass(slots=True)
 class PromptScores:
-    """Logprobs of a prompt's tokens from the second on. The logits at each token score the token after it."""
+    """Log-probs of a prompt's tokens from the second on, while they are computed. The logits after each token score the
+    next one.
+    """
 
     num_tokens: int
     num_best: int
     found: list[Any] = field(default_factory=list)
-    """Logprobs of the first tokens in order, as far as they have been computed."""
+    """Log-probs of the first of these tokens, in order, as far as they have been computed."""
 
 
 class Slot(BareSlot):
-    """Slot of a model with a KV cache. Change `committed` and `cached` through the methods only."""
+    """Slot of a model with a KV cache. Change `committed` and `cached` only through the methods."""
 
     __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "first", "num_adopted", "scoring", "table")
 
     translation: ClassVar[Translation | None] = None
-    """Map between the tokens of messages and the model's; None where they are the same."""
+    """Map between the token ids of messages and the model's; None if they are the same."""
 
     def __init__(
         self,
@@ -61,41 +63,44 @@ class Slot(BareSlot):
     ) -> None:
         super().__init__(key, committed_ids, num_prompt, params)
         self.cached: list[int] = []
-        """Token ids whose KV is in the cache, in order. Those past the committed tokens are draft tokens."""
+        """Token ids whose keys and values are in the cache, in order. Those after the committed tokens are draft
+        tokens."""
         self.first = 0
-        """Index of the committed token that the cache begins with."""
+        """Index of the committed token with which the cache begins."""
         self.table = pool.new_table()
         self.num_adopted: int | None = None
-        """Number of tokens found in the prefix cache when the slot was first admitted; None before."""
+        """Number of tokens that were found in the prefix cache when the slot was first admitted; None before that."""
         self.scoring: PromptScores | None = None
-        """Logprobs of the prompt's tokens; None where none were requested, and after they were sent."""
+        """Log-probs of the prompt's tokens; None if none were requested, and after they were sent."""
         self._pool = pool
         self._salt = cache_salt
         self._num_agreed = 0  # cached[:_num_agreed] == committed[first:][:_num_agreed] is known
 
     @property
     def ids(self) -> list[int]:
-        """Token ids that the model is fed for the committed tokens: the same ones, unless they are retokenized."""
+        """Token ids of the committed text as the model is fed it: `committed` itself, unless the text is
+        retokenized.
+        """
         return self.committed
 
     @property
     def source(self) -> EncoderSource | None:
-        """Encoder output that its rows attend to by cross-attention; None without an encoder."""
+        """Encoder output to which the slot's rows attend by cross-attention; None without an encoder."""
         return None
 
     @property
     def num_source_tokens(self) -> int:
-        """Number of tokens of the encoder's source; 0 without an encoder."""
+        """Number of tokens of the encoder's input; 0 without an encoder."""
         return 0
 
     @property
     def num_source_blocks(self) -> int:
-        """Number of cache blocks of the encoder's source, held or not."""
+        """Number of cache blocks that the encoder's source takes, whether the slot holds them yet or not."""
         return 0
 
     @property
     def num_to_encode(self) -> int:
-        """Number of source tokens that the encoder has yet to read: all or none."""
+        """Number of source tokens that the encoder has not read yet: all of them or 0."""
         return 0
 
     @property
@@ -110,40 +115,43 @@ class Slot(BareSlot):
 
     @property
     def num_unscored(self) -> int:
-        """Number of prompt tokens whose logprobs are requested and not yet computed."""
+        """Number of prompt tokens whose log-probs are requested and not computed yet."""
         if self.scoring is None:
             return 0
         return self.scoring.num_tokens - len(self.scoring.found)
 
     @property
     def most_narrow(self) -> int:
-        """Maximum number of uncached tokens that run in a step without a prefill; 1 while tokens are to be scored."""
+        """Maximum number of uncached tokens that can run in a step without a prefill; 1 while prompt tokens are to be
+        scored.
+        """
         if self.num_unscored:
             return 1
         return MAX_NARROW
 
     @property
     def num_feedable(self) -> int:
-        """Number of tokens that the cache will hold once every committed token that may be fed has been fed."""
+        """Number of tokens in the cache once all committed tokens that can be fed now have been fed."""
         return len(self.ids) - self.first
 
     def uncached(self, most: int | None = None) -> list[int]:
-        """Return the committed tokens that are not cached and are fed next, `most` at most."""
+        """Return the committed tokens that are fed next, because they are not cached; at most `most` of them."""
         start = self.first + len(self.cached)
         if most is None:
             return self.ids[start:]
         return self.ids[start : start + most]
 
     def features_of(self, num_tokens: int) -> Any:
-        """Return the features that a forward needs beside the next `num_tokens` uncached tokens, [num_tokens, width].
-
-        None where the model takes ids alone.
+        """Return the features that a head takes with the next `num_tokens` uncached tokens, [num_tokens, width]; None
+        for a model that takes only token ids.
         """
         return None
 
     @property
     def num_copied(self) -> int:
-        """Number of blocks that copy-on-write costs the next token, because it goes into a shared block: 0 or 1."""
+        """Number of blocks that must be copied before the next token is written: 1 if its block is shared
+        (copy-on-write), else 0.
+        """
         index, within = divmod(len(self.cached), self._pool.block_size)
         return int(within > 0 and self._pool.num_references(self.table.blocks[index]) > 1)
 
@@ -157,12 +165,13 @@ class Slot(BareSlot):
         self.publish()
 
     def reconcile(self) -> int:
-        """Truncate the cache to its longest committed prefix of at most committed_len - 1 tokens; return its length.
+        """Truncate the cache to the longest prefix that agrees with the committed tokens, without the last of these;
+        return its length.
 
-        The last committed token is always fed again: the next step needs its logits.
+        The last committed token is always fed again, since the next step needs the logits after it.
 
-        committed [5, 6, 7, 8], cached [5, 6, 9]: the cache becomes [5, 6]
-        committed [5, 6, 7], cached [5, 6, 7]: the cache becomes [5, 6]
+            committed [5, 6, 7, 8], cached [5, 6, 9]: the cache becomes [5, 6]
+            committed [5, 6, 7], cached [5, 6, 7]: the cache becomes [5, 6]
         """
         agreed = self._agreeing(min(len(self.cached), len(self.ids) - 1 - self.first))
         self._crop(agreed)
@@ -180,25 +189,25 @@ class Slot(BareSlot):
         return agreed
 
     def fed(self, ids: Sequence[int]) -> None:
-        """Record that a forward has written the KV of `ids` after the cached tokens."""
+        """Record that a forward has written keys and values of `ids` after the cached tokens."""
         self.cached.extend(ids)
 
     def compacted(self, num_cached: int, ids: Sequence[int]) -> None:
-        """Record that, of the tokens fed after `num_cached` entries, only `ids` remain in the cache, in this order."""
+        """Record that of the tokens after the first `num_cached` cached ones only `ids` remain, in this order."""
         assert num_cached >= self._num_agreed, f"{self._num_agreed} entries are known to be committed"
         self.cached[num_cached:] = ids
 
     def rebased(self, start: int, ids: Sequence[int]) -> None:
-        """Record that `ids` remain in the cache after `start` entries: committed tokens first, then draft tokens that
-        are still in the tree.
+        """Record that after the first `start` cached tokens only `ids` remain: first committed tokens, then draft
+        tokens that are still in the tree.
         """
         self.cached[start:] = ids
         self._num_agreed = self._agreeing(min(len(self.cached), len(self.ids) - self.first))
         self.publish()
 
     def fed_committed(self, ids: Sequence[int]) -> None:
-        """Record that a forward has written the KV of committed `ids`, such as a prompt's. Other slots may adopt it at
-        once; `fed` does not publish.
+        """Record that a forward has written keys and values of committed `ids`, such as those of a prompt. Unlike
+        `fed`, it publishes them, so that other slots may adopt them at once.
         """
         if self._num_agreed == len(self.cached):
             self._num_agreed += len(ids)
@@ -206,9 +215,10 @@ class Slot(BareSlot):
         self.publish()
 
     def adopt(self) -> int:
-        """Adopt the cached prefix of the committed tokens; return its length in tokens.
+        """Take over the longest prefix of the committed tokens that the prefix cache holds; return its length in
+        tokens.
 
-        The last committed token and tokens that are still to be scored are not adopted.
+        The last committed token, and tokens that are still to be scored, are not adopted.
         """
         assert not self.cached, f"{len(self.cached)} tokens are cached already"
         end = -1
@@ -222,7 +232,7 @@ class Slot(BareSlot):
         return num_tokens
 
     def publish(self) -> None:
-        """Publish the full blocks of committed tokens to the prefix cache; draft tokens are never published."""
+        """Publish the full blocks of committed tokens to the prefix cache. Draft tokens are never published."""
         prefix, num_agreed = self._pool.prefix, self._num_agreed
         if prefix.enabled and num_agreed // self._pool.block_size >= max(len(self.table.digests), 1):
             ids = self.cached
@@ -231,7 +241,7 @@ class Slot(BareSlot):
             prefix.publish(self.table, ids, self._salt)
 
     def give_up(self) -> int:
-        """Free all blocks; return how many became free. The prefix cache keeps what is committed."""
+        """Free all blocks; return how many became free. The prefix cache keeps those of committed tokens."""
         num_in_use = self._pool.num_in_use
         self.reconcile()
         self.publish()
@@ -239,13 +249,16 @@ class Slot(BareSlot):
         return num_in_use - self._pool.num_in_use
 
     def distrust(self) -> None:
-        """Discard a cache that may be wrong. No slot may adopt its blocks; this one starts again from its tokens."""
+        """Discard the cache, because it may be wrong, and withdraw its blocks from the prefix cache. The slot is fed
+        again from its first token.
+        """
         for block in self.table.blocks:
             self._pool.prefix.withdraw(block)
         self._crop(0)
 
     def truncate(self, committed_len: int) -> int:
-        """Truncate the cache to at most committed_len - 1 entries; return the blocks freed. `committed` stays.
+        """Truncate the cache so that it holds at most the first committed_len - 1 committed tokens; return the number
+        of freed blocks. `committed` stays.
 
         Calling it twice is harmless. A length below 1 empties the cache, which is always correct.
         """
@@ -258,7 +271,7 @@ class Slot(BareSlot):
 
 
 class SlotTable(OpenSlots[Slot]):
-    """Open slots that share a pool of cache blocks."""
+    """Table of open slots that share a pool of cache blocks."""
 
     def __init__(
         self,
@@ -269,8 +282,8 @@ class SlotTable(OpenSlots[Slot]):
         *,
         takes_sources: bool = False,
     ) -> None:
-        """Create an empty table. `make_cached`: creates a slot with the arguments of `Slot`, or of `SourceSlot` where
-        there are sources.
+        """Create an empty table. `make_cached`: class or function that creates a slot, with the arguments of `Slot`, or
+        of `SourceSlot` if `takes_sources`.
         """
         super().__init__(partial(make_cached, pool=pool), max_slots, context_limit, takes_sources=takes_sources)
         self.pool = pool

@@ -1,8 +1,8 @@
-"""A slot of an encoder-decoder model, which also keeps the cross-attention KV of its source. No torch.
+"""A slot of an encoder-decoder model, which also keeps the keys and values of its source for cross-attention. No torch.
 
 Both caches are in blocks of one pool, count against one budget, and are freed together when the slot is preempted. The
-prefix cache finds both under the same source alone: whole sources, and a decoder's tokens by the source that they
-attend to. Choices with one source, such as the n of a request, share its blocks.
+prefix cache returns entries only for an equal source: a source as a whole, and a decoder's tokens together with the
+source to which they attend. Choices with the same source, such as the n of a request, share its blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.wire.requests.params import SamplingParams
 
 
 class SourceSlot(Slot):
-    """Slot with an encoder's source. Change the source's block table through the methods only.
+    """Slot with the source of an encoder. Change the source's block table only through the methods.
 
     The forward that encodes the source fills the table.
     """
@@ -66,9 +66,10 @@ class SourceSlot(Slot):
         return len(self._source.ids)
 
     def adopt(self) -> int:
-        """Adopt the cached source, where it is cached as a whole, and the cached prefix of the committed tokens.
+        """Take over from the prefix cache the source, if it is cached as a whole, and the longest cached prefix of the
+        committed tokens.
 
-        Returns the number of tokens of both.
+        Returns the number of adopted tokens of both.
         """
         is_first = self.num_adopted is None
         num_stored = self._pool.prefix.adopt(self._source.table, self._stored_ids, self._source_salt)
@@ -102,7 +103,9 @@ class SourceSlot(Slot):
 
 
 def _salt(kind: bytes, cache_salt: bytes, source_ids: Sequence[int]) -> bytes:
-    """Return the salt of a source under a request's salt, different for each kind."""
+    """Return the salt under which a source, or tokens that attend to it, are cached: a digest of kind, request's salt
+    and source.
+    """
     digest = blake2b(blake2b(cache_salt).digest(), digest_size=DIGEST_BYTES, person=kind)
     digest.update(array("i", source_ids).tobytes())
     return digest.digest()

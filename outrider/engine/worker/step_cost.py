@@ -1,4 +1,5 @@
-"""Measure what a step costs on this machine, and derive how many prompt tokens may run beside decodes. No torch.
+"""Measure the time of steps on this machine, and derive how many prompt tokens may run in the same step as decodes. No
+torch.
 
 Used by `Scheduler`, on the engine thread.
 """
@@ -8,24 +9,24 @@ from __future__ import annotations
 from outrider.engine.step_plan import FORWARD_COST_TOKENS
 
 SLOWDOWN = 1.5
-"""Longest step with prompts, as a multiple of a step without them."""
+"""Maximum duration of a step with prompt tokens, as a multiple of a step without them."""
 MIN_PREFILL_TOKENS = 4
-"""Minimum of prompt tokens fed in any step, so that prompts never starve. It is small because a token at the end of a
-long prompt may cost many times one at its beginning."""
+"""Minimum number of prompt tokens fed in any step, so that prompts never starve. It is small because a token at the end
+of a long prompt may cost many times as much as one at its beginning."""
 PROBE_STEPS = 16
-"""Number of steps with prompts of one size after which one step runs without: the cost of decoding grows with the
-contexts, and cannot be measured while prompts run in the same step."""
+"""Number of steps with prompt tokens, of one size, after which one step runs without them. The cost of decoding grows
+with the contexts, and cannot be measured while prompts run in the same step."""
 _WEIGHT = 0.25
-"""Weight of a new measurement in a running mean. A measurement after a long gap weighs twice this."""
+"""Weight of a new measurement in a running mean. A measurement after a long gap has twice this weight."""
 _OUTLIER = 4.0
-"""Cap on a measurement, as a multiple of the mean: the machine may have been busy with something else."""
+"""Maximum of a measurement, as a multiple of the mean, since the machine may have been busy with something else."""
 _LEAST_SHARE = 0.1
-"""Minimum cost of a prompt token, as a fraction of the step's mean cost per token. It holds where noise makes the
-measured difference zero."""
+"""Minimum cost of a prompt token, as a fraction of the step's mean cost per token. It applies if noise makes the
+measured difference zero or less."""
 
 
 class StepCost:
-    """Running means of the cost of decode steps, by size, and of the cost that a prompt token adds to one."""
+    """Running means of the duration of decode steps, by size, and of the time that a prompt token adds to a step."""
 
     def __init__(self) -> None:
         # A size is the bit length of the number of decode tokens.
@@ -35,7 +36,7 @@ class StepCost:
         self._alone_token_s: float | None = None
 
     def note(self, num_decode_tokens: int, num_prefill_tokens: int, seconds: float) -> None:
-        """Record that a forward of these decode and prefill tokens took `seconds`."""
+        """Record that a forward with these numbers of decode and prefill tokens took `seconds`."""
         size = num_decode_tokens.bit_length()
         if not num_prefill_tokens:
             weight = _WEIGHT
@@ -53,14 +54,16 @@ class StepCost:
             self._token_s = _mean(self._token_s, max(added_s, least_s))
 
     def needs_probe(self, num_decode_tokens: int) -> bool:
-        """Return whether the cost of a decode step of this size is unknown or was measured too long ago."""
+        """Return whether the cost of a decode step of this size is unknown, or was measured too long ago."""
         if self._alone_token_s is None and self._token_s is None:
             return False  # no prompt token has been measured yet: a probe would not give a budget
         size = num_decode_tokens.bit_length()
         return size not in self._decode_s or self._num_mixed[size] >= PROBE_STEPS
 
     def prefill_tokens(self, num_decode_tokens: int, max_tokens: int) -> int:
-        """Return the number of prompt tokens to run beside `num_decode_tokens`; `max_tokens` when there are none."""
+        """Return the number of prompt tokens to run in a step with `num_decode_tokens` decode tokens; `max_tokens` if
+        there are no decode tokens, or if nothing was measured yet.
+        """
         if not num_decode_tokens:
             return max_tokens
         step_s = self._decode_step_s(num_decode_tokens.bit_length())

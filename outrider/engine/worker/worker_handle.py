@@ -1,4 +1,6 @@
-"""A running worker: engine thread, gRPC server thread, metrics endpoint. The same under Ray and as a plain process."""
+"""A running worker: engine thread, gRPC server thread and metrics endpoint. The same under Ray and as a plain
+process.
+"""
 
 from __future__ import annotations
 
@@ -42,27 +44,28 @@ from outrider.wire.transport.tls import CertificateFolder, part_certificates
 
 @dataclass
 class WorkerState:
-    """State that the engine thread loaded, with a model or without, as GetInfo describes it."""
+    """What a worker's engine thread has loaded, with a model or without. GetInfo describes it."""
 
     config: WorkerConfig
     epoch: int
     slots: OpenSlots[Any]
     tokenizer: pb.TokenizerFiles
     fingerprint: str = field(init=False)
-    """Fingerprint of the tokenizer, computed once: parsing a large vocabulary would block the event loop."""
+    """Fingerprint of the tokenizer. It is computed once, since parsing a large vocabulary would block the event
+    loop."""
     cpu_cores: tuple[int, ...] = field(init=False)
-    """Cores of the engine thread, which creates this object."""
+    """Numbers of the engine thread's cores. That thread creates this object."""
     metrics_address: str = ""
     num_tickets: Callable[[], int] = field(default=lambda: 0)
     times: StepTimes = field(default_factory=StepTimes)
-    """Step times of the engine thread."""
+    """Durations of the engine thread's steps."""
     drafters: tuple[Drafter, ...] = ()
-    """Drafters without a model: those that a target runs itself, or the one that a draft worker is."""
+    """Drafters that need no draft model: those in a target, or the one that a draft worker without a model runs."""
     needs_features: ClassVar[bool] = False
-    """Whether the worker is a draft that reads a target's hidden states."""
+    """Whether the worker is a draft worker with a head, which needs the target's features."""
     draining: Callable[[], bool] = field(default=lambda: False)
     close: Callable[[], None] = field(default=lambda: None)
-    """Ends the processes that hold shards of the weights; called after the engine has ended."""
+    """Function that ends the processes with shards of the weights; called after the engine thread has ended."""
 
     def __post_init__(self) -> None:
         self.fingerprint = tokenizer_fingerprint(self.tokenizer.tokenizer_json)
@@ -94,17 +97,17 @@ class WorkerState:
 
 
 NOTICE_S = 2.0
-"""Seconds after which every gateway has seen that a worker drains: two of their polling intervals."""
+"""Seconds after which every gateway has noticed that a worker drains: two of a gateway's polling intervals."""
 
 State = TypeVar("State", bound=WorkerState)
 Load = Callable[[Any, int, Callable[[OutriderError], None]], State]
-"""Loads the state from (config, epoch, on_lost), on the engine thread. `on_lost` is called from another thread when a
-process that the worker needs ends by itself."""
+"""Function that loads the state from (config, epoch, on_lost), on the engine thread. It calls `on_lost` from another
+thread if a process that the worker needs ends by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerBase(Generic[State]):
-    """The parts that every worker has."""
+    """Parts that every worker has."""
 
     loaded: State
     keeper: SlotKeeper[Any]
@@ -116,16 +119,16 @@ class WorkerBase(Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """The parts that only a draft or only a target has."""
+    """Parts that differ between draft worker and target."""
 
     worker: EngineWorker
     add_services: AddServices
     close: Callable[[], Awaitable[None]] | None = None
-    """Called on the event loop, after the streams have ended."""
+    """Function that is called on the event loop after the streams have ended; None for nothing to do."""
 
 
 class WorkerHandle:
-    """Owner of the parts of one worker, which stops them in order."""
+    """Handle of a running worker. It owns the worker's parts, and stops them in order."""
 
     def __init__(
         self,
@@ -148,7 +151,7 @@ class WorkerHandle:
 
     @property
     def address(self) -> str:
-        """Address, host and port, of the gRPC server."""
+        """Address of the gRPC server, host and port."""
         return self._server.address
 
     def info(self) -> pb.WorkerInfo:
@@ -156,20 +159,22 @@ class WorkerHandle:
         return self._loaded.info()
 
     def wait_failed(self, timeout_s: float | None = None) -> None:
-        """Block until the engine ends, or for `timeout_s`. Raise the error that ended it, unless `stop` did."""
+        """Block until the engine thread ends, or for `timeout_s` seconds. Raise the error that ended it; return after
+        `stop` or the timeout.
+        """
         error = self._engine.wait_ended(timeout_s)
         if error is not None:
             raise error
 
     @property
     def running(self) -> bool:
-        """Whether the engine thread runs."""
+        """Whether the engine thread is alive."""
         return self._engine.alive
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = lambda: False) -> None:
-        """Refuse new slots, and block until none is open and connected gateways have had time to notice.
+        """Refuse new slots, and block until no slot is open and connected gateways have had time to notice.
 
-        It returns after `timeout_s` at the latest, or once `cut_short` returns true. Call `stop` afterwards.
+        It returns after `timeout_s` seconds at the latest, or once `cut_short` returns True. Call `stop` afterwards.
         """
 
         def begin() -> None:
@@ -184,7 +189,10 @@ class WorkerHandle:
             time.sleep(0.02)
 
     def stop(self, grace_s: float = 2.0) -> None:
-        """End streams, server, engine and metrics. Calling it twice is harmless."""
+        """End streams, server, engine thread and metrics endpoint. Calling it twice is harmless.
+
+        `grace_s`: seconds that the server gives running calls.
+        """
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -249,9 +257,12 @@ def start(
     load: Load[State],
     make: Callable[[WorkerBase[State]], WorkerParts],
 ) -> WorkerHandle:
-    """Load, then listen; return the handle of the running worker. Ports are checked to be free before loading.
+    """Start a worker: load its state with `load`, build its parts with `make`, and listen. Return the handle of the
+    running worker.
 
-    `load` and `make` run on the engine thread. When anything fails, nothing is left running and the error is raised.
+    `load` and `make` run on the engine thread. Before loading, the function checks that the ports are free. If anything
+    fails, nothing is left running, and the error is raised. `name`: "draft" or "target". `num_threads`: number of
+    torch's threads.
     """
     check_free(config.host, config.port, "--port")
     check_free(config.host, config.metrics_port or 0, "--metrics-port")

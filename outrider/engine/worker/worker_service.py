@@ -1,6 +1,6 @@
 """The part of the Control stream that both workers share, on the gRPC loop's thread: opens, truncates, closes, epochs.
 
-It translates protobuf to jobs and results to protobuf, without maths. The servicers of draft and target call it.
+It translates protobuf to jobs, and results to protobuf. The servicers of draft and target call it.
 """
 
 from __future__ import annotations
@@ -41,34 +41,38 @@ from outrider.wire.transport.streams import ControlStreams
 log = get_logger(__name__)
 
 MAX_WAITING = 64
-"""Maximum number of messages that wait for a slot's grammar to be compiled; a gateway sends a few."""
+"""Maximum number of messages of one slot that wait until its grammar is compiled. A gateway sends only a few."""
 
 MAX_COMPILING = 256
-"""Maximum number of slots whose grammars wait to be compiled, each of 256 KiB at most. A gateway runs 64 answers at
-once by default."""
+"""Maximum number of slots whose grammars wait to be compiled; a grammar has at most 256 KiB. By default a gateway runs
+64 answers at once."""
 
 Respond = Callable[[Any], None]
-"""A callback that takes a job's result, a `JobError` or a reply."""
+"""Function that is called with a job's result: a `JobError` or a reply."""
 
 
 @dataclass(eq=False)
 class _Opening:
-    """A slot whose grammar is being compiled."""
+    """Slot that is being opened, whose grammar is being compiled."""
 
     job: OpenJob
     task: asyncio.Task[None] | None = None
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    """Handlers of messages that arrived for the slot since."""
+    """Functions that handle the messages that arrived for the slot meanwhile."""
 
 
 def error_to_proto(error: JobError) -> pb.WorkerError:
-    """Return the message for a failed job."""
+    """Return the error of a failed job as a protobuf message."""
     code = pb.WorkerErrorCode.Value(f"WORKER_ERROR_CODE_{error.fault.name}")
     return pb.WorkerError(code=code, message=error.message, known_len=error.known_len)
 
 
 def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respond: Callable[[Any], None]) -> OpenJob:
-    """Parse and check an OpenSlot message. Raises `InvalidRequest`."""
+    """Return the job of an OpenSlot message, after checking the message. Raises `InvalidRequest`.
+
+    `owner`: number of the gateway's stream. `vocabulary`: vocabulary of the message's token ids. `respond`: called with
+    the result.
+    """
     vocab_size = vocabulary.size
     refusal = other_protocol("the gateway", message.protocol, "this worker")
     if refusal is not None:
@@ -102,13 +106,13 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
 
 
 class WorkerFacts:
-    """Servicer of the RPCs that describe a worker, draft or target."""
+    """Base class of the servicers of both workers, with the RPCs that describe a worker."""
 
     def __init__(self, service: WorkerService) -> None:
         self._service = service
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:  # noqa: N802
-        """Return the worker's description at this moment."""
+        """Return the worker's present description."""
         return self._service.info()
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:  # noqa: N802
@@ -117,7 +121,7 @@ class WorkerFacts:
 
 
 class WorkerService:
-    """Server of the Control streams of one engine."""
+    """Serves the Control streams of one worker."""
 
     def __init__(
         self,
@@ -128,21 +132,25 @@ class WorkerService:
         grammars: Grammars,
         spans: Spans | None = None,
     ) -> None:
-        """Create a service of `engine`. `spans` receives the steps of traced slots; None traces nothing."""
+        """Create the service of an engine thread.
+
+        `info`: function that returns the worker's description. `grammars`: compiled grammars of the worker's tokenizer.
+        `spans`: receives the steps of traced slots; None to trace nothing.
+        """
         self.engine = engine
         self.info = info
         self.tokenizer = tokenizer
         self.epoch = epoch
         self.streams = ControlStreams()
         self.draining = False
-        """Whether new slots are refused. Open slots continue."""
+        """Whether new slots are refused because the worker is about to stop. Open slots continue."""
         self.num_opening = 0
-        """Number of open requests sent to the engine and not yet answered."""
+        """Number of slots that are being opened and whose job is not answered yet."""
         facts = info()
         self._context_limit = facts.context_limit
         self.own_vocabulary = SlotVocabulary(facts.vocab_size, tuple(facts.eos_token_ids), grammars)
         self.vocabulary_of: Callable[[pb.OpenSlot], SlotVocabulary] = lambda message: self.own_vocabulary
-        """Returns the vocabulary of the tokens in a slot's messages."""
+        """Function that returns the vocabulary of the token ids in a slot's messages, from its OpenSlot message."""
         self._slot_spans: SlotSpans | None = None
         if spans is not None:
             self._slot_spans = SlotSpans(spans)
@@ -162,7 +170,7 @@ class WorkerService:
         """Serve one Control stream until it ends. An item may be answered more than once.
 
         `take(owner, item, respond)` handles the items that only this kind of worker has. `to_proto(result)` returns the
-        field and message of the replies to them.
+        field and the message of a reply to such an item. `batch_type`, `reply_type`: protobuf classes of the replies.
         """
 
         def dispatch(owner: int, item: Any, put: Callable[[Any], None]) -> None:
