@@ -36,7 +36,7 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """Decode the content of a UTF-8 file. name: file name, for errors. Raises ConfigError for bytes that are not UTF-8."""
+    """Decode the content of a UTF-8 file. name: file name, for errors. Raises ConfigError if it is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

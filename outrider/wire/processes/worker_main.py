@@ -36,7 +36,7 @@ class RunningWorker(Protocol):
         """Return the worker's description, a WorkerInfo message."""
 
     def wait_failed(self, timeout_s: float | None = None) -> None:
-        """Wait at most `timeout_s` seconds (None = no limit) for the end of the engine. Raise the error that ended it."""
+        """Wait at most `timeout_s` seconds (None = no limit) for the engine's end. Raise the error that ended it."""
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = ...) -> None:
         """Wait until all slots are closed, at most `timeout_s` seconds, or until `cut_short()` returns true."""
