@@ -12,42 +12,43 @@ from outrider.wire.errors import ConfigError, Unavailable
 from outrider.wire.transport.address import GRPC_PORT_HEADER, is_host_port, join_host_port
 
 GRPC_PORT = 8001
-"""Port of a gateway's gRPC server by default."""
+"""Default port of a gateway's gRPC server."""
 PROBE_TIMEOUT_S = 2.0
-"""Seconds within which a gateway returns its other port."""
+"""Seconds to wait for a gateway's HTTP server, whose reply has the gRPC port."""
 _HTTP_PORTS = {"http": 80, "https": 443}
-"""Default ports by scheme."""
+"""Default port of each URL scheme."""
 _GRPC_SCHEMES = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|xds|vsock):")
 """Beginnings of names that gRPC resolves itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address as a user gave it."""
+    """Address of a gateway, parsed from what the user gave: host and port, and which server is there."""
 
     target: str
-    """host:port, or a name that gRPC resolves."""
+    """host:port, or a name that gRPC resolves, such as dns:///gateway:8001."""
     is_http: bool = False
-    """Whether it is the HTTP server's."""
+    """Whether the user gave a URL of the gateway's HTTP server. False = the address is taken as the gRPC server's."""
     is_tls: bool = False
-    """Whether it requires TLS, as https does."""
+    """Whether the URL begins with https, so that connections need TLS."""
     is_grpcs_own: bool = False
-    """Whether it is a name that gRPC alone resolves."""
+    """Whether `target` is a name that only gRPC can resolve. It cannot be probed by HTTP."""
 
     @property
     def host(self) -> str:
-        """The host, an IPv6 one without its brackets."""
+        """Host of `target`. An IPv6 address has no brackets here."""
         return self.target.rpartition(":")[0].strip("[]")
 
     def with_port(self, port: int) -> str:
-        """Return host:port with another port."""
+        """Return host:port with this address's host and the given port."""
         return join_host_port(self.host, port)
 
 
 def read_address(text: str) -> Address:
-    """Parse host:port, a host alone (gRPC port 8001), a URL of the HTTP server, or a name that gRPC resolves.
+    """Parse a gateway's address: host:port, a host alone (gRPC port 8001), a URL of its HTTP server, or a name that
+    gRPC resolves.
 
-    Raises ConfigError.
+    Raises ConfigError for any other text.
     """
     if _GRPC_SCHEMES.match(text):
         return Address(text, is_grpcs_own=True)
@@ -72,10 +73,11 @@ def _with_default_port(text: str, port: int, address: str) -> str:
 
 
 async def find_grpc(address: Address, tls: bool) -> str | None:
-    """Return host:port of the gRPC server of the gateway whose HTTP server is at `address`.
+    """Return host:port of the gRPC server of the gateway whose HTTP server is at `address`, by a request to it.
 
-    tls: request it by https. Returns None where no gateway's HTTP server replies; a URL of a server that does not speak
-    HTTP is returned as it is, since it may be gRPC's own. Raises Unavailable where nothing answers.
+    tls: send the request by https. Returns None if the server there is not a gateway's HTTP server. If the server does
+    not speak HTTP and the user gave a URL, its own host:port is returned: it may be the gRPC server. Raises Unavailable
+    if nothing answers.
     """
     import httpx  # takes longer to import than the rest of the SDK, and few calls need it
 

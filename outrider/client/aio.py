@@ -19,14 +19,15 @@ from outrider.wire.errors import ConfigError
 
 DEFAULT_ADDRESS = "127.0.0.1:8001"
 DEFAULT_TIMEOUT_S = 600.0
-"""Seconds that a call may take, retries included."""
+"""Default deadline of a call in seconds, retries included."""
 
 
 class AsyncClient:
-    """A client of one gateway over gRPC. Use as `async with`; one per event loop, shared by any number of tasks.
+    """A client of one gateway over gRPC. Use it as `async with`. Each event loop needs its own; any number of its tasks
+    may share it.
 
     address: host:port, or a URL of the gateway's HTTP server. timeout_s: deadline of a call in seconds, retries
-    included, unless the call gives its own; None = none. retries: a number of further attempts, or a RetryPolicy.
+    included, unless the call gives its own; None = no deadline. retries: number of further attempts, or a RetryPolicy.
     transport: replaces gRPC; `address` and `connect` are then not used. connect: see `ConnectOptions`.
 
     Every method raises subclasses of `OutriderError`.
@@ -68,15 +69,15 @@ class AsyncClient:
         return await collect(self.stream(prompt, **options))
 
     def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> RoundStream:
-        """Return the rounds of a request as they are made. Arguments are checked here; the call starts with the first
-        read.
+        """Return a stream of the request's rounds, each as soon as it is made. Give one of `prompt`, `prompt_ids` and
+        `messages`. Arguments are checked here; the call to the gateway starts when the first round is read.
         """
         request = build_request(prompt, options)
         timeout_s = options.get("timeout_s", self._timeout_s)
         return RoundStream(generate_with_retries(self._transport, request, timeout_s, self._policy))
 
     async def models(self) -> tuple[Model, ...]:
-        """Return the models that are served now."""
+        """Return the models that the gateway serves now."""
         reply = await self._get_models()
         return tuple(map(parse_model, reply.models))
 

@@ -11,39 +11,43 @@ import grpc
 from outrider.wire.errors import ConfigError
 
 KEY_VARIABLE = "OUTRIDER_API_KEY"
-"""Environment variable of the API key."""
+"""Environment variable from which the API key is read where none is given."""
 
 MIN_PING_INTERVAL_S = 1.0
-"""Seconds; a gateway ends a connection that pings more often."""
+"""Smallest `ping_interval_s`, in seconds: a gateway ends a connection that pings more often."""
 MAX_PING_INTERVAL_S = 86400.0
-"""Seconds, a day; gRPC counts milliseconds in 31 bits."""
+"""Largest `ping_interval_s`, in seconds (a day): gRPC counts milliseconds in 31 bits."""
 PING_INTERVAL_S = 330.0
-"""Seconds; by default gRPC's servers end a connection that pings more than once in 300 s without data."""
+"""Default of `ping_interval_s`, in seconds. By their defaults gRPC's servers, such as proxies, end a connection that
+pings more than once in 300 s without data."""
 
 PathLike = str | os.PathLike[str]
 
 
 class ConnectOptions(TypedDict, total=False):
-    """Arguments of `Client` and `AsyncClient` on the connection, all optional."""
+    """Keyword arguments of `Client` and `AsyncClient` that configure the connection, all optional."""
 
     tls: bool | grpc.ChannelCredentials
-    """True: TLS, trusting the system's root certificates or `tls_ca`. Credentials of your own replace `tls_ca`,
-    `tls_cert` and `tls_key`."""
+    """True = TLS that trusts `tls_ca` or, without it, the system's root certificates. False = no TLS unless `tls_ca` or
+    `tls_cert` is given. gRPC credentials of your own replace `tls_ca`, `tls_cert` and `tls_key`."""
     tls_ca: PathLike | None
     """PEM file of the certificate authorities to trust; implies TLS."""
     tls_cert: PathLike | None
     """PEM file with the client's certificate, for a gateway that requires one; implies TLS."""
     tls_key: PathLike | None
-    """PEM file with the key of `tls_cert`."""
+    """PEM file with the private key of `tls_cert`."""
     api_key: str | None
     """API key sent with every call; absent = the value of OUTRIDER_API_KEY, if set."""
     ping_interval_s: float
-    """Seconds between pings of the connection while a call runs, at least 1; absent = 330, which proxies allow too.
-    Without a proxy between, a smaller value detects sooner a gateway that hangs or cannot be reached."""
+    """Seconds between pings of the connection while a call runs, 1 to 86400; absent = 330, which proxies allow too.
+    Where no proxy is in between, a smaller value detects sooner that the gateway hangs or cannot be reached."""
 
 
 def credentials_of(options: ConnectOptions) -> grpc.ChannelCredentials | None:
-    """Return the credentials of a channel, or None for one without TLS. Raises ConfigError naming the argument."""
+    """Return the gRPC credentials for a channel with these options; None = the channel uses no TLS.
+
+    Raises ConfigError naming the argument that is wrong.
+    """
     tls = options.get("tls", False)
     ca = options.get("tls_ca")
     certificate = options.get("tls_cert")
@@ -66,7 +70,10 @@ def credentials_of(options: ConnectOptions) -> grpc.ChannelCredentials | None:
 
 
 def metadata_of(options: ConnectOptions) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of every call: the API key, if any. Raises ConfigError for a key that cannot be sent."""
+    """Return the gRPC metadata to send with every call: the API key, or nothing where none is given.
+
+    Raises ConfigError for a key that cannot be sent.
+    """
     key = options.get("api_key") or os.environ.get(KEY_VARIABLE)
     if not key:
         return ()
@@ -79,7 +86,7 @@ def metadata_of(options: ConnectOptions) -> tuple[tuple[str, str], ...]:
 
 
 def keepalive_of(options: ConnectOptions) -> list[tuple[str, int]]:
-    """Return the channel's options for pings. Raises ConfigError for an interval that a gateway does not allow."""
+    """Return the gRPC channel options that set `ping_interval_s`. Raises ConfigError for an interval out of range."""
     interval_s = options.get("ping_interval_s", PING_INTERVAL_S)
     if not MIN_PING_INTERVAL_S <= interval_s <= MAX_PING_INTERVAL_S:
         limits = f"from {MIN_PING_INTERVAL_S:g} to {MAX_PING_INTERVAL_S:g}"

@@ -1,4 +1,6 @@
-"""`from_rpc_error`: from gRPC statuses to the error tree. The gateway's side is `wire.transport.rpc.abort`."""
+"""`from_rpc_error` turns a failed gRPC call into an `OutriderError`. In the gateway `wire.transport.rpc.abort` does the
+reverse.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,11 @@ _BY_CODE: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.PERMISSION_DENIED: Forbidden,
 }
 _UNTRUSTED = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification")
-"""gRPC's words for a certificate that is not trusted."""
+"""Matches gRPC's error text for a certificate that is not trusted."""
 _CUT_OFF = re.compile("Socket closed|Connection reset|WRONG_VERSION_NUMBER")
-"""gRPC's words for a connection that the other side closed."""
+"""Matches gRPC's error text for a connection that the other side closed."""
 _OWN_DEADLINE = "Deadline Exceeded"
-"""gRPC's words for a deadline that passed on the client's clock, not on the gateway's."""
+"""gRPC's error text for a deadline that passed on the client's clock, not on the gateway's."""
 
 
 def from_rpc_error(
@@ -49,10 +51,10 @@ def from_rpc_error(
     timeout_s: float | None = None,
     tls: bool = False,
 ) -> OutriderError:
-    """Return the error of our tree for an error of a gateway, or of gRPC itself.
+    """Return the `OutriderError` for a failed gRPC call, whether the gateway or gRPC itself raised the error.
 
-    connected: whether the channel has a connection now. timeout_s: the call's deadline in seconds. tls: whether the
-    channel uses TLS.
+    address: host:port of the gateway, for the message. connected: whether the channel has a connection now. timeout_s:
+    the call's timeout in seconds; None = it had none. tls: whether the channel uses TLS.
     """
     code = error.code()
     details = error.details() or "no details"

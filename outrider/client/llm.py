@@ -1,7 +1,7 @@
-"""`LLM`, the SDK without a service: it starts workers and a gateway, sends requests to them, and ends them.
+"""`LLM`, the SDK where no gateway runs yet: it starts workers and a gateway, sends requests to them, and ends them.
 
-The processes are started through `python -m outrider.cli.offline`: it reads one line of JSON, the settings, and writes
-one, an event: "ready", or what failed.
+The processes are started by `python -m outrider.cli.offline`. It reads the settings as one line of JSON from stdin, and
+writes one line of JSON to stdout: the event "ready", or an event with the error.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from outrider.wire.errors import ConfigError, Unavailable
 
 
 class LLM:
-    """A target and its draft, served to this program alone. Use as `with`; threads may share one.
+    """A target and its draft, run for this program only. Use it as `with`; several threads may share one LLM.
 
-    Workers and gateway are processes of their own that listen on this machine alone. They start with the LLM and end
-    with `close`, at the end of the `with`, when the LLM is garbage-collected, and when the program ends, however it
-    ends.
+    Workers and gateway are separate processes that listen on this machine only. They start with the LLM. They end with
+    `close`, at the end of the `with`, when the LLM is garbage-collected, and when the program ends, even by a crash.
     """
 
     def __init__(
@@ -42,11 +41,11 @@ class LLM:
     ) -> None:
         """Start the system and wait until it can serve requests.
 
-        target, draft: a model's folder, or a mapping of all settings of the worker, "model" among them; draft None = no
-        draft worker. progress: show the progress of the start on stderr. settings: settings that target and draft
-        share, such as dtype, and settings of the gateway, such as num_draft_tokens.
+        target, draft: a model's folder or hub id, or a mapping with all settings of the worker, including "model".
+        draft=None means no draft worker. progress: show the progress of the start on stderr. settings: settings for
+        both target and draft, such as dtype, and settings of the gateway, such as num_draft_tokens.
 
-        Raises ConfigError for settings that cannot be used, Unavailable for a process that failed.
+        Raises ConfigError for settings that cannot be used, and Unavailable if a process fails.
         """
         task = {"parent": os.getpid(), "target": target, "draft": draft, "settings": settings, "progress": progress}
         try:
@@ -85,25 +84,28 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End every call in progress and the system, and wait until its processes have ended. Idempotent."""
+        """End every call in progress, stop workers and gateway, and wait until these processes have ended. Idempotent."""
         self._stop_client()
         self._finalizer()
 
     def generate(
         self, prompts: str | Sequence[int] | Sequence[str | Sequence[int]], sampling: Sampling | None = None
     ) -> list[Completion]:
-        """Return the completion of each prompt, in their order.
+        """Return the completion of each prompt, in the order of the prompts.
 
-        prompts: a text, a list of token ids, or a list of those. sampling: options of all prompts, or a list with those
-        of each. As many requests run at once as the gateway admits. Raises as `Client.generate` does: the first error
-        cancels the other requests.
+        prompts: one text, one list of token ids, or a list of texts and lists of token ids. sampling: options for all
+        prompts, or a list with one set of options per prompt. As many requests run at once as the gateway admits.
+        Raises the errors of `Client.generate`; the first error cancels the other requests.
         """
         return self._generate(read_prompts(prompts), sampling)
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], sampling: Sampling | None = None
     ) -> list[Completion]:
-        """Return the completion of each chat, as `generate` does. messages: one chat, or a list of chats."""
+        """Return the completion of each chat, in the order of the chats.
+
+        messages: one chat (a list of messages), or a list of chats. For sampling and errors see `generate`.
+        """
         return self._generate(read_chats(messages), sampling)
 
     def _generate(self, inputs: Sequence[Request], sampling: Sampling | None) -> list[Completion]:

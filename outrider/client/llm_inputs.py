@@ -1,4 +1,4 @@
-"""Prompts, chats and options as `LLM` takes them, read into the arguments of `AsyncClient.generate`."""
+"""Conversion of the prompts, chats and options that a user gives to `LLM` into arguments of `AsyncClient.generate`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from outrider.client.options import GenerateOptions, Message
 from outrider.wire.errors import InvalidRequest
 
 Request = tuple[str | None, GenerateOptions]
-"""Arguments of one call: the prompt's text, or None where the options hold token ids or a chat; and the options."""
+"""Arguments of one `AsyncClient.generate` call: (prompt text, options). The text is None if the options hold the prompt
+as token ids or as a chat."""
 Sampling = GenerateOptions | Sequence[GenerateOptions]
-"""Options of all prompts, or a list with those of each prompt."""
+"""Either one set of options for all prompts, or a list with one set per prompt."""
 
 
 def read_prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> list[Request]:
-    """Return a request for each prompt, in their order. Raises InvalidRequest for what is no text and no list."""
+    """Return one request per prompt, in the order of the prompts. `prompts` is one text, one list of token ids, or a
+    list of texts and lists of token ids; anything else raises InvalidRequest.
+    """
     if not isinstance(prompts, str) and not _is_list(prompts):
         raise InvalidRequest(
             f"prompts is {repr(prompts)[:100]}, must be a text, a list of token ids, or a list of such", param="prompts"
@@ -27,7 +30,9 @@ def read_prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -
 
 
 def read_chats(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Request]:
-    """Return a request for each chat. Anything but a list of lists is taken for one chat: sending it checks it."""
+    """Return one request per chat. `messages` is a list of chats if it is a list of lists, and one chat otherwise. The
+    messages themselves are checked later, when the request is built.
+    """
     if _is_list(messages) and all(map(_is_list, messages)):
         chats: Sequence[Any] = messages
     else:
@@ -36,7 +41,9 @@ def read_chats(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> lis
 
 
 def read_sampling(sampling: Any, num_prompts: int) -> list[Any]:
-    """Return the options of each prompt, given those of all or a list. Raises InvalidRequest."""
+    """Return a list with the options of each prompt. `sampling` is one set of options for all, a list with one set per
+    prompt, or None for no options; anything else raises InvalidRequest.
+    """
     if sampling is None:
         return [{}] * num_prompts
     if isinstance(sampling, Mapping):
@@ -55,7 +62,9 @@ def read_sampling(sampling: Any, num_prompts: int) -> list[Any]:
 
 
 def max_choices(requests: Sequence[Request]) -> int:
-    """Return the largest `n` of the requests, at least 1. An `n` that is no number is skipped: it is refused later."""
+    """Return the largest number of choices (`n`) of any request, at least 1. An `n` that is not a whole number is
+    skipped here, since building its request raises the error.
+    """
     largest = 1
     for _, options in requests:
         num_choices: Any = options.get("n")

@@ -18,14 +18,14 @@ class Message(TypedDict):
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `stream`. An absent one takes the default of `SamplingParams`."""
+    """Keyword arguments of `generate` and `stream`. `SamplingParams` has the defaults of absent sampling parameters."""
 
     prompt_ids: Sequence[int]
-    """Token ids in place of a text."""
+    """Prompt as token ids, in place of a text."""
     messages: Sequence[Message]
-    """A chat in place of a text; the gateway applies the model's chat template."""
+    """Prompt as a chat, in place of a text; the gateway applies the model's chat template."""
     model: str
-    """Id of a served model; absent = the only one."""
+    """Id of the served model to use; may be absent if the gateway serves only one."""
     max_tokens: int
     temperature: float
     top_k: int
@@ -39,43 +39,48 @@ class GenerateOptions(TypedDict, total=False):
     """Words, or sequences of token ids, that must not appear in the output."""
     min_tokens: int
     seed: int
-    """64 bits; absent = the gateway draws one and reports it in the usage."""
+    """Seed of the random numbers, 64 bits; absent = the gateway draws one and returns it in the usage."""
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     num_logprobs: int
-    """Return the log-probs of each token and of this many most likely ones, 0 to 20; absent = none."""
+    """Number of most likely tokens, 0 to 20, whose log-probs are returned at each position along with the log-prob of
+    the output token; absent = no log-probs."""
     n: int
-    """Choices for the prompt, 1 to 128."""
+    """Number of choices (outputs) for the prompt, 1 to 128."""
     use_beam_search: bool
-    """Search n beams, at least 2, at temperature 0: the choices are those with the highest scores, best first."""
+    """True = beam search with n beams (at least 2) at temperature 0. The choices are the n outputs with the highest
+    scores, best first."""
     length_penalty: float
-    """For a beam search: a choice's score is its sum of log-probs over length ** length_penalty. Absent = 1."""
+    """For a beam search: a choice's score is the sum of its log-probs divided by length ** length_penalty. Absent = 1.
+    """
     early_stopping: bool | Literal["never"]
-    """For a beam search: True ends it with n finished choices, "never" only where none can become better."""
+    """For a beam search: when it ends before max_tokens. True = as soon as n choices are finished; "never" = only when
+    no better choice is possible; False = when a better choice is unlikely, as in transformers."""
     stop: str | Sequence[str]
-    """Strings that end the output and are not part of it; at most 16."""
+    """Stop strings, at most 16: the first that occurs ends the output and is not part of it."""
     structured_outputs: StructuredOutputs
     """The form that the output must have, such as `StructuredOutputs(regex=r"\\d+")`."""
     speculation: Speculation | bool
-    """False = plain decoding."""
+    """How to speculate. True or absent = the gateway's defaults, False = plain decoding, a `Speculation` = its fields.
+    """
     prediction: str
-    """A text that the output may equal or resemble, such as a file before an edit. It is drafted from as far as the
-    output follows it."""
+    """A text that the output is expected to equal or resemble, such as a file before an edit. Draft tokens are taken
+    from it as long as the output follows it."""
     cache_salt: str
-    """Cached prefixes are shared only between requests of the same salt; 1 to 256 bytes of UTF-8."""
+    """A text of 1 to 256 bytes of UTF-8. Only requests with the same salt share cached prefixes."""
     user: str
-    """The end user on whose behalf the request is made: `lookup` copies nothing from another user's outputs, and a
-    gateway with prefix_cache_scope `user` shares no cached prefix with another user."""
+    """Name of the end user for whom the request is made. The drafter `lookup` copies nothing from other users' outputs,
+    and a gateway with prefix_cache_scope `user` does not share cached prefixes between users."""
     priority: int
-    """Among a caller's requests those with a lower number are admitted first; absent = 0."""
+    """Order among the requests of one caller: a lower number is admitted first; absent = 0."""
     max_tpot_ms: float
-    """Milliseconds that an output token should take at most, as a hint to the scheduler; absent = no aim."""
+    """Milliseconds that each output token should take at most, a hint to the scheduler; absent = no such hint."""
     timeout_s: float | None
-    """Deadline of the call in seconds, retries included; None = none; absent = the client's."""
+    """Seconds after which the call fails, retries included; None = no deadline; absent = the client's `timeout_s`."""
 
 
 KNOWN = frozenset(get_type_hints(GenerateOptions))
-"""Names of all options."""
+"""Names of all keyword arguments of `generate` and `stream`."""
 _COUNTS = frozenset({"max_tokens", "top_k", "min_tokens", "seed", "num_logprobs", "n", "priority"})
 """Options that are whole numbers."""
 _NUMBERS = frozenset(
@@ -95,9 +100,10 @@ _NUMBERS = frozenset(
 
 
 def check_types(names: Iterable[str], given: Mapping[str, Any]) -> None:
-    """Check that all names are options, and that those given (not None) which are numbers are numbers.
+    """Check the names of keyword arguments, and that numeric options have numbers as values.
 
-    Raises TypeError for an unknown name, InvalidRequest for a value.
+    names: all keyword arguments. given: the options whose value is not None. Raises TypeError for an unknown name,
+    InvalidRequest for a value of the wrong type.
     """
     unknown = sorted(set(names) - KNOWN)
     if unknown:

@@ -1,4 +1,4 @@
-"""From the gateway's messages to the SDK's values. `aio` and `stream` call it."""
+"""Conversion of the gateway's protobuf messages into the SDK's dataclasses. Called by `aio` and `stream`."""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
 }
 _S_PER_US = 1e-6
-"""Seconds per microsecond, the unit of times on the wire."""
+"""Seconds in a microsecond, which is the unit of times in messages."""
 
 
 def parse_round(message: gateway_pb2.GenerateResponse) -> Round:
-    """Return the round of a message. Raises OutriderError for a value that only a newer gateway sends."""
+    """Convert a message of a Generate call into a `Round`. Raises OutriderError for an enum value that this client does
+    not know, because the gateway is newer.
+    """
     if message.finish_reason not in _FINISH_REASONS:
         raise OutriderError(f"unknown finish reason {message.finish_reason} from the gateway; upgrade this client")
     usage = None
@@ -74,7 +76,7 @@ def parse_round(message: gateway_pb2.GenerateResponse) -> Round:
 
 
 def parse_model(message: gateway_pb2.Model) -> Model:
-    """Return the model of a message. Drafters that this client does not know are left out."""
+    """Convert a message into a `Model`. Drafters that this client does not know are left out."""
     return Model(
         id=message.id,
         context_limit=message.context_limit,

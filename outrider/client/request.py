@@ -1,6 +1,7 @@
-"""`build_request`: from keyword arguments to the gateway's `GenerateRequest`.
+"""`build_request` turns the SDK's keyword arguments into the gateway's message `GenerateRequest`.
 
-It refuses what cannot be encoded and what no model allows. The gateway checks what depends on the model.
+It refuses values that cannot be encoded and values that are wrong for every model. The gateway checks what depends on
+the model.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ _ACCEPTANCE = {
 
 
 def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.GenerateRequest:
-    """Build the message of a call. An option that is None counts as absent.
+    """Return the message of a Generate call. An option that is None counts as absent.
 
-    Raises InvalidRequest naming the parameter; TypeError for an unknown keyword.
+    Raises InvalidRequest naming the parameter that is wrong, and TypeError for an unknown keyword.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     check_types(options.keys(), given)

@@ -1,4 +1,4 @@
-"""When a failed call is tried again, and after how many seconds."""
+"""Retries of failed calls: `RetryPolicy` decides whether and when, two functions make the attempts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class RetryPolicy:
     max_backoff_s: float = 2.0
     """Upper bound of every random wait, seconds."""
     max_wait_s: float = 30.0
-    """Longest `retry-after` of a gateway that is waited for, seconds; with a longer one the error is raised at once."""
+    """Longest `retry-after` of a gateway, in seconds, that the client waits for. After a longer one the error is raised
+    at once."""
 
     def __post_init__(self) -> None:
         for name in ("retries", "backoff_s", "max_backoff_s", "max_wait_s"):
@@ -41,7 +42,7 @@ class RetryPolicy:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be 0 or more", param=name)
 
     def delay_s(self, error: OutriderError, attempt: int) -> float | None:
-        """Return the seconds to wait after `attempt` (0 is the first) failed, or None where it was the last."""
+        """Return the seconds to wait after attempt number `attempt` (from 0) failed with `error`. None = do not retry."""
         if not error.retryable or attempt >= self.retries:
             return None
         retry_after_s = error.retry_after_s or 0.0
@@ -52,7 +53,7 @@ class RetryPolicy:
 
 
 class Deadline:
-    """The deadline of one call with all its attempts. timeout_s: seconds from now; None = none."""
+    """Deadline of one call with all its attempts, `timeout_s` seconds from now. timeout_s=None means no deadline."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
@@ -61,7 +62,7 @@ class Deadline:
             self._end_s = asyncio.get_running_loop().time() + timeout_s
 
     def remaining_s(self) -> float | None:
-        """Return the remaining seconds, or None without a deadline. Raises DeadlineExceeded after it."""
+        """Return the seconds until the deadline; None = there is no deadline. Raises DeadlineExceeded after it."""
         if self._end_s is None:
             return None
         remaining_s = self._end_s - asyncio.get_running_loop().time()
@@ -84,9 +85,10 @@ async def _pause(policy: RetryPolicy, deadline: Deadline, error: OutriderError, 
 async def call_with_retries(
     call: Callable[[float | None], Awaitable[Reply]], timeout_s: float | None, policy: RetryPolicy
 ) -> Reply:
-    """Return the result of `call(remaining_s)`, tried again as `policy` allows. Only for calls without effect.
+    """Return the result of `call(remaining_s)`, retrying as `policy` allows. Only for calls without side effects.
 
-    timeout_s: for all attempts together; None = no deadline. Raises the last attempt's error, or DeadlineExceeded.
+    `remaining_s` is the number of seconds until the deadline. timeout_s: deadline in seconds for all attempts together;
+    None = no deadline. Raises the last attempt's error, or DeadlineExceeded.
     """
     deadline = Deadline(timeout_s)
     for attempt in count():
@@ -100,9 +102,10 @@ async def call_with_retries(
 async def generate_with_retries(
     transport: Transport, request: GenerateRequest, timeout_s: float | None, policy: RetryPolicy
 ) -> AsyncGenerator[GenerateResponse, None]:
-    """Yield the messages of a Generate call, tried again as `policy` allows until the first message has arrived.
+    """Yield the messages of a Generate call. The call is retried as `policy` allows, but only while no message has
+    arrived: an attempt after that would repeat or change text.
 
-    A later attempt would repeat text, or change it. timeout_s: for all attempts together; None = no deadline.
+    timeout_s: deadline in seconds for all attempts together; None = no deadline.
     """
     deadline = Deadline(timeout_s)
     for attempt in count():

@@ -1,4 +1,4 @@
-"""`RoundStream`, the rounds of a request in progress, and `collect`, which makes a completion of them."""
+"""`RoundStream`, an iterator of the rounds of a running request, and `collect`, which joins rounds to a completion."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from outrider.wire.errors import OutriderError
 
 
 class RoundStream(AsyncIterator[Round]):
-    """The rounds of all choices of a request, interleaved, for one reader.
+    """Asynchronous iterator of the rounds of a request, those of all choices interleaved. Only one task may read it.
 
-    Use as `async with` and `async for`. Leaving the block cancels a call that still runs.
+    Use it with `async with` and `async for`. Leaving the `async with` block cancels the call if it still runs.
     """
 
     def __init__(self, responses: AsyncGenerator[GenerateResponse, None]) -> None:
@@ -33,7 +33,9 @@ class RoundStream(AsyncIterator[Round]):
         await self.aclose()
 
     async def __anext__(self) -> Round:
-        """Return the next round. Raises OutriderError; StopAsyncIteration at the end and after `aclose`."""
+        """Wait for the next round and return it. Raises OutriderError if the call fails, and StopAsyncIteration at the
+        end of the call and after `aclose`.
+        """
         if self._closed.is_set():
             raise StopAsyncIteration
         # A task of its own: `aclose` from elsewhere must be able to end a read, which a generator alone refuses.
@@ -64,7 +66,9 @@ class RoundStream(AsyncIterator[Round]):
 
 
 async def collect(stream: RoundStream) -> Completion:
-    """Read the stream to its end and return all choices. Raises OutriderError if it ends before each has finished."""
+    """Read a stream to its end and return all choices as a completion. Raises OutriderError if the stream ends before
+    every choice has finished.
+    """
     rounds: dict[int, list[Round]] = defaultdict(list)
     async with stream:
         async for round_ in stream:

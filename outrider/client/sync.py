@@ -23,7 +23,7 @@ from outrider.wire.errors import OutriderError
 
 Result = TypeVar("Result")
 _JOIN_S = 5.0
-"""Seconds that `stop` waits for the thread's end."""
+"""Seconds that `LoopThread.stop` waits for the end of its thread."""
 
 
 class ClosedError(OutriderError):
@@ -31,10 +31,10 @@ class ClosedError(OutriderError):
 
 
 class LoopThread:
-    """A thread with an event loop that runs the coroutines of one AsyncClient until `stop`.
+    """A thread with an event loop that runs the coroutines of one `AsyncClient` until `stop`.
 
-    owner: name of the object that has the thread, for error messages. No reference to that object is kept, so that it
-    can be garbage-collected.
+    core: that client. owner: what error messages call the object that uses the thread, such as "client". The thread
+    keeps no reference to that object, so that it can be garbage-collected.
     """
 
     def __init__(self, core: AsyncClient, owner: str = "client") -> None:
@@ -57,13 +57,14 @@ class LoopThread:
 
     @property
     def is_of_another_process(self) -> bool:
-        """Whether this process was forked from the one that started the thread, and so does not have it."""
+        """Whether this process was forked from the process that started the thread. The thread does not run here then."""
         return os.getpid() != self._pid
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the thread and return its result. An exception in the waiting thread (Ctrl-C) cancels it.
+        """Run a coroutine on the thread and return its result. If the calling thread is interrupted (Ctrl-C), the
+        coroutine is cancelled.
 
-        Raises ClosedError after or during `stop`, OutriderError in a forked process.
+        Raises ClosedError after or during `stop`, and OutriderError in a forked process.
         """
         if self.is_of_another_process:
             coroutine.close()
@@ -96,7 +97,7 @@ class LoopThread:
 
 
 class Client:
-    """`AsyncClient` for code without an event loop. Use as `with`; threads may share one.
+    """Blocking client of one gateway, for code without an event loop. Use it as `with`; several threads may share it.
 
     Arguments and errors are those of `AsyncClient`. A client that is garbage-collected closes itself.
     """
@@ -131,20 +132,20 @@ class Client:
         return self._thread.run(self._core.generate(prompt, **options))
 
     def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> SyncRoundStream:
-        """Return the rounds of a request as they are made. Arguments are checked here; the call starts with the first
-        read.
+        """Return a stream of the request's rounds, each as soon as it is made. Give one of `prompt`, `prompt_ids` and
+        `messages`. Arguments are checked here; the call to the gateway starts when the first round is read.
         """
         return SyncRoundStream(self, self._thread, self._core.stream(prompt, **options))
 
     def models(self) -> tuple[Model, ...]:
-        """Return the models that are served now."""
+        """Return the models that the gateway serves now."""
         return self._thread.run(self._core.models())
 
 
 class SyncRoundStream(Iterator[Round]):
-    """The rounds of all choices of a request, interleaved, for one reader.
+    """Blocking iterator of the rounds of a request, those of all choices interleaved. Only one thread may read it.
 
-    Use as `with` and `for`. Leaving the block cancels a call that still runs.
+    Use it with `with` and `for`. Leaving the `with` block cancels the call if it still runs.
     """
 
     def __init__(self, client: Client, thread: LoopThread, stream: RoundStream) -> None:
@@ -170,7 +171,7 @@ class SyncRoundStream(Iterator[Round]):
         return await anext(self._stream, None)
 
     def close(self) -> None:
-        """Cancel the call if it still runs. Idempotent. Does nothing in a forked process, whose parent has the call."""
+        """Cancel the call if it still runs. Idempotent. Does nothing in a forked process: the call is its parent's."""
         if self._thread.is_of_another_process:
             return
         with suppress(ClosedError):

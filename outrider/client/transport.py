@@ -26,10 +26,10 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _Stub: Any = GenerationServiceStub  # generated without types
 
 TEARDOWN_S = 0.1
-"""Seconds between the close of a channel and a fork, in which gRPC's threads end. Of 4,300 children forked right after
-a close 7 hung in gRPC's start, of 1,384 forked 0.05 s later or more none."""
+"""Minimum seconds between the close of a channel and a fork, so that gRPC's threads can end. Of 4,300 children forked
+right after a close, 7 hung in gRPC's start; of 1,384 forked at least 0.05 s later, none did."""
 _open_channels: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Channels that are open in this process, or were so in the process that it was forked from."""
+"""Channels that are open in this process, or were open in its parent when it was forked."""
 _last_close_s = -math.inf
 """Monotonic time at which a channel was last closed, in seconds."""
 _was_forked_from_grpc = False
@@ -51,9 +51,9 @@ os.register_at_fork(before=_wait_for_teardown, after_in_child=_note_fork)
 
 
 def check_fork() -> None:
-    """Raise OutriderError in a process that was forked while a client had a connection.
+    """Raise OutriderError if this process was forked while a client had a connection.
 
-    gRPC's threads do not exist in such a process, so that no call of any client would end.
+    gRPC's threads do not exist in such a process: no call of any client there would ever end.
     """
     if _was_forked_from_grpc:
         raise OutriderError(
@@ -63,23 +63,29 @@ def check_fork() -> None:
 
 
 class Transport(Protocol):
-    """How calls reach a gateway. Methods raise OutriderError and nothing else. timeout_s: None = no deadline."""
+    """Interface by which clients call a gateway. Implement it to replace gRPC, in tests for example.
+
+    Methods must raise OutriderErrors only. timeout_s: deadline of the call in seconds; None = no deadline.
+    """
 
     def generate(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerateResponse, None]:
-        """Yield the messages of a Generate call. The first read starts it; closing the generator cancels it."""
+        """Yield the gateway's messages for a Generate call. Reading the first message starts the call; closing the
+        generator cancels it.
+        """
 
     async def get_models(self, request: GetModelsRequest, timeout_s: float | None) -> GetModelsResponse:
-        """Return the models that are served now."""
+        """Return the gateway's reply to GetModels: the models that it serves now, and its HTTP port."""
 
     async def close(self) -> None:
         """End every call in progress. Idempotent."""
 
 
 class GrpcTransport:
-    """One gRPC channel to one gateway, opened by the first call. It belongs to the event loop of that call.
+    """Transport over one gRPC channel to one gateway. The first call opens the channel, and only the event loop of that
+    call may use it.
 
     address: host:port of the gateway's gRPC server, or the address of its HTTP server, which returns the gRPC port.
-    Raises ConfigError for an address that gRPC cannot use, and for files and keys that cannot be used.
+    Raises ConfigError for an address, file or API key that cannot be used.
     """
 
     def __init__(self, address: str, **options: Unpack[ConnectOptions]) -> None:

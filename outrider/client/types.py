@@ -13,7 +13,7 @@ from outrider.wire.requests.speculation import NumDraftTokens
 
 
 class TokenKind(Enum):
-    """How an output token came about."""
+    """How an output token was made."""
 
     ACCEPTED = "accepted"
     """A draft token that the target accepted."""
@@ -24,9 +24,9 @@ class TokenKind(Enum):
     PLAIN = "plain"
     """Drawn by the target in a step without draft tokens."""
     FORCED = "forced"
-    """An accepted draft token where the grammar allowed no other token."""
+    """An accepted draft token at a position where the grammar allowed no other token."""
     PREDICTED = "predicted"
-    """An accepted draft token from the request's prediction."""
+    """An accepted draft token that was copied from the request's prediction."""
 
 
 class DraftTokenKind(Enum):
@@ -35,31 +35,33 @@ class DraftTokenKind(Enum):
     DRAWN = "drawn"
     """Sampled from a distribution of the drafter, against which the acceptance rule tests it."""
     GUESS = "guess"
-    """Proposed without a distribution: accepted where the target draws the same token."""
+    """Proposed without a distribution. It is accepted if the target draws the same token."""
     FORCED = "forced"
-    """Proposed by a grammar that allows no other token; accepted as a GUESS is."""
+    """Proposed by a grammar that allows no other token. It is accepted if the target draws the same token."""
     PREDICTED = "predicted"
-    """Proposed from the request's prediction; accepted as a GUESS is."""
+    """Copied from the request's prediction. It is accepted if the target draws the same token."""
 
 
 class FinishReason(Enum):
     """Why an output ended."""
 
     STOP = "stop"
-    """An end-of-sequence id, a stop id or a stop string."""
+    """It reached an end-of-sequence id, a stop id or a stop string."""
     LENGTH = "length"
-    """max_tokens or the context limit."""
+    """It reached max_tokens or the context limit."""
 
 
 class DraftLogprobs(StrEnum):
-    """How distributions travel from draft to target at temperature > 0. None of them changes the output's law."""
+    """Which part of the draft's distributions is sent to the target at temperature > 0. None of them changes the
+    output's law.
+    """
 
     AUTO = "auto"
-    """The server's choice."""
+    """The server chooses FULL or TOPK."""
     FULL = "full"
-    """The whole vocabulary."""
+    """Probabilities of the whole vocabulary."""
     TOPK = "topk"
-    """The `Speculation.draft_topk` most likely tokens."""
+    """Probabilities of the `Speculation.draft_topk` most likely tokens."""
 
 
 class AcceptanceRule(StrEnum):
@@ -68,8 +70,8 @@ class AcceptanceRule(StrEnum):
     REJECTION = "rejection"
     """Rejection sampling: accept with probability min(1, target / draft)."""
     COUPLED = "coupled"
-    """Accept a draft token where the target, with the same noise, draws the same one: the output is then a function of
-    prompt, parameters and seed, whatever is drafted."""
+    """Accept a draft token if the target, drawing with the same random numbers, draws the same token. The output is
+    then a function of prompt, parameters and seed, whatever is drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,55 +82,56 @@ class Speculation:
     """
 
     enabled: bool = True
-    """False: plain decoding."""
+    """Whether draft tokens are verified; False = plain decoding."""
     num_draft_tokens: NumDraftTokens | None = None
-    """Most draft tokens that a round verifies (K), 0 to 64, or "auto": the number that makes the most tokens per
-    second, chosen step by step."""
+    """Maximum number of draft tokens that a round verifies (K), 0 to 64. "auto" = the number that gives the most tokens
+    per second, chosen step by step."""
     draft_logprobs: DraftLogprobs | str | None = None
     draft_topk: int | None = None
-    """Tokens in a distribution of kind TOPK, at least 1."""
+    """Number of tokens in each distribution if `draft_logprobs` is TOPK, at least 1."""
     acceptance: AcceptanceRule | str | None = None
     lenience: float | None = None
-    """Factor on draft probabilities in the acceptance rule, greater than 0 and at most 1. 1 is exact; below it more
-    draft tokens are accepted, and the output no longer follows the target's distribution exactly."""
+    """Factor on draft probabilities in the acceptance rule, greater than 0 and at most 1. With 1 the output follows the
+    target's distribution exactly. With less, more draft tokens are accepted and the output no longer does so."""
     drafter: Drafter | str | None = None
     tree: str | None = None
-    """A draft tree in place of a chain: children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up
-    to a depth of 4. Not with num_draft_tokens or lenience."""
+    """Shape of a draft tree to verify in place of a chain. "4x2x1" = each node has 4, 2 and 1 children at depths 0, 1
+    and 2. "best:12x4" = the 12 most likely nodes up to a depth of 4. Not with num_draft_tokens or lenience."""
     explain: bool = False
-    """Whether each round carries an `Explanation` of what it verified and rejected. It does not change the output. Not
-    with a beam search."""
+    """Whether each `Round` has an `Explanation` of what it verified and rejected. The output stays the same. Not with a
+    beam search."""
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """The form that the output must have: give exactly one field besides `strict`.
+    """The form that the output must have. Give exactly one field besides `strict`.
 
-    Whatever is drafted, an output that ends by itself has the form; one that max_tokens ends may be cut.
+    An output that ends by itself has this form, whatever is drafted. An output that max_tokens ends may be cut short.
     """
 
     json: Mapping[str, Any] | bool | str | None = None
-    """A JSON Schema (2020-12), or its text."""
+    """A JSON Schema (2020-12) as a value, or as JSON text."""
     regex: str | None = None
     """A regular expression for the whole output, in the syntax of Rust's `regex`."""
     choice: Sequence[str] | None = None
-    """Texts, one of which is the output."""
+    """Texts to choose from: the output is one of them."""
     grammar: str | None = None
     """A grammar in llguidance's dialect of Lark, or in GBNF."""
     json_object: bool = False
-    """Any JSON object."""
+    """True = the output is any JSON object."""
     strict: bool = False
-    """Whether the schema must keep OpenAI's rules: all properties required, and no others allowed."""
+    """Whether the JSON Schema must keep OpenAI's rules for strict schemas: all properties are required, and no others
+    are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probs at one token's position under the target's unmodified distribution, nats."""
+    """Log-probs, in nats, at the position of one output token under the target's unmodified distribution."""
 
     logprob: float
-    """Of the token itself."""
+    """Log-prob of the output token itself."""
     top: tuple[tuple[int, float], ...]
-    """(id, log-prob) of the most likely tokens, most likely first."""
+    """(token id, log-prob) of the most likely tokens, most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,86 +141,92 @@ class Token:
     id: int
     kind: TokenKind
     text: str
-    """The token's own text; parts of a UTF-8 character show as U+FFFD. Join `Round.text_delta` for the text."""
+    """The token's own text; part of a UTF-8 character is U+FFFD. For the output's text join `Round.text_delta`."""
     logprobs: TokenLogprobs | None = None
-    """None unless num_logprobs was given."""
+    """Log-probs at the token's position; None unless the request gave `num_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTimings:
-    """Seconds that a round took, measured by the gateway. They sum to `total_s`, unless rounds arrived together."""
+    """Seconds that a round and its parts took, measured by the gateway. The parts sum to `total_s`, unless several
+    rounds arrived together.
+    """
 
     total_s: float
-    """Time since the choice's previous round, or for its first since the request was sent to the target."""
+    """Time since the choice's previous round. For its first round: since the request was sent to the target."""
     deliver_s: float
-    """Time for which the target held its step until draft tokens arrived."""
+    """Time that the target waited with its step for draft tokens."""
     verify_s: float
-    """Queue, forward and acceptance in the target."""
+    """Time in the target's queue, forward and acceptance."""
     overhead_s: float
-    """The rest: network, gateway and commit."""
+    """The remaining time: network, gateway and commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftToken:
-    """A token that a round verified."""
+    """A draft token that a round verified."""
 
     id: int
     text: str
     parent: int
-    """Index in `Explanation.draft` of the draft token that this one follows; -1 = the last committed token."""
+    """Index in `Explanation.draft` of the draft token that this one follows; -1 = it follows the last committed token.
+    """
     accepted: bool
-    """Whether the acceptance rule accepted it, though a stop before it may cut it from the output."""
+    """Whether the acceptance rule accepted it. An accepted token is still left out of the output if a stop precedes it.
+    """
     kind: DraftTokenKind
 
 
 @dataclass(frozen=True, slots=True)
 class RankedToken:
-    """A candidate for the position at which a round rejected."""
+    """A candidate token for the position at which a round rejected its draft tokens."""
 
     id: int
     text: str
     logprob: float | None
-    """Nats; None for a token that was proposed without a distribution."""
+    """Log-prob in nats; None for a token that was proposed without a distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The position at which a round rejected all draft tokens that it had there."""
+    """The position at which a round rejected all draft tokens that were proposed for it, with the candidates there."""
 
     parent: int
     """Index in `Explanation.draft` of the last accepted draft token; -1 = none was accepted."""
     token: RankedToken
-    """The recovered token."""
+    """The recovered token, which the target drew for this position."""
     target: tuple[RankedToken, ...]
-    """At most 5 tokens, most likely first, under the distribution that the target draws from here; at temperature 0,
-    which puts all mass on the first, under that of temperature 1."""
+    """The target's most likely tokens for this position, at most 5, most likely first, with log-probs under the
+    distribution that it draws from. At temperature 0 the log-probs are those of temperature 1."""
     draft_law: tuple[RankedToken, ...]
-    """At most 5 tokens, most likely first, under the distribution that the draft tokens were sampled from here; empty
-    where none was sampled."""
+    """The drafter's most likely tokens for this position, at most 5, most likely first, under the distribution that its
+    draft tokens were sampled from. Empty if they were proposed without a distribution."""
     draft_guesses: tuple[RankedToken, ...]
-    """Where none was sampled: at most 5 draft tokens that were proposed here, best first."""
+    """Draft tokens proposed for this position without a distribution, at most 5, best first. Empty if the draft tokens
+    were sampled from a distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What one round verified, where it rejected, and how long its parts took."""
+    """What one round verified and rejected, and how long its parts took. Given with `Speculation.explain`."""
 
     committed_len: int
-    """Tokens of prompt and output before the round."""
+    """Number of committed tokens (prompt and output) before the round."""
     drafter: str | None
-    """Label of the drafter, such as "model", "ngram" or "grammar"; None for a step without draft tokens."""
+    """Label of the drafter, such as "model", "ngram" or "grammar"; None = the step had no draft tokens."""
     batch_size: int
-    """Choices, of this and other requests, in the same forward of the target."""
+    """Number of choices, of this and other requests, in the same forward of the target."""
     draft: tuple[DraftToken, ...]
-    """The verified draft tokens, parents before their children."""
+    """The verified draft tokens. Parents come before their children."""
     rejection: Rejection | None
-    """None where all draft tokens on the path were accepted, or the output ended before a rejection."""
+    """Where draft tokens were rejected; None = all on the path were accepted, or the output ended before a rejection.
+    """
     queue_s: float
-    """Seconds in the target's queue; `queue_s`, `forward_s` and `accept_s` sum to `RoundTimings.verify_s`."""
+    """Seconds in the target's queue. `queue_s`, `forward_s` and `accept_s` sum to `RoundTimings.verify_s`."""
     forward_s: float
     accept_s: float
     draft_s: float | None
-    """Seconds of the draft worker's steps, which run beside the other parts; None where no draft worker drafted."""
+    """Seconds of the draft worker's steps, which run in parallel to the other parts; None = no draft worker drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,63 +238,67 @@ class Round:
     """Index of the choice, 0 to n - 1."""
     tokens: tuple[Token, ...]
     text_delta: str
-    """The text that became certain: never half a character, never the start of a stop string."""
+    """Text that the round added to the output. It is held back while it may be part of a character or of a stop string.
+    """
     num_drafted: int
     num_accepted: int
     timings: RoundTimings
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
-    """The stop string or stop id that ended the output; None for the model's own end of sequence."""
+    """The stop string or stop id that ended the output; None = none of them did, but for example the model's own
+    end-of-sequence id."""
     usage: Usage | None = None
     score: float | None = None
-    """With a beam search, whose outputs arrive whole: the sum of log-probs, nats, over length ** length_penalty."""
+    """Score of a beam search's output: the sum of its log-probs, in nats, divided by length ** length_penalty. Such an
+    output arrives as a single round. None = no beam search."""
     explanation: Explanation | None = None
-    """Given with `Speculation.explain`."""
+    """What the round verified and rejected; None unless the request set `Speculation.explain`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the n outputs of a request."""
+    """One of the `n` outputs of a request."""
 
     index: int
     text: str
     tokens: tuple[Token, ...]
     finish_reason: FinishReason
     stop_reason: str | None
-    """As `Round.stop_reason`."""
+    """The stop string or stop id that ended the output; None = none of them did."""
     usage: Usage
     score: float | None = None
-    """As `Round.score`; the first choice has the highest."""
+    """Score of the output of a beam search, see `Round.score`; the first choice has the highest. None = no beam search.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """All choices of a request."""
+    """The finished outputs of a request."""
 
     request_id: str
     choices: tuple[Choice, ...]
-    """By index."""
+    """The choices in order of their index."""
 
     @property
     def text(self) -> str:
-        """The first choice's text."""
+        """Text of the first choice."""
         return self.choices[0].text
 
     @property
     def usage(self) -> Usage:
-        """Usage summed over the choices; the prompt counts once."""
+        """Usage summed over all choices. The tokens of the prompt count once."""
         return total_usage([choice.usage for choice in self.choices])
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A served model: a target and what drafts for it."""
+    """A model that the gateway serves: a target, and the drafters that are available for it."""
 
     id: str
     context_limit: int
-    """Most tokens of prompt and output together."""
+    """Maximum number of tokens of prompt and output together."""
     vocab_size: int
     draft_id: str | None
-    """Id of the draft's model; None when no draft serves this model now."""
+    """Id of the draft worker's model; None = no draft worker serves this model now."""
     drafters: tuple[Drafter, ...] = ()
-    """Drafters that a request may name now."""
+    """Drafters that a request for this model may name now."""

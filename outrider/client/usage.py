@@ -1,4 +1,4 @@
-"""Counts of a request: `Usage`, its sum over choices, and advice where nothing was drafted."""
+"""`Usage`, the token counts of a request, their sum over choices, and advice for requests without draft tokens."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ PLAIN_ADVICE = {
     "num_draft_tokens=5 (-K 5) drafts all the same",
     "refused": "what was drafted broke a rule of the protocol; the gateway's log says which",
 }
-"""By `Usage.plain_reason`: why nothing was drafted, and what to try."""
+"""Sentence by `Usage.plain_reason`: why nothing was drafted, and what to try."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Totals of one choice, or of all choices of a request."""
+    """Token and step counts of one choice, or of all choices of a request."""
 
     num_prompt_tokens: int
     num_completion_tokens: int
     num_rounds: int
-    """Steps that verified at least one draft token."""
+    """Number of the target's steps that verified at least one draft token."""
     num_draft_tokens: int
-    """Draft tokens that were verified."""
+    """Number of draft tokens that were verified."""
     num_accepted_tokens: int
     num_plain_steps: int
-    """Steps without draft tokens."""
+    """Number of the target's steps without draft tokens."""
     num_wasted_tokens: int
-    """Draft tokens that matched the output but arrived after the step that they were for."""
+    """Number of draft tokens that matched the output but arrived after the step that they were for."""
     seed: int
-    """The caller's seed, or the one that the gateway drew."""
+    """Seed of the request: the one that it gave, or the one that the gateway drew."""
     num_cached_prompt_tokens: int = 0
-    """Prompt tokens found in the target's prefix cache; over several choices, the smallest of their counts."""
+    """Number of prompt tokens found in the target's prefix cache. For several choices: the smallest of their counts."""
     lenience: float | None = None
-    """None = the output follows the target's distribution exactly."""
+    """Lenience of the acceptance rule; None = the output follows the target's distribution exactly."""
     num_accepted_prediction_tokens: int = 0
-    """Output tokens that were drafted from the request's prediction."""
+    """Number of output tokens that were drafted from the request's prediction."""
     num_rejected_prediction_tokens: int = 0
-    """Tokens of the prediction that are not in the output."""
+    """Number of the prediction's tokens that are not in the output."""
     plain_reason: str | None = None
-    """Why most of the plain steps had no draft tokens, a key of `PLAIN_ADVICE`; None without plain steps."""
+    """Why most of the plain steps had no draft tokens, as a key of `PLAIN_ADVICE`; None = there were no plain steps."""
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over drafted, in [0, 1]; None when nothing was drafted."""
+        """Accepted divided by drafted tokens, in [0, 1]; None = nothing was drafted."""
         if not self.num_draft_tokens:
             return None
         return self.num_accepted_tokens / self.num_draft_tokens
 
     @property
     def mean_accepted_length(self) -> float | None:
-        """1 + accepted over rounds, as vLLM counts it; None when nothing was drafted."""
+        """1 + accepted tokens divided by rounds, as vLLM defines it; None = nothing was drafted."""
         if not self.num_rounds:
             return None
         return 1 + self.num_accepted_tokens / self.num_rounds
 
     @property
     def mean_emitted_length(self) -> float | None:
-        """Output tokens of rounds over rounds: tokens accepted behind the end of the output do not count. None when
-        nothing was drafted.
+        """Mean number of output tokens that a round made; None = nothing was drafted. Unlike `mean_accepted_length` it
+        leaves out tokens that were accepted after the end of the output.
         """
         if not self.num_rounds:
             return None
@@ -74,7 +74,7 @@ class Usage:
 
     @property
     def tokens_per_target_pass(self) -> float | None:
-        """Output tokens over the target's steps (rounds and plain steps); None before the first."""
+        """Output tokens divided by the target's steps (rounds and plain steps); None = there was no step yet."""
         num_steps = self.num_rounds + self.num_plain_steps
         if not num_steps:
             return None
@@ -92,7 +92,9 @@ class Usage:
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Return the sum over the choices of one prompt, at least one. The prompt counts once; the seed is shared."""
+    """Return the usage of all choices of one request, given the usage of each (at least one). The prompt's tokens count
+    once; the choices share one seed.
+    """
     total = usages[0]
     for usage in usages[1:]:
         total = _add(total, usage)

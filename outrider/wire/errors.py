@@ -28,8 +28,8 @@ from typing import Any, ClassVar
 import grpc
 
 ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a task, a generator or a process on purpose and are not reported as faults. (A panic of compiled
-code is no subclass of Exception either, but is a fault.)"""
+"""Exceptions that end a task, a generator or a process on purpose, and are not reported as faults. Other exceptions
+that are not subclasses of Exception, such as panics of compiled code, are faults."""
 
 
 class OutriderError(Exception):
@@ -40,17 +40,19 @@ class OutriderError(Exception):
     retryable: ClassVar[bool] = False
     """Whether the same request may succeed when it is sent again."""
     openai_type: ClassVar[str] = "server_error"
-    """`type` of the error in OpenAI's body."""
+    """Field `type` of the error body in OpenAI's API."""
     openai_code: ClassVar[str | None] = None
-    """`code` of the error in OpenAI's body."""
+    """Field `code` of the error body in OpenAI's API; None = null."""
     details: ClassVar[dict[str, Any] | None] = None
-    """Further fields of the error in Anthropic's body, from which its client can recover by itself."""
+    """Field `details` of the error body in Anthropic's API, by which its clients recover by themselves; None = absent.
+    """
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
-        """Name of the offending request field, as the caller spelt it."""
+        """Name of the wrong request field or setting, as the caller spelt it; None = the error is not about one field.
+        """
         self.retry_after_s = retry_after_s
         """Seconds after which a retry may succeed; None = unknown."""
 
@@ -87,21 +89,21 @@ class ContextExceeded(InvalidRequest):
 
 
 class RequestTooLarge(InvalidRequest):
-    """The body is over the size limit."""
+    """The request's body or message is over the size limit."""
 
     http_status = 413
     openai_code = "request_too_large"
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body's content type is not JSON."""
+    """The content type of the request's body is not JSON."""
 
     http_status = 415
     openai_code = "unsupported_media_type"
 
 
 class RequestTooSlow(InvalidRequest):
-    """The body did not arrive in time."""
+    """The request's body did not arrive in time."""
 
     grpc_code = grpc.StatusCode.DEADLINE_EXCEEDED
     http_status = 408
@@ -109,7 +111,7 @@ class RequestTooSlow(InvalidRequest):
 
 
 class Overloaded(OutriderError):
-    """The queue is full, or the wait would be too long; nothing was started."""
+    """The request was refused at admission, because the queue is full or the wait would be too long."""
 
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     http_status = 429
@@ -134,7 +136,7 @@ class Unauthenticated(OutriderError):
 
 
 class Forbidden(OutriderError):
-    """The peer, API key or web page is known and may not do this."""
+    """The peer, API key or web page is known, but is not allowed to do this."""
 
     grpc_code = grpc.StatusCode.PERMISSION_DENIED
     http_status = 403
@@ -175,6 +177,6 @@ class WorkerFault(OutriderError):
 
 
 class ConfigError(OutriderError):
-    """Settings that cannot be used; the message names the setting, its value and the remedy."""
+    """A setting cannot be used. The message names the setting, its value and the remedy."""
 
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION

@@ -1,4 +1,6 @@
-"""The proto's enumerations as Python enums, with its values. Gateway and workers use them; the SDK has its own."""
+"""The enums of the protobuf messages as Python enums with the same values. Used by gateway and workers; the SDK has
+enums of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +10,29 @@ from outrider.v1 import common_pb2 as pb
 
 
 class TokenKind(Enum):
-    """How an output token came about. A target reports the first four; the gateway derives FORCED and PREDICTED."""
+    """How an output token was made. A target reports the first four; the gateway derives FORCED and PREDICTED."""
 
     ACCEPTED = pb.TOKEN_KIND_ACCEPTED
     RECOVERED = pb.TOKEN_KIND_RECOVERED
     BONUS = pb.TOKEN_KIND_BONUS
     PLAIN = pb.TOKEN_KIND_PLAIN
     FORCED = pb.TOKEN_KIND_FORCED
-    """An accepted draft token where the grammar allowed no other token."""
+    """An accepted draft token at a position where the grammar allowed no other token."""
     PREDICTED = pb.TOKEN_KIND_PREDICTED
-    """An accepted draft token from the request's prediction."""
+    """An accepted draft token that was copied from the request's prediction."""
 
     @property
     def counted(self) -> TokenKind:
-        """The kind that metrics and usage count it as: ACCEPTED for FORCED and PREDICTED, else itself."""
+        """The kind as which metrics and usage count such a token: ACCEPTED for FORCED and PREDICTED, otherwise the same
+        kind.
+        """
         if self in (TokenKind.FORCED, TokenKind.PREDICTED):
             return TokenKind.ACCEPTED
         return self
 
     @property
     def label(self) -> str:
-        """Its name in metrics and in HTTP replies, such as "accepted"."""
+        """Name of the kind in metrics and HTTP replies, such as "accepted"."""
         return self.name.lower()
 
 
@@ -36,13 +40,13 @@ class DraftTokenKind(Enum):
     """How a draft token that a target has verified was proposed."""
 
     DRAWN = pb.DRAFT_TOKEN_KIND_DRAWN
-    """Sampled from a distribution that travelled with it."""
+    """Sampled from a distribution that was sent to the target along with the token."""
     GUESS = pb.DRAFT_TOKEN_KIND_GUESS
     """Proposed without a distribution."""
     FORCED = pb.DRAFT_TOKEN_KIND_FORCED
     """Proposed by a grammar that allows no other token."""
     PREDICTED = pb.DRAFT_TOKEN_KIND_PREDICTED
-    """Proposed from the request's prediction."""
+    """Copied from the request's prediction."""
 
 
 class AcceptanceRule(Enum):
@@ -53,7 +57,9 @@ class AcceptanceRule(Enum):
 
 
 class EarlyStopping(Enum):
-    """When a beam search that has n finished outputs ends, before max_tokens. Names and meanings are transformers'."""
+    """When a beam search that has n finished outputs ends before max_tokens. Names and meanings are those of
+    transformers' parameter `early_stopping`.
+    """
 
     FALSE = pb.EARLY_STOPPING_FALSE
     TRUE = pb.EARLY_STOPPING_TRUE
@@ -61,11 +67,13 @@ class EarlyStopping(Enum):
 
 
 TABLES = "tables"
-"""`WorkerInfo.attention_path` of a draft worker without a model."""
+"""Value of `WorkerInfo.attention_path` for a draft worker without a model, which drafts from tables."""
 
 
 class DraftLogprobs(Enum):
-    """How the distributions of draft tokens travel under the acceptance rule `rejection`."""
+    """Which part of the distributions of draft tokens is sent to the target under the acceptance rule `rejection`: the
+    whole vocabulary, the most likely tokens, or whichever of the two the worker chooses.
+    """
 
     AUTO = pb.DRAFT_LOGPROBS_AUTO
     FULL = pb.DRAFT_LOGPROBS_FULL
@@ -78,4 +86,5 @@ TRUNCATE_REASONS = {
     pb.TRUNCATE_REASON_STOP: "stop",
     pb.TRUNCATE_REASON_WASTED: "wasted",
 }
-"""Values of the label `reason` in the series that count truncations, for gateway and workers."""
+"""Values of the label `reason` in the metrics that count truncations, by the enum's value. Used by gateway and workers.
+"""

@@ -5,19 +5,21 @@ from __future__ import annotations
 from google.protobuf.message import Message
 
 MAX_NAME_BYTES = 256
-"""Bytes of a name in UTF-8. Names of a file system have up to 255, hub ids 96."""
+"""Maximum bytes (UTF-8) of a name from another process. File names have at most 255 bytes, hub ids 96."""
 MAX_REASON_BYTES = 1300
-"""Bytes of a reason, a sentence; as `rpc.MAX_ERROR_BYTES`."""
+"""Maximum bytes (UTF-8) of a reason from another process, a sentence. The same value as `rpc.MAX_ERROR_BYTES`."""
 MAX_INFO_BYTES = 1 << 16
-"""Bytes of a WorkerInfo; our workers' have some hundred."""
+"""Maximum bytes of a WorkerInfo message. Our workers send a few hundred."""
 MAX_REASONS = 8
-"""Different reasons that `Reasons` reports as new."""
+"""Maximum number of different reasons that one `Reasons` keeps, and so lets be logged."""
 _REASON_FIELDS = frozenset({"why", "features_refusal"})
-"""Names of fields that hold a reason; other text fields hold names."""
+"""Names of message fields that hold a reason. All other text fields hold names."""
 
 
 def one_line(text: str) -> str:
-    """Return the text with each control character, line separator and invisible character escaped as in Python."""
+    """Return the text on one line: control characters, line separators and invisible characters are escaped as in
+    Python's repr.
+    """
     if text.isprintable():
         return text
     return "".join(map(_escape, text))
@@ -39,7 +41,7 @@ def bound_text(text: str, max_bytes: int = MAX_NAME_BYTES) -> str:
 
 
 def bound_strings(message: Message) -> None:
-    """Apply `bound_text` to every text field of a peer's message, in place, and to those of the messages in it."""
+    """Apply `bound_text`, in place, to every text field of a peer's message and of the messages inside it."""
     for field, value in message.ListFields():
         max_bytes = MAX_NAME_BYTES
         if field.name in _REASON_FIELDS:
@@ -56,16 +58,16 @@ def bound_strings(message: Message) -> None:
 
 
 def describe_excess(info: Message) -> str | None:
-    """Return the reason to refuse a worker whose WorkerInfo is over MAX_INFO_BYTES, or None for one that is not."""
+    """Return why to refuse a worker whose WorkerInfo is over MAX_INFO_BYTES; None = the message is not too large."""
     if info.ByteSize() <= MAX_INFO_BYTES:
         return None
     return f"describes itself in {info.ByteSize()} bytes, must be at most {MAX_INFO_BYTES}"
 
 
 class Reasons:
-    """The different reasons for which an action that is repeated without end has failed, so that each is logged once.
+    """The different reasons for which a repeated action failed, such as a connection attempt, to log each only once.
 
-    At most MAX_REASONS are kept: a peer that gives ever other reasons neither fills the log nor the memory.
+    At most MAX_REASONS are kept, so that a peer that gives a new reason each time fills neither the log nor the memory.
     """
 
     def __init__(self) -> None:
@@ -73,7 +75,9 @@ class Reasons:
         self.num_failures = 0
 
     def note(self, reason: str) -> bool:
-        """Count a failure. Return whether to log its reason: it is new, and fewer than MAX_REASONS are kept."""
+        """Count a failure. Return whether its reason should be logged: it is new, and fewer than MAX_REASONS were kept
+        before.
+        """
         self.num_failures += 1
         is_new = reason not in self._reasons and len(self._reasons) < MAX_REASONS
         if is_new:

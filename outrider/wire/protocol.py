@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PROTOCOL = 1
-"""Version of the messages; raised by a change after which older processes would misread a message."""
+"""Version number of the messages. It is raised by each change after which older processes would misread a message."""
 
 
 def other_protocol(peer: str, protocol: int, own: str) -> str | None:

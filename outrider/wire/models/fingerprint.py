@@ -1,7 +1,9 @@
-"""Whether two tokenizers give each id the same meaning. Workers report a fingerprint (GetInfo), which gateways compare.
+"""The check whether two tokenizers give each token id the same meaning. Workers report a fingerprint of their tokenizer
+(GetInfo), and gateways compare the fingerprints.
 
-Reads `tokenizer.json` as the tokenizers library writes it. Only what gives ids their meaning counts: vocabulary, added
-tokens and which of them are special. How text is split does not, since only ids travel between models.
+It reads `tokenizer.json` in the format of the tokenizers library. Only what gives ids their meaning counts: the
+vocabulary, the added tokens, and which ids are special. How text is split into tokens does not count, because only ids
+travel between models.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ from outrider.wire.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
     tokens: dict[int, str]
-    """By id."""
+    """Token text by id."""
     special_ids: frozenset[int]
 
 
 def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
-    """Return the SHA-256 hex digest of the vocabulary sorted by id, added tokens included, and the special ids.
+    """Return the fingerprint of a tokenizer: a SHA-256 hex digest over its vocabulary sorted by id (with added tokens)
+    and its special ids.
 
-    tokenizer_json: the content of the file. Raises ConfigError when it is not a tokenizer.json.
+    tokenizer_json: content of the file tokenizer.json. Raises ConfigError if it is not such a file.
     """
     vocabulary = _read(tokenizer_json)
     entries = list[list[object]]()  # [id, token, whether it is special]
@@ -35,9 +38,10 @@ def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
 
 
 def first_difference(target_json: bytes, draft_json: bytes) -> str | None:
-    """Return a sentence on the lowest id that means another token in each; None where there is none.
+    """Return a sentence on the lowest token id that has different meanings in two tokenizers; None = all ids agree.
 
-    target_json, draft_json: the contents of the files. Raises ConfigError when either is not a tokenizer.json.
+    target_json, draft_json: contents of the target's and the draft's tokenizer.json. Raises ConfigError if either is
+    not such a file.
     """
     target = _read(target_json)
     draft = _read(draft_json)

@@ -1,8 +1,8 @@
-"""`read_header` of a GGUF file: the values that describe its model, and where its tensors are. Called by what loads a
-model or chooses a machine for it.
+"""`read_header` reads the header of a GGUF file: the values that describe its model, and the positions of its tensors.
+Called to load a model, and to choose a machine for it.
 
-The `gguf` package reads headers too, but takes 10 s for a file with 262,144 tokens, and raises IndexErrors for a
-damaged one. Here lists of text are skipped: transformers reads the tokenizer's.
+The `gguf` package reads headers too, but it takes 10 s for a file with 262,144 tokens and raises IndexErrors for a
+damaged file. Lists of texts are skipped here, because transformers reads those that the tokenizer needs.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from outrider.wire.peer_text import bound_text
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-"""Versions that are read. Version 1, of summer 2023, counts in 32 bits."""
+"""Versions of the GGUF format that can be read. Version 1, of summer 2023, has counts of 32 bits."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Letters of `struct` by the format's number of a scalar type."""
+"""Maps the number of a scalar type in a GGUF file to its format character in Python's `struct`."""
 TEXT = 8
-"""The format's number of the type text."""
+"""Number of the type text (string) in a GGUF file."""
 ARRAY = 9
-"""The format's number of the type list."""
+"""Number of the type list (array) in a GGUF file."""
 MAX_HEADER_BYTES = 64 << 20
-"""Bytes of a header. A vocabulary of 262,144 tokens with its merges takes 17 MiB."""
+"""Maximum bytes of a header. A vocabulary of 262,144 tokens with its merges takes 17 MiB."""
 MAX_ELEMENTS = 1 << 21
-"""Elements of a list, as in a tokenizer.json."""
+"""Maximum number of elements of a list in a header, the same limit as for a tokenizer.json."""
 MAX_DIMENSIONS = 4
-"""Dimensions of a tensor, by the format."""
+"""Maximum number of dimensions of a tensor, set by the GGUF format."""
 ALIGNMENT = 32
-"""Bytes to which the data is aligned where the file states nothing, by the format."""
+"""Default alignment of the tensor data in bytes, set by the GGUF format."""
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
-"""End of the name of one file of a model that was split into several."""
+"""Matches the end of the file name of one part of a split model; the group is the number of parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Header entry of a tensor in a GGUF file."""
+    """Entry of one tensor in the header of a GGUF file."""
 
     shape: tuple[int, ...]
-    """In torch's order: the last dimension is contiguous."""
+    """Dimensions in torch's order: the last dimension is contiguous."""
     type_id: int
-    """Value of `gguf.GGMLQuantizationType`."""
+    """Number of the element type, a value of `gguf.GGMLQuantizationType`."""
     offset: int
-    """Bytes from the beginning of the data, which follows the header."""
+    """Position of the tensor in bytes, counted from the start of the data section after the header."""
 
     @property
     def num_elements(self) -> int:
-        """Product of the shape."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
 
@@ -63,21 +63,23 @@ class GgufHeader:
 
     path: Path
     architecture: str
-    """The format's name of the model's architecture, such as "llama"."""
+    """Name of the model's architecture in the GGUF format, such as "llama"."""
     values: dict[str, Any]
-    """Numbers, texts and lists of numbers by name; for a list of texts, its length."""
+    """Metadata of the file by key, such as "llama.block_count". A list of texts is replaced by its length."""
     tensors: dict[str, GgufTensor]
-    """By name."""
+    """Entries of the tensors by their names."""
     num_data_bytes: int
-    """Bytes of the file after the header."""
+    """Number of bytes of the file after the header."""
 
     def stated(self, name: str) -> Any:
-        """Return the value `name` of the architecture, such as `block_count`; None where the file has none."""
+        """Return the metadata value with the key "<architecture>.<name>", for a name such as `block_count`. None = the
+        file has no such key.
+        """
         return self.values.get(f"{self.architecture}.{name}")
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Return the header of a file. Raises ConfigError for a damaged file and for one part of a split model."""
+    """Return the header of a GGUF file. Raises ConfigError for a damaged file and for one part of a split model."""
     part = PART.search(path.name)
     if part is not None and int(part[1]) > 1:
         raise _of_parts(path, int(part[1]))

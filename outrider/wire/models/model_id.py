@@ -1,6 +1,7 @@
-"""The setting `model`: a folder or GGUF file on this machine, or a model on a hub; and names of files of a model.
+"""Functions that interpret the setting `model` (a folder or GGUF file on this machine, or a hub id), and names of a
+model's files.
 
-Called by workers and launcher, and by the gateway for names in messages.
+Called by workers and launcher, and by the gateway for model names in messages.
 """
 
 from __future__ import annotations
@@ -12,24 +13,26 @@ from pathlib import Path
 from outrider.wire.errors import ConfigError
 
 INDEX_FILE = "model.safetensors.index.json"
-"""File that maps tensors to files, where the weights are in several."""
+"""Name of the file that maps each tensor to its weights file, for weights in several files."""
 ADDITIONAL_TEMPLATES = {
     "tool_use": "additional_chat_templates/tool_use.jinja",
     "rag": "additional_chat_templates/rag.jinja",
 }
-"""Files by name of the chat templates that a gateway uses in place of the default one."""
+"""Files of the chat templates that a gateway uses in place of the default one for requests with tools or documents, by
+template name."""
 SAFETENSORS_FILES = ("model.safetensors", "medusa_lm_head.safetensors")
-"""Names of a file with all tensors; the first that exists is read."""
+"""Possible names of a single weights file with all tensors. The first that exists is read."""
 _PATH = re.compile(r"""(?<![\w.~/-])(?:~|\.{1,2})?/(?!/)[^\s'":,;()]*""")
-"""A path without spaces in a sentence; neither a part of a hub id nor of a URL."""
+"""Matches a path without spaces inside a sentence. It does not match parts of hub ids or URLs."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 GGUF_SUFFIX = ".gguf"
 
 
 def local_path(model: str) -> Path | None:
-    """Return the folder or GGUF file that `model` names, or None for a hub id (OWNER/NAME or OWNER/NAME:FILE.gguf).
+    """Return the path of the folder or GGUF file that the setting `model` names. None = it is a hub id (OWNER/NAME or
+    OWNER/NAME:FILE.gguf).
 
-    Raises ConfigError when it is none of these.
+    Raises ConfigError if it is neither.
     """
     path = Path(model).expanduser()
     if path.is_dir() or (path.is_file() and is_gguf(model)):
@@ -56,8 +59,9 @@ def local_path(model: str) -> Path | None:
 
 
 def local_folder(model: str) -> Path | None:
-    """Return the folder that `model` names, or None for a hub id. Raises ConfigError as `local_path`, and for a GGUF
-    file.
+    """Return the path of the folder that the setting `model` names. None = it is a hub id.
+
+    Raises ConfigError for a GGUF file, and if `model` is neither a folder nor a hub id.
     """
     path = local_path(model)
     if is_gguf(model):
@@ -66,12 +70,12 @@ def local_folder(model: str) -> Path | None:
 
 
 def is_gguf(model: str) -> bool:
-    """Return whether the setting names a GGUF file, on this machine or on a hub."""
+    """Return whether the setting `model` names a GGUF file, on this machine or on a hub."""
     return model.lower().endswith(GGUF_SUFFIX)
 
 
 def split_hub_id(model: str) -> tuple[str, str | None]:
-    """Return the repository and the GGUF file of a hub id; the file is None where the id names none."""
+    """Split a hub id into its repository and its GGUF file. The file is None for an id without one."""
     repository, colon, file = model.partition(":")
     if not colon:
         return model, None
@@ -83,9 +87,10 @@ def _stays_inside(file: str) -> bool:
 
 
 def full_name(model: str) -> str:
-    """Return `WorkerInfo.model_id` for the setting `model`: the absolute path of what exists here, else the hub id.
+    """Return the value of `WorkerInfo.model_id` for the setting `model`: the absolute path if it exists on this
+    machine, otherwise the hub id.
 
-    Call it on the model's machine: elsewhere a relative path of two folders cannot be told from a hub id.
+    Call it on the machine that has the model: elsewhere a relative path such as folder/model looks like a hub id.
     """
     path = os.path.abspath(os.path.expanduser(model))
     if os.path.exists(path):
@@ -94,10 +99,10 @@ def full_name(model: str) -> str:
 
 
 def short_name(model: str) -> str:
-    """Return a model's name for ids, metrics and messages, from its `full_name`: the last folder of a path, a GGUF
-    file's name without its suffix, or a hub id as it is.
+    """Return the short name of a model for ids, metrics and messages, given its `full_name`. It is the last folder of a
+    path, the name of a GGUF file without its suffix, or the whole hub id.
 
-    Only the log shows the path: readers of metrics need not learn about the server's disk.
+    Only the log shows full paths, so that metrics and replies reveal nothing about the server's disk.
     """
     # "/models/llama.gguf": "llama"; "org/llama": "org/llama"
     if not model.startswith(("/", ".", "~")):
@@ -109,7 +114,7 @@ def short_name(model: str) -> str:
 
 
 def without_folders(text: str, model: str) -> str:
-    """Return a sentence with the model's path replaced by its short name, and any other path by its last part."""
+    """Return a sentence in which the path of `model` is replaced by its short name, any other path by its last part."""
     if model.startswith(("/", "~", "./", "../")):
         text = text.replace(model, short_name(model))
     return _PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")), text)

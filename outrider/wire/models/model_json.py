@@ -1,6 +1,6 @@
 """Parsers for the JSON files of a model folder, used by workers, gateway and command line.
 
-A folder may come from anybody: whatever is wrong with a file becomes a ConfigError that names the file.
+The folder is not trusted: any fault of a file raises a ConfigError that names the file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from outrider.wire.errors import ConfigError
 
 SHARD_SUFFIX = ".safetensors"
 MAX_CONTAINERS = 1 << 21
-"""Lists and objects in a file, which take 130 MB in Python. A tokenizer.json has one per merge, Gemma 3's half a
-million."""
+"""Maximum number of lists and objects in a JSON file; so many take 130 MB in Python. A tokenizer.json has one list per
+merge, in Gemma 3's case half a million."""
 
 
 def parse_object(data: bytes, name: str) -> dict[str, Any]:
-    """Parse a JSON object. name: the file's, for errors. Raises ConfigError for anything else."""
+    """Parse the content of a JSON file whose top level is an object. name: file name, for errors.
+
+    Raises ConfigError if it is not a JSON object, or has more than MAX_CONTAINERS lists and objects.
+    """
     if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
         raise ConfigError(f"{name} has more than {MAX_CONTAINERS} lists and objects", param="model")
     try:
@@ -33,7 +36,7 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """Decode UTF-8. name: the file's, for errors. Raises ConfigError for bytes that are not UTF-8."""
+    """Decode the content of a UTF-8 file. name: file name, for errors. Raises ConfigError if it is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -41,10 +44,10 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def parse_weight_map(data: bytes, name: str) -> dict[str, str]:
-    """Return the file of each tensor by an index of weights. name: the index's, for errors.
+    """Parse a weights index such as model.safetensors.index.json; return the file name of each tensor by tensor name.
 
-    Raises ConfigError unless each file is a safetensors file in the index's folder: another file would be opened as a
-    pickle, or be outside the folder.
+    name: file name of the index, for errors. Raises ConfigError unless every file is a safetensors file in the folder
+    of the index: another file could be opened as a pickle, or be outside the folder.
     """
     weight_map = parse_object(data, name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

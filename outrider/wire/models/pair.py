@@ -1,5 +1,5 @@
-"""The pairing check: whether a draft is compatible with a target, and why not. Used by the gateway and by `outrider
-doctor` on what workers report (`WorkerInfo`).
+"""The pairing check: whether a draft is compatible with a target, and why not. The gateway and `outrider doctor` call
+it with the `WorkerInfo` of both workers.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from outrider.wire.models.model_id import short_name
 
 
 def has_same_tokens(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
-    """Return whether both have the same tokenizer and logits of the same size."""
+    """Return whether draft and target have the same tokenizer, and logits for the same number of token ids."""
     if draft.vocab_size != target.vocab_size:
         return False
     return draft.tokenizer_fingerprint == target.tokenizer_fingerprint
 
 
 def is_compatible(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
-    """Return whether the draft may draft for the target.
+    """Return whether a draft is compatible with a target.
 
-    It may if both have the same tokens, or the draft retokenizes; and if the outputs of both begin with the same ids
-    (decoder_start_token_id), or the draft has no model.
+    Two conditions must hold. First, both have the same tokens, or the draft retokenizes. Second, the outputs of both
+    models begin with the same ids (decoder_start_token_id), or the draft has no model.
     """
     if not has_same_tokens(draft, target) and not draft.translates:
         return False
@@ -28,9 +28,10 @@ def is_compatible(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
 
 
 def describe_incompatibility(draft: pb.WorkerInfo, target: pb.WorkerInfo, difference: str | None) -> str:
-    """Return why a draft is not compatible with a target, and what to do. Call it where `fits` is false.
+    """Return why a draft is not compatible with a target, and what to do. Call it only if `is_compatible` is false.
 
-    difference: `fingerprint.first_difference` of their tokenizers, if known; used where the fingerprints differ.
+    difference: result of `fingerprint.first_difference` for their tokenizers; None = unknown. It becomes part of the
+    sentence if the fingerprints differ.
     """
     pair = f"draft {short_name(draft.model_id)} does not fit target {short_name(target.model_id)}"
     if target.tokenizer_fingerprint != draft.tokenizer_fingerprint:

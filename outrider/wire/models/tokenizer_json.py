@@ -1,6 +1,7 @@
-"""`load_tokenizer` of a tokenizer.json, and the special tokens of a tokenizer_config.json. Used by gateway and workers.
+"""`load_tokenizer` loads a tokenizer.json; other functions read the special tokens of a tokenizer_config.json. Used by
+gateway and workers.
 
-The tokenizers library panics where others raise: its panics become ConfigErrors here.
+The tokenizers library panics on some wrong files. Its panics become ConfigErrors here.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from outrider.wire.models.model_json import parse_object
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Special tokens that every tokenizer may name, in transformers' order."""
+"""Names of the special tokens that any tokenizer_config.json may have, in transformers' order."""
 SAMPLES = ("", "Hello hello", " \t\n  ", "0123456789")
-"""Texts that are encoded at load, so that a tokenizer that panics, or lacks an unknown token, is refused then."""
+"""Texts that are encoded when a tokenizer is loaded. A tokenizer that panics or raises on one of them is refused."""
 MAX_TOKEN_ID = (1 << 20) - 1
-"""Largest id of a token: tables have an entry for each id up to it. The largest published vocabulary, XLM-V's, has
-901,629 tokens."""
+"""Largest token id that is allowed. It bounds the tables that have an entry per id. The largest published vocabulary,
+XLM-V's, has 901,629 tokens."""
 
 MAX_QUOTED = 400
-"""Characters quoted from the library's error, which may contain much of a file."""
+"""Maximum number of characters quoted from an error of the tokenizers library, which may contain much of a file."""
 
 
 def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokenizer:
     """Return the tokenizer of a tokenizer.json, without truncation and padding.
 
-    data: the file's content. name: the file's, for errors. Raises ConfigError for a file that is no tokenizer.json, and
-    for a tokenizer that cannot encode one of `SAMPLES`.
+    data: content of the file. name: file name, for errors. Raises ConfigError for a file that is not a tokenizer.json,
+    and for a tokenizer that cannot encode one of `SAMPLES`.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
@@ -55,13 +56,16 @@ def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokeni
 
 
 def read_special_tokens(config_json: bytes) -> dict[str, str]:
-    """Return `named_tokens` of the content of a tokenizer_config.json, which may be empty. Raises ConfigError."""
+    """Parse a tokenizer_config.json and return the texts of its special tokens by name, as `named_tokens` does.
+
+    config_json: content of the file; empty = there is no such file. Raises ConfigError if it is not a JSON object.
+    """
     return named_tokens(parse_object(config_json or b"{}", TOKENIZER_CONFIG))
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens of a tokenizer_config.json by name: the standard names first, then the
-    model's own, such as image_token, which chat templates may use too.
+    """Return the texts of the special tokens of a parsed tokenizer_config.json by name. The standard names come first,
+    then the model's own names such as image_token, which chat templates may use too.
     """
     # {"bos_token": "<s>", "image_token": {"content": "<image>"}}: {"bos_token": "<s>", "image_token": "<image>"}
     texts = dict[str, str]()
@@ -71,8 +75,8 @@ def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def named_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of the special tokens of a tokenizer_config.json by name: each a text, or an object with
-    `content`.
+    """Return the entries of the special tokens of a parsed tokenizer_config.json by name. An entry is a text, or an
+    object with the text as `content`.
     """
     entries = dict.fromkeys(STANDARD_NAMES)
     for name, entry in config.items():
@@ -85,8 +89,8 @@ def named_entries(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def token_text(entry: Any) -> str | None:
-    """Return the text of a special token's entry in tokenizer_config.json: a text, or an object with `content`. None
-    for anything else.
+    """Return the token text of an entry of tokenizer_config.json, which is a text or an object with `content`. None =
+    the entry is something else.
     """
     if isinstance(entry, dict):
         entry = entry.get("content")
@@ -96,8 +100,8 @@ def token_text(entry: Any) -> str | None:
 
 
 def fields_of(part: Any) -> dict[str, Any] | None:
-    """Return the fields of a part of a tokenizer, such as its decoder, as the library writes them; None for None. The
-    file's own fields may lack types and have others.
+    """Return the JSON fields of a part of a loaded tokenizer, such as its decoder, as the tokenizers library writes
+    them; None if `part` is None. Use it instead of the fields in the file, where types may be missing.
     """
     if part is None:
         return None
@@ -106,7 +110,7 @@ def fields_of(part: Any) -> dict[str, Any] | None:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Return whether the tokenizers library raised the error: an Exception, or a panic, which is no Exception."""
+    """Return whether an error came from the tokenizers library: an Exception, or a panic, which is not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

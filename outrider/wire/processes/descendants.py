@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _KILL_TIMEOUT_S = 10.0
-"""Seconds within which SIGKILL ends a process, unless the kernel holds it."""
+"""Seconds to wait for the end of a process after SIGKILL. It takes longer only if the process is stuck in the kernel.
+"""
 _PR_SET_CHILD_SUBREAPER = 36
-"""Option of prctl: the process becomes the parent of its orphaned descendants."""
+"""Option of prctl by which a process becomes the parent of its orphaned descendants."""
 LIBC: ctypes.CDLL | None = None
-"""The C library on Linux."""
+"""The loaded C library; None on systems other than Linux."""
 if sys.platform == "linux":
     LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here, since little may safely be done in a forked child
 
@@ -24,14 +25,16 @@ if sys.platform == "linux":
 def become_subreaper() -> None:
     """Make this process the parent of its orphaned descendants, so that `end_descendants` finds them all.
 
-    For a process that owns all its children. Does nothing on a kernel other than Linux.
+    Only for a process that may end all its children. Does nothing on systems other than Linux.
     """
     if LIBC is not None:
         LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the pids of the running descendants of `pid`, children before grandchildren. Empty without /proc."""
+    """Return the pids of the running descendants of process `pid`, children before grandchildren. The list is empty on
+    systems without /proc.
+    """
     children = _running_children()
     found: list[int] = []
     pending = [pid]
@@ -54,9 +57,10 @@ def _running_children() -> dict[int, list[int]]:
 
 
 def end_descendants(grace_s: float) -> list[int]:
-    """End every descendant of this process: send SIGTERM, and after `grace_s` seconds SIGKILL. Return their pids.
+    """End every descendant of this process: send SIGTERM, and SIGKILL to those that still run after `grace_s` seconds.
+    Return the pids of the descendants.
 
-    Call `become_subreaper` before any of them starts, so that none is lost with its parent.
+    Call `become_subreaper` before the first of them starts. Otherwise a descendant whose parent has ended is not found.
     """
     ended: list[int] = []
     start_s = time.monotonic()

@@ -1,8 +1,8 @@
-"""Folders and lock files of this user on this machine. Workers use them before they pin cores, size a cache or join
-their ranks; the launcher for sockets.
+"""Private folders and lock files of this user on this machine. Workers take locks before they pin cores, size a cache
+or join their ranks; the launcher needs folders for sockets.
 
-Every account may write to the system's folder for temporary files, so that another may have created a name before us.
-Only files and folders are used that belong to this user and are closed to others.
+Every account may write to the system's folder for temporary files, so another account may already have created a file
+of the same name. Therefore only files and folders are used that belong to this user and are closed to others.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_SOCKET_PATH_BYTES = 107
-"""Bytes of a Unix socket's path: sockaddr_un of Linux without its final zero."""
+"""Maximum bytes of the path of a Unix socket: the size of Linux's sockaddr_un.sun_path without the final zero."""
 RAY_SOCKET = "/outrider-12345678/ray/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
-"""An example of the longest path of a socket of Ray, below the folder for temporary files."""
+"""Example of the longest path that a socket of Ray has below the folder for temporary files."""
 _POLL_S = 0.1
 """Seconds between two attempts to take a lock."""
 
 
 def cache_folder() -> Path:
-    """Return $OUTRIDER_CACHE_DIR, or ~/.cache/outrider."""
+    """Return the path of Outrider's cache folder: $OUTRIDER_CACHE_DIR if it is set, otherwise ~/.cache/outrider."""
     return Path(os.environ.get("OUTRIDER_CACHE_DIR") or Path.home() / ".cache" / "outrider")
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder for this user alone, or check the one that exists; return it.
+    """Create a folder that only this user may access, or check that an existing one is such a folder. Return `folder`.
 
-    Raises ConfigError when it belongs to another account, is a link or a file, or is open to others; OSError when it
+    Raises ConfigError if it belongs to another account, is a link or a file, or is open to others. Raises OSError if it
     cannot be created.
     """
     with contextlib.suppress(FileExistsError):
@@ -56,8 +56,8 @@ def make_private(folder: Path) -> Path:
 def shared_folder() -> Path:
     """Return the private folder for the locks of all workers of this user on this machine. Creates it.
 
-    It is in the system's folder for temporary files; where its name is taken there, in XDG_RUNTIME_DIR or in the cache
-    folder. Raises ConfigError with the fault of each.
+    It is in the system's folder for temporary files. If another account has taken its name there, it is in
+    XDG_RUNTIME_DIR or in the cache folder. Raises ConfigError if none of the three can be used, with each one's fault.
     """
     refusals = list[str]()
     for parent in _parents():
@@ -75,11 +75,11 @@ def shared_folder() -> Path:
 
 
 def parent_for_sockets(path: str) -> Path:
-    """Return a folder short enough that a socket's path below it is valid: the folder for temporary files, else another
-    such folder of the system or of the user's session.
+    """Return a writable folder whose path is so short that a Unix socket below it has a valid path. It is the folder
+    for temporary files if possible, otherwise another temporary folder of the system or of the user's session.
 
-    path: the part of the socket's path below the folder, such as /outrider-12345678/control.sock. Raises ConfigError
-    where no such folder can be written.
+    path: part of the socket's path below the folder, such as /outrider-12345678/control.sock. Raises ConfigError if
+    there is no such folder.
     """
     temporary = Path(tempfile.gettempdir())
     others = [Path("/tmp"), Path("/var/tmp")]
@@ -109,9 +109,9 @@ def _parents() -> Iterator[Path]:
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock a file and return its descriptor, or None while another process holds the lock. Closing it unlocks the file.
+    """Try to lock a file. Return its file descriptor, whose closing releases the lock; None = another process holds it.
 
-    Raises ConfigError when the file is a link or another account's, or its file system has no locks.
+    Raises ConfigError if the file is a link or belongs to another account, or if its file system has no locks.
     """
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
@@ -137,8 +137,8 @@ def try_lock(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def hold_lock(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock during the block. After `timeout_s` seconds in which another process held it, log a warning and run
-    the block without it.
+    """Context manager: wait for the lock on the file `path`, and hold it during the block. If another process still
+    holds it after `timeout_s` seconds, log a warning and run the block without the lock.
 
     Raises ConfigError as `try_lock` does.
     """

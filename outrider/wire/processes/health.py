@@ -1,6 +1,8 @@
-"""`Health`: whether a peer may be given work. The gateway has one per worker, and one per way from a draft to a target.
+"""`Health`: whether requests may be sent to a peer. The gateway has one per worker, and one per route from a draft to
+a target.
 
-It is Finagle's failure accrual: failures in a row put the peer down, and after a pause one request probes it. No I/O.
+The method is Finagle's failure accrual: several failures in a row mark the peer as down. After a pause one request is
+sent to it as a probe. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -11,40 +13,42 @@ from collections.abc import Callable
 from enum import Enum
 
 _DOWN = 15
-"""Sum of weights of outcomes in a row that puts a peer down."""
+"""Sum of the weights of failures in a row at which a peer is marked as down."""
 
 
 class CallOutcome(Enum):
-    """How a request to the peer ended. The value is its weight: weights in a row that sum to 15 put the peer down."""
+    """How a request to the peer ended. The value is the weight of the outcome: failures in a row whose weights sum to
+    15 mark the peer as down.
+    """
 
     OK = 0
     LATE = 3
-    """It did its part, but not in time. Five in a row put it down: a busy machine delays some."""
+    """The peer did its part, but too late. Five in a row mark it as down, since a busy machine delays some requests."""
     REFUSED = 5
-    """It failed, broke a rule of the protocol, or ended the stream. Three in a row put it down."""
+    """The peer failed, broke a rule of the protocol, or ended the stream. Three in a row mark it as down."""
     LOST = _DOWN
-    """It made no step for as long as the hang watch allows. One puts it down."""
+    """The peer made no step for longer than the hang watch allows. A single one marks it as down."""
 
 
 FIRST_PAUSE_S = 0.5
-"""Seconds between the peer's going down and the first probe."""
+"""Pause in seconds before the first probe, counted from when the peer is marked as down."""
 MAX_PAUSE_S = 15.0
-"""Seconds up to which the pause doubles with every probe that fails."""
+"""Maximum pause in seconds. The pause doubles after every probe that fails, up to this value."""
 ALONE_S = 1.0
-"""Longest pause in seconds while no other peer can take the request."""
+"""Pause in seconds after which a peer that is down may be probed if no other peer can take the request."""
 
 
 class Health:
-    """The health of one peer: `note` takes the outcomes of requests, `usable` is whether to send it another.
+    """Health of one peer: `note` records how requests to it ended, `usable` is whether another may be sent to it.
 
-    One event loop owns it.
+    Only one event loop may use it.
     """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
     ) -> None:
-        """clock: monotonic time in seconds. jitter: a random number in [0, 1), so that a pause lasts from half of its
-        length to the whole.
+        """clock: returns the monotonic time in seconds. jitter: returns a random number in [0, 1); the actual pause
+        lasts from half of the nominal pause (0) to all of it (1).
         """
         self.is_down = False
         self._clock = clock
@@ -52,7 +56,7 @@ class Health:
         self._weight = 0
         """Sum of the weights of failures in a row."""
         self._probe: object | None = None
-        """The request that was sent to a peer that is down, since the last pause began."""
+        """The request that was sent as a probe since the last pause began; None = none was."""
         self._pause_s = FIRST_PAUSE_S
         self._pause_start_s = 0.0
         """Monotonic time at which the last pause began, in seconds."""
@@ -61,28 +65,32 @@ class Health:
 
     @property
     def usable(self) -> bool:
-        """Whether a request may be sent to the peer now."""
+        """Whether a request may be sent to the peer now: it is up, or it is down and the pause is over."""
         return not self.is_down or self._clock() >= self._pause_end_s
 
     @property
     def usable_alone(self) -> bool:
-        """Whether a request may be sent to the peer now if no other peer can take it."""
+        """Whether a request that no other peer can take may be sent to the peer now. While the peer is down, at most
+        ALONE_S seconds are waited for.
+        """
         return self.usable or self._clock() >= self._pause_start_s + ALONE_S
 
     def allows(self, request: object) -> bool:
-        """Return whether a request that runs on the peer may continue there."""
+        """Return whether a request that already runs on the peer may continue there: the peer is up, or the request is
+        the probe.
+        """
         return not self.is_down or self._probe is request
 
     def begin(self, request: object) -> None:
-        """Record that a request is sent to the peer. While the peer is down it is the probe, and starts a pause before
-        the next one, whatever becomes of it.
+        """Record that a request is sent to the peer. If the peer is down, this request is the probe, and the pause
+        before the next probe begins now, however this one ends.
         """
         if self.is_down:
             self._pause(request)
 
     def note(self, outcome: CallOutcome) -> None:
-        """Record how a request ended. While the peer is down any success puts it up again; and once a probe has been
-        sent any failure, be it another request's, ends the probe and doubles the pause.
+        """Record how a request to the peer ended. While the peer is down, the success of any request marks it as up
+        again. The failure of any request ends the current probe, if there is one, and doubles the pause.
         """
         if outcome is CallOutcome.OK:
             self.is_down = False
@@ -99,7 +107,7 @@ class Health:
             self._pause(None)
 
     def restarted(self) -> None:
-        """Record that the peer's process started anew: it may be probed at once."""
+        """Record that the peer's process was restarted, so that it may be probed at once."""
         self._pause_end_s = self._clock()
 
     def _pause(self, probe: object | None) -> None:

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 ANY = "*"
-"""A setting's value for all origins or hosts."""
+"""Value of a setting of origins or hosts that allows all of them."""
 _HOST = r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::([0-9]{1,5}))?"
 _HOST_HEADER = re.compile(_HOST, re.ASCII | re.IGNORECASE)
 _ORIGIN_HEADER = re.compile(rf"([a-z][a-z0-9+.-]*)://{_HOST}", re.ASCII | re.IGNORECASE)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-"""Ports that browsers leave out, by scheme."""
+"""Default port of each scheme, which browsers leave out of the headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginHost:
-    """Host and port of a server."""
+    """Host and port of a server, as an `Origin` or `Host` header names them."""
 
     name: str
-    """A name in lower case, or an IP address (IPv6 in brackets)."""
+    """Host name in lower case, or an IP address (IPv6 in brackets)."""
     port: int | None
-    """None for the scheme's default port."""
+    """Port of the server; None = the default port of the scheme."""
 
     @classmethod
     def parse(cls, text: str) -> OriginHost | None:
-        """Parse a `Host` header. Returns None for what is no host, such as user@name."""
+        """Parse the value of a `Host` header. Returns None for a text that is not a host, such as user@name."""
         found = _HOST_HEADER.fullmatch(text)
         if found is None:
             return None
@@ -34,12 +34,12 @@ class OriginHost:
 
     @property
     def is_address(self) -> bool:
-        """Whether it is an IP address, which no reply of a name server can redirect."""
+        """Whether the host is an IP address. Unlike a name, it cannot be redirected by a name server."""
         return self._address is not None
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is a loopback address, or a name reserved for loopback addresses (RFC 6761)."""
+        """Whether the host is a loopback address, or a name reserved for loopback addresses (RFC 6761)."""
         if self._address is not None:
             return self._address.is_loopback
         return self.name == "localhost" or self.name.endswith(".localhost")
@@ -54,15 +54,15 @@ class OriginHost:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a web page. The host's port is not None for a scheme that has a default port."""
+    """Origin of a web page: scheme, host and port. If the scheme has a default port, `host.port` is never None."""
 
     scheme: str
     host: OriginHost
 
     @classmethod
     def parse(cls, text: str) -> Origin | None:
-        """Parse an `Origin` header. Returns None for what is no origin, such as the `null` of a sandboxed frame or a
-        file.
+        """Parse the value of an `Origin` header. Returns None for a text that is not an origin, such as `null`, which
+        browsers send for sandboxed frames and local files.
         """
         # "https://App.example": Origin("https", Host("app.example", 443))
         found = _ORIGIN_HEADER.fullmatch(text)
@@ -75,7 +75,7 @@ class Origin:
         return cls(scheme, host)
 
     def is_of(self, host: OriginHost) -> bool:
-        """Return whether a page of this origin came from `host`."""
+        """Return whether a page of this origin was served by `host`, so that its requests to `host` are same-origin."""
         default_port = _DEFAULT_PORTS.get(self.scheme)
         if default_port is None:  # a scheme of an extension or an application, which no server has
             return False
@@ -85,7 +85,10 @@ class Origin:
 
 
 def read_origins(text: str) -> frozenset[Origin] | None:
-    """Parse a setting of origins separated by commas; None = any (*). Raises ValueError naming the wrong one."""
+    """Parse a setting that lists origins, separated by commas. Returns None for `*`, which allows any origin.
+
+    Raises ValueError naming the entry that is not an origin.
+    """
     origins = set()
     for part in _parts(text):
         if part == ANY:
@@ -98,7 +101,10 @@ def read_origins(text: str) -> frozenset[Origin] | None:
 
 
 def read_host_names(text: str) -> frozenset[str] | None:
-    """Parse a setting of host names separated by commas; None = any (*). Raises ValueError naming the wrong one."""
+    """Parse a setting that lists host names, separated by commas. Returns None for `*`, which allows any host.
+
+    Raises ValueError naming the entry that is not a host name.
+    """
     names = set()
     for part in _parts(text):
         if part == ANY:

@@ -1,4 +1,4 @@
-"""`warn_if_open`: a warning of a secret's file that other accounts may read. Called where such a file is read."""
+"""`warn_if_open` warns of a file with a secret that other accounts may read. Called where such a file is read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 OPEN_BITS = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
-"""Mode bits that are warned of. The group may read: a pod reads a Secret that is mounted into it as its group."""
+"""Permission bits of a file that cause a warning. The group's read bit is not one of them: a pod reads a mounted
+Secret as a member of its group."""
 
 
 def warn_if_open(path: Path) -> None:
-    """Log a warning if other accounts may read or write the file, or its group may write it. A missing file is none."""
+    """Log a warning if other accounts may read or write the file, or its group may write it. If the file does not
+    exist, there is no warning.
+    """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:

@@ -1,5 +1,5 @@
-"""`Child`, a child process that ends with this one: start it, read its events, end it. Used by the launcher, `outrider
-up` and processes that report to them (`tell`).
+"""`Child`, a child process that ends together with this process: start it, read its events, end it. Used by the
+launcher and `outrider up`; their child processes report to them by `write_event`.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from outrider.wire.processes.descendants import LIBC
 _HURRY_POLL_S = 0.05
 """Seconds between two calls of `hurry` in `Child.stop`."""
 _EXIT_TIMEOUT_S = 0.5
-"""Seconds within which the kernel ends a process that has closed its stdout."""
+"""Seconds to wait for the end of a child that has closed its stdout."""
 _READER_TIMEOUT_S = 1.0
-"""Seconds that a reader thread takes to read the pipe of a process that has ended."""
+"""Seconds to wait until a reader thread has read the rest of an ended child's pipe."""
 _PR_SET_PDEATHSIG = 1
 """Option of prctl: the signal that the kernel sends to a process when its parent ends."""
 
 Event = dict[str, Any]
-"""An event of a child, a line of JSON: its name under "event", and the event's fields."""
+"""An event that a child reports as a line of JSON: the event's name under the key "event", and further fields."""
 OnLog = Callable[[str, str], None]
-"""Called with (the child's name, a line of its log) from a reader thread."""
+"""Callback for each line of a child's log: `on_log(name of the child, line)`, called on a reader thread."""
 
 POLL_S = 1.0
-"""Seconds between two checks of a child's `has_ended`: no event reports the end of one whose own child holds its stdout
-open."""
+"""Seconds between two calls of a child's `has_ended` by its owner. Polling is needed because `notify` is not called at
+the end of a child whose own child process holds its stdout open."""
 TAIL_LINES = 200
-"""Lines of a child's log that are kept."""
+"""Number of last lines of a child's log that are kept."""
 
 
 class Child:
-    """A child process that writes events, one JSON object a line, to stdout, and its log to stderr.
+    """A child process that writes events to stdout, one JSON object per line, and its log to stderr.
 
-    It has a process group of its own, so that a terminal's Ctrl-C reaches this process alone, which then stops its
-    children in order. It has no session of its own: Linux shares cores between sessions, and beside one whose threads
-    wake each other all the time another got 19 % of a core instead of 48 %. The kernel sends it SIGTERM when this
-    process ends, however it ends. Start it from the main thread: the kernel takes the end of the starting *thread* for
-    the end of this process.
+    The child has its own process group, so that Ctrl-C in a terminal reaches only this process, which then stops its
+    children in order. It has no session of its own, because Linux divides cores among sessions: next to a session whose
+    threads wake each other all the time, another got 19 % of a core instead of 48 %. The kernel sends SIGTERM to the
+    child when this process ends, even by a crash. Start a child from the main thread, since the kernel sends this
+    signal when the starting *thread* ends.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Child:
     ):
         """Start the process.
 
-        name: for log lines. stdin: a text that is written to its stdin, which then stays open until this process ends;
-        None = no stdin. env: its environment; None = this process's. on_log: called with each line of its log. notify:
-        called from a thread after each event, and after the process has closed its stdout: at the latest at its end,
-        unless a child of its own holds the pipe open.
+        name: name of the child for `on_log`. args: its command line. stdin: text to write to its stdin, which then
+        stays open until this process ends; None = it has no stdin. env: its environment; None = that of this process.
+        on_log: called with each line of its log. notify: called on a reader thread after each event, and once the child
+        has closed its stdout. That is at its end at the latest, unless a child of its own holds the pipe open.
         """
         self.name = name
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        """The last lines of its log."""
+        """The last lines of the child's log, at most TAIL_LINES."""
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        """Events that nobody has taken yet."""
+        """Events of the child that were not read yet, oldest first."""
         self._on_log = on_log
         self._notify = notify
         self._was_asked_to_stop = False
@@ -105,26 +105,26 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code; None while it runs, -N if signal N ended it."""
+        """Exit code of the child; None = it still runs, -N = signal N ended it."""
         return self.process.poll()
 
     def has_ended(self) -> bool:
-        """Return whether it has ended; then all its events are in `events`. Waits up to a second for their reader."""
+        """Return whether the child has ended. If so, wait up to a second until all its events are in `events`."""
         if self.returncode is None:
             return False
         self._readers[0].join(_READER_TIMEOUT_S)
         return True
 
     def last_lines(self, count: int) -> list[str]:
-        """Return the last `count` lines of its log. Of a process that has ended it waits up to a second for each
-        reader.
+        """Return the last `count` lines of the child's log. If the child has ended, wait up to a second for each reader
+        thread to read the rest of its output.
         """
         if self.returncode is not None:
             self._join_readers()
         return list(self.tail)[-count:]
 
     def ask_to_stop(self) -> None:
-        """Close its stdin and send SIGTERM, without waiting. A second call does nothing."""
+        """Close the child's stdin and send SIGTERM to it, without waiting. A second call does nothing."""
         if self._was_asked_to_stop:
             return
         self._was_asked_to_stop = True
@@ -134,10 +134,10 @@ class Child:
         self.process.terminate()
 
     def stop(self, grace_s: float, hurry: Callable[[], bool] = lambda: False, hurried_grace_s: float = 0.0) -> None:
-        """Call `ask_to_stop` and wait for the end; send SIGKILL after `grace_s` seconds.
+        """Ask the child to stop and wait for its end. After `grace_s` seconds send SIGKILL.
 
-        Once `hurry()` is true, SIGTERM is sent a second time, and SIGKILL `hurried_grace_s` seconds later at the
-        latest. Does nothing to a process that has ended.
+        As soon as `hurry()` returns true, SIGTERM is sent a second time, and SIGKILL at most `hurried_grace_s` seconds
+        after that. Does nothing if the child has ended.
         """
         self.ask_to_stop()
         kill_s = time.monotonic() + grace_s
@@ -155,7 +155,9 @@ class Child:
             self.process.wait()
 
     def close(self) -> None:
-        """Close the pipes. Call it when every process that could hold their other ends has ended."""
+        """Close the pipes to the child. Call it only after the child and all its descendants have ended, since they may
+        hold the other ends.
+        """
         self._join_readers()
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None and not any(reader.is_alive() for reader in self._readers):
@@ -199,13 +201,15 @@ class Child:
 
 
 def write_event(event: Event) -> None:
-    """Write an event to stdout for the parent process, as `Child` reads it."""
+    """Write an event to stdout as one line of JSON, for a parent process that reads it by `Child`."""
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
 def write_events(events: Callable[[], Iterable[Event]]) -> int:
-    """Write events to stdout as they are made, and an event "failed" for an OutriderError. Return the exit code."""
+    """Write the events that `events()` yields to stdout, each at once. If it raises an OutriderError, write an event
+    "failed". Return the exit code for this process.
+    """
     try:
         for event in events():
             write_event(event)
@@ -227,6 +231,8 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def release_freed_memory() -> None:
-    """Have glibc return freed memory to the kernel, from the middle of heaps and from threads' heaps too."""
+    """Return the memory that was freed in this process to the kernel (glibc's malloc_trim), including free memory
+    inside heaps and in the heaps of threads.
+    """
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

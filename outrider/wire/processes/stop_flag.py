@@ -1,5 +1,5 @@
-"""`StopFlag`, which turns signals into a flag that code waits for, so that a process stops its parts in an order of its
-own.
+"""`StopFlag`, a flag that signals set and that code can wait for. With it a process stops its parts in the order that
+it chooses.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ _STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop this process. SIGHUP is left out where it is ignored, as under nohup."""
+    """Return the signals that should stop this process: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under
+    nohup.
+    """
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return [signal.SIGINT, signal.SIGTERM]
     return [*_STOPPING]
 
 
 def ignore_log_rotation() -> None:
-    """Ignore SIGUSR1, with which log rotation has a process open its log file anew: ours log to stderr. Call it in the
-    main thread.
+    """Ignore SIGUSR1 in this process. Log rotation sends it so that a process opens its log file again, but our
+    processes log to stderr. Call it in the main thread.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 class StopRequested(Exception):
-    """Raised by a wait that a signal to stop has ended."""
+    """The stop flag was set, usually by a signal, so that the current work should end."""
 
 
 class StopFlag:
-    """A flag that is set by `set`, and by SIGINT, SIGTERM and SIGHUP once `install` was called.
+    """A flag that is set by `set` and, after `install`, by the signals SIGINT, SIGTERM and SIGHUP.
 
-    A signal handler runs between any two instructions of the main thread, which may hold any lock. So the handler takes
-    no lock, and wakes waiting threads by a pipe. The interpreter writes to the pipe as well when a signal arrives: one
-    that arrives between the last instruction before a wait and the wait itself ends the wait.
+    A signal handler runs between any two instructions of the main thread, which may hold any lock at that point.
+    Therefore the handler takes no lock, and wakes waiting threads through a pipe. The interpreter writes to that pipe
+    too when a signal arrives, so that a signal just before a wait also ends the wait.
     """
 
     def __init__(self) -> None:
@@ -56,7 +58,9 @@ class StopFlag:
             os.close(self._writer)
 
     def install(self) -> None:
-        """Install handlers of `stop_signals`, from the main thread. Call it again after a library installed its own."""
+        """Install handlers for the signals of `stop_signals`. Call it in the main thread, and again after a library has
+        installed handlers of its own.
+        """
         self._is_installed = True
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in stop_signals():
@@ -64,7 +68,9 @@ class StopFlag:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Install the signal handlers during the block, from the main thread."""
+        """Context manager: install the signal handlers, and restore the previous ones after the block. Use it in the
+        main thread.
+        """
         handlers = {number: signal.getsignal(number) for number in _STOPPING}
         wakeup_fd = signal.set_wakeup_fd(-1)
         self.install()
@@ -77,7 +83,7 @@ class StopFlag:
             self._is_installed = False
 
     def set(self) -> None:
-        """Set the flag, from any thread."""
+        """Set the flag. Any thread may call it."""
         self._is_set = True
         self.notify()
 
@@ -86,7 +92,7 @@ class StopFlag:
         return self._is_set
 
     def notify(self) -> None:
-        """End the current `wait`, or the next one, without setting the flag. Any thread may call it."""
+        """End the current call of `wait`, or the next one, without setting the flag. Any thread may call it."""
         with contextlib.suppress(BlockingIOError):  # the pipe is full, so the wait ends in any case
             os.write(self._writer, b"\0")
 
@@ -94,7 +100,7 @@ class StopFlag:
         """Wait until the flag is set, `notify` is called or any signal arrives, at most `timeout_s` seconds (None = no
         limit). Return whether the flag is set.
 
-        Of several waiting threads `notify` wakes one, and the flag all.
+        If several threads wait, `notify` wakes one of them, and setting the flag wakes all.
         """
         if self._is_installed and threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)  # an event loop may have put its own in

@@ -1,5 +1,5 @@
-"""`run_worker`, the main function of a worker process: read settings, start the worker, announce it on stdout; drain
-and stop it on a signal. Called by draft_service and target_service; the launcher reads what is announced.
+"""`run_worker`, the main function of a worker process. It reads settings, starts the worker, and announces it on stdout
+to the process that started it. On a signal it drains and stops the worker. Called by draft_service and target_service.
 """
 
 from __future__ import annotations
@@ -22,37 +22,40 @@ from outrider.wire.telemetry.log import configure_logging, log_end
 
 
 class RunningWorker(Protocol):
-    """A running worker, as `start_worker` returns it."""
+    """Interface of a running worker, which the argument `start_worker` of `run_worker` must return."""
 
     @property
     def address(self) -> str:
-        """host:port of its gRPC server."""
+        """host:port of the worker's gRPC server."""
 
     @property
     def running(self) -> bool:
-        """Whether its engine runs."""
+        """Whether the worker's engine thread runs."""
 
     def info(self) -> Any:
-        """Return its WorkerInfo."""
+        """Return the worker's description, a WorkerInfo message."""
 
     def wait_failed(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of its engine, at most `timeout_s` seconds, and raise the error that ended it."""
+        """Wait at most `timeout_s` seconds (None = no limit) for the engine's end. Raise the error that ended it."""
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = ...) -> None:
-        """Wait until its slots are closed, at most `timeout_s` seconds or until `cut_short()` is true."""
+        """Wait until all slots are closed, at most `timeout_s` seconds, or until `cut_short()` returns true."""
 
     def stop(self, grace_s: float = 2.0) -> None:
-        """End its server and its engine."""
+        """End the worker's gRPC server and its engine. grace_s: seconds for which open calls may continue."""
 
 
 def announce(**fields: object) -> None:
-    """Write the event "ready" with these fields to stdout, for the process that started this one."""
+    """Write an event "ready" with the given fields to stdout, for the process that started this one."""
     sys.stdout.write(json.dumps({"event": "ready", **fields}) + "\n")
     sys.stdout.flush()
 
 
 def memory_taken(info: pb.WorkerInfo) -> str:
-    """Describe the memory of this process, the worker of `info`: its resident bytes now, and its KV cache when full."""
+    """Return a text on the memory of this worker process: its resident size now, and the size of its full KV cache.
+
+    info: the worker's WorkerInfo.
+    """
     num_tokens = info.num_kv_blocks * info.kv_block_size
     cache = f"KV cache {num_tokens:,} tokens, {_mib(num_tokens * info.kv_bytes_per_token)} when full"
     if info.text_only:
@@ -72,10 +75,12 @@ def _mib(num_bytes: int) -> str:
 
 
 def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], RunningWorker], argv: list[str]) -> int:
-    """Run a worker and return the exit code: 0 after a signal, 1 if it could not start or its engine ended.
+    """Run a worker until a signal or an error ends it. Return the exit code: 0 after a signal, 1 if it could not start
+    or its engine ended.
 
-    name: the worker's, for logs. config_type: its settings' class. argv: the command line without the program. A signal
-    that arrives before the worker has started ends the process at once.
+    name: name of the worker in logs. config_type: class of its settings. start_worker: starts the worker from its
+    settings. argv: the command line without the program. A signal before the worker has started ends the process at
+    once.
     """
     ignore_log_rotation()
     stop = StopFlag()
@@ -135,7 +140,7 @@ def _await_engine(handle: RunningWorker, ended: threading.Event, notify: Callabl
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once, without the second that unloading torch takes."""
+    """End this process at once with exit code `code`, without the second that Python needs to unload torch."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,5 @@
-"""Parameters of a request, with their limits, as gateway, workers and SDK share them: plain values, to and from proto.
+"""Parameters of a request with their limits, shared by gateway, workers and SDK: plain values, and their conversion to
+and from protobuf messages.
 
 May import `outrider.wire.errors`, `outrider.wire.kinds` and `outrider.v1`. Start at `params` (how tokens are drawn) and
 `speculation` (how they are drafted).

@@ -1,8 +1,8 @@
-"""Limits of llguidance, by which the gateway checks grammars and the workers compute masks from them.
+"""Limits for the library llguidance, with which the gateway checks grammars and the workers compute token masks.
 
-Both use the same limits, so that a grammar that the gateway accepts is one that the workers can follow. A limit per
-step bounds the time that one slot's mask adds to the step of all slots. Times are of one core at 3 GHz and a vocabulary
-of 128,000 tokens.
+Gateway and workers use the same limits, so that the workers can follow every grammar that the gateway accepts. A limit
+per step bounds the time that the mask of one slot adds to the step of all slots. Times below were measured on one core
+at 3 GHz with a vocabulary of 128,000 tokens.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 MAX_LEXER_STATES = 50_000
-"""States of one grammar's lexer, which are created when they are reached. Expressions that explode took 0.1 to 0.7 kB a
-state, 35 MB at most; a string with a `maxLength` has 9 states a character, and reaches the limit after 5,500."""
+"""Maximum number of states of one grammar's lexer, which creates a state when it first reaches it. Regular expressions
+with very many states took 0.1 to 0.7 kB per state, so 35 MB at most. A string with a `maxLength` has 9 states per
+character, and reaches the limit after 5,500 characters."""
 MAX_ITEMS_IN_ROW = 2000
-"""Ways to continue at one byte of the output, four for each optional property of an object. A mask takes 4 ms with
-2,000; the time grows with the square."""
+"""Maximum number of parser items (ways to continue) at one byte of the output. Each optional property of an object adds
+four. With 2,000 items a mask takes 4 ms; the time grows with the square of their number."""
 
 
 def parser_limits() -> dict[str, Any]:
-    """Return all arguments of llguidance's LLParserLimits."""
+    """Return the keyword arguments for llguidance's class LLParserLimits."""
     return {
         "max_items_in_row": MAX_ITEMS_IN_ROW,
         "initial_lexer_fuel": 1_000_000,  # 70 ms of compiling, before the first step
@@ -32,7 +33,9 @@ def parser_limits() -> dict[str, Any]:
 
 
 def limit_reached(error: str) -> str | None:
-    """Return a sentence on the limit that an error of llguidance names, or None for another error."""
+    """Return a sentence on the limit that was exceeded, given an error text of llguidance. None = the error is not
+    about a limit.
+    """
     if "Current row has" in error:
         return f"it has too many ways to go on at one place, more than {MAX_ITEMS_IN_ROW} (MAX_ITEMS_IN_ROW)"
     if "too many states" in error:

@@ -1,4 +1,6 @@
-"""`LookaheadShape`: window and n-grams of lookahead decoding, as the setting has them. Used by settings and targets."""
+"""`LookaheadShape`, the value of the setting `lookahead`: sizes of window and n-grams of lookahead decoding. Used by
+settings and targets.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,29 @@ from typing import NamedTuple
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 FORM = "W,N,G, such as 5,4,5: a window of 5 columns, n-grams of 4 tokens, 5 of them verified at once"
-"""How errors and documents describe the setting."""
+"""Description of the setting's form, for errors and documents."""
 _NUMBERS = re.compile(r"([0-9]{1,2}),([0-9]{1,2}),([0-9]{1,2})")
 _MIN_NGRAM = 3
-"""Tokens of an n-gram. With two a column would be as deep as the text itself, whose continuation is known."""
+"""Minimum number of tokens of an n-gram. With two, a column would only have the level of the text itself, whose
+continuation is known."""
 
 
 class LookaheadShape(NamedTuple):
-    """Sizes of window and pool of lookahead decoding: W, N and G of Fu et al., 2024."""
+    """Sizes of the window and the n-gram pool of lookahead decoding: W, N and G of Fu et al., 2024."""
 
     window: int
-    """W: columns of the window, each of which makes one n-gram a step."""
+    """W: number of columns of the window. Each column makes one n-gram per step."""
     ngram: int
-    """N: tokens of an n-gram."""
+    """N: number of tokens of an n-gram."""
     guesses: int
-    """G: n-grams of the pool that begin with the same token, all of which a step verifies."""
+    """G: maximum number of n-grams in the pool that begin with the same token. A step verifies all of those that begin
+    with the last committed token."""
 
     @classmethod
     def parse(cls, text: str) -> LookaheadShape:
-        """Parse W,N,G. Raises ValueError with what is wrong."""
+        """Parse the setting `lookahead`, a text "W,N,G" such as "5,4,5": columns of the window, tokens of an n-gram,
+        and n-grams to verify per step. Raises ValueError with what is wrong.
+        """
         numbers = _NUMBERS.fullmatch(text)
         if numbers is None:
             raise ValueError(f"write {FORM}")
@@ -42,11 +48,11 @@ class LookaheadShape(NamedTuple):
 
     @property
     def num_window_tokens(self) -> int:
-        """Tokens of the window that a step feeds besides the committed ones. (The window's first token is the last
-        committed one.)"""
+        """Number of tokens of the window that a step feeds in addition to the committed tokens. (The first token of the
+        window is the last committed token, and does not count.)"""
         return self.window * (self.ngram - 1) - 1
 
     @property
     def most_nodes(self) -> int:
-        """Most tokens that a step feeds besides the committed ones: window and n-grams to verify."""
+        """Maximum number of tokens that a step feeds in addition to the committed tokens: window and n-grams to verify."""
         return self.num_window_tokens + self.guesses * (self.ngram - 1)

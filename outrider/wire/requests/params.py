@@ -1,4 +1,4 @@
-"""`SamplingParams`, how tokens are drawn, with the limits of each parameter. Used by gateway, workers and SDK."""
+"""`SamplingParams`, the parameters by which tokens are drawn, and their limits. Used by gateway, workers and SDK."""
 
 from __future__ import annotations
 
@@ -11,37 +11,40 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs, EarlyStopping
 
 MAX_STOP_TOKEN_IDS = 64
-"""Stop ids of a request. They travel when its slot is opened, as bad words and biases do."""
+"""Maximum number of stop ids of a request. They are sent in the message that opens a slot, like bad words and biases.
+"""
 MAX_BAD_WORDS = 256
-"""Bad words of a request."""
+"""Maximum number of bad words of a request."""
 MAX_BAD_WORD_IDS = 64
-"""Tokens of one bad word. A row looks up each length that occurs, in 0.05 ms for all 64."""
+"""Maximum number of tokens of one bad word. Each row is checked for every length that occurs, in 0.05 ms for all 64."""
 MAX_LOGIT_BIAS = 1024
-"""Biased tokens of a request."""
+"""Maximum number of token ids with a logit bias in a request."""
 MAX_LOGPROBS = 20
-"""Most likely tokens returned with each output token, OpenAI's limit."""
+"""Maximum number of most likely tokens whose log-probs are returned per output token; OpenAI's limit."""
 MAX_CHOICES = 128
-"""Choices of one request, OpenAI's limit."""
+"""Maximum number of choices of a request; OpenAI's limit."""
 MAX_DRAFT_TOKENS = 64
-"""Largest K, in tokens."""
+"""Largest possible K (`num_draft_tokens`), in tokens."""
 MAX_BEAM_TOKENS = 1 << 15
-"""Output tokens of all beams of a search together. The message that starts one anew on another target holds them: up
-to 1 MiB."""
+"""Maximum number of output tokens of all beams of a search together. If a search moves to another target, one message
+holds them all, in up to 1 MiB."""
 MAX_SEED = 2**64
-"""Number of seeds: they have 64 bits."""
+"""Number of possible seeds, which have 64 bits."""
 ANY_VOCABULARY = 1 << 32
-"""Vocabulary size for checks where the model's own is not known."""
+"""Vocabulary size to pass to checks of token ids while the model's own is unknown."""
 MAX_GRAMMAR_BYTES = 768 << 10
-"""Bytes of a grammar in UTF-8: room for it in a message of 1 MiB. What compiles within a second, the default deadline,
-has about 350 KiB."""
+"""Maximum bytes (UTF-8) of a grammar, so that it fits into a message of 1 MiB. A grammar that compiles within a second,
+the default limit, has at most about 350 KiB."""
 MAX_SALT_BYTES = 256
-"""Bytes of a cache_salt, a request's (UTF-8) and a slot's."""
+"""Maximum bytes of a `cache_salt`, both of a request (UTF-8) and of a slot."""
 MAX_CORPUS_ID_BYTES = 32
-"""Bytes of a slot's corpus_id, which is a digest of 256 bits."""
+"""Maximum bytes of a slot's `corpus_id`, which is a digest of 256 bits."""
 
 
 def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
-    """Parse auto, full, topk or topk:N. Return the kind, and N or None. Raises ValueError."""
+    """Parse the setting `draft_logprobs`: auto, full, topk or topk:N. Return (kind, N); N is None if the text has none.
+    Raises ValueError for any other text.
+    """
     # "topk:64": (DraftLogprobs.TOPK, 64)
     name, colon, size = text.partition(":")
     kinds = {kind.name.lower(): kind for kind in DraftLogprobs}
@@ -55,19 +58,19 @@ def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers that a parameter may have, for checks, and for the schema and the documents of the HTTP API."""
+    """Bounds of a numeric parameter. Used for checks, and for the schema and the documents of the HTTP API."""
 
     low: float
     high: float
     above_low: bool = False
-    """Whether `low` itself is not allowed."""
+    """Whether a value must be above `low`; False = `low` itself is allowed."""
     remedy: str = ""
-    """End of the error's sentence, after the bounds."""
+    """Text that follows the bounds in the error."""
 
     def check(self, name: str, value: float, param: str | None = None) -> None:
-        """Raise InvalidRequest for a value outside the bounds, as NaN is.
+        """Raise InvalidRequest if `value` is outside the bounds or NaN.
 
-        name: the parameter's, in the sentence. param: the error's `param`; None = `name`.
+        name: name of the parameter in the error's text. param: value of the error's `param`; None = `name`.
         """
         if not self.low <= value <= self.high or (self.above_low and value == self.low):
             shown = int(value) if value == value // 1 else value
@@ -82,7 +85,7 @@ class Range:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The bounds as a JSON schema has them."""
+        """The bounds as keywords of JSON Schema, such as {"minimum": 0, "maximum": 2}."""
         minimum = "exclusiveMinimum" if self.above_low else "minimum"
         return {minimum: self.low, "maximum": self.high}
 
@@ -106,14 +109,14 @@ RANGES = {
     "seed": Range(0, MAX_SEED - 1),
     "choice": Range(0, MAX_CHOICES - 1),
 }
-"""Allowed numbers by field of SamplingParams."""
+"""Bounds of the numeric fields of SamplingParams, by field name."""
 LOGIT_BIAS = Range(-100, 100)
 LENIENCE = Range(0, 1, above_low=True, remedy=", which is exact")
 CHOICES = Range(1, MAX_CHOICES)
 LOGPROBS = Range(0, MAX_LOGPROBS)
 DRAFT_TOKENS = Range(0, MAX_DRAFT_TOKENS)
 LENGTH_PENALTY = Range(-5, 5)
-"""Any context length to the power of it is a float32."""
+"""Bounds of the length penalty. Any context length to the power of such a value is a finite float32."""
 NOT_WITH_BEAMS = (
     "temperature",
     "top_k",
@@ -129,7 +132,8 @@ NOT_WITH_BEAMS = (
     "lenience",
     "grammar",
 )
-"""Fields of SamplingParams that must have their default, and the temperature 0, in a beam search."""
+"""Fields of SamplingParams that a beam search does not allow: the temperature must be 0, the others must have their
+defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,27 +141,29 @@ class BeamParams:
     """Parameters of a beam search, which `outrider.engine.speculation.beam` runs."""
 
     width: int
-    """Number of beams, and of choices."""
+    """Number of beams, which is also the number of choices."""
     length_penalty: float = 1.0
-    """A choice's score is the sum of its log-probs over length ** length_penalty."""
+    """Exponent in the score of a choice: the sum of its log-probs divided by length ** length_penalty."""
     early_stopping: EarlyStopping = EarlyStopping.FALSE
 
     def check(self, vocab_size: int, name: str = "n") -> None:
-        """Raise InvalidRequest for the first field that is out of range. name: the request's name of the width."""
+        """Raise InvalidRequest for the first field that is out of range. vocab_size: of the target, or ANY_VOCABULARY.
+        name: what the request calls the width.
+        """
         remedy = " with use_beam_search; one beam alone is greedy decoding, temperature 0"
         Range(2, min(MAX_CHOICES, vocab_size // 2), remedy=remedy).check(name, self.width)
         LENGTH_PENALTY.check("length_penalty", self.length_penalty)
 
     def to_proto(self) -> pb.BeamSearch:
-        """Return the message."""
+        """Convert the parameters to a protobuf message."""
         return pb.BeamSearch(
             width=self.width, length_penalty=self.length_penalty, early_stopping=self.early_stopping.value
         )
 
     @classmethod
     def from_proto(cls, message: pb.BeamSearch) -> BeamParams:
-        """Read a message without checking its numbers: call `check`. Raises InvalidRequest for an unknown
-        early_stopping.
+        """Convert a protobuf message without checking its numbers; call `check` for that. Raises InvalidRequest for an
+        unknown early_stopping.
         """
         return cls(
             width=message.width,
@@ -168,44 +174,48 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one choice are drawn, as in OpenAI's API and vLLM. `outrider.engine.sampling` applies it."""
+    """Parameters by which the tokens of one choice are drawn, named as in OpenAI's API and vLLM. They are applied by
+    `outrider.engine.sampling`.
+    """
 
     max_tokens: int = 16
-    """Most output tokens."""
+    """Maximum number of output tokens."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """Divisor of the logits; 0 = greedy decoding."""
     top_k: int = 0
-    """0 = off."""
+    """Number of most likely tokens among which the next is drawn; 0 = all."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    """Of tokens in prompt and output; 1 = off."""
+    """Penalty on tokens that occur in the prompt or the output; 1 = off."""
     presence_penalty: float = 0.0
-    """Of tokens in the output."""
+    """Penalty on tokens that occur in the output; 0 = off."""
     frequency_penalty: float = 0.0
-    """Of tokens in the output."""
+    """Penalty on tokens for each time that they occur in the output; 0 = off."""
     logit_bias: dict[int, float] = field(default_factory=dict)
-    """Addends of logits by token id."""
+    """Number to add to the logit of a token, by token id."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Sequences of token ids that are never completed in the output."""
+    """Sequences of token ids that must not appear in the output. The last token of a sequence is banned where the
+    others precede it."""
     min_tokens: int = 0
-    """Output tokens before which no end-of-sequence or stop id is drawn."""
+    """Number of output tokens before which no end-of-sequence id and no stop id is drawn."""
     seed: int = 0
-    """Key of the counter-based generator, 64 bits."""
+    """Key of the counter-based random number generator, 64 bits."""
     choice: int = 0
-    """Index among the n choices of a request."""
+    """Index of this choice among the n choices of its request."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None
-    """Most likely tokens whose log-probs are returned beside the drawn one's; None = no log-probs at all."""
+    """Number of most likely tokens whose log-probs are returned along with the drawn token's log-prob; None = no
+    log-probs at all."""
     acceptance: AcceptanceRule = AcceptanceRule.REJECTION
-    """The acceptance rule; without effect at temperature 0."""
+    """Rule by which draft tokens are accepted at temperature > 0. It has no effect at temperature 0."""
     lenience: float = 1.0
     """Factor on draft probabilities in the acceptance rule (Leviathan et al. 2023, A.5); 1 = exact."""
     grammar: str = ""
-    """Grammar of the output, in llguidance's JSON; empty = any output."""
+    """Grammar that the output must follow, in llguidance's JSON format; empty = no grammar."""
     beams: BeamParams | None = None
-    """Beam search in place of drawing; the fields in BESIDE_BEAMS then have their defaults. None = no beam search."""
+    """Parameters of a beam search, which then replaces drawing; see NOT_WITH_BEAMS. None = no beam search."""
 
     @property
     def greedy(self) -> bool:
@@ -214,20 +224,23 @@ class SamplingParams:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether the next token is a function of the tokens before it and the seed, so that a draft token is accepted
-        exactly where it equals that token, whatever distribution it came from.
+        """Whether the next token is a function of the tokens before it and the seed: at temperature 0, and under the
+        rule `coupled`. A draft token is then accepted exactly if it equals that token, and its distribution plays no
+        part.
         """
         return self.greedy or self.acceptance is AcceptanceRule.COUPLED
 
     def stop_ids(self, eos_token_ids: Iterable[int]) -> set[int]:
-        """Return the ids that end an output: the stop ids and, unless ignored, the model's `eos_token_ids`."""
+        """Return the token ids that end the output: the stop ids, and `eos_token_ids` (the model's) unless `ignore_eos`
+        is set.
+        """
         stop_ids = set(self.stop_token_ids)
         if not self.ignore_eos:
             stop_ids.update(eos_token_ids)
         return stop_ids
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequest for the first field that is out of range. vocab_size: see ANY_VOCABULARY."""
+        """Raise InvalidRequest for the first field that is out of range. vocab_size: of the target, or ANY_VOCABULARY."""
         for name, allowed in RANGES.items():
             allowed.check(name, getattr(self, name))
         self._check_logit_bias(vocab_size)
@@ -254,7 +267,9 @@ class SamplingParams:
 
     @property
     def most_cached(self) -> int:
-        """Most output tokens that are cached at once: beams may differ from the first token on."""
+        """Maximum number of output tokens whose keys and values are cached at once. In a beam search each beam may need
+        `max_tokens`, since beams may differ from the first token on.
+        """
         if self.beams is None:
             return self.max_tokens
         return self.max_tokens * self.beams.width
@@ -297,7 +312,7 @@ class SamplingParams:
             )
 
     def to_proto(self) -> pb.SamplingParams:
-        """Return the message. Fields that have their default are absent where the proto allows it."""
+        """Convert the parameters to a protobuf message. Optional fields that have their default are left out."""
         return pb.SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -323,7 +338,8 @@ class SamplingParams:
 
     @classmethod
     def from_proto(cls, message: pb.SamplingParams) -> SamplingParams:
-        """Read a message, with defaults for absent optional fields, without checking its numbers: call `check`.
+        """Convert a protobuf message. Absent optional fields get their defaults. Numbers are not checked; call `check`
+        for that.
 
         Raises InvalidRequest for an unknown acceptance rule.
         """
@@ -355,15 +371,15 @@ class SamplingParams:
 
 
 def acceptance_of(value: pb.AcceptanceRule, name: str) -> AcceptanceRule | None:
-    """Return the acceptance rule of a message's field `name`, or None where it is unspecified. Raises InvalidRequest
-    for an unknown one.
+    """Convert the acceptance rule of a protobuf message; None = it is unspecified. name: name of the field, for errors.
+    Raises InvalidRequest for an unknown value.
     """
     return _known(AcceptanceRule, value, name)
 
 
 def draft_logprobs_of(value: pb.DraftLogprobs, name: str) -> DraftLogprobs | None:
-    """Return the DraftLogprobs of a message's field `name`, or None where it is unspecified. Raises InvalidRequest for
-    an unknown one.
+    """Convert the `draft_logprobs` of a protobuf message; None = it is unspecified. name: name of the field, for
+    errors. Raises InvalidRequest for an unknown value.
     """
     return _known(DraftLogprobs, value, name)
 
@@ -390,7 +406,7 @@ def check_cache_salt(salt: str) -> None:
 
 
 def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequest for the first id outside [0, vocab_size). name: the parameter's, for the error."""
+    """Raise InvalidRequest for the first id outside [0, vocab_size). name: name of the parameter, for the error."""
     for index, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(

@@ -1,6 +1,7 @@
 """Defaults of sampling parameters from a checkpoint's generation_config.json, for requests that do not give them.
 
-The target reads them, and its gateway applies them. Both check them: neither the file nor a peer is trusted.
+The target reads and reports the defaults, and the gateway applies them. Both check the values, since neither the file
+nor a peer is trusted.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from typing import Any
 from outrider.wire.requests.params import RANGES, SamplingParams
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Parameters with the same name in the file and in a request."""
+"""Names of the parameters that are called the same in generation_config.json and in a request."""
 MAX_TOKENS = "max_tokens"
 STATED = {name: name for name in SAMPLING} | {"max_new_tokens": MAX_TOKENS}
-"""A request's name of a parameter, by its name in the file."""
+"""Maps the name of a parameter in generation_config.json to its name in a request."""
 
 
 def read_defaults(file: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
-    """Return the usable values of a generation_config.json by a request's names, and a sentence for each other value.
+    """Return (defaults, faults) of a parsed generation_config.json: the usable values by their names in a request, and
+    a sentence for each value that cannot be used.
 
-    `do_sample: false` means greedy decoding: the temperature is then 0, and the file's other parameters do not apply.
+    `do_sample: false` means greedy decoding: the temperature is then 0, and of the other parameters only max_tokens is
+    returned.
     """
     defaults: dict[str, float] = {}
     faults = list[str]()
@@ -43,15 +46,15 @@ def read_defaults(file: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]
 
 
 def usable_defaults(reported: Mapping[str, float]) -> dict[str, float]:
-    """Return those of the defaults that a peer reports which can be used."""
+    """Return the usable ones of the defaults that a target reports; values out of range are left out."""
     return {name: value for name, value in reported.items() if _is_usable(name, value)}
 
 
 def apply_defaults(params: SamplingParams, named: Set[str], defaults: Mapping[str, float]) -> SamplingParams:
-    """Return the parameters with the defaults in place of those that the request does not give.
+    """Return the parameters of a request, with defaults in place of those that the request does not give.
 
-    named: names of the parameters that it gives. Temperature 0 is greedy decoding, whether the request or the
-    checkpoint gives it: no other default applies then, nor does a penalty.
+    named: names of the parameters that the request gives. defaults: values by name. At temperature 0, whether the
+    request or the checkpoint sets it, decoding is greedy: no other default applies then, not even a penalty.
     """
     if "temperature" not in named and "temperature" in defaults:
         params = dataclasses.replace(params, temperature=defaults["temperature"])

@@ -1,6 +1,6 @@
-"""`Scheduling`, for which caller and with which priority a request runs, and `VirtualTokens`, which caller is next.
+"""`Scheduling`, a request's caller and priority, and `VirtualTokens`, which decides which caller is served next.
 
-The gateway's queue, a worker's prefill, and the steps of targets and drafts each have a `VirtualTokens` of their own.
+The gateway's queue, a worker's prefill, and the steps of targets and drafts each have their own `VirtualTokens`.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ PRIORITY = Range(-(2**31), 2**31 - 1)
 WEIGHT = Range(0.001, 1000)
 MAX_TPOT_MS = Range(0, 3_600_000, above_low=True)
 MAX_CALLER_BYTES = 32
-"""Bytes of `Scheduling.caller`, which is a digest of 256 bits."""
+"""Maximum bytes of `Scheduling.caller`, which is a digest of 256 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """How a request is scheduled among others."""
+    """Parameters by which a request is scheduled among others: its caller and priority, and a limit on token time."""
 
     caller: bytes = b""
-    """Digest of the caller, at most 32 bytes; empty = the requests without a caller, which count as one caller's."""
+    """Digest of the caller's identity, at most 32 bytes. Requests with an empty digest count as those of one caller."""
     weight: float = 1.0
-    """The caller's share where several compete, relative to a caller of weight 1; from 0.001 to 1000."""
+    """Share of the caller when several compete, relative to a caller of weight 1; from 0.001 to 1000."""
     priority: int = 0
     """Order among the caller's requests: a lower number runs first, as in vLLM."""
     max_tpot_ms: float | None = None
-    """Milliseconds that an output token should take at most; a step verifies fewer draft tokens, of all slots, for it.
-    None = no aim."""
+    """Milliseconds that each output token should take at most. Steps verify fewer draft tokens (of all slots) to keep
+    it. None = no such limit."""
 
     def to_proto(self) -> pb.Scheduling:
-        """Return the message."""
+        """Convert the parameters to a protobuf message."""
         return pb.Scheduling(
             caller=self.caller, weight=self.weight, priority=self.priority, max_tpot_ms=self.max_tpot_ms or 0.0
         )
 
     @classmethod
     def from_proto(cls, message: pb.Scheduling) -> Scheduling:
-        """Read and check a message. Raises InvalidRequest."""
+        """Convert and check a protobuf message. Raises InvalidRequest for a value that is not allowed."""
         Range(0, MAX_CALLER_BYTES).check("bytes of caller", len(message.caller))
         if message.weight:
             WEIGHT.check("weight", message.weight)
@@ -50,18 +50,18 @@ class Scheduling:
 
 
 class VirtualTokens:
-    """Tokens that each active caller was served, divided by its weight. Of the waiting callers the one with the least
-    is served next.
+    """Fair queueing of callers: a count, per active caller, of the tokens that it was served divided by its weight. The
+    waiting caller with the smallest count is served next.
 
-    It is algorithm 2 of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, with the virtual time of
-    weighted fair queueing (Demers, Keshav and Shenker, 1989). No caller saves up by not asking: one that begins to wait
-    starts at no less than the weighted mean of the waiting callers. The mean grows with every token served, so that no
-    caller waits for ever while others come and go.
+    This is algorithm 2 of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, with the virtual time
+    of weighted fair queueing (Demers, Keshav and Shenker, 1989). A caller cannot save up tokens by being idle: when it
+    begins to wait, its count is raised to the weighted mean of the waiting callers' counts. The mean grows with every
+    token served, so that no caller waits for ever while others come and go.
     """
 
     def __init__(self) -> None:
         self._served: dict[bytes, float] = {}
-        """Tokens over weight, by caller."""
+        """Tokens served divided by weight, by active caller."""
         self._weights: dict[bytes, float] = {}
         """Weights of the waiting callers."""
         self._total_weight = 0.0
@@ -69,8 +69,8 @@ class VirtualTokens:
         """Weighted mean of `_served` over the waiting callers."""
 
     def wait(self, waiting: Mapping[bytes, float], active: Iterable[bytes]) -> None:
-        """Set the waiting callers and their weights, and the active callers, waiting or not. Others are
-        forgotten.
+        """Replace the lists of callers. waiting: weight by caller with a request that waits to be served. active: all
+        callers with requests, waiting or not. The counts of all other callers are dropped.
         """
         served = dict[bytes, float]()
         for caller in (*active, *waiting):
@@ -82,14 +82,16 @@ class VirtualTokens:
         self._total_weight = sum(waiting.values())
 
     def add_served(self, caller: bytes, amount: float) -> None:
-        """Record that a waiting caller was served `amount` tokens."""
+        """Add `amount` tokens to what a waiting caller was served."""
         self._served[caller] += amount / self._weights[caller]
         self._average += amount / self._total_weight
 
     def given(self, caller: bytes) -> float:
-        """Return the tokens that a caller was served over its weight: the waiting caller with the least is next."""
+        """Return the tokens that an active caller was served divided by its weight. The waiting caller with the
+        smallest result is served next.
+        """
         return self._served[caller]
 
     def served_after(self, caller: bytes, amount: float) -> float:
-        """Return what `given` would be after serving a waiting caller `amount` more tokens."""
+        """Return what `given` would return for a waiting caller after it was served `amount` more tokens."""
         return self._served[caller] + amount / self._weights[caller]

@@ -1,4 +1,6 @@
-"""`Speculation`, how a slot is drafted for, and the checks of K and trees. Used by gateway, workers and SDK."""
+"""`Speculation`, the parameters by which draft tokens for a slot are made and verified, and the checks of K and trees.
+Used by gateway, workers and SDK.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,25 @@ from outrider.wire.requests.params import DRAFT_TOKENS, MAX_DRAFT_TOKENS, Range,
 from outrider.wire.requests.tree_shape import TreeShape
 
 DEFAULT_TOPK = 128
-"""Tokens in a distribution of kind TOPK, unless the request gives draft_topk."""
+"""Default number of tokens in each distribution of kind TOPK, for requests without `draft_topk`."""
 MIN_GAIN = 1.2
-"""Least speed-up over plain decoding, expected of a step's draft tokens or measured in a draft's trial, at which they
-are used. Costs that the estimate leaves out (messages, memory that others read) were 5 to 10 % of a step of 8 to 64
-slots on two cores: at 1.1 eight slots were 0.91 times as fast as plain, and at 1.4 useful draft tokens are refused."""
+"""Minimum speed-up over plain decoding at which draft tokens are used. The speed-up is expected for a step's draft
+tokens, or measured in a trial of a draft. It is above 1 because the estimate leaves out costs (messages, memory that
+others read) of 5 to 10 % of a step, measured with 8 to 64 slots on two cores. With 1.1 eight slots were 0.91 times as
+fast as plain decoding; with 1.4 useful draft tokens are refused."""
 MAX_DRAFTS = 8
-"""Draft workers that one choice may have."""
+"""Maximum number of draft workers of one choice."""
 
 AUTO: Final = "auto"
 NumDraftTokens = int | Literal["auto"]
-"""K, how many draft tokens a step may verify: a number, for which steps wait; or AUTO, as many as pay, down to none.
-0 = every step is plain."""
+"""K, the number of draft tokens that a step may verify. A number = steps wait for so many draft tokens; 0 = every step
+is plain. AUTO = each step verifies as many as make it faster, possibly none."""
 
 
 def check_num_draft_tokens(value: object, name: str = "num_draft_tokens") -> NumDraftTokens:
-    """Return the value as K. name: the parameter's, for errors. Raises InvalidRequest for what is no K."""
+    """Return `value` if it is a valid K: a whole number from 0 to MAX_DRAFT_TOKENS, or AUTO. name: name of the
+    parameter, for errors. Raises InvalidRequest for any other value.
+    """
     if value == AUTO:
         return AUTO
     if not isinstance(value, bool) and isinstance(value, Integral) and 0 <= int(value) <= MAX_DRAFT_TOKENS:
@@ -40,21 +45,23 @@ def check_num_draft_tokens(value: object, name: str = "num_draft_tokens") -> Num
 
 
 def read_num_draft_tokens(text: str, name: str = "num_draft_tokens") -> NumDraftTokens:
-    """Parse K: a number or "auto". name: the parameter's, for errors. Raises InvalidRequest."""
+    """Parse K, a number or "auto". name: name of the parameter, for errors. Raises InvalidRequest for any other text."""
     if text.isdecimal():
         return check_num_draft_tokens(int(text), name)
     return check_num_draft_tokens(text, name)
 
 
 def num_draft_tokens_to_proto(num_draft_tokens: NumDraftTokens) -> pb.NumDraftTokens:
-    """Return the message of K."""
+    """Convert K to a protobuf message."""
     if isinstance(num_draft_tokens, int):
         return pb.NumDraftTokens(number=num_draft_tokens)
     return pb.NumDraftTokens()
 
 
 def num_draft_tokens_from_proto(message: pb.NumDraftTokens, name: str = "num_draft_tokens") -> NumDraftTokens:
-    """Read and check a message. name: the field's, for errors. Raises InvalidRequest."""
+    """Convert and check a protobuf message of K. name: name of the field, for errors. Raises InvalidRequest for a value
+    that is not allowed.
+    """
     if not message.HasField("number"):
         return AUTO
     return check_num_draft_tokens(message.number, name)
@@ -67,9 +74,11 @@ def check_what_is_drafted(
     max_draft_tokens: int,
     prefix: str = "",
 ) -> None:
-    """Raise InvalidRequest for more draft tokens than `max_draft_tokens`, and for parameters that exclude a tree.
+    """Raise InvalidRequest if a request asks for more draft tokens than `max_draft_tokens`, or gives a tree together
+    with parameters that exclude one.
 
-    An argument that is None was not given. prefix: of the parameters' names in errors, such as "speculation.".
+    An argument that is None was not given by the request. prefix: text before the parameters' names in errors, such as
+    "speculation.".
     """
     too_many = f"and at most {max_draft_tokens} tokens are drafted; give fewer, or raise max_draft_tokens"
     if isinstance(num_draft_tokens, int) and num_draft_tokens > max_draft_tokens:
@@ -91,23 +100,27 @@ def check_what_is_drafted(
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How a slot is drafted for. The default is plain decoding: no step verifies a draft token."""
+    """Parameters by which draft tokens for a slot are made and verified. The default is plain decoding: no step
+    verifies draft tokens.
+    """
 
     num_draft_tokens: NumDraftTokens = AUTO
-    """K; AUTO where there is a tree."""
+    """K, the number of draft tokens that a step may verify. Always AUTO if `tree` is given."""
     max_draft_tokens: int = 0
-    """Most draft tokens that a step may verify, of all drafters together: the limit of AUTO and of merged trees."""
+    """Maximum number of draft tokens of all drafters together that a step may verify. It limits AUTO and merged trees.
+    """
     tree: TreeShape | None = None
-    """Shape of the tree that each step waits for and verifies; None = a chain of K tokens, or as many as pay."""
+    """Shape of the draft tree that each step waits for and verifies; None = chains, whose length `num_draft_tokens`
+    sets."""
     draft_logprobs: DraftLogprobs = DraftLogprobs.AUTO
     draft_topk: int = DEFAULT_TOPK
-    """Tokens in a distribution of kind TOPK."""
+    """Number of tokens in each distribution of kind TOPK."""
     sequential: bool = False
-    """Whether draft and target run in turn: the draft waits for each verdict."""
+    """Whether draft and target work in turn: the draft waits for each verdict. False = the draft drafts ahead."""
     place: int = 0
-    """Index of this draft worker among those of the choice."""
+    """Index of the draft worker that gets these parameters among the draft workers of the choice."""
     explain: bool = False
-    """Whether the target's verdicts carry what was verified and rejected."""
+    """Whether the target's verdicts also list what was verified and rejected."""
 
     @property
     def is_plain(self) -> bool:
@@ -116,12 +129,14 @@ class Speculation:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether steps wait for a given number of draft tokens, instead of verifying those that pay."""
+        """Whether each step waits for a fixed number of draft tokens (K, or a tree). False = it verifies as many as
+        make it faster.
+        """
         return self.num_draft_tokens != AUTO or self.tree is not None
 
     @property
     def max_depth(self) -> int:
-        """Most draft tokens that a step may accept."""
+        """Maximum number of draft tokens that a step may accept: the length of the longest chain, or the tree's depth."""
         if self.is_plain or self.tree is None:
             return self.chain_len(self.max_draft_tokens)
         return self.tree.depth
@@ -133,7 +148,7 @@ class Speculation:
         return budget
 
     def to_proto(self) -> pb.Speculation:
-        """Return the message."""
+        """Convert the parameters to a protobuf message."""
         tree = None
         if self.tree is not None:
             tree = self.tree.to_proto()
@@ -150,7 +165,9 @@ class Speculation:
 
     @classmethod
     def from_proto(cls, message: pb.Speculation, vocab_size: int) -> Speculation:
-        """Read and check a message. vocab_size: the limit of draft_topk. Raises InvalidRequest."""
+        """Convert and check a protobuf message. vocab_size: vocabulary size, the limit of `draft_topk`. Raises
+        InvalidRequest for a value that is not allowed.
+        """
         Range(0, MAX_DRAFT_TOKENS).check("max_draft_tokens", message.max_draft_tokens)
         num_draft_tokens = num_draft_tokens_from_proto(message.num_draft_tokens)
         if isinstance(num_draft_tokens, int):

@@ -1,4 +1,4 @@
-"""`TreeShape`, the shape of a draft tree: parsed from what users write, sent to workers, and reduced to a budget."""
+"""`TreeShape`, the shape of a draft tree. It is parsed from a user's text, sent to workers, and reduced to a budget."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 FORMS = 'children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4'
-"""How errors and documents describe the forms of a tree."""
+"""Description of the texts that `TreeShape.parse` accepts, for errors and documents."""
 _WIDTHS = re.compile(r"[0-9]{1,4}(x[0-9]{1,4}){0,63}")
 _BEST = re.compile(r"best:([0-9]{1,4})x([0-9]{1,4})")
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """Shape of a draft tree: either `widths`, or `num_nodes` and `max_depth`. Depth 1 follows the committed tokens."""
+    """Shape of a draft tree, given either by `widths`, or by `num_nodes` and `max_depth`. The root has depth 0; its
+    children, at depth 1, follow the last committed token.
+    """
 
     widths: tuple[int, ...] = ()
-    """Children of every node at depths 0, 1, ...: (4, 2) has 4 nodes at depth 1 and 8 at depth 2."""
+    """Number of children of every node at depths 0, 1, ...: (4, 2) has 4 nodes at depth 1 and 8 at depth 2."""
     num_nodes: int = 0
-    """Most nodes of the tree: those with the largest product of draft probabilities from the root are verified."""
+    """Maximum number of nodes. The nodes with the largest product of draft probabilities from the root are verified.
+    0 = the shape is given by `widths`."""
     max_depth: int = 0
-    """Largest depth of a node in such a tree."""
+    """Maximum depth of a node, if `num_nodes` is given."""
 
     @classmethod
     def parse(cls, text: str, name: str = "tree") -> TreeShape:
-        """Parse one of FORMS. name: the parameter's, for errors. Raises InvalidRequest."""
+        """Parse a text such as "4x2x1" or "best:12x4" (see FORMS). name: name of the parameter, for errors. Raises
+        InvalidRequest for any other text.
+        """
         best = _BEST.fullmatch(text)
         if best is not None:
             shape = cls(num_nodes=int(best[1]), max_depth=int(best[2]))
@@ -47,14 +52,14 @@ class TreeShape:
 
     @property
     def depth(self) -> int:
-        """Largest depth that a node may have."""
+        """Maximum depth that a node may have."""
         if self.widths:
             return len(self.widths)
         return min(self.max_depth, self.num_nodes)
 
     @property
     def most_nodes(self) -> int:
-        """Most nodes that the tree may have, the root left out."""
+        """Maximum number of nodes that the tree may have, without the root."""
         # widths (4, 2, 1): 4 + 8 + 8 = 20
         if not self.widths:
             return self.num_nodes
@@ -66,7 +71,7 @@ class TreeShape:
         return num_nodes
 
     def check(self, name: str = "tree") -> None:
-        """Raise InvalidRequest for a shape that cannot be drafted or verified. name: the parameter's, for errors."""
+        """Raise InvalidRequest if the shape cannot be drafted or verified. name: name of the parameter, for errors."""
         if self.widths and self.num_nodes:
             raise InvalidRequest(f"{name} has both widths and num_nodes; give one of them", param=name)
         numbers = self.widths or (self.num_nodes, self.max_depth)
@@ -99,12 +104,14 @@ class TreeShape:
         return shape
 
     def to_proto(self) -> pb.TreeShape:
-        """Return the message."""
+        """Convert the shape to a protobuf message."""
         return pb.TreeShape(widths=self.widths, num_nodes=self.num_nodes, max_depth=self.max_depth)
 
     @classmethod
     def from_proto(cls, message: pb.TreeShape, name: str = "tree") -> TreeShape:
-        """Read and check a message. name: the field's, for errors. Raises InvalidRequest."""
+        """Convert and check a protobuf message. name: name of the field, for errors. Raises InvalidRequest for a shape
+        that is not allowed.
+        """
         shape = cls(tuple(message.widths), message.num_nodes, message.max_depth)
         shape.check(name)
         return shape

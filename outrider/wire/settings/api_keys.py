@@ -17,18 +17,19 @@ from outrider.wire.settings.config import ContentControlTokens, Positive, locati
 from outrider.wire.settings.files import write_whole
 
 PREFIX = "or-"
-"""Beginning of every key."""
+"""Text at the start of every API key."""
 KEY_BYTES = 32
-"""Random bytes of a key."""
+"""Number of random bytes in an API key."""
 MAX_FILE_BYTES = 4 << 20
-"""Bytes of the file, which the gateway reads on its event loop."""
+"""Maximum bytes of the file of keys. It is limited because the gateway reads the file on its event loop."""
 HEADING = (
     "# API keys of an Outrider gateway, hashed. Written by `outrider keys`; docs/keys.md says what the fields mean.\n"
 )
 
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""YAML's loader in C if there is one: it is ten times as fast, and the gateway reads the file on its event loop."""
+"""PyYAML's loader in C if it is installed, otherwise the one in Python. The one in C is ten times as fast, and the
+gateway reads the file on its event loop."""
 
 
 def _in_utc(moment: datetime) -> datetime:
@@ -38,25 +39,26 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 class ApiKey(BaseModel):
-    """One API key, as a hash, and its limits. An absent limit means no limit."""
+    """One API key of the file: its hash, and its limits. An absent limit means no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-    """Name of the key's holder, which stands in logs, metrics and errors in place of the key."""
+    """Name of the key's holder. Logs, metrics and errors show it in place of the key."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """SHA-256 of the key, hexadecimal."""
+    """SHA-256 of the key, in hexadecimal."""
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
-    """Tokens of prompts and outputs."""
+    """Maximum number of tokens per minute, prompts and outputs together."""
     max_concurrent: Positive | None = None
-    """Choices that run or wait at once."""
+    """Maximum number of choices that run or wait at the same time."""
     weight: Annotated[float, Field(ge=WEIGHT.low, le=WEIGHT.high)] = 1.0
-    """The key's share where several compete, relative to a key of weight 1."""
+    """Share of the key when several keys compete, relative to a key of weight 1."""
     control_tokens_in_content: ContentControlTokens = "allow"
-    """text: the texts of control tokens in its chats are plain text, whatever the gateway's setting is."""
+    """How the texts of control tokens in this key's chats are read. text = as plain text, whatever the gateway's
+    setting is; allow = as the gateway's setting of the same name says."""
     expires: Annotated[datetime, AfterValidator(_in_utc)] | None = None
-    """Time from which the key is refused; UTC if it has no zone."""
+    """Time from which the key is refused, in UTC if it has no time zone; absent = never."""
 
 
 class _KeyFile(BaseModel):
@@ -66,19 +68,19 @@ class _KeyFile(BaseModel):
 
 
 def new_key() -> str:
-    """Return a new key with 256 random bits. It is stored nowhere: show it once."""
+    """Return a new API key with 256 random bits. The key itself is not stored anywhere, so show it to the user now."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def digest_of(key: str) -> str:
-    """Return the SHA-256 of a key, hexadecimal. A key of 256 random bits cannot be guessed, so that no slow hash is
-    needed.
+    """Return the SHA-256 of an API key, in hexadecimal. A slow hash is not needed, since a key of 256 random bits
+    cannot be guessed.
     """
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def read_keys(path: str | Path) -> tuple[ApiKey, ...]:
-    """Read the keys of a file of YAML or JSON, {"keys": [...]}. Raises ConfigError with file, line, entry and fault."""
+    """Read the API keys from a YAML or JSON file {"keys": [...]}. Raises ConfigError with file, line, entry and fault."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -133,8 +135,8 @@ def _value_of(node: yaml.MappingNode, name: int | str) -> Any:
 
 
 def write_keys(path: str | Path, keys: tuple[ApiKey, ...]) -> None:
-    """Write the file as a whole or not at all. A new file is readable by its owner alone; one that is replaced keeps
-    its owner and mode. Raises ConfigError.
+    """Write the file of API keys as a whole or not at all. A new file is readable by its owner only; a file that is
+    replaced keeps its owner and mode. Raises ConfigError if it cannot be written.
     """
     entries = list[dict[str, Any]]()
     for key in keys:

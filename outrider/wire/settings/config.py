@@ -34,11 +34,13 @@ Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 MIB = 1 << 20
-"""Bytes of a MiB."""
+"""Number of bytes in a mebibyte."""
 GPU_FRACTION = 0.9
-"""Fraction of a GPU's memory that workers take by default. CUDA's contexts and torch's own memory need the rest."""
+"""Default fraction of a GPU's memory that all its workers take together. CUDA contexts and torch's own memory need the
+rest."""
 ContentControlTokens = Literal["allow", "text"]
-"""Whether the texts of control tokens in content that users write are those tokens (allow) or plain text."""
+"""How the texts of control tokens are read where they occur in content that users write: allow = as control tokens,
+text = as plain text."""
 
 
 def _check_default_drafter(drafter: Drafter) -> Drafter:
@@ -48,7 +50,7 @@ def _check_default_drafter(drafter: Drafter) -> Drafter:
 
 
 DEFAULT_DRAFTERS = [drafter for drafter in Drafter if not drafter.needs_prediction]
-"""Drafters that need nothing from the request."""
+"""Drafters that the gateway may use by default: all but those that need a prediction in the request."""
 DefaultDrafter = Annotated[
     Drafter,
     AfterValidator(_check_default_drafter),
@@ -57,8 +59,8 @@ DefaultDrafter = Annotated[
 
 
 class _Settings(BaseSettings):
-    """Frozen settings. The command line overrides given values, and those override the environment, where an empty
-    variable counts as absent.
+    """Base of frozen settings. The command line overrides the values given to `load`, and those override environment
+    variables. An empty variable counts as absent.
     """
 
     model_config = SettingsConfigDict(
@@ -96,7 +98,7 @@ class _ProcessConfig(_Settings):
 
 
 class WorkerConfig(_ProcessConfig):
-    """Settings of draft and target."""
+    """Settings that draft and target workers have in common."""
 
     model: str
     """Model folder, GGUF file or hub id. For a draft whose drafter is not model: one with the target's tokenizer and
@@ -431,10 +433,11 @@ Config = TypeVar("Config", bound=_ProcessConfig)
 
 
 def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> Config:
-    """Return the settings of class `cls`: those of the command line, then the given values, then the environment.
+    """Return settings as an instance of class `cls`. Each is taken from the command line, otherwise from the given
+    values, otherwise from the environment.
 
-    argv: the command line without the program; None = none. Raises ConfigError with the setting's name, its value and
-    what is allowed. `--help` prints and exits.
+    argv: the command line without the program; None = no command line. Raises ConfigError with the setting's name, its
+    value and what is allowed. With `--help` in argv, print the help and exit.
     """
     prefix = str(cls.model_config["env_prefix"])
     check_variables(cls)
@@ -455,7 +458,9 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
 
 
 def read_chat_template(config: GatewayConfig) -> str | None:
-    """Return the text of the file `chat_template`, or None where none is set. Raises ConfigError."""
+    """Return the content of the file that the setting `chat_template` names; None = the setting is absent. Raises
+    ConfigError if the file cannot be read.
+    """
     if config.chat_template is None:
         return None
     try:
@@ -471,15 +476,24 @@ def read_chat_template(config: GatewayConfig) -> str | None:
 
 
 def check_variables(cls: type[BaseSettings]) -> None:
-    """Check the names of environment variables: see `variables.check_names`. Raises ConfigError."""
+    """Check that no environment variable is a misspelt setting, of class `cls` or another process. Raises ConfigError;
+    see `variables.check_names`.
+    """
     check_names(cls, (TargetConfig, DraftConfig, GatewayConfig))
 
 
 def location_of(detail: Mapping[str, Any]) -> str:
-    """Return the name of the setting that an error of pydantic is about, such as keys.0.name; empty for several."""
+    """Return the name of the setting that an error of pydantic is about, such as keys.0.name. It is empty if the error
+    is about several settings.
+
+    detail: an item of pydantic's `ValidationError.errors()`.
+    """
     return ".".join(map(str, detail["loc"]))
 
 
 def reason(detail: Mapping[str, Any]) -> str:
-    """Return the reason of an error of pydantic, without its heading."""
+    """Return the reason that an error of pydantic gives, without pydantic's prefix such as "Value error, ".
+
+    detail: an item of pydantic's `ValidationError.errors()`.
+    """
     return str(detail["msg"]).removeprefix("Value error, ")

@@ -1,5 +1,5 @@
-"""The cores of one machine: parsed from settings and divided among workers. Used by `outrider up`, the launcher and
-every worker.
+"""Functions that parse the setting `cpu_cores`, and divide the CPU cores of a machine among workers. Used by `outrider
+up`, the launcher and every worker.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 Role = Literal["target", "draft"]
 MAX_CORES = 4096
-"""Cores that a machine may have."""
+"""Maximum number of cores of a machine: core numbers are below it."""
 _CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
-"""A core or a range of cores."""
+"""Matches a core number or a range of core numbers, such as 3 or 0-7."""
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """Parse the numbers of cores: {0, 2, 3} for '0,2-3'. Raises ValueError."""
+    """Parse a list of core numbers and ranges: '0,2-3' gives {0, 2, 3}. Raises ValueError for any other text."""
     cores: set[int] = set()
     for part in text.split(","):
         numbers = _read_core_range(part.strip())
@@ -44,12 +44,18 @@ def _read_core_range(text: str) -> range:
 
 
 def given_cores(workers: Mapping[str, WorkerConfig]) -> dict[str, frozenset[int]]:
-    """Return the cores of the workers whose settings have cpu_cores, by the worker's name."""
+    """Return the cores of each worker whose settings have `cpu_cores`, by worker name.
+
+    workers: settings by worker name.
+    """
     return {name: parse_cores(worker.cpu_cores) for name, worker in workers.items() if worker.cpu_cores}
 
 
 def check_offered(taken: Iterable[frozenset[int]], offered: frozenset[int]) -> None:
-    """Raise ConfigError if a core that a worker's settings give is not among those that this machine offers."""
+    """Raise ConfigError if a core that the settings give to a worker is not one that this machine offers.
+
+    taken: the cores of each worker. offered: the cores of this machine.
+    """
     given: frozenset[int] = frozenset().union(*taken)
     if not given <= offered:
         missing = format_cores(given - offered)
@@ -61,11 +67,12 @@ def share_cores(
     on_cpu: Collection[str],
     offered: frozenset[int],
 ) -> dict[str, frozenset[int] | None]:
-    """Return the cores of each worker by its name: those of its settings, else a share of the other cores if the worker
-    is `on_cpu`; None = not pinned.
+    """Divide a machine's cores among workers; return the cores of each worker by its name. A worker whose settings have
+    `cpu_cores` gets those. Another worker gets a share of the remaining cores if it runs on the CPU, and None (it is
+    not pinned) otherwise.
 
     workers: role and settings by name. on_cpu: names of the workers that run on the CPU. offered: the cores of this
-    machine. Raises ConfigError as `check_offered`.
+    machine. Raises ConfigError as `check_offered` does.
     """
     # 4 cores, a target and a draft: {"draft": {0}, "target": {1, 2, 3}}
     given = given_cores({name: worker for name, (_, worker) in workers.items()})
@@ -93,10 +100,10 @@ def _take_cores(cores: Sequence[int], begin: int, num_cores: int) -> frozenset[i
 
 
 def shares(num_cores: int, num_targets: int, num_drafts: int) -> tuple[float, float]:
-    """Return the number of cores for (each target, each draft).
+    """Return (number of cores for each target, number of cores for each draft).
 
-    Drafts get a quarter of the cores in all, at least one each, and targets the others. Where there are fewer cores
-    than workers, all get the same number below 1: they share cores.
+    All drafts together get a quarter of the cores, but at least one each; targets get the others. If there are fewer
+    cores than workers, all get the same fraction of a core, which means that they share cores.
     """
     num_workers = num_targets + num_drafts
     if num_workers > num_cores:
@@ -112,5 +119,5 @@ def shares(num_cores: int, num_targets: int, num_drafts: int) -> tuple[float, fl
 
 
 def format_cores(cores: Iterable[int]) -> str:
-    """Return cores as the setting `cpu_cores` takes them: '0,2,3' for {0, 2, 3}."""
+    """Format core numbers for the setting `cpu_cores`: {0, 2, 3} gives '0,2,3'."""
     return ",".join(map(str, sorted(cores)))

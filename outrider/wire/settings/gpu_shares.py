@@ -1,7 +1,7 @@
-"""`gpu_memory_utilization` of workers that share one GPU: each gets a fraction by the size of its model.
+"""Values of `gpu_memory_utilization` for workers that share one GPU: each gets a fraction by the size of its model.
 
-Used by the launcher's placement and by `outrider up --no-ray`. The memory that a worker takes then depends neither on
-the order in which workers load nor on what others have taken so far.
+Used by the launcher's placement and by `outrider up --no-ray`. The memory that a worker takes is then independent of
+the order in which workers load, and of what other workers have taken so far.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from outrider.wire.settings.config import GPU_FRACTION, TargetConfig
 from outrider.wire.settings.pools import Pool
 
 OVERHEAD_BYTES = 2 << 30
-"""Bytes that a worker needs besides weights and KV cache. The decisions of a full step of 64 slots with a vocabulary of
-128,256 take 1.8 GiB (`loading.memory.decision_bytes`)."""
+"""Bytes of GPU memory that a worker needs in addition to weights and KV cache. Sampling and acceptance in a full step
+of 64 slots with a vocabulary of 128,256 take 1.8 GiB of it (`loading.memory.decision_bytes`)."""
 UNPACKED_BYTES = 2
-"""Bytes of a GGUF file's number on a GPU, as bfloat16."""
+"""Bytes per weight of a GGUF file once it is unpacked on a GPU, as bfloat16."""
 MAX_INDEX_BYTES = 24 << 20
-"""Bytes of an index of weights that are read; DeepSeek V3's index has 9 MiB."""
+"""Maximum bytes of a weights index (model.safetensors.index.json) that is read. DeepSeek V3's has 9 MiB."""
 
 
 def gpu_shares(pools: Iterable[Pool]) -> dict[str, float]:
-    """Return the share of one GPU for a worker of each pool, by the pool's name, if all workers of these pools (`max`
-    of each) are on it. Shares are rounded down and sum to at most 1.
+    """Return the fraction of one GPU that one worker of each pool gets, by pool name, if all workers of these pools
+    (the pool's `max`) run on that GPU. Fractions are rounded down and sum to at most 1 over all workers.
 
-    A share is in proportion to a worker's weights plus OVERHEAD_BYTES. Where the size of a model is not known on this
-    machine, drafts get a quarter in all, as they do of a machine's cores.
+    A fraction is proportional to the worker's weights plus OVERHEAD_BYTES. If the size of a model is unknown on this
+    machine, all drafts together get a quarter instead, the same part as of a machine's cores.
     """
     # Weights of 14 and 2 GiB: 16 and 4 GiB with overhead, so 0.8 and 0.2.
     sharing = list(pools)
@@ -43,26 +43,31 @@ def gpu_shares(pools: Iterable[Pool]) -> dict[str, float]:
 
 
 def share_of(amount: float, total: float) -> float:
-    """Return `amount` over `total`, rounded down to hundredths."""
+    """Return `amount` divided by `total`, rounded down to two decimals."""
     return int(100 * amount / total) / 100
 
 
 def needed_bytes(num_weight_bytes: float) -> float:
-    """Return the bytes of a worker with weights of `num_weight_bytes`, without a KV cache: shares are by this size."""
+    """Return the bytes of GPU memory of a worker with weights of `num_weight_bytes`, without its KV cache. Shares of a
+    GPU are proportional to it.
+    """
     return num_weight_bytes + OVERHEAD_BYTES
 
 
 def utilization_of(share: float, fraction: float = GPU_FRACTION) -> float:
-    """Return `gpu_memory_utilization` for a share of `fraction` of a GPU, rounded down to thousandths."""
+    """Return the `gpu_memory_utilization` of a worker: `share` times `fraction`, rounded down to three decimals.
+
+    fraction: fraction of the GPU that all its workers take together.
+    """
     return int(1000 * share * fraction) / 1000
 
 
 def utilizations(pools: Iterable[Pool], max_fraction: float | None = None) -> dict[str, float]:
-    """Return `gpu_memory_utilization` of the pools whose workers share one GPU, by the pool's name.
+    """Return the `gpu_memory_utilization` of one worker of each pool, by pool name, for pools that share one GPU.
 
-    Pools whose settings have it keep theirs and are left out; the others share the rest. max_fraction: fraction of the
-    GPU that all may take together; None = GPU_FRACTION, and nothing is returned for a worker alone, which goes by the
-    free memory. Raises ConfigError where nothing remains.
+    Pools whose settings already have a value keep it and are left out; the others share the rest. max_fraction:
+    fraction of the GPU that all workers may take together. None = GPU_FRACTION, but a single worker gets no value,
+    since it goes by the free memory. Raises ConfigError if nothing remains for the others.
     """
     sharing = list(pools)
     if max_fraction is None and sum(pool.count for pool in sharing) < 2:
@@ -83,8 +88,8 @@ def utilizations(pools: Iterable[Pool], max_fraction: float | None = None) -> di
 
 
 def num_weight_bytes(model: str) -> int | None:
-    """Return the bytes of a model's safetensors files, in its folder or in the hub's cache, or of a GGUF file's weights
-    once unpacked; None where not all of them are on this machine.
+    """Return the bytes of a model's weights: of its safetensors files in a folder or the hub's cache, or of a GGUF file
+    once it is unpacked. None = not all of these files are on this machine.
     """
     try:
         if is_gguf(model):

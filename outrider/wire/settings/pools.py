@@ -1,6 +1,5 @@
-"""`Pool`, the workers of one role and one model: how many, with which settings, on which machines.
-
-`system` reads it.
+"""`Pool`, the settings of the workers of one role and one model: how many, with which settings, on which machines.
+`system` reads pools as parts of a system's settings.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from outrider.wire.settings.cores import Role
 from outrider.wire.settings.variables import suggest
 
 Values = dict[str, Any]
-"""Settings by name, as a file has them."""
+"""Settings by name, as they stand in a file: values are not checked yet."""
 _Part = TypeVar("_Part", bound=WorkerConfig | GatewayConfig)
 MAX_COUNT = 1000
-"""Workers of a pool."""
+"""Maximum number of workers of a pool."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-"""Names of pools."""
+"""Matches the name of a pool."""
 _LABEL = re.compile(r"[A-Za-z0-9]([\w./-]*[A-Za-z0-9])?")
-"""Names of Ray's labels."""
+"""Matches the name of a Ray label."""
 _SELECTOR = re.compile(r"!?(in\([\w.,/ -]+\)|[\w./-]*)")
-"""Values of Ray's label selectors."""
+"""Matches the value of a Ray label selector."""
 _DRAFT_PREFIX = str(DraftConfig.model_config["env_prefix"])
 _SIZE = ("count", "min", "max", "labels", "num_cpus", "num_gpus")
-"""Settings of a pool besides those of its workers."""
+"""Names of the settings of a pool itself; the others are settings of its workers."""
 
 
 class Pool(BaseModel):
@@ -50,23 +49,25 @@ class Pool(BaseModel):
     name: str
     role: Role
     worker: WorkerConfig
-    """Settings of each worker."""
+    """Settings of every worker of the pool."""
     count: int = Field(default=1, le=MAX_COUNT)
-    """Workers at the start."""
+    """Number of workers at the start."""
     min: int = Field(default=1, le=MAX_COUNT)
-    """Fewest workers to which the pool shrinks with its load; absent = count."""
+    """Minimum number of workers, to which the pool shrinks with its load; absent = count."""
     max: int = Field(default=1, le=MAX_COUNT)
-    """Most workers to which the pool grows with its load; absent = count."""
+    """Maximum number of workers, to which the pool grows with its load; absent = count."""
     labels: dict[str, str] = {}
-    """Labels of the machines on which its workers may run, as Ray's label selectors take them."""
+    """Ray label selector, by label name: the workers run only on machines whose labels match."""
     num_cpus: float | None = Field(default=None, gt=0)
-    """CPUs that Ray reserves for a worker, and cores that the worker is pinned to."""
+    """Number of CPUs that Ray reserves for each worker, and of cores that the worker is pinned to."""
     num_gpus: float | None = Field(default=None, gt=0)
-    """GPUs that Ray reserves for a worker, a fraction to share one; with tensor_parallel N it is N."""
+    """Number of GPUs that Ray reserves for each worker; a fraction = workers share a GPU. With tensor_parallel N it is
+    N.
+    """
     model_name: str | None = None
-    """For a target: the id under which it is served; None = the model's own."""
+    """For a pool of targets: the id under which the model is served; None = the model's own id."""
     serves: tuple[str, ...] = ()
-    """For a draft: names of the target pools for which it drafts."""
+    """For a pool of drafts: names of the target pools for which it drafts."""
 
     @model_validator(mode="before")
     @classmethod
@@ -97,34 +98,34 @@ class Pool(BaseModel):
 
     @property
     def setting(self) -> str:
-        """The pool as the user wrote it, for errors: `target`, or `targets.NAME`."""
+        """What the user's settings call the pool, for errors: `target`, or `targets.NAME`."""
         return setting_of(self.role, self.name)
 
     @property
     def has_model(self) -> bool:
-        """Whether its workers run a model. Drafts from tables need little of their machine."""
+        """Whether the pool's workers run a model. False = drafts from tables, which need little of their machine."""
         return not isinstance(self.worker, DraftConfig) or self.worker.has_model
 
     @property
     def drafter_or_model(self) -> str:
-        """The model, or for drafts without one their drafter, for messages."""
+        """Name of the pool's model for messages; for drafts without a model, their drafter."""
         if isinstance(self.worker, DraftConfig) and not self.worker.has_model:
             return f"{self.worker.drafter}, without a model"
         return self.worker.model
 
     @property
     def is_sized_by_load(self) -> bool:
-        """Whether the number of workers follows the load."""
+        """Whether the number of the pool's workers changes with the load."""
         return self.min < self.max
 
     def member(self, index: int) -> str:
-        """Return the name of a worker by its index. It is unique in the system and stays the same when it restarts."""
+        """Return the name of the worker with an index. It is unique in the system, and a restarted worker keeps it."""
         if self.name == self.role:
             return f"{self.name}-{index}"
         return f"{self.role}-{self.name}-{index}"
 
     def values(self) -> Values:
-        """Return the pool's settings as `read_pools` takes them, under the pool's name."""
+        """Return the pool's settings in the form that `read_pools` accepts as the value for the pool's name."""
         values = self.worker.model_dump(exclude_unset=True)
         for name in ("count", "min", "max", "num_cpus", "num_gpus", "model_name"):
             value = getattr(self, name)
@@ -136,16 +137,18 @@ class Pool(BaseModel):
 
 
 def setting_of(role: Role, name: str) -> str:
-    """Return a pool as the user wrote it: `target` for the pool of that name, else `targets.NAME`."""
+    """Return what the user's settings call a pool: `target` for the target pool named "target", otherwise
+    `targets.NAME`; the same for drafts.
+    """
     if name == role:
         return role
     return f"{role}s.{name}"
 
 
 def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[Pool, ...]:
-    """Read the pools of a system, targets first. targets, drafts: settings of each pool by its name.
+    """Check the settings of a system's pools and return the pools, targets first.
 
-    Raises ConfigError with the names of pool and setting.
+    targets, drafts: settings of each pool by its name. Raises ConfigError with the names of pool and setting.
     """
     target_pools = dict[str, Pool]()
     for name, values in targets.items():
@@ -162,9 +165,10 @@ def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[P
 
 
 def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence[str] = ()) -> _Part:
-    """Return a process's settings: the given ones, then those of its environment variables. Raises ConfigError.
+    """Return the settings of a process as an instance of class `cls`, from `values` or else environment variables.
 
-    name: the part's, for errors. other_names: names of other settings of the part, for the error on an unknown one.
+    name: what the user's settings call this part, for errors. other_names: further names that the part may have, which
+    the error on an unknown name lists. Raises ConfigError.
     """
     given = mapping(name, values)
     unknown = sorted(set(given) - set(cls.model_fields))
@@ -183,14 +187,18 @@ def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence
 
 
 def mapping(name: str, values: object) -> Values:
-    """Return `values` if they are settings by name. name: the part's, for errors. Raises ConfigError."""
+    """Return `values` if it is a mapping of settings by name, otherwise raise ConfigError. name: what the user's
+    settings call this part, for errors.
+    """
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{name} is {values!r}, must be settings by name, as {{NAME: VALUE}}")
     return values
 
 
 def read_model(name: str, cls: type[Any], values: object) -> Any:
-    """Return a pydantic model from its settings. name: the part's, for errors. Raises ConfigError."""
+    """Return an instance of the pydantic model `cls` with `values` as its fields. name: what the user's settings call
+    this part, for errors. Raises ConfigError for a wrong field.
+    """
     given = mapping(name, values)
     for setting in given:
         if setting not in cls.model_fields:

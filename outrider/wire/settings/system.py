@@ -22,25 +22,25 @@ from outrider.wire.settings.cores import Role
 from outrider.wire.settings.pools import Pool, Values, mapping, read_model, read_part, read_pools
 
 _ROLES: tuple[Role, ...] = ("target", "draft")
-"""Keys of a system's file that stand for one pool each; the keys of pools by name are "targets" and "drafts"."""
+"""Keys of a system's file whose values are one pool each. (Under "targets" and "drafts" there are several by name.)"""
 _KNOWN = frozenset({*_ROLES, "targets", "drafts", "gateways", "gateway", "ray", "scaling", "gpu_memory_utilization"})
-"""Keys of a system's file."""
+"""All keys that a system's file may have."""
 _FROM_ADDRESSES = frozenset({"target", "draft", "target_for_draft", "registry"})
-"""Settings of the gateway that follow from the workers' addresses."""
+"""Names of the gateway's settings that are set from the workers' addresses, so that users must not give them."""
 FROM_POOLS = _FROM_ADDRESSES | {"model_name"}
-"""Settings of the gateway that are made from the pools; those of its environment are ignored."""
+"""Names of the gateway's settings that are set from the pools. Environment variables for them are ignored."""
 START_TIMEOUT_S = 900.0
-"""Seconds that workers may take to load their models."""
+"""Maximum seconds for workers to load their models and start."""
 NODE_TIMEOUT_S = 300.0
-"""Seconds to wait at the start for machines of a cluster that have what the workers need."""
+"""Seconds to wait at the start until the cluster has machines with the resources that the workers need."""
 
 
 DEMO_NAME = "outrider-demo"
-"""Id under which the demo pair is served."""
+"""Model id under which the demo pair is served."""
 
 
 class RayConfig(BaseModel):
-    """How Ray places the workers, and at which address gateways get the list of them."""
+    """Settings of Ray, which places the workers, and of the registry, from which gateways get the list of workers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -53,32 +53,36 @@ class RayConfig(BaseModel):
     """host:port of the registry that gateways join; port 0 takes a free one. Absent = a free port that only this
     machine reaches, or 0.0.0.0:7000 when the launcher runs alone."""
     tls_dir: str | None = None
-    """Folder with ca.pem, cert.pem and key.pem for the registry and for the calls to workers, as the workers' own."""
+    """Folder with ca.pem, cert.pem and key.pem for the registry and for calls to workers, like the workers' setting
+    tls_dir."""
 
     @property
     def workers_outlive_launcher(self) -> bool:
-        """Whether the workers keep running without their launcher, until the next of its name takes them over."""
+        """Whether workers keep running after their launcher has ended, until the next launcher of the same name takes
+        them over.
+        """
         return self.name is not None and self.address is not None
 
 
 class ScalingConfig(BaseModel):
-    """When a pool with min < max grows and shrinks."""
+    """Thresholds at which a pool with min < max grows and shrinks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     queue_high: float = Field(default=1.0, gt=0)
-    """Choices per target that wait in the queue, or were refused in the last 5 s, above which a target is added."""
+    """A target is added above this number of choices per target that wait in the queue or were refused in the last 5 s.
+    """
     busy_high: float = Field(default=0.85, gt=0, le=1)
-    """Mean fraction of the time in which a pool's targets compute, above which a target is added. Drafts do not count:
-    they draft ahead whenever they can."""
+    """A target is added if the targets of its pool compute for more than this fraction of the time, on average. Drafts
+    have no such limit, since they draft ahead whenever they can."""
     busy_low: float = Field(default=0.5, ge=0, lt=1)
-    """A worker is removed if the others would then be busy for less than this fraction of the time."""
+    """A worker is removed if the remaining ones would then be busy for less than this fraction of the time."""
     late_high: float = Field(default=0.25, gt=0, le=1)
-    """Fraction of the steps for which draft tokens were right but late, above which a draft is added."""
+    """A draft is added if in more than this fraction of the steps the draft tokens were right but arrived too late."""
     up_after_s: Seconds = 5.0
-    """Seconds without a pause in which the load must be too high before a worker is added."""
+    """Seconds for which the load must be too high without interruption before a worker is added."""
     down_after_s: Seconds = 60.0
-    """Seconds without a pause in which the load must be too low before a worker is removed."""
+    """Seconds for which the load must be too low without interruption before a worker is removed."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -92,26 +96,27 @@ class SystemConfig:
     """Settings of a system: pools of workers, how they are placed, and the gateways."""
 
     pools: tuple[Pool, ...]
-    """Targets first."""
+    """All pools of workers, the pools of targets first."""
     ray: RayConfig | None
-    """None = workers are plain processes of this machine."""
+    """Settings of Ray; None = workers are plain processes of this machine."""
     scaling: ScalingConfig
     gateways: int
     """Number of gateways."""
     gateway: Values
-    """Settings of each gateway as they were given, without the addresses of workers: see `gateway_config`."""
+    """Settings of every gateway as the user gave them. They lack the workers' addresses, which `gateway_config`
+    adds."""
     gpu_memory_utilization: float | None = None
-    """Fraction of each GPU that its workers may take together; None = GPU_FRACTION, of the free memory for a worker
-    alone."""
+    """Fraction of each GPU's memory that all its workers may take together. None = GPU_FRACTION; for a worker that has
+    a GPU alone, that fraction of the free memory."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Read {"targets": {name: {...}}, "drafts": {name: {...}}, "gateways": 1, "gateway", "ray", "scaling",
-        "gpu_memory_utilization"}.
+        """Check a system's settings, as a file has them, and return them as a SystemConfig.
 
-        "target" and "draft" with a worker's settings stand for one pool each, of that name and one worker. "ray": None
-        means plain processes. Settings override those of environment variables. Raises ConfigError with the names of
-        pool and setting.
+        values: {"targets": {name: {...}}, "drafts": {name: {...}}, "gateways": 1, "gateway": {...}, "ray": {...},
+        "scaling": {...}, "gpu_memory_utilization": 0.9}; every key may be absent. "target" and "draft" may be given
+        instead with a worker's settings: each is then one pool of that name with one worker. "ray": None means plain
+        processes. Settings override environment variables. Raises ConfigError with the names of pool and setting.
         """
         unknown = sorted(set(values) - _KNOWN)
         if unknown:
@@ -140,16 +145,18 @@ class SystemConfig:
 
     @property
     def targets(self) -> list[Pool]:
-        """Pools of targets."""
+        """The pools of targets."""
         return [pool for pool in self.pools if pool.role == "target"]
 
     @property
     def drafts(self) -> list[Pool]:
-        """Pools of drafts."""
+        """The pools of drafts."""
         return [pool for pool in self.pools if pool.role == "draft"]
 
     def pools_ending_with_launcher(self) -> list[Pool]:
-        """Return the pools of a named system that end with their launcher: split targets, whose ranks Ray ends."""
+        """Return the pools whose workers end with their launcher although the system has a name. These are the targets
+        with tensor_parallel, whose ranks Ray ends.
+        """
         if self.ray is None or self.ray.name is None:
             return []
         split = list[Pool]()
@@ -159,7 +166,9 @@ class SystemConfig:
         return split
 
     def to_json(self) -> str:
-        """Return the settings that were given or differ from the defaults, as one line of JSON that `read` takes."""
+        """Return the settings that were given or differ from the defaults, as one line of JSON that `read` accepts once
+        it is parsed.
+        """
         return json.dumps(
             {
                 "targets": {pool.name: pool.values() for pool in self.targets},
@@ -214,9 +223,10 @@ class SystemConfig:
 
 
 def gateway_config(values: Values, **workers: str | None) -> GatewayConfig:
-    """Return a gateway's settings from those of the system and the addresses of its workers. Raises ConfigError.
+    """Return the settings of a gateway process, made of the system's settings and the workers' addresses.
 
-    values: `SystemConfig.gateway`. workers: the settings `registry`, or `target`, `draft` and `model_name`.
+    values: `SystemConfig.gateway`. workers: either the setting `registry`, or the settings `target`, `draft` and
+    `model_name`. Raises ConfigError.
     """
     for name in _FROM_ADDRESSES & set(values):
         raise ConfigError(f"gateway.{name} is {values[name]!r}: it follows from where the workers run; leave it out")
@@ -251,7 +261,7 @@ def read_yaml(path: Path) -> Values:
 
 
 def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
-    """Return the command line that gives a process these settings, without those that have their defaults."""
+    """Return the command line by which a process gets these settings. Settings with their default value are left out."""
     # WorkerConfig(model="M", prefix_caching=False): ["--model", "M", "--no-prefix-caching"]
     line: list[str] = []
     for name in type(config).model_fields:
@@ -269,8 +279,8 @@ def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
 
 
 def demo_model(role: str) -> str:
-    """Return the folder of the demo pair's "target" or "draft". Raises ConfigError where only the package is
-    installed.
+    """Return the path of the demo model for role "target" or "draft". Raises ConfigError if the repository is not there
+    but only the installed package, which does not contain the demo models.
     """
     folder = Path(__file__).resolve().parents[3] / "models" / "demo" / role
     if not folder.is_dir():
@@ -326,12 +336,13 @@ def merge_settings(
     certificates: Path | None = None,
     gpu_memory_utilization: str | None = None,
 ) -> SystemConfig:
-    """Return the settings of `outrider up`: its flags, then the file, then the environment, then the demo pair.
+    """Return the settings of a system started by `outrider up`. Each setting is taken from the flags, otherwise from
+    the file, otherwise from the environment; without any model, the demo pair is served.
 
-    flags: settings by part ("target", "draft", "gateway", "ray"), None for a flag that was not given. no_draft, no_ray:
-    leave the draft, or Ray, out. certificates: the folder of `outrider certs`, with a folder for each part.
-    gpu_memory_utilization: fraction of each GPU that its workers may take together. Raises ConfigError for settings
-    that are wrong or contradict each other.
+    file: content of the system's file. flags: settings by part ("target", "draft", "gateway", "ray"), with None for a
+    flag that was not given. no_draft, no_ray: leave out the draft, or Ray. certificates: folder written by `outrider
+    certs`, with a folder for each part. gpu_memory_utilization: fraction of each GPU that its workers may take
+    together. Raises ConfigError for settings that are wrong or contradict each other.
     """
     if no_draft and flags["draft"]["model"] is not None:
         raise ConfigError("--no-draft and --draft contradict each other; leave one out")
@@ -357,7 +368,9 @@ def merge_settings(
 
 
 def serve_metrics(values: Values) -> None:
-    """Set each worker's metrics_port to a free port, unless its settings or environment have one or null."""
+    """Set `metrics_port` of every worker in a system's settings, in place, so that each worker takes a free port.
+    Workers whose settings or environment have a metrics_port (or null) keep it.
+    """
     for role, pool in _workers(values):
         if not _in_environment(role, "metrics_port"):
             pool.setdefault("metrics_port", 0)

@@ -1,4 +1,4 @@
-"""Checks of the names of environment variables, so that a misspelt setting is not ignored. `config.load` calls them."""
+"""Checks of the names of environment variables, so that a misspelt setting is an error. Called by `config.load`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic_settings import BaseSettings
 from outrider.wire.errors import ConfigError
 
 _MIN_SIMILARITY = 0.75
-"""difflib's ratio of two names from which one is taken for a misspelling of the other."""
+"""Minimum similarity of two names (difflib's ratio, 0 to 1) at which one is taken for a misspelling of the other."""
 _SERVICE_VARIABLE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)$")
-"""Ends of the names of environment variables that Kubernetes sets for a Service."""
+"""Matches the end of the name of an environment variable that Kubernetes sets for a Service."""
 _OTHER_NAMES = (
     # of the SDK, the engine and the launcher
     "API_KEY CACHE_DIR LAUNCHER_TLS_DIR "
@@ -28,14 +28,14 @@ _OTHER_NAMES = (
     "REAL_MODEL"
 )
 OTHER_VARIABLES = frozenset(f"OUTRIDER_{name}" for name in _OTHER_NAMES.split())
-"""Environment variables that are not settings of target, draft or gateway."""
+"""Names of the OUTRIDER_ environment variables that are not settings of target, draft or gateway."""
 
 
 def check_names(cls: type[BaseSettings], parts: Sequence[type[BaseSettings]]) -> None:
-    """Raise ConfigError for a variable with the prefix of `cls` that is no setting of it, and for another OUTRIDER_
-    variable whose name is nearly a known one.
+    """Raise ConfigError for an environment variable that looks like a misspelt setting. That is one with the prefix of
+    `cls` that is not a setting of `cls`, or another OUTRIDER_ variable whose name is similar to a known one.
 
-    cls: settings of this process. parts: those of all processes.
+    cls: class of this process's settings. parts: the settings classes of all processes.
     """
     prefix = str(cls.model_config["env_prefix"])
     variables = dict[str, str]()  # by the setting's name: {"port": "OUTRIDER_DRAFT_PORT"}
@@ -78,12 +78,15 @@ def _is_of_kubernetes(key: str) -> bool:
 
 
 def part_of(cls: type[BaseSettings]) -> str:
-    """Return the process that a settings class is of: target, draft or gateway."""
+    """Return the name of the process whose settings a class holds: target, draft or gateway."""
     return str(cls.model_config["env_prefix"]).removeprefix("OUTRIDER_").removesuffix("_").lower()
 
 
 def suggest(written: str, known: Collection[str]) -> str:
-    """Return the end of an error on an unknown name: the most similar known name, or all known names."""
+    """Return text for the end of an error on an unknown name: the most similar known name, or else all known names.
+
+    written: the unknown name. known: the known names.
+    """
     close = difflib.get_close_matches(written, known, 1, _MIN_SIMILARITY)
     if close:
         return f"did you mean {close[0]}?"

@@ -1,10 +1,10 @@
 """The log of every process, on stderr, as text or as JSON. Prompts and outputs are never logged, at any level.
 
-A log that nobody reads never stops a process: lines that cannot be written are dropped and counted, and a later line
-gives their number.
+A process never blocks because its log is not read: lines that cannot be written are dropped and counted, and a later
+line has their number.
 
-An exception is logged with its type and traceback, but without its message, which may quote what a user sent. Only
-exceptions of the machine (memory, files, torch) keep their message, and in workers, which see no text, RuntimeErrors.
+An exception is logged with its type and traceback, but without its message, which may quote what a user sent. Two kinds
+keep their message: exceptions of the machine (memory, files, imports), and RuntimeErrors in workers, which see no text.
 """
 
 from __future__ import annotations
@@ -31,32 +31,34 @@ LogFormat = Literal["text", "json"]
 Fields = Mapping[str, str | int | float | None]
 
 GATEWAY = "gateway"
-"""Name of the process that sees text."""
+"""Name of the gateway's process in logs. Only the gateway sees users' text; workers see token ids."""
 PIPE_BYTES = 1 << 20
-"""Bytes of the pipe from which stderr is read, the most that a process without privileges may have."""
+"""Size in bytes of the pipe from which stderr is read: the maximum for a process without privileges on Linux."""
 LINE_START = '{"time": "'
-"""Beginning of every line of JsonFormatter."""
+"""Text at the start of every line that JsonFormatter makes."""
 _MACHINE_ERRORS = (OSError, MemoryError, ImportError)
-"""Exceptions whose messages are logged: they quote nothing of a user."""
+"""Classes of exceptions whose messages are logged, since they quote nothing that a user sent."""
 _writer: LogWriter | None = None
-"""The process's writer, once there is one."""
+"""The writer of this process's log; None = logging is not configured yet."""
 _fields: contextvars.ContextVar[Fields] = contextvars.ContextVar("fields", default=MappingProxyType({}))
-"""Fields of `log_fields` blocks around the current code."""
+"""Fields that the enclosing `log_fields` blocks add to log lines."""
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module."""
+    """Return the logger for a module. name: the module's `__name__`."""
     return logging.getLogger(name)
 
 
 def log_extra(**fields: str | int | float | None) -> dict[str, Fields]:
-    """Return `extra=` of a log call: fields of the line, such as slot or member. JSON shows them, text does not."""
+    """Return the argument `extra` for a log call, which adds fields such as slot or member to the line. They appear in
+    JSON lines only, not in text lines.
+    """
     return {"fields": fields}
 
 
 @contextmanager
 def log_fields(**fields: str | int | float | None) -> Iterator[None]:
-    """Add fields to every line that is logged in this block, and by tasks that are started in it."""
+    """Context manager: add fields to every line that is logged in the block, and by tasks that are started in it."""
     token = _fields.set({**_fields.get(), **fields})
     try:
         yield
@@ -65,7 +67,9 @@ def log_fields(**fields: str | int | float | None) -> Iterator[None]:
 
 
 def configure_logging(level: str, process: str, log_format: LogFormat = "text") -> None:
-    """Configure the root logger. process: "draft", "target" or "gateway", shown in every line."""
+    """Configure the root logger to write to stderr. level: the lowest level to log. process: name of this process
+    ("draft", "target" or "gateway"), which every line shows.
+    """
     writer = _get_writer()
     formatter: logging.Formatter
     if log_format == "json":
@@ -89,9 +93,8 @@ def configure_logging(level: str, process: str, log_format: LogFormat = "text") 
 
 
 def adopt_loggers() -> None:
-    """Route the loggers of libraries that installed handlers of their own to our handler. Call it after importing them.
-
-    Does nothing when the log is text.
+    """Send the log lines of libraries that installed their own handlers to our handler instead. Call it after importing
+    those libraries. Does nothing if the log's format is text.
     """
     if not _is_json():
         return
@@ -112,15 +115,19 @@ def log_end(process: str, message: str) -> None:
 
 
 def num_dropped_lines() -> int:
-    """Return the number of dropped lines of this process's log: they were not read in time, or a disk was full."""
+    """Return the number of lines of this process's log that were dropped, because the log was not read in time or its
+    disk was full.
+    """
     if _writer is None:
         return 0
     return _writer.num_dropped
 
 
 def describe(error: BaseException, *, in_worker: bool = False) -> str:
-    """Return type and traceback of an exception, after those of its cause. The message is left out unless it quotes
-    nothing of a user. in_worker: whether this process sees no text, so that RuntimeErrors keep their message.
+    """Return a text with type and traceback of an exception, preceded by those of its cause. The message is included
+    only if its class shows that it quotes nothing that a user sent.
+
+    in_worker: whether this process is a worker, which sees no text, so that messages of RuntimeErrors are included.
     """
     cause = error.__cause__
     if cause is None and not error.__suppress_context__:
@@ -142,7 +149,9 @@ def describe(error: BaseException, *, in_worker: bool = False) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as one line with control characters escaped, then the traceback of its exception, if any."""
+    """Formats a log record as one line of text with control characters escaped, then the traceback of its exception, if
+    it has one.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
@@ -162,7 +171,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as an object on one line: time (RFC 3339, UTC), level, process, pid, logger, message, fields."""
+    """Formats a log record as a JSON object on one line: time (RFC 3339, UTC), level, process, pid, logger, message and
+    the record's fields.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -215,9 +226,9 @@ def _get_writer() -> LogWriter:
 
 
 def stderr_writer(format_dropped: Callable[[int], str]) -> LogWriter:
-    """Return a writer to the file that stderr is now. It keeps C libraries from blocking on stderr too.
+    """Return a writer for the file that stderr currently leads to. It also keeps C libraries from blocking on stderr.
 
-    format_dropped: returns the line for a number of dropped lines.
+    format_dropped: returns the log line that reports a given number of dropped lines.
     """
     others = [2]
     with suppress(OSError):  # stdout is closed

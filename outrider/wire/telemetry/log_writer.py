@@ -1,4 +1,4 @@
-"""`LogWriter`, which writes lines on a thread of its own, so that a slow reader of the log does not block the process.
+"""`LogWriter`, which writes log lines on its own thread, so that a slow reader of the log does not block the process.
 Used by `log` and by `outrider up`.
 """
 
@@ -13,21 +13,22 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 MAX_WAITING_LINES = 4096
-"""Lines in the queue: some 600 KB of requests' lines."""
+"""Maximum number of lines in the queue. So many lines about requests take some 600 KB."""
 FLUSH_S = 1.0
-"""Seconds that a process waits at its end until its last lines are written."""
+"""Maximum seconds that a process waits at its end until its last lines are written."""
 
 
 class LogWriter:
-    """Writes lines to one descriptor. A line that does not fit into the queue or cannot be written is dropped and
-    counted.
+    """Writes log lines to a file descriptor on its own thread. A line is dropped and counted if the queue is full or
+    the line cannot be written.
     """
 
     def __init__(self, descriptor: int, format_dropped: Callable[[int], str], others: Sequence[int] = ()) -> None:
         """Start the thread.
 
-        format_dropped: returns the line for a number of dropped lines. others: descriptors of the same file, to which C
-        libraries and Python itself write; they lead to /dev/null for as long as the file accepts nothing.
+        descriptor: file descriptor to write to. format_dropped: returns the log line that reports a given number of
+        dropped lines. others: descriptors of the same file, to which C libraries and Python itself write. While the
+        file accepts no data, they are redirected to /dev/null.
         """
         self.format_dropped = format_dropped
         self.others = others
@@ -37,28 +38,30 @@ class LogWriter:
         self._writable.register(descriptor, select.POLLOUT)
         # SimpleQueue: its `put` may interrupt another `put`, as destructors log too.
         self._lines: SimpleQueue[str | threading.Event] = SimpleQueue()
-        """Lines to write, and events to set when all lines before them are written."""
+        """Lines to write, and events to set once all lines before them are written."""
         self._lock = threading.RLock()
         self._num_refused = 0
-        """Lines for which the queue was full."""
+        """Number of lines that were dropped because the queue was full."""
         self._num_failed = 0
-        """Lines that could not be written."""
+        """Number of lines that could not be written."""
         self._num_reported = 0
-        """Dropped lines that a line in the log has reported."""
+        """Number of dropped lines that were already reported in the log."""
         self._is_given_up = False
-        """Whether a `flush` took longer than FLUSH_S."""
+        """Whether a `flush` has taken longer than FLUSH_S, so that later ones do not wait."""
         threading.Thread(target=self._run, name="log", daemon=True).start()
         atexit.register(self.flush)
 
     @property
     def num_dropped(self) -> int:
-        """Number of lines that were dropped so far."""
+        """Number of lines dropped so far."""
         return self._num_refused + self._num_failed
 
     def put(self, text: str, *, is_last_word: bool = False) -> None:
-        """Queue a line that ends in a newline, or drop it if the queue is full. Returns at once; any thread may call.
+        """Queue a line, which must end in a newline, or drop it if the queue is full. Returns at once; any thread may
+        call it.
 
-        is_last_word: queue it even then, as the line that has the reason for the end of the process.
+        is_last_word: queue the line even if the queue is full. It is for the line that gives the reason for the end of
+        the process.
         """
         with self._lock:
             if is_last_word or self._lines.qsize() < MAX_WAITING_LINES:
@@ -67,8 +70,9 @@ class LogWriter:
                 self._num_refused += 1
 
     def flush(self) -> None:
-        """Wait until the queue is written, for at most FLUSH_S. After one wait that was too short it returns at
-        once."""
+        """Wait at most FLUSH_S seconds until all queued lines are written. Once a wait has been too short, later calls
+        return at once.
+        """
         if self._is_given_up:
             return
         written = threading.Event()

@@ -1,7 +1,7 @@
-"""All Prometheus series. The docstring below a series has the PromQL that reads it and what the result means.
+"""All Prometheus series. The docstring below a series has a PromQL expression that reads it, and what the result means.
 
-Acceptance rate = accepted / drafted; the bonus token is in neither. Mean accepted length = 1 + accepted / rounds.
-`spec_acceptance_rate`, the rate over the last minute by pair of models, is computed when it is scraped.
+Acceptance rate = accepted / drafted tokens; bonus tokens do not count in either. Mean accepted length = 1 + accepted /
+rounds. `spec_acceptance_rate`, the rate over the last minute per pair of models, is computed when it is scraped.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from outrider.wire.kinds import TokenKind
 from outrider.wire.telemetry.log import num_dropped_lines
 
 WINDOW_S = 60
-"""Seconds over which `spec_acceptance_rate` is computed."""
+"""Length in seconds of the time window over which `spec_acceptance_rate` is computed."""
 
 
 class AcceptanceWindow:
-    """Accepted over drafted tokens of one pair of models in the last 60 s, counted by whole seconds."""
+    """Acceptance rate of one pair of models over the last 60 s. Tokens are counted per whole second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class AcceptanceWindow:
         """[second, drafted, accepted], oldest first."""
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
-        """Count a round: the draft tokens that it verified, and those that it accepted."""
+        """Count a round that verified `num_drafted` draft tokens and accepted `num_accepted` of them."""
         now = int(self._clock())
         if not self._seconds or self._seconds[-1][0] != now:
             self._forget(now)
@@ -41,7 +41,7 @@ class AcceptanceWindow:
         self._seconds[-1][2] += num_accepted
 
     def rate(self) -> float:
-        """Return accepted over drafted tokens in the last 60 s; NaN if none was drafted."""
+        """Return accepted divided by drafted tokens in the last 60 s; NaN = none was drafted."""
         self._forget(int(self._clock()))
         num_drafted = 0
         num_accepted = 0
@@ -58,18 +58,18 @@ class AcceptanceWindow:
 
 
 class AcceptanceRates(Collector):
-    """`spec_acceptance_rate`: the windows of all pairs."""
+    """Collector of the series `spec_acceptance_rate`, with one window per pair of models."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str], AcceptanceWindow] = {}
         """By (target, draft)."""
 
     def of(self, target: str, draft: str) -> AcceptanceWindow:
-        """Return the window of a pair of models, by their names."""
+        """Return the window of a pair of models, given their names. It is created if there is none."""
         return self._windows.setdefault((target, draft), AcceptanceWindow())
 
     def forget(self, target: str, draft: str) -> None:
-        """Remove the window of a pair that is gone."""
+        """Remove the window of a pair of models that is no longer served."""
         self._windows.pop((target, draft), None)
 
     def collect(self) -> Iterable[Metric]:
@@ -85,8 +85,11 @@ class AcceptanceRates(Collector):
 
 
 class DroppedLogLines(Collector):
-    """`outrider_log_lines_dropped_total`; increase(outrider_log_lines_dropped_total[5m]) > 0: lines of the log are
-    missing, because its reader does not keep up or its disk is full."""
+    """Collector of the series `outrider_log_lines_dropped_total`.
+
+    increase(outrider_log_lines_dropped_total[5m]) > 0: lines of the log are missing, because its reader is too slow or
+    its disk is full.
+    """
 
     def collect(self) -> Iterable[Metric]:
         yield CounterMetricFamily(
@@ -97,25 +100,28 @@ class DroppedLogLines(Collector):
 
 
 _PAIR = ("target", "draft")
-"""Labels of the series on rounds: the names of the two models. The draft's is empty where there is none."""
+"""Labels of the series on rounds: names of the target's and the draft's model. Without a draft its label is empty."""
 
 PLAIN_REASONS = ("off", "end", "no_draft", "busy", "none_parked", "nothing", "does_not_pay", "refused")
-"""Reasons for a step without draft tokens, values of the label `reason`. In order: request or gateway turn drafting
-off; the output ends before a draft token could be accepted; no draft worker is connected; no draft worker has a free
-slot; no draft tokens were buffered; the target's own drafters had nothing to propose; verifying draft tokens, or
-waiting for them, would have taken longer than they save, or the draft pauses for that reason; the delivered draft
-tokens broke a rule of the protocol."""
+"""Values of the label `reason`: why a step had no draft tokens. off = the request or the gateway turned drafting off;
+end = the output would end before a draft token could be accepted; no_draft = no draft worker is connected; busy = no
+draft worker has a free slot; none_parked = no draft tokens were in the draft buffer; nothing = the target's own
+drafters had nothing to propose; does_not_pay = verifying draft tokens, or waiting for them, would have taken longer
+than they save, or the draft pauses for that reason; refused = the delivered draft tokens broke a rule of the protocol.
+"""
 
 FEATURE_FATES = ("sent", "dropped", "received")
-"""Fates of hidden states, values of the label `fate`."""
+"""Values of the label `fate`: what happened to hidden states that a target makes for heads."""
 
 SECONDS_BUCKETS = tuple(0.0005 * 2**power for power in range(22))
-"""Upper bounds in seconds of every histogram of times. The last one, 1049, is above the default of
-`request_timeout_s`, 600: a time to the first token includes the queue."""
+"""Upper bounds, in seconds, of the buckets of every histogram of times. The last, 1049 s, is above the default of
+`request_timeout_s` (600 s), because the time to the first token includes the queue."""
 
 
 class GatewayMetrics:
-    """Series of the gateway's /metrics. `pair` returns those of rounds, `answers` those of a model's choices."""
+    """Prometheus series of the gateway. `pair` returns the series on the rounds of a pair of models, `answers` those on
+    the choices of a model.
+    """
 
     def __init__(self) -> None:
         r = self.registry = CollectorRegistry(auto_describe=True)
@@ -244,18 +250,20 @@ class GatewayMetrics:
         its verdict was for another length; full, draining: the slot was opened at another target."""
 
     def answers(self, model: str) -> ChoiceMetrics:
-        """Return the series on the choices of a served model."""
+        """Return the series on the choices of the served model with id `model`."""
         return ChoiceMetrics(self, model)
 
     def pair(self, target: str, draft: str) -> PairMetrics:
-        """Return the series on the rounds of a pair of models, by their names; `draft` is empty where there is none."""
+        """Return the series on the rounds of a pair of models, given their names. `draft` is empty for rounds without a
+        draft worker.
+        """
         key = (target, draft)
         if key not in self._pairs:
             self._pairs[key] = PairMetrics(self, target, draft)
         return self._pairs[key]
 
     def has_counts(self, target: str, draft: str) -> bool:
-        """Return whether any round of the pair was counted."""
+        """Return whether any round of a pair of models was counted."""
         pair = {"target": target, "draft": draft}
         for series in (self.emitted_tokens, self.draft_tokens, self.wasted_tokens):
             for labels, count in _samples(series):
@@ -264,7 +272,7 @@ class GatewayMetrics:
         return False
 
     def forget_pair(self, target: str, draft: str) -> None:
-        """Remove the series of a pair whose models are no longer served. `counts` still returns their counts."""
+        """Remove the series of a pair of models that is no longer served. `counts` still includes its counts."""
         pair = {"target": target, "draft": draft}
         counters = (
             self.draft_tokens,
@@ -287,7 +295,9 @@ class GatewayMetrics:
         self._pairs.pop((target, draft), None)
 
     def counts(self, series: Counter) -> Iterator[tuple[dict[str, str], float]]:
-        """Yield labels and count of each pair in a series, removed pairs included, so that the sum never decreases."""
+        """Yield (labels, count) of a series for each pair of models. Removed pairs are included, so that the sum never
+        decreases.
+        """
         yield from _samples(series)
         for (counted, labels), count in self._gone.items():
             if counted is series:
@@ -300,7 +310,7 @@ def _samples(series: Counter) -> list[tuple[dict[str, str], float]]:
 
 
 class PairMetrics:
-    """The series of GatewayMetrics with the labels target and draft, for one pair of models."""
+    """Those series of GatewayMetrics that have the labels target and draft, bound to one pair of models."""
 
     def __init__(self, metrics: GatewayMetrics, target: str, draft: str) -> None:
         pair = {"target": target, "draft": draft}
@@ -323,7 +333,7 @@ class PairMetrics:
 
 
 class ChoiceMetrics:
-    """The series of GatewayMetrics with the label model, for one served model."""
+    """Those series of GatewayMetrics that have the label model, bound to one served model."""
 
     def __init__(self, metrics: GatewayMetrics, model: str) -> None:
         self.prompt_tokens: Counter = metrics.prompt_tokens.labels(model)
@@ -333,7 +343,7 @@ class ChoiceMetrics:
 
 
 class WorkerMetrics:
-    """Series of a worker's /metrics, its own with the label `worker`: "draft" or "target"."""
+    """Prometheus series of a worker. Those named outrider_worker_... have the label `worker`: "draft" or "target"."""
 
     def __init__(self, worker: str) -> None:
         r = self.registry = CollectorRegistry(auto_describe=True)
@@ -436,14 +446,14 @@ class WorkerMetrics:
         was the target's when they were paired. Compare acceptance by position."""
 
     def forget_link(self, peer: str) -> None:
-        """Remove the series of a link that was closed, so that their number does not grow without end."""
+        """Remove the series of the connection to `peer`, which was closed, so that their number does not grow for ever."""
         for fate in FEATURE_FATES:
             for series in (self.feature_rows, self.feature_bytes):
                 series.labels(peer=peer, fate=fate)  # `remove` needs it to exist
                 series.remove(peer=peer, fate=fate)
 
     def count_delivered(self, fate: str, num_tokens: int) -> None:
-        """Count delivered draft tokens by their fate (target). fate: see `parked_tokens`."""
+        """Count draft tokens that were delivered to this target. fate: what happened to them; see `parked_tokens`."""
         if num_tokens:
             self.parked_tokens.labels(fate=fate).inc(num_tokens)
 

@@ -1,6 +1,7 @@
-"""OpenTelemetry's metrics of a server of generative models, made by the gateway where `trace_endpoint` is set.
+"""OpenTelemetry metrics for generative-AI servers, made by the gateway if `trace_endpoint` is set.
 
-Names, units, buckets and attributes are those of its semantic conventions for generative AI (in development).
+Names, units, buckets and attributes are those of OpenTelemetry's semantic conventions for generative AI (which are in
+development).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from outrider.wire.telemetry.trace import (
 )
 
 PROVIDER = "outrider"
-"""The attribute `gen_ai.provider.name`."""
+"""Value of the attribute `gen_ai.provider.name`."""
 # Bounds of the conventions' buckets, in seconds.
 _REQUEST_S = tuple(0.01 * 2**power for power in range(14))
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -26,10 +27,12 @@ _TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 
 
 
 class ServerMetrics:
-    """Histograms of requests. A thread of OpenTelemetry's SDK sends them every OTEL_METRIC_EXPORT_INTERVAL ms."""
+    """Histograms of requests' times. A thread of OpenTelemetry's SDK sends them every OTEL_METRIC_EXPORT_INTERVAL ms."""
 
     def __init__(self, endpoint: str, service: str) -> None:
-        """Start the thread. endpoint: of OTLP over gRPC. service: "gateway". Raises ConfigError."""
+        """Start the sending thread. endpoint: URL of the OTLP endpoint (gRPC). service: name of this process,
+        "gateway". Raises ConfigError if the endpoint cannot be used or OpenTelemetry is not installed.
+        """
         check_endpoint(endpoint)
         try:
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -59,8 +62,9 @@ class ServerMetrics:
         self._per_token = seconds("time_per_output_token", "Time per token after the first.", _TOKEN_S)
 
     def note_request(self, operation: str, model: str | None, seconds: float, error: str | None) -> None:
-        """Record a request that ended. operation: the conventions' name of it, such as "chat". error: the class of the
-        error that ended it; None = none did.
+        """Record the duration of a request that has ended. operation: what the conventions call it, such as "chat".
+        model: the model that the request names; None = none. error: class of the error that ended it; None = it
+        succeeded.
         """
         attributes = _attributes(operation, model)
         if error is not None:
@@ -68,8 +72,8 @@ class ServerMetrics:
         self._request.record(seconds, attributes)
 
     def note_answer(self, operation: str, model: str, first_token_s: float, per_token_s: float | None) -> None:
-        """Record a choice that ended without an error. per_token_s: seconds per token after the first; None where there
-        is no other.
+        """Record the times of a choice that ended without an error. first_token_s: seconds to the first token.
+        per_token_s: mean seconds per token after the first; None = there was only one token.
         """
         attributes = _attributes(operation, model)
         self._first_token.record(first_token_s, attributes)
@@ -77,7 +81,7 @@ class ServerMetrics:
             self._per_token.record(per_token_s, attributes)
 
     def close(self) -> None:
-        """Send the last values, within trace.CLOSE_S. Idempotent."""
+        """Send the last values, waiting at most trace.CLOSE_S seconds, and end the thread. Idempotent."""
         shut_down(self._provider, self._exporter)
 
 
@@ -90,7 +94,9 @@ def _attributes(operation: str, model: str | None) -> dict[str, str]:
 
 
 def open_metrics(endpoint: str | None, service: str) -> ServerMetrics | None:
-    """Return new metrics, or None without an endpoint or where OTEL_METRICS_EXPORTER is "none". Raises ConfigError."""
+    """Return a new ServerMetrics. None = `endpoint` is None or OTEL_METRICS_EXPORTER is "none". Raises ConfigError as
+    its constructor does.
+    """
     if endpoint is None or os.environ.get("OTEL_METRICS_EXPORTER") == "none":
         return None
     return ServerMetrics(endpoint, service)

@@ -10,28 +10,31 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 _IN_TEXT = re.compile(r" INFO \S+ outrider\.wire\.telemetry\.phases: (.*)$")
-"""A phase in a line of a text log."""
+"""Matches a line of a text log that reports a phase; the group is the phase."""
 _OF_MEMBER = re.compile(r"\[([\w.-]+)\] (.*)")
-"""A phase with the name of its worker."""
+"""Matches a phase with a worker's name before it; the groups are name and phase."""
 _member = ""
-"""Beginning of this process's phases: its name in brackets, or nothing."""
+"""Text before each phase of this process: the worker's name in brackets, or empty."""
 
 
 def name_member(name: str) -> None:
-    """Put a name before this process's phases, for a worker whose log lines are mixed with those of others."""
+    """Put a worker's name before every phase that this process logs from now on. For workers whose log lines are mixed
+    with those of others.
+    """
     global _member
     _member = f"[{name}] "
 
 
 def log_phase(text: str) -> None:
-    """Log the beginning of a phase, such as "reading weights, 270 MB"."""
+    """Log that a phase begins. text: the phase, such as "reading weights, 270 MB"."""
     log.info("%s%s", _member, text)
 
 
 def phase_in(part: str, line: str) -> tuple[str, str] | None:
-    """Return (worker, phase) of a log line that reports a phase; None for any other line.
+    """Return (worker name, phase) if a log line, in text or JSON, reports the beginning of a phase. None = it is
+    another line.
 
-    part: the process whose log it is, which is the worker where the phase names none. Reads text and JSON logs.
+    part: name of the process that wrote the log. It is returned as the worker if the phase has no worker's name.
     """
     text = _phase_text(line)
     if text is None:

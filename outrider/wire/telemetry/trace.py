@@ -1,8 +1,8 @@
-"""Spans of OpenTelemetry, made where `trace_endpoint` is set. Only this file and `otel_metrics` import its SDK, when
-the first of them is made.
+"""OpenTelemetry spans, made if `trace_endpoint` is set. Only this file and `otel_metrics` import OpenTelemetry's SDK,
+and only when `Spans` or `ServerMetrics` is created.
 
-Most spans are made at their end, from recorded times; only a request's span is begun at its start, since others are its
-children. A thread of the SDK encodes and sends them.
+Most spans are made when they have ended, from recorded times. Only the span of a request begins at its start, because
+other spans are its children. A thread of the SDK encodes and sends spans.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from prometheus_client import CollectorRegistry, Counter
 from outrider.wire.errors import ConfigError
 
 MAX_QUEUED = 2048
-"""Spans in the queue by default (OTEL_BSP_MAX_QUEUE_SIZE); further ones are dropped."""
+"""Default of OTEL_BSP_MAX_QUEUE_SIZE, the maximum number of spans in the queue. Further spans are dropped."""
 CLOSE_S = 1.0
-"""Seconds within which the last spans are sent at the end of a process."""
+"""Maximum seconds that a process waits at its end until its last spans are sent."""
 COMPLAIN_S = 60.0
-"""Seconds between two log lines on a collector that does not reply."""
+"""Minimum seconds between two log lines about a collector that does not reply."""
 Attributes = Mapping[str, str | int]
 
 _HEADER = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
 def round_span_id(ticket: int, committed_len: int) -> int:
-    """Return the id of a round's span, which gateway and workers compute alike.
+    """Return the span id of a round. Gateway and workers compute the same id, so that none has to send it.
 
-    ticket: of the lease. committed_len: committed tokens at the round's beginning.
+    ticket: number of the lease. committed_len: number of committed tokens before the round.
     """
     return (ticket ^ (committed_len * 0x9E3779B97F4A7C15)) & 0xFFFFFFFFFFFFFFFF or 1
 
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """A span as the parent of others, in the form of W3C's header `traceparent`."""
+    """Ids of a span that is the parent of others, as in the W3C header `traceparent`."""
 
     trace_id: int
     span_id: int
     sampled: bool
-    """Whether the trace is recorded."""
+    """Whether the trace is sampled, so that its spans are sent."""
 
     def __str__(self) -> str:
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
 
     @property
     def trace_hex(self) -> str:
-        """The trace id as 32 hexadecimal digits."""
+        """Trace id as 32 hexadecimal digits."""
         return f"{self.trace_id:032x}"
 
     @classmethod
     def parse(cls, text: str | None) -> TraceParent | None:
-        """Parse a header. Returns None for an absent or an invalid one."""
+        """Parse the value of a header `traceparent`. Returns None if it is absent (None) or invalid."""
         found = _HEADER.fullmatch(text or "")
         if found is None or (found[1] == "00" and found[5]):
             return None
@@ -71,10 +71,11 @@ class Spans:
     """Makes the spans of one process and sends them in batches. Only `close` blocks; any thread may call any method."""
 
     def __init__(self, endpoint: str, service: str, registry: CollectorRegistry | None = None) -> None:
-        """Start the SDK, which environment variables (OTEL_*) configure further. Raises ConfigError.
+        """Start OpenTelemetry's SDK, which is further configured by environment variables (OTEL_*).
 
-        endpoint: of OTLP over gRPC, such as http://collector:4317. service: "gateway", "draft" or "target". registry:
-        gets the series outrider_trace_spans_total.
+        endpoint: URL of the OTLP endpoint (gRPC), such as http://collector:4317. service: name of this process:
+        "gateway", "draft" or "target". registry: where to register the series outrider_trace_spans_total; None = not.
+        Raises ConfigError if the endpoint cannot be used or OpenTelemetry is not installed.
         """
         check_endpoint(endpoint)
         try:
@@ -119,10 +120,11 @@ class Spans:
         span_id: int | None = None,
         server: bool = False,
     ) -> OpenSpan | None:
-        """Begin a span. Returns None where it is not sampled: by its parent, or by OTEL_TRACES_SAMPLER without one.
+        """Begin a span. Returns None if it is not sampled. The parent decides whether it is; without a parent,
+        OTEL_TRACES_SAMPLER decides.
 
-        start_ns: wall-clock time. span_id: its id, where another process computes the same; None = a random one.
-        server: whether the parent is a span of another process.
+        start_ns: wall-clock time in nanoseconds. span_id: id of the span, needed if another process computes the same
+        id; None = a random id. server: whether the parent is a span of another process.
         """
         api = self._api
         context = self._nowhere
@@ -149,8 +151,9 @@ class Spans:
         span_id: int | None = None,
         server: bool = False,
     ) -> TraceParent | None:
-        """Add a span that has ended, with the arguments of `begin` and `OpenSpan.end`. Returns it as a parent, or None
-        where it was not sampled or was dropped.
+        """Add a span that has already ended. For the arguments see `begin` and `OpenSpan.end`.
+
+        Returns the span's ids, so that it can be the parent of others; None = it was not sampled or was dropped.
         """
         if self._is_full():
             return None
@@ -161,7 +164,7 @@ class Spans:
         return span.place
 
     def close(self) -> None:
-        """Send the remaining spans, within CLOSE_S. Idempotent."""
+        """Send the remaining spans, waiting at most CLOSE_S seconds. Idempotent."""
         shut_down(self._provider, self._exporter)
 
     def _is_full(self) -> bool:
@@ -183,7 +186,7 @@ class Spans:
 
 
 class OpenSpan:
-    """A span that has begun and not ended."""
+    """A span that has begun and has not ended yet."""
 
     __slots__ = ("_span", "_spans", "_start_ns", "place")
 
@@ -196,8 +199,8 @@ class OpenSpan:
         """This span as the parent of others."""
 
     def end(self, end_ns: int, attributes: Attributes, error: str | None = None, name: str | None = None) -> None:
-        """End the span; call it once. end_ns: wall-clock time. error: class or code of the error that ended it, never
-        its message. name: replaces the span's name.
+        """End the span. Call it once. end_ns: wall-clock time in nanoseconds. error: class or code of the error that
+        ended it, never the error's message; None = no error. name: new name of the span; None = it keeps its name.
         """
         if name is not None:
             self._span.update_name(name)
@@ -205,19 +208,21 @@ class OpenSpan:
 
 
 def open_spans(endpoint: str | None, service: str, registry: CollectorRegistry) -> Spans | None:
-    """Return a new `Spans`, or None without an endpoint. Raises ConfigError."""
+    """Return a new `Spans`; None = `endpoint` is None. Raises ConfigError as its constructor does."""
     if endpoint is None:
         return None
     return Spans(endpoint, service, registry)
 
 
 def resource_attributes(service: str) -> dict[str, str]:
-    """Return the attributes of OpenTelemetry's resource: the names of the service and of this process."""
+    """Return the attributes of this process's OpenTelemetry resource: the name of the service, and that of this process
+    among those of the service.
+    """
     return {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
 
 
 def not_installed(endpoint: str) -> ConfigError:
-    """Return the error for a `trace_endpoint` where OpenTelemetry is not installed."""
+    """Return the error to raise if `trace_endpoint` is set but OpenTelemetry is not installed."""
     return ConfigError(
         f"trace_endpoint is {endpoint!r} and OpenTelemetry is not installed; pip install 'outrider[trace]', "
         "or leave trace_endpoint out",
@@ -226,7 +231,7 @@ def not_installed(endpoint: str) -> ConfigError:
 
 
 def shut_down(provider: Any, exporter: Any) -> None:
-    """Send what is queued at a provider, within CLOSE_S, and end it."""
+    """Send what is queued at an OpenTelemetry provider, waiting at most CLOSE_S seconds, and end provider and exporter."""
     timer = threading.Timer(0.8 * CLOSE_S, exporter.shutdown)  # ends a call that is in progress
     timer.daemon = True
     timer.start()
@@ -235,12 +240,12 @@ def shut_down(provider: Any, exporter: Any) -> None:
 
 
 def limit_exporter_log() -> None:
-    """Limit the SDK's log lines on a collector that does not reply to one in COMPLAIN_S."""
+    """Limit the log lines of OpenTelemetry's SDK about a collector that does not reply: one in COMPLAIN_S seconds."""
     logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").addFilter(_seldom)
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raise ConfigError for what is no http or https URL with a host."""
+    """Raise ConfigError unless the endpoint is an http or https URL with a host."""
     parts = urlsplit(endpoint)
     try:
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -318,4 +323,4 @@ class _Seldom(logging.Filter):
 
 
 _seldom = _Seldom()
-"""Filter for the exporter's logger, which would log a line for every attempt."""
+"""Filter on the logger of OpenTelemetry's exporter, which would otherwise log a line for every attempt."""

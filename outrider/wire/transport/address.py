@@ -1,4 +1,4 @@
-"""host:port as gRPC, browsers and people write it, and sockets that listen there, with errors for people."""
+"""Functions for addresses (host:port) and for sockets that listen on them, with error messages for users."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from outrider.wire.errors import ConfigError
 _HOST_PORT = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+):([0-9]{1,5})", re.ASCII | re.IGNORECASE)
 _MAX_PORT = 2**16 - 1
 GRPC_PORT_HEADER = "x-outrider-grpc-port"
-"""Header of a gateway's replies to /v1/models with its gRPC port, for clients that have its HTTP address."""
+"""Name of the header in which a gateway returns its gRPC port with every reply to /v1/models. Clients that were given
+the HTTP address need it."""
 
 
 def is_host_port(text: str) -> bool:
-    """Return whether the text is host:port and nothing else, so that a URL made of it has no user, path or query."""
+    """Return whether the text is host:port and nothing else. A URL made from such a text has no user, path or query."""
     found = _HOST_PORT.fullmatch(text)
     return found is not None and int(found[3]) <= _MAX_PORT
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the host is localhost or a loopback address, which no other machine reaches."""
+    """Return whether the host is localhost or a loopback address, which other machines cannot reach."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -32,17 +33,18 @@ def is_loopback(host: str) -> bool:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """Return host:port, with an IPv6 address in brackets."""
+    """Return host:port as one text. An IPv6 address is put into brackets."""
     if ":" in host:
         return f"[{host}]:{port}"
     return f"{host}:{port}"
 
 
 def bind_all(host: str, port: int, option: str) -> list[socket.socket]:
-    """Return a socket for each address of `host`, all bound to one port; port 0 takes a free one. Raises ConfigError.
+    """Return one socket per address of `host`, all bound to the same port. port: 0 = take a free port. option: name of
+    the port's command-line option, for the error.
 
-    An address that this machine does not have, as localhost's of IPv6 on some, is left out if there is another. option:
-    the command-line option of the port, for the error.
+    An address that this machine does not have is left out if `host` has others; on some machines that is localhost's
+    IPv6 address. Raises ConfigError if a socket cannot be bound.
     """
 
     listeners = list[socket.socket]()
@@ -89,15 +91,17 @@ def _bind(family: int, address: tuple[str | int, ...]) -> socket.socket:
 
 
 def check_free(host: str, port: int, option: str) -> None:
-    """Raise ConfigError if no server can listen on host:port. Call it before loading models. Port 0 is free."""
+    """Raise ConfigError if no server can listen on host:port now. Port 0 always counts as free. Call it before loading
+    a model, so that the error comes early. option: name of the port's command-line option, for the error.
+    """
     if port:
         for listener in bind_all(host, port, option):
             listener.close()
 
 
 def next_free(host: str, port: int, taken: Collection[int | None] = ()) -> int:
-    """Return the first free port above `port` that is not in `taken`; 0 (which takes a free one) where there is none.
-    Raises ConfigError for a host that is not this machine's.
+    """Return the first free port above `port` that is not in `taken`. If there is none, return 0, with which a server
+    takes any free port. Raises ConfigError if `host` is not an address of this machine.
     """
     for candidate in range(port + 1, _MAX_PORT + 1):
         if candidate in taken:
@@ -113,9 +117,10 @@ def next_free(host: str, port: int, taken: Collection[int | None] = ()) -> int:
 
 
 def cannot_listen(host: str, port: int, error: OSError, option: str) -> ConfigError:
-    """Return the error for a socket that could not be bound. Its `param` is "host" or "port", which must change.
+    """Return the ConfigError for a socket that could not be bound to host:port. The error's `param` is "host" or
+    "port", whichever the user must change.
 
-    option: the command-line option of the port.
+    error: the error of the socket. option: name of the port's command-line option.
     """
     param = "port"
     remedy = f"choose another with {option}"

@@ -1,8 +1,8 @@
-"""Limits of a server's calls: how many of a kind are open, and how many messages are received at once, in all and for
-each caller. `serving` installs `RoomInterceptor`; the gateway's gRPC API uses the limits for its own calls.
+"""Limits of a server's calls: how many calls of a kind may be open, and how many messages may be received at once, in
+all and per caller. `serving` installs `LimitInterceptor`; the gateway's gRPC API uses the limits for its own calls.
 
-gRPC receives a message as a whole once it is asked to read one, and holds its first bytes for as long as the others do
-not arrive. So unary calls are served as streams of one message here, which is read when the limits allow it.
+Once gRPC starts to read a message it receives all of it, and keeps the bytes in memory until the rest has arrived.
+Therefore unary calls are served here as streams of one message, which is read only when the limits allow it.
 """
 
 from __future__ import annotations
@@ -22,27 +22,30 @@ from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded, Requ
 from outrider.wire.transport.rpc import abort
 
 MAX_MESSAGES = 16
-"""Messages of unary calls that are received at once, a quarter of them from one caller; others wait."""
+"""Maximum number of unary calls whose messages are received at the same time; at most a quarter of them are of one
+caller. Further calls wait."""
 MAX_WAITING = 256
-"""Unary calls of one caller whose message has not arrived."""
+"""Maximum number of a caller's unary calls whose message has not arrived yet."""
 MESSAGE_TIMEOUT_S = 10.0
-"""Seconds within which the message of a unary call arrives, its wait included. Users' requests have another limit: see
-`gateway.api.grpc_api`."""
+"""Maximum seconds until the message of a unary call has arrived, waiting included. Users' requests have another limit:
+see `gateway.api.grpc_api`."""
 MAX_DELIVERY_STREAMS = 256
-"""Streams of proposals to a target, one per draft, a quarter of them from one host. Each may hold one message of the
-largest size in the target's memory."""
+"""Maximum number of open streams of proposals to a target, at most a quarter of them from one host. There is one per
+draft. Each may hold one message of the maximum size in the target's memory."""
 MAX_WATCHING_CALLS = 16
-"""Calls that watch health or list the services, a quarter of them from one caller."""
+"""Maximum number of open calls that watch health or list services, at most a quarter of them of one caller."""
 RETRY_S = 1.0
-"""`retry-after` in seconds for a call that is refused."""
+"""Value of `retry-after`, in seconds, for calls that are refused."""
 
 _END: Any = getattr(grpc.aio, "EOF")  # noqa: B009  # the stubs lack it
 
 
 class CallLimits:
-    """Limits on calls of a kind that are open at once: `total`, and `share` for one caller. Further calls are refused.
+    """Limits on the number of open calls of one kind: at most `total`, and at most `share` of one caller. Further calls
+    are refused.
 
-    what: the kind of calls, for the error, such as "streams bring proposals". For one event loop: it has no lock.
+    what: the kind of calls, for the error's text, such as "streams bring proposals". It has no lock, so use it on one
+    event loop only.
     """
 
     def __init__(self, what: str, total: int, share: int) -> None:
@@ -54,7 +57,7 @@ class CallLimits:
 
     @contextmanager
     def one(self, caller: str) -> Iterator[None]:
-        """Count a call of the caller during the block. Raises Overloaded over a limit."""
+        """Context manager: count one open call of `caller` during the block. Raises Overloaded if a limit is reached."""
         total = self._num_open.total()
         own = self._num_open[caller]
         if total >= self._total or own >= self._share:
@@ -73,9 +76,10 @@ class CallLimits:
 
 
 class CallQueue:
-    """Limits on calls that run at once: `total`, and `share` for one caller. Further calls wait in the caller's order.
+    """Limits on the number of running calls: at most `total`, and at most `share` of one caller. Further calls wait;
+    the calls of one caller run in the order in which they arrived.
 
-    waiting: the limits of those that run or wait.
+    waiting: the limits on calls that run or wait.
     """
 
     def __init__(self, total: int, share: int, waiting: CallLimits) -> None:
@@ -86,8 +90,8 @@ class CallQueue:
 
     @asynccontextmanager
     async def one(self, caller: str) -> AsyncIterator[None]:
-        """Wait until the caller may run another call, and count it during the block. Raises Overloaded where too many
-        calls wait.
+        """Context manager: wait until `caller` may run another call, and count that call during the block. Raises
+        Overloaded if too many calls wait.
         """
         own = self._by_caller.get(caller) or asyncio.Semaphore(self._share)
         self._by_caller[caller] = own
@@ -97,7 +101,7 @@ class CallQueue:
 
 
 def host_of(context: Any) -> str:
-    """Return the address of a call's peer, without the port."""
+    """Return the host of the peer that made a call: its address without the port. context: gRPC's context of the call."""
     return str(context.peer()).rpartition(":")[0]
 
 
@@ -109,7 +113,7 @@ def _caller_of(context: Any) -> str:
 
 
 class LimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Applies the limits to every call of a server, before its message is read."""
+    """Interceptor that applies the limits to every call of a server, before the call's message is read."""
 
     def __init__(self) -> None:
         looking = CallLimits("calls watch health or ask for services", MAX_WATCHING_CALLS, MAX_WATCHING_CALLS // 4)

@@ -1,6 +1,7 @@
-"""Tensors on the wire: bytes, dtype and shape, little-endian, and their checks. Imports no torch.
+"""Conversion of tensors to and from protobuf messages (little-endian bytes, dtype and shape), and their checks. Imports
+no torch.
 
-Drafts encode the distributions of draft tokens with it; targets decode them.
+Drafts encode the distributions of draft tokens with it, and targets decode them.
 """
 
 from __future__ import annotations
@@ -16,33 +17,35 @@ if sys.byteorder != "little":  # the wire is little-endian and nothing here swap
     raise ImportError("outrider runs on little-endian machines only")
 
 ITEM_BYTES = {pb.TENSOR_DTYPE_FLOAT32: 4, pb.TENSOR_DTYPE_INT32: 4}
-"""Bytes of one element by dtype."""
+"""Number of bytes of one element, by dtype."""
 
 
 class BadTensor(ValueError):
-    """A tensor from another process has a wrong dtype, shape or size; the message has the difference."""
+    """A tensor from another process has the wrong dtype, shape or size. The error's text has the actual and the
+    expected value.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class DenseDistributions:
-    """Distributions over the whole vocabulary."""
+    """Next-token distributions over the whole vocabulary."""
 
     num_rows: int
     """Number of distributions."""
     data: bytes
-    """Log-probs [num_rows, vocab_size] float32."""
+    """Log-probs as bytes: float32 [num_rows, vocab_size], little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseDistributions:
-    """Distributions over a few tokens each, concatenated."""
+    """Next-token distributions over a few tokens each. The tokens of all distributions are concatenated."""
 
     row_sizes: tuple[int, ...]
-    """Tokens of each distribution."""
+    """Number of tokens of each distribution."""
     ids: bytes
-    """Token ids [sum(row_sizes)] int32."""
+    """Token ids as bytes: int32 [sum(row_sizes)], little-endian."""
     log_probs: bytes
-    """Log-probs [sum(row_sizes)] float32."""
+    """Log-probs of these tokens as bytes: float32 [sum(row_sizes)], little-endian."""
 
     @property
     def num_rows(self) -> int:
@@ -54,17 +57,17 @@ Rows = DenseDistributions | SparseDistributions
 
 
 def float32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
-    """Return the message of a float32 tensor. data: its elements, little-endian."""
+    """Return a protobuf message with a float32 tensor. data: the tensor's elements as little-endian bytes."""
     return pb.Tensor(dtype=pb.TENSOR_DTYPE_FLOAT32, shape=shape, data=data)
 
 
 def int32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
-    """Return the message of an int32 tensor. data: its elements, little-endian."""
+    """Return a protobuf message with an int32 tensor. data: the tensor's elements as little-endian bytes."""
     return pb.Tensor(dtype=pb.TENSOR_DTYPE_INT32, shape=shape, data=data)
 
 
 def distributions_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions:
-    """Return the message of distributions over a vocabulary of `vocab_size` tokens."""
+    """Convert distributions over a vocabulary of `vocab_size` tokens to a protobuf message."""
     if isinstance(rows, DenseDistributions):
         dense = float32_tensor(rows.data, (rows.num_rows, vocab_size))
         return pb.TokenDistributions(vocab_size=vocab_size, dense=dense)
@@ -78,8 +81,8 @@ def distributions_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions
 
 
 def distributions_from_proto(message: pb.TokenDistributions, num_rows: int, vocab_size: int) -> Rows:
-    """Read `num_rows` distributions. Raises BadTensor for wrong shapes and sizes; values are checked where they become
-    tensors.
+    """Convert a protobuf message to `num_rows` distributions over `vocab_size` tokens. Raises BadTensor for wrong
+    shapes and sizes. Ids and log-probs themselves are checked later, when they become torch tensors.
     """
     if message.vocab_size != vocab_size:
         raise BadTensor(f"vocab_size is {message.vocab_size}, the target's is {vocab_size}")

@@ -1,25 +1,27 @@
-"""When a worker that has work but makes no step counts as hung. Used by gateways, the launcher and Kubernetes' probes.
+"""The rule by which a worker that has work but makes no step counts as hung. Used by gateways, the launcher and
+Kubernetes' probes. This module does no I/O.
 
-A stopped process or a cut network is detected by keepalive; this detects an engine that hangs while its server replies.
-A long prompt takes many steps before the first token, and a step may be long: the limit is a multiple of the longest
-recent step. No I/O.
+A stopped process or a cut network is detected by gRPC's keepalive. This rule detects an engine that hangs while its
+server still replies. A long prompt takes many steps before the first token, and a single step may be long. Therefore
+the limit is on the time of one step, as a multiple of the longest recent step.
 """
 
 from __future__ import annotations
 
 MIN_SILENCE_S = 4.0
-"""Seconds that every step may take."""
+"""Seconds that any step may take, even if the recent steps were much shorter."""
 STEPS = 8
-"""Factor on the longest recent step after which an engine counts as hung."""
+"""An engine counts as hung once a step takes this many times as long as the longest recent step."""
 
 MAX_STEP_S = 300.0
-"""Seconds after which an engine in one step counts as hung, whatever its other steps took, or if it has made none."""
+"""Maximum seconds of any step, even if recent steps were long, and the limit of an engine's first step. An engine in a
+longer step counts as hung."""
 
 
 def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
-    """Return the seconds that a step may take: a multiple of the longest recent one, within the two limits.
+    """Return the seconds that a step may take: STEPS times the longest recent step, but from `min_s` to `max_s`.
 
-    longest_step_s: 0 = no step is known yet, for which `max_s` is returned.
+    longest_step_s: seconds of the longest recent step; 0 = no step is known yet, and `max_s` is returned.
     """
     if not longest_step_s:
         return max_s
@@ -27,9 +29,9 @@ def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
 
 
 def describe_hang(step_s: float, longest_step_s: float) -> str | None:
-    """Return a sentence on a worker's engine that hangs, or None if it does not.
+    """Return a sentence on a worker's engine if it hangs; None = it does not hang.
 
-    step_s: seconds since the beginning of its current step. longest_step_s: seconds of the longest recent step.
+    step_s: seconds since the engine's current step began. longest_step_s: seconds of its longest recent step.
     """
     if step_s < allowed_s(longest_step_s, MIN_SILENCE_S, MAX_STEP_S):
         return None
@@ -37,40 +39,45 @@ def describe_hang(step_s: float, longest_step_s: float) -> str | None:
 
 
 class HangWatch:
-    """Whether the worker at the other end of one stream hangs. All times are monotonic, in seconds."""
+    """Check whether the worker at the other end of a stream hangs, by its reports of steps. All times are monotonic, in
+    seconds.
+    """
 
     def __init__(self, min_silence_s: float, max_silence_s: float, now: float) -> None:
-        """min_silence_s: seconds that every step may take, unless max_silence_s is smaller. max_silence_s: seconds that
-        no step may exceed, and the limit while no step of the worker is known. now: the stream's beginning.
+        """min_silence_s: seconds that any step may take. max_silence_s: maximum seconds of a step, even if it is
+        smaller than min_silence_s, and the limit while no step of the worker is known. now: time at which the stream
+        began.
         """
         self._min_silence_s = min_silence_s
         self._max_silence_s = max_silence_s
         self._longest_step_s = 0.0
         self._num_steps: int | None = None
-        """Steps that the worker has made, by its last report."""
+        """Number of steps that the worker has made, by its last report; None = there was no report yet."""
         self._alive_s = now
         """Time at which the worker last made a step or had no work."""
 
     def note_step(self, num_steps: int, longest_step_s: float, now: float) -> None:
-        """Record a report of the worker: the steps that it has made, and the seconds of the longest recent one."""
+        """Record a report of the worker at time `now`. num_steps: number of steps that it has made since its start.
+        longest_step_s: seconds of its longest recent step.
+        """
         self._longest_step_s = longest_step_s
         if num_steps != self._num_steps:
             self._num_steps = num_steps
             self._alive_s = now
 
     def idle(self, now: float) -> None:
-        """Record that the worker has no work."""
+        """Record that the worker has no work at time `now`, so that it need not make steps."""
         self._alive_s = now
 
     @property
     def limit_s(self) -> float:
-        """Seconds without a step after which the worker hangs."""
+        """Seconds without a step or reply after which the worker counts as hung."""
         return allowed_s(self._longest_step_s, self._min_silence_s, self._max_silence_s)
 
     def silent_s(self, heard_s: float, now: float) -> float:
-        """Return the seconds since the worker's last step or reply. heard_s: time of its last reply."""
+        """Return the seconds since the worker's last step or reply. heard_s: time of the worker's last reply."""
         return now - max(self._alive_s, heard_s)
 
     def hangs(self, heard_s: float, now: float) -> bool:
-        """Return whether the worker hangs. heard_s: time of its last reply."""
+        """Return whether the worker counts as hung at time `now`. heard_s: time of the worker's last reply."""
         return self.silent_s(heard_s, now) >= self.limit_s

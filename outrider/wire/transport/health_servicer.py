@@ -1,7 +1,7 @@
-"""gRPC's health service, `grpc.health.v1`: one state for all services of a server. `serving` adds it.
+"""gRPC's health service, `grpc.health.v1`, with one state for all services of a server. `serving` adds it to servers.
 
-The servicer of grpcio-health-checking holds a lock while it writes to a watcher: a watcher that reads nothing would
-keep the state from changing for all.
+The servicer of the package grpcio-health-checking holds a lock while it writes to a watcher. A watcher that does not
+read would therefore block changes of the state for all.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ Status = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
-    """Servicer of Check and Watch. For one event loop: it has no lock."""
+    """Servicer of the methods Check and Watch of gRPC's health service. It has no lock, so use it on one event loop
+    only.
+    """
 
     def __init__(self, services: Collection[str]) -> None:
-        """services: full names of the server's services; "", the server itself, is added."""
+        """services: full names of the server's services. The empty name, which stands for the whole server, is added."""
         self._services = frozenset(("", *services))
         self._is_serving = True
         self._changed = asyncio.Event()
 
     def set_serving(self, is_serving: bool) -> None:
-        """Set the state of all services, and send it to watchers."""
+        """Set the state of all services to SERVING (true) or NOT_SERVING, and send it to all watchers."""
         if is_serving != self._is_serving:
             self._is_serving = is_serving
             self._changed.set()
@@ -38,7 +40,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
         return self._state_of(request.service)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
-        """Send the state now, and again whenever it changes."""
+        """Serve a Watch call: send the state of a service now, and again whenever it changes."""
         sent: health_pb2.HealthCheckResponse | None = None
         while True:
             changed = self._changed

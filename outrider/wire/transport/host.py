@@ -1,5 +1,5 @@
-"""`prepare_process`, which a worker calls before it imports torch: it pins the process, sizes its thread pools and
-tunes its allocator.
+"""`prepare_process`, which a worker calls before it imports torch. It pins the process to cores and tunes the allocator
+of its memory.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from outrider.wire.transport.rpc import tune_malloc
 
 
 def pin_process(cpu_cores: str | None) -> frozenset[int]:
-    """Pin all threads of this process, present and later ones, to cores. Return the cores that it runs on.
+    """Pin this process, with all its present and later threads, to CPU cores. Return the cores that it may run on.
 
-    cpu_cores: the setting, such as 0,2-3; None = the process stays where it is. Call it before importing torch, which
-    sizes its thread pools at import. Raises ConfigError for cores that this machine does not have.
+    cpu_cores: the setting, such as "0,2-3"; None = do not change them. Call it before importing torch, which sizes its
+    thread pools at import. Raises ConfigError for cores that this machine does not have.
     """
     allowed = frozenset(os.sched_getaffinity(0))
     if cpu_cores is None:
@@ -39,8 +39,9 @@ def pin_process(cpu_cores: str | None) -> frozenset[int]:
 
 
 def split_evenly(cores: Iterable[int], num_parts: int) -> list[frozenset[int]]:
-    """Return `num_parts` sets of neighbouring cores, or all cores for each part where there are fewer cores than
-    parts."""
+    """Split cores into `num_parts` sets of neighbouring cores. If there are fewer cores than parts, each part gets all
+    cores.
+    """
     # 5 cores in 2 parts: {0, 1} and {2, 3, 4}
     ordered = sorted(cores)
     if len(ordered) < num_parts:
@@ -54,7 +55,8 @@ def split_evenly(cores: Iterable[int], num_parts: int) -> list[frozenset[int]]:
 
 
 def prepare_process(cpu_cores: str | None) -> frozenset[int]:
-    """Pin the process (see `pin_process`) and tune its allocator. Return the cores that it runs on.
+    """Pin this process to the cores of the setting `cpu_cores` (see `pin_process`) and tune its memory allocator.
+    Return the cores that it may run on.
 
     Call it before importing torch. Raises ConfigError for cores that this machine does not have.
     """
@@ -64,5 +66,5 @@ def prepare_process(cpu_cores: str | None) -> frozenset[int]:
 
 
 def new_epoch() -> int:
-    """Return an epoch: a random number of 64 bits for this worker's life, never 0."""
+    """Return a new epoch, the number that identifies one life of a worker: 64 random bits, never 0."""
     return int.from_bytes(os.urandom(8), "little") | 1

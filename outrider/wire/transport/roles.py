@@ -1,6 +1,6 @@
-"""`Role`, the part of the system that a peer's certificate names, and the methods that each role may call.
+"""`Role`, the part of the system that a peer's certificate names, and the table of the methods that each role may call.
 
-Servers with TLS check it (`RoleInterceptor`); without TLS every peer may call every method.
+Servers with TLS check the role of every caller (`RoleInterceptor`). Without TLS every peer may call every method.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _DOMAIN = "outrider.internal"
 
 
 class Role(Enum):
-    """A part of the system, as its certificate names it.
+    """A part of the system (gateway, draft, ...), as its TLS certificate names it.
 
-    A certificate has two names of its role: `uri`, which servers check of their callers, and `host_name`, which callers
-    check of the server that they reached, whatever its address is.
+    A certificate contains two names of its role. Servers check the `uri` of their callers. Callers check the
+    `host_name` of the server that they have reached, whatever its address is.
     """
 
     GATEWAY = "gateway"
@@ -34,12 +34,12 @@ class Role(Enum):
 
     @property
     def uri(self) -> str:
-        """The role's URI in a certificate."""
+        """URI that stands for the role in a certificate. Servers check it."""
         return f"{_PREFIX}{self.value}"
 
     @property
     def host_name(self) -> str:
-        """The role's host name in a certificate."""
+        """Host name that stands for the role in a certificate. Callers check it."""
         return f"{self.value}.{_DOMAIN}"
 
 
@@ -57,16 +57,16 @@ _ALLOWED = {
     "/outrider.v1.RegistryService/Join": _GATEWAY,
     "/outrider.v1.RegistryService/Scale": frozenset({Role.LAUNCHER}),
 }
-"""Roles that may call each method. (A worker may call its own GetInfo, as its container's probe does.) Other methods
-are refused, except those of _FOR_ANY_CERTIFICATE."""
+"""Roles that may call a method, by the method's path. (A worker may call its own GetInfo, because its container's probe
+does.) Methods that are not listed are refused, except those of _FOR_ANY_CERTIFICATE."""
 _FOR_ANY_CERTIFICATE = ("/grpc.health.v1.Health/", "/grpc.reflection.")
-"""Beginnings of methods that every role may call."""
+"""First parts of the paths of methods that every role may call."""
 
 
 def check_may_call(method: str, uris: Iterable[str]) -> None:
     """Raise Forbidden unless the caller's role may call a method.
 
-    method: its path, "/package.Service/Method". uris: those of the caller's certificate.
+    method: path of the method, "/package.Service/Method". uris: the URIs in the caller's certificate.
     """
     if method.startswith(_FOR_ANY_CERTIFICATE):
         return
@@ -85,7 +85,7 @@ def _sorted_names(roles: Iterable[Role]) -> list[str]:
 
 
 class RoleInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Checks the role in the caller's certificate before each call, on servers that require a certificate."""
+    """Interceptor that checks the role in the caller's certificate before each call, for servers that require one."""
 
     async def intercept_service(
         self,

@@ -1,9 +1,10 @@
 """Options of gRPC channels and servers, and `ErrorInterceptor`, where errors become gRPC statuses on a server.
 
-Why options are set: gRPC's default receive limit (4 MiB) breaks a stream at K = 9 and a vocabulary of 128k; without
-`ping_timeout_ms` a peer that hangs is detected after 60 s, with it within 12 s, at either end.
+Why options are set: with gRPC's default receive limit (4 MiB) a stream breaks at K = 9 and a vocabulary of 128k.
+Without `ping_timeout_ms` either end detects a hanging peer after 60 s, and with it within 12 s.
 
-Bytes that are no valid message end a call with INVALID_ARGUMENT; gRPC alone would return UNKNOWN, a server's error.
+A call whose bytes are not a valid message ends with INVALID_ARGUMENT. gRPC alone would return UNKNOWN, which stands for
+an error of the server.
 """
 
 from __future__ import annotations
@@ -36,30 +37,32 @@ Parse = Callable[[Any, bytes], Any]
 Abort = Callable[[Any, OutriderError], Any]
 
 PING_TIMEOUT_MS = 10_000
-"""Milliseconds without an acknowledgement after which a peer counts as lost. Longer than `hang_watch.MIN_SILENCE_S`: a
-process that gets no CPU time replies to no ping but is not lost, and the hang watch decides whether it hangs."""
+"""Milliseconds without a reply to a ping after which a peer counts as lost. It is longer than
+`hang_watch.MIN_SILENCE_S`: a process that gets no CPU time does not reply to pings but is not lost, and the hang watch
+decides whether it hangs."""
 LINK_KEEPALIVE: Options = [("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_permit_without_calls", 1)]
-"""Options for pings on connections between our processes, and on our servers."""
+"""gRPC options for keepalive pings (every 2 s), for connections between our processes and for our servers."""
 _TOKEN_ID_BYTES = 5
-"""Most bytes of a uint32 on the wire."""
+"""Maximum bytes of a uint32 in a protobuf message."""
 CONTROL_BYTES = 1 << 20
-"""Bytes of a Control message besides token ids (sampling parameters, small items that travel with it), and of a whole
-WorkerInfo. A message of this size takes some 30 ms of a worker's event loop."""
+"""Maximum bytes of a Control message apart from its token ids (sampling parameters and small items), and of a whole
+WorkerInfo message. A message of this size takes some 30 ms of a worker's event loop."""
 MAX_CONNECTIONS = 4096
-"""Connections to one server; further ones are refused. Their handshakes take some 200 MB."""
+"""Maximum number of connections to one server; further ones are refused. The handshakes of so many take some 200 MB."""
 SPARE_FILES = 256
-"""File descriptors that are not for connections of users. An idle gateway with one target has 21 open."""
+"""Number of file descriptors that are kept free of users' connections. An idle gateway with one target has 21 open."""
 MAX_CALLS_OF_CONNECTION = 1024
-"""Calls open at once on one connection; clients wait before they open another."""
+"""Maximum number of open calls on one connection. Clients wait before they open another."""
 HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
-"""Milliseconds after which a connection without a handshake is closed."""
+"""Milliseconds after which a new connection is closed if its handshake has not been completed."""
 MAX_METADATA_BYTES = 16 * 1024
-"""Bytes of a call's metadata; a call with more is refused with RESOURCE_EXHAUSTED."""
+"""Maximum bytes of a call's metadata. A call with more is refused with RESOURCE_EXHAUSTED."""
 MAX_ERROR_BYTES = 1300
-"""Bytes of an error's message. It travels as metadata, where a byte takes up to three, and clients accept 8 KiB."""
+"""Maximum bytes of an error's message. It is sent as metadata, in which a byte takes up to three bytes, and of which
+clients accept 8 KiB."""
 MAX_MESSAGE_BYTES = 64 << 20
-"""Bytes of a message between our processes. Proposals may travel one distribution a message, so that a vocabulary of 16
-million tokens fits."""
+"""Maximum bytes of a message between our processes. A proposal may be sent with one distribution per message, so that
+a vocabulary of 16 million tokens fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,11 @@ class _Requests:
 
 
 def guarded_stream(handler: Any, parse: Parse, abort: Abort) -> Any:
-    """Return a handler of a method with a stream of requests that turns OutriderErrors into statuses.
+    """Return a gRPC method handler that works like `handler`, a handler of a stream of requests, but ends the call with
+    the matching status if an OutriderError is raised.
 
-    parse: deserializes one message, and raises InvalidRequest. abort: ends a call with an error.
+    parse: parses the bytes of one message, and raises InvalidRequest if they are wrong. abort: ends a call with an
+    error.
     """
     if handler.request_deserializer is None:
         return handler
@@ -155,7 +160,7 @@ def _common(max_message_bytes: int, keepalive: Options) -> Options:
 
 
 def open_files_limit() -> int | None:
-    """Return the number of files that this process may have open at once; None = no limit."""
+    """Return the maximum number of files that this process may have open at once; None = there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return None
@@ -163,8 +168,8 @@ def open_files_limit() -> int | None:
 
 
 def max_connections() -> int:
-    """Return the most connections of one server: MAX_CONNECTIONS, or fewer where the process may not open so many
-    files. A gateway has two servers: each gets half of the files without SPARE_FILES.
+    """Return the maximum number of connections of one server: MAX_CONNECTIONS, or fewer if this process may not open so
+    many files. A gateway has two servers, so each gets half of the files that remain after SPARE_FILES.
     """
     limit = open_files_limit()
     if limit is None:
@@ -174,17 +179,18 @@ def max_connections() -> int:
 
 
 def max_control_bytes(context_limit: int) -> int:
-    """Return the most bytes of a message on a Control stream: CONTROL_BYTES, and the token ids of a prompt, a
-    prediction and a source of `context_limit` tokens each.
+    """Return the maximum bytes of a message on a Control stream: CONTROL_BYTES, plus the token ids of a prompt, a
+    prediction and a source (the input of an encoder) of `context_limit` tokens each.
     """
     return CONTROL_BYTES + 3 * _TOKEN_ID_BYTES * context_limit
 
 
 def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Options:
-    """Return a server's options. A second server on the same port fails instead of sharing the connections.
+    """Return the gRPC options of a server. With them a second server on the same port fails to start, instead of
+    sharing the port's connections.
 
-    window_bytes: bytes of a message that are received before the servicer reads it. A longer message takes one more
-    round trip.
+    max_message_bytes: maximum bytes of a received message. window_bytes: number of bytes of a message that may be
+    received before the servicer reads it. A longer message takes another round trip.
     """
     return [
         *_common(max_message_bytes, LINK_KEEPALIVE),
@@ -201,11 +207,11 @@ def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Opti
 
 
 def client_options(address: str, max_message_bytes: int, keepalive: Options = LINK_KEEPALIVE) -> Options:
-    """Return the options of a client of `address` (host:port).
+    """Return the gRPC options of a client of the server at `address` (host:port).
 
-    It reconnects within a second, where gRPC's default back-off grows to 120 s. gRPC's least back-off is the time that
-    a connection may take, handshakes included: with less, a far or busy server would never be reached. The
-    environment's proxy (http_proxy) is not used for loopback addresses.
+    The client reconnects within a second, while gRPC's default back-off grows to 120 s. gRPC also uses the minimum
+    back-off as the time that a connection may take, handshakes included, so that it is not reduced: otherwise a far or
+    busy server would never be reached. For loopback addresses the environment's proxy (http_proxy) is not used.
     """
     return [
         *_common(max_message_bytes, keepalive),
@@ -217,8 +223,8 @@ def client_options(address: str, max_message_bytes: int, keepalive: Options = LI
 
 
 def proxy_note(address: str) -> str:
-    """Return the end of an error for an `address` that does not reply: that a proxy may be used, and which variable
-    names it. Empty where no proxy is used.
+    """Return text for the end of an error on an `address` that does not reply: a note that a proxy is used, with the
+    environment variable that names it. The text is empty if no proxy is used.
     """
     name = _proxy_variable()
     if name is None or not os.environ[name] or _is_loopback(address):
@@ -239,8 +245,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def tune_malloc() -> None:
-    """Have glibc keep large buffers in the process. By default it returns 2.5 MB to the kernel after every message, and
-    faults them in for the next, which is 3 times slower.
+    """Configure glibc's allocator to keep freed large buffers in this process. By default it returns 2.5 MB to the
+    kernel after every message and gets them again for the next, which is 3 times as slow.
     """
     if sys.platform != "linux":
         return
@@ -253,13 +259,16 @@ def tune_malloc() -> None:
 
 
 def describe_failure(error: grpc.aio.AioRpcError) -> str:
-    """Return code and details of a failed call as one line of bounded length: the details are a peer's text."""
+    """Return status code and details of a failed call as one line. Its length is bounded, since the details are a text
+    from another process.
+    """
     return bound_text(f"{error.code().name}: {error.details()}", MAX_REASON_BYTES)
 
 
 def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of an error besides gRPC's code and message: parameter, seconds to wait, and OpenAI's
-    code."""
+    """Return the trailing metadata that is sent with an error in addition to gRPC's code and message: the parameter,
+    the seconds to wait, and OpenAI's error code.
+    """
     trailers: list[tuple[str, str]] = []
     if error.param is not None:
         trailers.append(("outrider-param", error.param))
@@ -271,7 +280,7 @@ def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
-    """End a call with the error's code, message and trailers."""
+    """End a gRPC call with the code, message and trailing metadata of an error."""
     message = error.message.encode(errors="replace")
     if len(message) > MAX_ERROR_BYTES:
         message = message[:MAX_ERROR_BYTES] + b"..."
@@ -280,9 +289,11 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Turns OutriderErrors of servicers, and requests that are no valid message, into statuses.
+    """Interceptor that ends a call with the matching gRPC status if its servicer raises an OutriderError, or if a
+    request is not a valid message.
 
-    max_control_bytes: a longer message of a Control stream is refused before it is parsed; None = no limit.
+    max_control_bytes: maximum bytes of a message on a Control stream; a longer one is refused before it is parsed. None
+    = no limit.
     """
 
     def __init__(self, max_control_bytes: int | None = None) -> None:
@@ -322,7 +333,11 @@ def _guarded(handler: Any, inner: Any) -> Callable[[bytes, Any], Awaitable[Any]]
 
 
 def parse_message(deserialize: Any, data: bytes, max_bytes: int | None = None) -> Any:
-    """Parse a message. deserialize: `FromString` of its class. max_bytes: None = no limit. Raises InvalidRequest."""
+    """Parse the bytes of a protobuf message and return the message. Raises InvalidRequest if they are not valid or too
+    many.
+
+    deserialize: `FromString` of the message's class. max_bytes: maximum number of bytes; None = no limit.
+    """
     name = deserialize.__self__.DESCRIPTOR.full_name
     if max_bytes is not None and len(data) > max_bytes:
         raise InvalidRequest(f"a {name} of {len(data)} bytes, at most {max_bytes} are allowed")

@@ -1,6 +1,7 @@
-"""gRPC servers with health and reflection: `start_server` on the current event loop, `ServerThread` on a thread's.
+"""gRPC servers with health and reflection services: `start_server` starts one on the current event loop, `ServerThread`
+on an event loop in its own thread.
 
-A process has one event loop with gRPC: calls on a second one take 4 times as long.
+Use gRPC on only one event loop per process: calls on a second one take 4 times as long.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from outrider.wire.transport.tls import CertificateFolder, server_credentials
 log = get_logger(__name__)
 
 MAX_CONCURRENT_CALLS = MAX_CONNECTIONS
-"""Calls open on a server, streams included; further ones are refused with RESOURCE_EXHAUSTED. The limits of `call_room`
-and of the gateway's front ends are lower."""
+"""Maximum number of open calls on a server, streams included. Further calls are refused with RESOURCE_EXHAUSTED. The
+limits of `call_limits` and of the gateway's APIs are lower."""
 
 WORKER_WINDOW_BYTES = 1 << 20
-"""Bytes of a message that a worker's server receives before its servicer reads it. A distribution over a whole
-vocabulary has half a megabyte, which must not wait for a round trip."""
+"""Number of bytes of a message that a worker's server may receive before its servicer reads it. A distribution over a
+whole vocabulary has half a megabyte, and should not take another round trip."""
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
-"""Adds servicers to a server and returns the full names of their services."""
+"""Function that adds servicers to a server and returns the full names of their services."""
 
 
 async def _is_known(host: str) -> bool:
@@ -54,11 +55,13 @@ async def start_server(
     window_bytes: int = 64 << 10,
     max_control_bytes: int | None = None,
 ) -> tuple[grpc.aio.Server, str, HealthServicer]:
-    """Start a server and return (server, "host:port", health). Raises ConfigError if it cannot listen there.
+    """Start a gRPC server on the current event loop. Return (server, "host:port" on which it listens, health servicer).
+    Raises ConfigError if it cannot listen there.
 
-    port: 0 takes a free one. max_message_bytes, max_control_bytes: limits of all messages, and of those of Control
-    streams. certificates: of a part (with a role): callers must show a certificate, and may call what its role may; of
-    a server for users (without); None = no TLS. window_bytes: see `server_options`.
+    port: 0 = take a free port. max_message_bytes: maximum bytes of a message. max_control_bytes: maximum bytes of a
+    message on a Control stream; None = no further limit. certificates: None = no TLS. If the folder has a role, callers
+    must show a certificate, and may call only what its role allows; without a role, the server is for users.
+    window_bytes: see `server_options`.
     """
     guards = list[RoleInterceptor]()
     if certificates is not None and certificates.role is not None:
@@ -90,7 +93,9 @@ async def start_server(
 
 
 class ServerThread:
-    """A thread with an event loop and a gRPC server, until `stop`. For workers: the gateway has an event loop."""
+    """A thread with an event loop and a gRPC server, which runs until `stop`. Used by workers; the gateway has an event
+    loop of its own and calls `start_server`.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -108,8 +113,8 @@ class ServerThread:
         certificates: CertificateFolder | None = None,
         max_control_bytes: int | None = None,
     ) -> str:
-        """Start the thread and the server (see `start_server`), and return its address once it listens. `add_services`
-        runs on the thread.
+        """Start the thread and the server; return the server's address (host:port) once it listens. For the arguments
+        see `start_server`. `add_services` is called on the thread.
         """
         self._thread.start()
         start = start_server(
@@ -128,10 +133,10 @@ class ServerThread:
         self.loop.close()
 
     def post(self, calls: list[Callable[[], None]]) -> None:
-        """Run calls on the loop, in order, with one wake-up. Any thread may call. After the loop's end they are
-        dropped.
+        """Call the functions `calls` on the thread's event loop, in order, with a single wake-up of the loop. Any
+        thread may call this. After the end of the loop they are dropped.
 
-        After a call that raises the others still run: they reply to other requests.
+        If a function raises, the others are still called, since they reply to other requests.
         """
 
         def run() -> None:
@@ -145,7 +150,9 @@ class ServerThread:
             self.loop.call_soon_threadsafe(run)
 
     def stop_serving(self, begin: Callable[[], None]) -> None:
-        """Run `begin` on the loop and set health to NOT_SERVING, from any thread. Open calls continue."""
+        """Call `begin` on the thread's event loop and set health to NOT_SERVING. Open calls continue. Any thread may
+        call this.
+        """
 
         async def run() -> None:
             begin()
@@ -155,9 +162,9 @@ class ServerThread:
         asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
 
     def stop(self, grace_s: float, closing: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Set health to NOT_SERVING, wait up to `grace_s` seconds for open calls, and end server, loop and thread.
+        """Set health to NOT_SERVING, wait at most `grace_s` seconds for open calls, and end server, loop and thread.
 
-        closing: ends open streams, which would otherwise last for the whole grace.
+        closing: coroutine function that ends open streams, which would otherwise stay open for all of `grace_s`.
         """
 
         async def shut() -> None:

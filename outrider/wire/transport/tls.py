@@ -1,9 +1,9 @@
-"""TLS certificates: read from a folder, checked, and read again when they change. For gRPC and HTTP, servers and
-clients.
+"""TLS certificates: they are read from a folder, checked, and read again when they change. Used by servers and clients
+for gRPC and HTTP.
 
-A folder has cert.pem (the certificate, then those between it and its CA), key.pem (its private key, without a
-passphrase) and ca.pem (the CAs whose certificates the other side may show). Channels to other parts of the system are
-opened by `Dialer` alone.
+A folder has three files: cert.pem (the certificate, then the certificates between it and its CA), key.pem (its private
+key, without a passphrase) and ca.pem (the CAs that the other side's certificate may come from). Only `Dialer` opens
+channels to other parts of the system.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ CA = "ca.pem"
 CERTIFICATE = "cert.pem"
 KEY = "key.pem"
 SOON_DAYS = 14
-"""Days before a certificate's expiry from which a warning is logged, when it is read and then once a day."""
+"""Number of days before a certificate's expiry from which on warnings are logged: when it is read, then once a day."""
 _DAY_S = 86400.0
 RETRY_S = 10.0
-"""Seconds after which files that could not be used are read again though they did not change: they may be valid by
-then."""
+"""Seconds after which files that could not be used are read again even if they have not changed. A certificate may have
+become valid by then."""
 _TRIES = 10
-"""Attempts to read files that change meanwhile."""
+"""Maximum number of attempts to read files that change during the read."""
 _SETTLE_S = 0.05
-"""Seconds between two of them."""
+"""Seconds between two attempts to read files that change during the read."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""For each file of a folder its time of change, inode and size; None for a missing file."""
+"""State of a folder's files, to detect changes: time of change, inode and size of each file; None = it is missing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certificates:
-    """The contents of a folder, in PEM form, once they were checked."""
+    """Checked contents of a folder of certificates, in PEM form."""
 
     ca: bytes | None
     certificate: bytes
@@ -57,39 +57,41 @@ class Certificates:
     context: ssl.SSLContext
     """TLS context of a server with these certificates."""
     expires: float
-    """Expiry of the certificate, in seconds since 1970."""
+    """Time at which the certificate expires, in seconds since 1970."""
 
 
 class CertificateFolder:
-    """A folder with certificates. `current` returns those for the next connection, on any thread."""
+    """A folder with TLS certificates, which is read again when its files change. `current` returns the certificates for
+    the next connection; any thread may use it.
+    """
 
     def __init__(self, path: str, setting: str, role: Role | None) -> None:
         """Read the folder at `path`.
 
-        role: of the part whose certificate it is, for which ca.pem must exist; None = a server that users call, which
-        requires their certificates if ca.pem exists. setting: the setting's name, for errors. Raises ConfigError with
-        the file and what to do.
+        setting: name of the setting that names the folder, for errors. role: role that the certificate must have;
+        ca.pem must exist then. None = the certificate is of a server for users, which requires certificates of them
+        only if ca.pem exists. Raises ConfigError with the wrong file and what to do.
         """
         self.role = role
         self._path = Path(path)
         self._setting = setting
         self._lock = threading.Lock()
         self.asks_for_certificates = role is not None or (self._path / CA).exists()
-        """Whether callers must show a certificate. It does not change while the process runs."""
+        """Whether callers must show a certificate. The value does not change while the process runs."""
         self._stamp, self._certificates = self._read_at_start()
         self._failure: str | None = None
-        """Why the files of `_stamp` are not in use; None = they are."""
+        """Why the files with the state `_stamp` could not be used; None = they are in use."""
         self._retry_at_s = 0.0
         """Monotonic time from which files that could not be used are read again, in seconds."""
         self._warn_at_s = 0.0
-        """Monotonic time from which the expiry is warned of again, in seconds."""
+        """Monotonic time, in seconds, from which another warning of the expiry is logged."""
         self._warn_if_soon()
         warn_if_open(self._path / KEY)
 
     @property
     def current(self) -> Certificates:
-        """The certificates, read again if a file has changed. While the files are wrong, as when a folder is written
-        file by file, the previous certificates.
+        """The certificates for the next connection. They are read again if a file has changed. While the new files are
+        wrong, for example because only some are written yet, the previous certificates stay in use.
         """
         with self._lock:
             stamp = self._stamp_now()
@@ -233,10 +235,10 @@ class CertificateFolder:
 
 
 def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = None) -> CertificateFolder | None:
-    """Return a part's certificates for its connections with other parts; None without a folder.
+    """Return the certificates of a part of the system for its connections with other parts; None = `tls_dir` is None.
 
-    listens_on: the host on which it listens without TLS then: a warning is logged if other machines reach it. Raises
-    ConfigError.
+    tls_dir: the setting. role: the part. listens_on: host on which the part listens; if there is no TLS and other
+    machines reach this host, a warning is logged. Raises ConfigError if the folder cannot be used.
     """
     if tls_dir is not None:
         return CertificateFolder(tls_dir, "tls_dir", role)
@@ -246,7 +248,7 @@ def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = 
 
 
 def warn_of_open_port(host: str) -> None:
-    """Log a warning if other machines reach `host`, on which a part listens without TLS."""
+    """Log a warning if other machines can reach `host`, on which a part of the system listens without TLS."""
     if not is_loopback(host):
         log.warning(
             "listening on %s without tls_dir: nothing is encrypted, and whoever reaches the port may do what a "
@@ -256,7 +258,11 @@ def warn_of_open_port(host: str) -> None:
 
 
 def public_certificates(public_tls_dir: str | None, listens_on: str) -> CertificateFolder | None:
-    """Return a gateway's certificates for its users; None without a folder. Otherwise as `part_certificates`."""
+    """Return a gateway's certificates for connections with users; None = `public_tls_dir` is None.
+
+    listens_on: host on which the gateway listens; if there is no TLS and other machines reach this host, a warning is
+    logged. Raises ConfigError if the folder cannot be used.
+    """
     if public_tls_dir is not None:
         return CertificateFolder(public_tls_dir, "public_tls_dir", None)
     if not is_loopback(listens_on):
@@ -265,7 +271,7 @@ def public_certificates(public_tls_dir: str | None, listens_on: str) -> Certific
 
 
 def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
-    """Return the credentials of a gRPC server. Each connection gets the folder's current certificates."""
+    """Return credentials for a gRPC server. Each new connection uses the folder's certificates at that time."""
 
     def configure(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
         pair = (certificates.key, certificates.certificate)
@@ -287,12 +293,14 @@ def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
-    """Return the credentials of a channel, which keeps them. `Dialer` opens another channel when they change."""
+    """Return credentials for a gRPC channel. A channel keeps its credentials, so `Dialer` opens a new channel when the
+    certificates change.
+    """
     return grpc.ssl_channel_credentials(certificates.ca, certificates.key, certificates.certificate)
 
 
 def http_context(folder: CertificateFolder) -> ssl.SSLContext:
-    """Return the TLS context of an HTTP server. Each connection gets the folder's current certificates."""
+    """Return a TLS context for an HTTP server. Each new connection uses the folder's certificates at that time."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # without certificates: `on_hello` sets them
     context.verify_mode = folder.current.context.verify_mode
 
@@ -340,10 +348,11 @@ def _reason(error: Exception) -> str:
 
 
 class Dialer:
-    """Opens the channel to another part of the system, and another one when our certificates have changed: a channel
-    keeps those with which it was opened.
+    """Opens the gRPC channel to another part of the system, and a new one after our certificates have changed, since a
+    channel keeps the certificates with which it was opened.
 
-    address: host:port. role: the role that the part's certificate must have. certificates: ours; None = no TLS.
+    address: host:port of the other part. role: role that the other part's certificate must have. certificates: this
+    process's certificates; None = no TLS.
     """
 
     def __init__(
@@ -358,8 +367,8 @@ class Dialer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def channel(self) -> grpc.aio.Channel:
-        """Return the channel for the next connection. If it is a new one, the previous is closed, which ends its
-        calls.
+        """Return the channel to use for the next call. If our certificates have changed, this is a new channel, and the
+        previous one is closed, which ends its calls.
         """
         current = None
         if self._folder is not None:
@@ -384,7 +393,7 @@ class Dialer:
         return grpc.aio.secure_channel(address, channel_credentials(certificates), options=[*options, name])
 
     async def close(self) -> None:
-        """Close the channel, which ends its calls. Idempotent."""
+        """Close the current channel, which ends its calls. Idempotent."""
         channel = self._channel
         self._channel = None
         if channel is not None:
