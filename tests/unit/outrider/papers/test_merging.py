@@ -1,7 +1,7 @@
 """Several drafters in one tree: what the budget is offered of each, and that what is accepted of all has the target's
 law.
 
-The law by enumeration of every draw that the real functions make, as in `test_tree_law.py`.
+The law by enumeration of every draw that the real functions make, as in `test_growing_tree.py`.
 """
 
 from __future__ import annotations
