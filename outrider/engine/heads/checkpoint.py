@@ -1,5 +1,6 @@
 """Files of a head and of its target: the configuration, and the weights, of which a tensor is read when it is first
-needed."""
+needed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Checkpoint:
         """Read config.json and find the files with the weights. Raises `ConfigError`.
 
         `allow_pickle`: whether a pickle (.bin, .pt) may be read if there is no safetensors or GGUF file. torch then
-        reads nothing but tensors from it."""
+        reads nothing but tensors from it.
+        """
         self.model = model
         self._allow_pickle = allow_pickle
         self.config: dict[str, Any] = {}
@@ -58,7 +60,8 @@ class Checkpoint:
 
     def refusal(self, what: str, *, of: str = "", param: str = "model") -> ConfigError:
         """Return a `ConfigError` with a message "MODEL `what`" or, with `of`, "`of` of MODEL `what`". `of`: the tensor
-        or the key at fault. `param`: the request or setting field that the error names."""
+        or the key at fault. `param`: the request or setting field that the error names.
+        """
         subject = self.model
         if of:
             subject = f"{of} of {self.model}"
@@ -144,7 +147,8 @@ def _check_tensor(name: Any, tensor: Any) -> None:
 
 class TargetFiles:
     """Configuration, embedding and lm_head of a head's target, given as a folder or hub id. The weights are opened when
-    the first tensor is read."""
+    the first tensor is read.
+    """
 
     def __init__(self, model: str) -> None:
         """Read the target's configuration. Raises `ConfigError`, also for an encoder-decoder model."""
@@ -170,13 +174,15 @@ class TargetFiles:
 
     def embedding(self) -> Tensor:
         """Return the target's input embedding [V, dt]. Raises `ConfigError` if its files do not have it as one
-        floating-point tensor."""
+        floating-point tensor.
+        """
         return self._rows(EMBEDDINGS, "embedding")
 
     @property
     def embedding_scale(self) -> float:
         """Factor by which the target's embedding module multiplies the rows of the embedding: the square root of the
-        width in Gemma, 1 in most models."""
+        width in Gemma, 1 in most models.
+        """
         with bounded_build(f"the config.json of {self.model}", len(self._weights.names)):
             embedding = network_class(self.config)(self.config).get_input_embeddings()
         scale: float = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
@@ -184,7 +190,8 @@ class TargetFiles:
 
     def projection(self) -> Tensor:
         """Return the target's lm_head [V, dt]; with tied weights this is the embedding. Raises `ConfigError` as
-        `embedding` does."""
+        `embedding` does.
+        """
         if self._is_tied and not any(f".{name}".endswith(PROJECTIONS) for name in self._weights.names):
             return self.embedding()
         return self._rows(PROJECTIONS, "lm_head")

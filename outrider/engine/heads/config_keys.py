@@ -12,11 +12,13 @@ MAX_NUMBER = 1 << 31
 
 class Keys:
     """Reader of the keys of a config.json. Its methods raise a `ConfigError` that names the key if a value has another
-    type."""
+    type.
+    """
 
     def __init__(self, files: Checkpoint, *parts: str) -> None:
         """Take the config.json that `files` has read. `parts`: names of objects in it in which the keys are looked up
-        as well."""
+        as well.
+        """
         self.files = files
         self.config = files.config
         self.refusal = files.refusal
@@ -24,7 +26,8 @@ class Keys:
 
     def get(self, *names: str) -> Any:
         """Return the value of the key that is stored under any of these alternative names; None if there is none.
-        Raises `ConfigError` if two of them have different values."""
+        Raises `ConfigError` if two of them have different values.
+        """
         found = None
         for name in names:
             for place in self._places:
@@ -39,7 +42,8 @@ class Keys:
 
     def number(self, *names: str, least: int, most: int = MAX_NUMBER) -> int:
         """Return the value of the key with one of these names. Raises `ConfigError` unless it is a whole number from
-        `least` to `most`."""
+        `least` to `most`.
+        """
         value = self.get(*names)
         if type(value) is not int or not least <= value <= most:
             what = f"is {value!r}, must be a whole number from {least} to {most}; correct its config.json"
@@ -49,7 +53,8 @@ class Keys:
 
     def flag(self, name: str) -> bool | None:
         """Return the boolean value of the key with this name; None if there is none. Raises `ConfigError` for another
-        type."""
+        type.
+        """
         value = self.get(name)
         if value is not None and type(value) is not bool:
             raise self.refusal(f"is {value!r}, must be true or false", of=name)

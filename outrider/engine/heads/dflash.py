@@ -5,7 +5,8 @@ to them: the anchor, which is the last committed token, and mask tokens. All lay
 a sequential head: a bias on the logits of a position that depends on the token before it.
 
 Files have the layouts of z-lab, SpecForge, speculators and DeepSpec. The layouts differ in where a key stands, in what
-a layer id means and in whether the files have an embedding and an lm_head of the head's own."""
+a layer id means and in whether the files have an embedding and an lm_head of the head's own.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +119,8 @@ class DFlashHead(LlamaHead, BlockHead):
 
     def with_biases(self, logits: Tensor, biases: Tensor) -> Tensor:
         """Return logits [N, V] to which the biases [N, Vd] of the sequential head are added, in the columns for which
-        the head has rows. The dtype is that of the logits."""
+        the head has rows. The dtype is that of the logits.
+        """
         if self.draft_ids is None:
             return logits + biases.to(logits.dtype)
         return logits.index_add(-1, self.draft_ids, biases.to(logits.dtype))
@@ -128,10 +130,11 @@ def visible(hidden: Tensor, num_read: int, window: int | None, *, is_causal: boo
     """Return the attention mask [1, 1, T, num_read + T] of T tokens over `num_read` features and themselves; True =
     attends.
 
-    `hidden`: [1, T, d], used for T and the device. `window`: the maximum distance in keys to either side, the token's
-    own key included; None = no limit. `is_causal`: whether a token attends only to tokens before it and itself.
+    `hidden`: [1, T, d], used for T and the device. `window`: the maximum number of keys to either side, counting the
+    token's own; None = no limit. `is_causal`: whether a token attends only to tokens before it and itself.
 
-    Example: 2 features, 2 tokens, causal: [[1, 1, 1, 0], [1, 1, 1, 1]]; not causal: all 1."""
+    Example: 2 features, 2 tokens, causal: [[1, 1, 1, 0], [1, 1, 1, 1]]; not causal: all 1.
+    """
     num_keys = num_read + hidden.shape[1]
     keys = torch.arange(num_keys, device=hidden.device)
     sees = (keys - keys[num_read:, None]).abs() < (window or num_keys)
@@ -162,7 +165,8 @@ class MarkovHead(nn.Module):
         biases, and the new states, each [N, r].
 
         `token_ids` [N] int64: the tokens before the positions. `hidden` [N, d]: hidden states of the positions.
-        `states` [N, r]: the states before them."""
+        `states` [N, r]: the states before them.
+        """
         embedded = self.markov_w1(token_ids)  # [N, r]
         if self.kind == "vanilla":
             return embedded, states
@@ -175,7 +179,8 @@ class MarkovHead(nn.Module):
 
 def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> HeadFiles:
     """Read the files of a DFlash or DSpark head for the target. Raises `ConfigError` naming what is missing, unknown or
-    does not fit."""
+    does not fit.
+    """
     if model_file(files.model, "mask_embedding.pt") is not None:
         raise files.refusal("has a mask_embedding.pt, which heads are not served with")
     reader = HeadReader(files, target, NAMES, parts=("dflash_config", "dspark_config"))

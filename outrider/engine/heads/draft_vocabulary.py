@@ -17,7 +17,8 @@ def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_ro
 
     Raises `ConfigError` if a smaller head has neither, or if they contradict each other or do not fit.
 
-    Example: d2t [0, 0, 3] gives the ids [0, 1, 5]; the same head's t2d is true at 0, 1 and 5."""
+    Example: d2t [0, 0, 3] gives the ids [0, 1, 5]; the same head's t2d is true at 0, 1 and 5.
+    """
     maps = dict[str, Tensor]()
     if num_rows == vocab_size:
         maps["its lm_head"] = torch.arange(vocab_size)
@@ -51,7 +52,8 @@ def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_ro
 
 def check_ids(files: Checkpoint, name: str, ids: Tensor, vocab_size: int) -> None:
     """Raise `ConfigError` if token ids [Vd] repeat or are not in the target's vocabulary. `name`: the tensor that they
-    come from."""
+    come from.
+    """
     numbers, counts = ids.unique(return_counts=True)
     wrong = numbers[(numbers < 0) | (numbers >= vocab_size) | (counts > 1)].tolist()
     if wrong:

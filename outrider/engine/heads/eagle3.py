@@ -3,7 +3,8 @@
 Files have the layouts of the original repository, SpecForge, speculators and DeepSpec. The layouts differ in names, in
 what a layer id means, in which norms there are and in whether the head passes on its normed or unnormed output. A head
 that is read in the wrong way drafts fluently and has a lower acceptance rate. Facts that a file leaves open are named
-in `HeadFiles.undecided`."""
+in `HeadFiles.undecided`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Eagle3Config(LlamaFacts):
 
 class Eagle3Head(LlamaHead, CarryHead):
     """Network of an EAGLE-3 or P-EAGLE head, without the projection of the target's hidden states. Its tensors have the
-    names of speculators' files."""
+    names of speculators' files.
+    """
 
     facts: Eagle3Config
     mask_feature: Tensor
@@ -108,7 +110,8 @@ class Eagle3Head(LlamaHead, CarryHead):
 
     def joining_norms(self) -> tuple[nn.Module, nn.Module]:
         """Return the two norms whose outputs the first layer's attention reads: the norm of embeddings and the norm of
-        features."""
+        features.
+        """
         first: Any = self.layers[0]
         if self.facts.swaps_norms:
             return first.hidden_norm, first.input_layernorm
@@ -118,7 +121,8 @@ class Eagle3Head(LlamaHead, CarryHead):
 def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read the files of an EAGLE-3 head for the target.
 
-    Raises `ConfigError` naming what is missing, unknown or does not fit."""
+    Raises `ConfigError` naming what is missing, unknown or does not fit.
+    """
     reader = HeadReader(files, target, NAMES)
     facts, opening, undecided = _open(reader)
     return reader.complete(facts, Eagle3Head, opening, undecided)
@@ -128,7 +132,8 @@ def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read the files of a P-EAGLE head for the target: EAGLE-3's tensors, and `mask_hidden`, a learnt stand-in for
     hidden states that do not exist yet.
 
-    The stand-in is projected once, here, into `mask_feature`. Raises `ConfigError` as `read_eagle3` does."""
+    The stand-in is projected once, here, into `mask_feature`. Raises `ConfigError` as `read_eagle3` does.
+    """
     reader = HeadReader(files, target, NAMES)
     hidden = reader.tensors.pop("mask_hidden", None)
     if hidden is None:

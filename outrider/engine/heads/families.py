@@ -37,7 +37,8 @@ class HeadFamily:
     """Family of drafts: how its checkpoints are recognised, and how they are read and run.
 
     A checkpoint belongs to the first family whose `signs` match its configuration or, if there is none, to the first
-    whose `tensors` match its tensor names."""
+    whose `tensors` match its tensor names.
+    """
 
     label: str
     """Name of the family in messages for users."""
@@ -71,7 +72,8 @@ class HeadFamily:
 
     def holds(self, names: frozenset[str]) -> bool:
         """Return whether the tensor names of a checkpoint match `tensors` and do not contain `lacks`. False for a
-        family without patterns."""
+        family without patterns.
+        """
         if not self.tensors or self.lacks in names:
             return False
         return all(_matches_any(pattern, names) for pattern in self.tensors)
@@ -177,8 +179,8 @@ def family_of(files: Checkpoint, target: str | None = None) -> HeadFamily:
     """Return the family of a draft, by its configuration or else by the names of its tensors.
 
     `target`: folder or hub id of the target. If the draft is the same folder or hub id and has MTP layers, the draft is
-    the MTP head in it. Raises `ConfigError` for a family that is not served, naming it, and as `Checkpoint.names`
-    does."""
+    the MTP head in it. Raises `ConfigError` for a family that is not served, naming it, and as `Checkpoint.names` does.
+    """
     if target is not None and is_same(files.model, target) and (num_layers := num_mtp_layers(files)):
         if not has_mtp(files.names):
             raise ConfigError(
@@ -224,7 +226,8 @@ def _recognised(files: Checkpoint) -> HeadFamily:
 
 def pard_block(files: Checkpoint) -> BlockShape:
     """Return the layout of the blocks that a PARD draft fills. Raises `ConfigError` for a mask id outside its
-    vocabulary."""
+    vocabulary.
+    """
     keys = Keys(files)
     vocab_size = keys.number("vocab_size", least=1)
     return BlockShape(MASKED_POSITIONS, keys.number(*PARD.signs, least=0, most=vocab_size - 1))

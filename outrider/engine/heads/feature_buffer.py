@@ -1,12 +1,14 @@
 """Buffer for the features of consecutive positions of one slot. A target keeps them to send to drafts; a draft keeps
-them for its head."""
+them for its head.
+"""
 
 from __future__ import annotations
 
 
 class FeatureBuffer:
     """Features of consecutive positions of one slot, as bytes. A feature is [width] bfloat16: the head's projection of
-    the target's hidden states of one token."""
+    the target's hidden states of one token.
+    """
 
     __slots__ = ("_data", "start", "token_bytes")
 
@@ -29,14 +31,15 @@ class FeatureBuffer:
 
     def put(self, start: int, data: bytes) -> None:
         """Store the features of consecutive positions from `start` on. Features stored there or after are replaced. If
-        `start` leaves a gap to the stored ones, all stored ones are dropped."""
+        `start` leaves a gap to the stored ones, all stored ones are dropped.
+        """
         if not self.start <= start <= self.end:
             self.clear(start)
         self.truncate(start)
         self._data += data
 
     def clear(self, start: int) -> None:
-        """Drop all features; position of the next one to be stored is `start`."""
+        """Drop all features. The next feature to be stored is that of position `start`."""
         self._data.clear()
         self.start = start
 

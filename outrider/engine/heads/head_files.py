@@ -61,8 +61,8 @@ class HeadFiles:
 
 
 class HeadReader(Keys):
-    """Reader of the files of one head for one target. Its methods raise a `ConfigError` that names what does not
-    fit."""
+    """Reader of the files of one head for one target. Its methods raise a `ConfigError` that names what does not fit.
+    """
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class HeadReader(Keys):
         be served: quantised or with numbers that are not finite.
 
         `names`: pairs of a pattern for the start of a tensor name in the files and its replacement; the first match
-        counts. `prefix`: start of the names of the tensors to read, which is cut off first. `parts`: as for `Keys`."""
+        counts. `prefix`: start of the names of the tensors to read, which is cut off first. `parts`: as for `Keys`.
+        """
         super().__init__(files, *parts)
         self.target = target
         self.tensors = dict[str, Tensor]()
@@ -111,7 +112,8 @@ class HeadReader(Keys):
 
         `raw`: the part of config.json that describes the layers; None = the whole of it or, in speculators' layout, its
         transformer_layer_config. `has_windows`: whether layers may have a sliding window. Raises `ConfigError` for
-        layers that cannot be served."""
+        layers that cannot be served.
+        """
         if raw is None:
             raw = self.config
             if self.files.is_wrapped:
@@ -155,7 +157,8 @@ class HeadReader(Keys):
         to the index of the hidden state. `default`: indices to use if no key has a list, as published for the family.
         Raises `ConfigError` for keys that contradict each other and for indices that the target does not have.
 
-        Example: {"target_layer_ids": ([1, 9], 1)} gives (2, 10), since that key names a layer by its output."""
+        Example: {"target_layer_ids": ([1, 9], 1)} gives (2, 10), since that key names a layer by its output.
+        """
         num_layers = self.target.num_layers
         taps, source = default, None
         for name, (ids, shift) in keys.items():
@@ -185,7 +188,8 @@ class HeadReader(Keys):
 
     def llama_facts(self, layers: PreTrainedConfig, taps: tuple[int, ...]) -> dict[str, Any]:
         """Return the fields of `LlamaFacts`, by name, for a head with layers of this configuration. `taps`: as
-        `LlamaFacts.taps`. Raises `ConfigError` for rotary positions or tensor shapes that do not fit."""
+        `LlamaFacts.taps`. Raises `ConfigError` for rotary positions or tensor shapes that do not fit.
+        """
         width, vocab_size = layers.hidden_size, self.target.vocab_size
         self.check_shape("fc.weight", (width, len(taps) * self.target.width))
         rope = dict(layers.rope_parameters or {})
@@ -240,7 +244,8 @@ class HeadReader(Keys):
         """Return the checked contents of the head's files. Tensors that they leave out are taken from the target.
 
         `facts`, `network`: configuration and class of the network. `opening`: the projection. `undecided`: as in
-        `HeadFiles`. Raises `ConfigError` unless all tensors fit."""
+        `HeadFiles`. Raises `ConfigError` unless all tensors fit.
+        """
         d2t, t2d = self.tensors.pop("d2t", None), self.tensors.pop("t2d", None)
         ids = target_ids(self.files, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
         if facts.draft_vocab_size != facts.vocab_size:
@@ -253,7 +258,8 @@ class HeadReader(Keys):
         """Add the target's embedding and lm_head to `tensors` if the head has none of its own, and cut padding rows.
 
         In a head that ties both (tie_word_embeddings), the lm_head is its own embedding. Raises `ConfigError` if the
-        target's do not fit."""
+        target's do not fit.
+        """
         tensors, target = self.tensors, self.target
         ids = tensors.get("draft_ids")
         if self.config.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
@@ -291,7 +297,8 @@ class HeadReader(Keys):
 
     def refuse(self, what: str, names: Iterable[str], *, of: str = "") -> None:
         """Raise a `ConfigError` that says "has `what`: NAMES" if `names`, tensor names, is not empty. `of`: as for
-        `Checkpoint.refusal`."""
+        `Checkpoint.refusal`.
+        """
         found = bound_text(", ".join(sorted(names)), MAX_QUOTED)
         if found:
             raise self.refusal(f"has {what}: {found}; correct its config.json or get the file again", of=of)

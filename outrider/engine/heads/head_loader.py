@@ -1,7 +1,8 @@
 """Load a head from its files, with the embedding and lm_head of its target if it has none. Called by the draft worker.
 
 Like a model, a head is self-tested at load: its logits with the KV cache, on chains and trees, are compared with its
-logits without a cache."""
+logits without a cache.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ class LoadedHead:
 
     @property
     def path(self) -> AnyHeadPath:
-        """The runner's attention path, which keeps the hidden states of the last forward. The head must have a
-        cache."""
+        """The runner's attention path, which keeps the hidden states of the last forward. The head must have a cache.
+        """
         assert self.runner is not None and isinstance(self.runner.path, HeadPath | FusedHeadPath), "it has no cache"
         return self.runner.path
 
@@ -85,7 +86,8 @@ def load_head(config: WorkerConfig, target: str, family: HeadFamily, allow_pickl
     """Load the head in `config.model` for a target, given as a folder or hub id, and size its KV cache.
 
     An embedding or lm_head that the head's files leave out is taken from the target. `allow_pickle`: as for
-    `Checkpoint`. Raises a `ConfigError` that names what cannot be served."""
+    `Checkpoint`. Raises a `ConfigError` that names what cannot be served.
+    """
     assert family.network is not None and family.read is not None, "a model has its own loader"
     device = resolve_device(config.device)
     files = TargetFiles(target)
@@ -119,7 +121,8 @@ def load_head(config: WorkerConfig, target: str, family: HeadFamily, allow_pickl
 
 def dtype_of(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> torch.dtype:
     """Return the torch dtype of a head with these tensors for the setting `dtype`. auto: float32 on a CPU, the dtype of
-    the lm_head in `tensors` on a GPU."""
+    the lm_head in `tensors` on a GPU.
+    """
     if dtype == "auto" and device.type != "cpu":
         return next(tensor.dtype for name, tensor in tensors.items() if name.startswith("lm_head"))
     found: torch.dtype = getattr(torch, dtype, torch.float32)

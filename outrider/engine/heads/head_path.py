@@ -1,5 +1,6 @@
 """Attention paths of heads: their rows carry features, and a forward keeps the hidden states that the head passes on to
-the next token."""
+the next token.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class HeadPath(PagedPath):
 
     In a carry head each new token of a row has a feature. In a block head a row has C features and at least C new
     tokens: the features are read in place of the first C tokens, and the tokens after them are a block. The caller
-    truncates the block from the block table afterwards. Rows request logits of the block alone."""
+    truncates the block from the block table afterwards. Rows request logits of the block alone.
+    """
 
     hidden: Tensor
     """Hidden states [sum(num_logits), d] of the last forward at the positions whose logits were requested, in the order
@@ -42,7 +44,8 @@ class HeadPath(PagedPath):
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         """Replace the storage of keys and values by one of `num_blocks` blocks of `block_size` tokens. A forward of one
-        token allocates it, since the shape of a layer's keys is known only then."""
+        token allocates it, since the shape of a layer's keys is known only then.
+        """
         super().set_storage(num_blocks, block_size)
         table = KVPool(1, block_size).new_table()
         table.reserve(1)
@@ -84,15 +87,16 @@ class FusedHeadPath(FusedPath):
     """Attention path that runs an EAGLE-3 head in our C++ forward (CPU). The first layer reads features and token
     embeddings.
 
-    The hidden state after the last layer is what the head passes on."""
+    The hidden state after the last layer is what the head passes on.
+    """
 
     hidden: Tensor
     """Hidden states [sum(num_logits), d] of the last forward at the positions whose logits were requested, in the order
     of the rows, in the head's dtype."""
 
     def __init__(self, head: Eagle3Head, facts: ModelFacts) -> None:
-        """Pack the head's weights for the C++ forward. Raises a `PathUnavailable` that names what this path cannot
-        run."""
+        """Pack the head's weights for the C++ forward. Raises a `PathUnavailable` that names what this path cannot run.
+        """
         if not head.facts.reads_normed:
             raise PathUnavailable("is made for a projection that reads the normed output")
         shape = FusedShape.of(head, head, facts)
@@ -142,7 +146,8 @@ def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 def features_of(row: Row, head: HeadNetwork) -> Tensor:
     """Return the features [C, d] of a row, checked: one for each new token in a carry head; one for each of the first C
-    new tokens in a block head."""
+    new tokens in a block head.
+    """
     features = row.features
     assert features is not None and features.shape[1] == head.facts.width, "no features of the head's width"
     num_masks = row.num_new - len(features)

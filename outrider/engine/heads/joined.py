@@ -5,7 +5,8 @@ GLM and similar models, inside a target's checkpoint or in speculators' own file
 
 The layers are modules of transformers, of the configuration's class, so latent attention and experts need no code here.
 In all layouts the projection's input is [embedding, feature], and the feature is the target's last hidden state after
-its final norm."""
+its final norm.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ _EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedConfig(HeadFacts):
     """Configuration of an EAGLE-1 or MTP head, whatever the layout of its files. The lm_head has a row for every token
-    id."""
+    id.
+    """
 
     layers: PreTrainedConfig
     """Configuration of the decoder layers: their number, class and width. Its vocabulary size is the target's."""
@@ -85,7 +87,8 @@ class JoinedHead(CarryHead):
     """Network of an EAGLE-1 or MTP head: y = layers(eh_proj(cat[enorm(embedding), hnorm(feature)])), with the logits
     lm_head(norm(y)).
 
-    EAGLE-1 has none of these norms, nor the norm before the first layer's attention."""
+    EAGLE-1 has none of these norms, nor the norm before the first layer's attention.
+    """
 
     facts: JoinedConfig
 
@@ -139,7 +142,8 @@ def num_mtp_layers(files: Checkpoint) -> int:
 
 def has_mtp(names: frozenset[str]) -> bool:
     """Return whether tensors of these names include those of an MTP head in a supported layout. `names`: tensor names
-    of a target's checkpoint."""
+    of a target's checkpoint.
+    """
     return "mtp.fc.weight" in names or any(_FIRST.fullmatch(name) for name in names)
 
 
@@ -147,7 +151,8 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read the files of an EAGLE-1 or EAGLE-2 head for the target. The two have the same files: EAGLE-2 differs in how
     it builds trees at run time.
 
-    Raises `ConfigError` naming what is missing, unknown or does not fit."""
+    Raises `ConfigError` naming what is missing, unknown or does not fit.
+    """
     reader = HeadReader(files, target, EAGLE1_NAMES)
     raw = files.part("model") or files.config  # vLLM nests it
     if "model.layers.0.self_attn.q_proj.bias" in reader.tensors and raw.get("model_type", "llama") == "llama":
@@ -168,7 +173,8 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read the files of an MTP head for the target. Of several MTP layers the first is read, which then drafts token
     after token from its own output.
 
-    Raises `ConfigError` as `read_eagle1` does."""
+    Raises `ConfigError` as `read_eagle1` does.
+    """
     layers = deepcopy(target.config.get_text_config(decoder=True))
     carries_normed = True
     undecided: tuple[str, ...] = ()

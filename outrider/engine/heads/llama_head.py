@@ -29,7 +29,8 @@ def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: 
     """Return the configuration of a head's layers: shapes and attention of the layers of `like`, another model's
     config, with the width, vocabulary size, number of layers and rotary parameters given here.
 
-    Raises AttributeError if `like` lacks the fields of a Llama config."""
+    Raises AttributeError if `like` lacks the fields of a Llama config.
+    """
     return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -47,7 +48,8 @@ def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: 
 
 class LlamaHead(HeadNetwork):
     """Base class of heads whose layers have Llama's shapes and rotary positions. A subclass adds the modules in
-    `layers`."""
+    `layers`.
+    """
 
     config_class = LlamaConfig
     config: LlamaConfig

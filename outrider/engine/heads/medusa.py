@@ -2,7 +2,8 @@
 target.
 
 Head i predicts the token 2 + i positions after the token whose hidden state it reads, without the tokens between them.
-Tensors have the names of Medusa's repository or of vLLM. Blockwise heads have no lm_head of their own."""
+Tensors have the names of Medusa's repository or of vLLM. Blockwise heads have no lm_head of their own.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ network's."""
 class MedusaConfig(HeadFacts):
     """Configuration of Medusa or blockwise heads, whatever the layout of their files.
 
-    Their width is that of the target's hidden states after its final norm, which they read."""
+    Their width is that of the target's hidden states after its final norm, which they read.
+    """
 
     num_heads: int
     num_layers: int
@@ -52,7 +54,8 @@ class MedusaConfig(HeadFacts):
 
 class MedusaHeads(HeadNetwork):
     """Network of all Medusa or blockwise heads of a checkpoint. Tensors have vLLM's names: blocks.{head}.layers.{layer}
-    and lm_heads.{head}."""
+    and lm_heads.{head}.
+    """
 
     config_class = PreTrainedConfig
     facts: MedusaConfig
@@ -69,7 +72,8 @@ class MedusaHeads(HeadNetwork):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., num_heads, V] float32 for hidden states [..., dt], which may have any device and
-        dtype."""
+        dtype.
+        """
         hidden = to_device(hidden, self.device).to(self.dtype)
         inner = torch.stack([block(hidden) for block in self.blocks], dim=-2)  # [..., num_heads, dt]
         if self.facts.shares_projection:
@@ -82,7 +86,8 @@ class MedusaHeads(HeadNetwork):
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
         """Return the logits [P, V] as described in `HeadNetwork.score_text`, of the first of these heads. `runner`,
-        `ahead`: not used."""
+        `ahead`: not used.
+        """
         return self(features[:-1])[:, 0]
 
 
@@ -105,7 +110,8 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read the files of Medusa or blockwise heads for the target. Heads and layers are counted by their tensors, since
     many published configs are wrong.
 
-    Raises `ConfigError` naming what is missing, unknown or does not fit."""
+    Raises `ConfigError` naming what is missing, unknown or does not fit.
+    """
     reader = HeadReader(files, target, NAMES, prefix=_find_prefix(files.names))
     tensors, vocab_size = reader.tensors, target.vocab_size
     num_heads = _count(tensors, r"(?:blocks|lm_heads)\.(\d+)\.")

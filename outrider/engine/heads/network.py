@@ -3,7 +3,8 @@
 A head with a cache is a small transformers model of its own, so that `HeadPath` can run it with block tables. The
 feature of a token is made from the target's hidden states of the token by the head's `Projection`. A `CarryHead` joins
 a token with the feature of the token before it, and passes its output on as the feature of the next token. A
-`BlockHead` caches the features themselves, and fills a block of positions after them."""
+`BlockHead` caches the features themselves, and fills a block of positions after them.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ class BlockShape:
     def token_ids(self, anchor: int, max_tokens: int) -> list[int]:
         """Return the token ids of a block with this anchor, cut to `max_tokens`, which must be at least 1.
 
-        Example: size 4 and mask id 9 give [anchor, 9, 9, 9]; with `max_tokens` 2, [anchor, 9]."""
+        Example: size 4 and mask id 9 give [anchor, 9, 9, 9]; with `max_tokens` 2, [anchor, 9].
+        """
         return [anchor, *[self.mask_id] * (min(self.size, max_tokens) - 1)]
 
 
@@ -119,7 +121,8 @@ class HeadNetwork(PreTrainedModel):
         """Return a network with these facts and tensors, in eval mode. `tensors`: a state dict, of which nothing is
         copied.
 
-        Raises RuntimeError for tensors that are missing, unknown or of another shape."""
+        Raises RuntimeError for tensors that are missing, unknown or of another shape.
+        """
         with torch.device("meta"):
             head = cls(facts)
             for name, module in list(head.named_modules()):
@@ -151,7 +154,8 @@ class HeadNetwork(PreTrainedModel):
         A carry head needs one feature for each token (C = T). In a block head the C features come before the T tokens
         of its blocks, and C or T may be 0. `position_ids`: [1, T]; in a block head [1, C + T], those of the features
         first; None = counted from 0. `logits_to_keep`: indices [N] int64 of the tokens whose output is returned, or the
-        number of last tokens; 0 = all."""
+        number of last tokens; 0 = all.
+        """
         if position_ids is None:
             num_positions = input_ids.shape[1]
             if not self.lag:
@@ -180,17 +184,20 @@ class HeadNetwork(PreTrainedModel):
         further on. The second step reads the head's own output as its feature or, in a head that fills masks, a mask.
 
         `runner`: runner of the head's path; None for a head without a cache. A `CarryHead` holds cache blocks while it
-        runs, and raises `OutOfBlocks`."""
+        runs, and raises `OutOfBlocks`.
+        """
         raise NotImplementedError
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         """Return the known ways to misread files of this family, other than by wrong layers: pairs of a label and the
-        facts that such a misreading gives."""
+        facts that such a misreading gives.
+        """
         return ()
 
     def spread(self, logits: Tensor) -> Tensor:
         """Return logits [..., V] float32 for logits [..., Vd] of the lm_head's rows; `UNMAPPED` for token ids without a
-        row."""
+        row.
+        """
         logits = logits.float()
         if self.draft_ids is None:
             return logits
@@ -199,7 +206,8 @@ class HeadNetwork(PreTrainedModel):
 
     def mapped(self, logits: Tensor) -> Tensor:
         """Return the columns [..., Vd] of logits [..., V] of token ids for which the lm_head has rows. This is the
-        inverse of `spread`."""
+        inverse of `spread`.
+        """
         if self.draft_ids is None:
             return logits
         return logits.index_select(-1, self.draft_ids)
@@ -207,7 +215,8 @@ class HeadNetwork(PreTrainedModel):
 
 class CarryHead(HeadNetwork):
     """Base class of heads that read a feature with each token and pass their own output on as the feature of the next
-    token."""
+    token.
+    """
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
@@ -236,7 +245,8 @@ class CarryHead(HeadNetwork):
 
 class BlockHead(HeadNetwork):
     """Base class of heads that cache features and fill a block of positions after them in one forward. A block is not
-    kept in the cache."""
+    kept in the cache.
+    """
 
     lag = 0
     layers: nn.ModuleList
@@ -257,7 +267,8 @@ class BlockHead(HeadNetwork):
 
     def read(self, features: Tensor, position_ids: Tensor, cache: Cache) -> None:
         """Write keys and values of features [1, C, d] at positions [1, C] into the cache of every layer. Features are
-        not normed before."""
+        not normed before.
+        """
         features = features.to(self.dtype)
         rotary = self.rotary_emb(features, position_ids)
         for layer in self.layers:
@@ -270,14 +281,16 @@ class BlockHead(HeadNetwork):
 
     def fill(self, input_ids: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
         """Return the last layer's output [1, T, d] for the token ids [1, T] of blocks, which attend to the features in
-        the cache."""
+        the cache.
+        """
         raise NotImplementedError
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
         """Return the logits [P, V] as described in `HeadNetwork.score_text`. The text is filled block by block; the
-        anchor of a block is the last token of the previous one."""
+        anchor of a block is the last token of the previous one.
+        """
         block = self.block
         features = to_device(features, self.device)[None]  # [1, T, d]
         first = 0 if block.from_anchor else 1
@@ -293,6 +306,6 @@ class BlockHead(HeadNetwork):
     def biased(self, logits: Tensor, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:
         """Return the logits [N, V] of a block with the biases of the sequential head added, if the head has one.
 
-        `hidden`: hidden states [N, d] of the positions. `token_ids`: the token before each position, the anchor
-        first."""
+        `hidden`: hidden states [N, d] of the positions. `token_ids`: the token before each position, the anchor first.
+        """
         return logits

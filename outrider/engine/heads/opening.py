@@ -2,7 +2,8 @@
 
 The draft reads it from the head's files and sends it at registration. The target checks and runs it, so that one
 feature is sent for each committed token instead of several hidden states. For heads that read a single hidden state it
-is the identity."""
+is the identity.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class ProjectionSpec:
 
     def shapes(self, target_width: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the projection's tensors by name, for a target of this width. Not for the identity,
-        which has no tensors."""
+        which has no tensors.
+        """
         num_taps = len(self.taps)
         shapes: dict[str, tuple[int, ...]] = {"fc": (self.width, num_taps * target_width)}
         if self.norm == "each":
@@ -76,7 +78,8 @@ class Projection(nn.Module):
 
     def __init__(self, spec: ProjectionSpec, tensors: Mapping[str, Tensor]) -> None:
         """Create a projection from tensors of the shapes `spec.shapes`. Without tensors it is the identity on its
-        single tap."""
+        single tap.
+        """
         super().__init__()
         self.spec = spec
         for name in ("fc", "norm", "output_norm"):
@@ -84,8 +87,8 @@ class Projection(nn.Module):
 
     @classmethod
     def identity(cls, width: int) -> Projection:
-        """Return the projection that returns the last hidden state after the final norm unchanged. `width`: its
-        width."""
+        """Return the projection that returns the last hidden state after the final norm unchanged. `width`: its width.
+        """
         return cls(ProjectionSpec((NORMED,), width), {})
 
     @property
@@ -100,12 +103,14 @@ class Projection(nn.Module):
 
     def forward(self, taps: Tensor) -> Tensor:
         """Return the features [N, d] bfloat16 of N tokens. `taps` [N, m, dt]: their hidden states in the order of
-        `spec.taps`."""
+        `spec.taps`.
+        """
         return self.exact(taps).to(torch.bfloat16)
 
     def exact(self, taps: Tensor) -> Tensor:
         """Return the features as `forward` does, in the projection's own dtype, not rounded to the bfloat16 that is
-        sent."""
+        sent.
+        """
         if self.fc is None:
             return taps[:, 0]
         taps = taps.to(self.fc.dtype)
@@ -130,7 +135,8 @@ class Projection(nn.Module):
         """Return the projection that a draft sent, on the CPU.
 
         Raises `InvalidRequest` if it does not fit a target of this width and number of layers: other shapes or dtypes,
-        non-finite numbers, taps that the target does not have, or more than `MAX_PROJECTION_BYTES`."""
+        non-finite numbers, taps that the target does not have, or more than `MAX_PROJECTION_BYTES`.
+        """
         if len(data) > MAX_PROJECTION_BYTES:
             raise InvalidRequest(
                 f"a head's opening map has {len(data)} bytes, at most {MAX_PROJECTION_BYTES} are taken"
@@ -143,7 +149,8 @@ class Projection(nn.Module):
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
     """Raise `InvalidRequest` if `taps` are indices of hidden states that a target with `num_layers` layers does not
-    have."""
+    have.
+    """
     max_taps = num_layers + 2
     if not 1 <= len(taps) <= max_taps or min(taps) < NORMED or max(taps) > num_layers:
         raise InvalidRequest(

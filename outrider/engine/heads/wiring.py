@@ -2,7 +2,8 @@
 
 A head that reads hidden states one layer off, or from the wrong side of a norm, drafts fluently. Its draft tokens are
 rejected more often, and nothing else shows it. So the head's predictions of a text are scored as its files are read,
-and in the known ways to misread them. If another way predicts the target clearly better, the files are wrong."""
+and in the known ways to misread them. If another way predicts the target clearly better, the files are wrong.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ class Wiring:
     @property
     def is_predictive(self) -> bool:
         """Whether the head predicts the target's token at a position better than the token at another position, by more
-        than chance."""
+        than chance.
+        """
         return _lead(self.scores, self.shifted_scores) > MIN_LEAD
 
 
@@ -91,7 +93,8 @@ class WiringScores:
     @property
     def best_other(self) -> Wiring | None:
         """Best of the other wirings that are predictive and beat the one in the files by more than chance; None if
-        there is none."""
+        there is none.
+        """
         ours = self.configured.scores
         better = list[Wiring]()
         for way in self.others:
@@ -121,7 +124,8 @@ def _lead(scores: Tensor, others: Tensor) -> float:
 
 def probe_ids(tokenizer_json: bytes, context_limit: int, text: str = TEXT) -> list[int]:
     """Return the token ids of the text on which a head is tested, cut to the context limit and to `MAX_TOKENS`.
-    `tokenizer_json`: contents of the tokenizer.json."""
+    `tokenizer_json`: contents of the tokenizer.json.
+    """
     return Tokenizer.from_str(tokenizer_json.decode()).encode(text).ids[: min(MAX_TOKENS, context_limit)]
 
 
@@ -129,7 +133,8 @@ def judge(outcome: WiringScores, model: str, *, trusts: bool) -> str | None:
     """Log the scores of a head. Return the reason for which the head is refused; None = it is served.
 
     `model`: the head's name in the log. `trusts`: whether the head is served as its files say even if the test finds a
-    fault."""
+    fault.
+    """
     ours, fault = outcome.configured, outcome.fault
     ways = ", ".join(f"{way.label} {way.agreement:.0%}" for way in (ours, *outcome.others))
     log.info("%s agrees with the target at %d positions: %s", model, len(ours.scores), ways)
@@ -146,7 +151,8 @@ def judge(outcome: WiringScores, model: str, *, trusts: bool) -> str | None:
 
 def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
     """Return the sorted indices of the hidden states that the wiring test of a head with these taps needs: `taps` and
-    all that misreadings of them would read."""
+    all that misreadings of them would read.
+    """
     return sorted(set(taps).union(*_misread_taps(taps, num_layers)))
 
 
@@ -181,7 +187,8 @@ def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
 
     A block head fills block after block, given the tokens before. Facts that the files leave open are decided first, by
     the head's second step. The test holds blocks of the runner's KV cache while it runs, and raises `OutOfBlocks`. Call
-    it on the engine thread."""
+    it on the engine thread.
+    """
     _decide(loaded, seen)
     opening, network, facts = loaded.opening, loaded.network, loaded.network.facts
     others = list[Wiring]()
@@ -204,7 +211,8 @@ def text_logits(loaded: LoadedHead, seen: ProbeStates, taps: Sequence[int] | Non
     before it.
 
     `taps`: the hidden states to read; None = the head's own. `ahead`: 2 = the logits of a `CarryHead`'s second step,
-    which predicts one token further on."""
+    which predicts one token further on.
+    """
     states = [seen.taps[tap] for tap in taps or loaded.opening.spec.taps]
     features = loaded.opening(torch.stack(states, dim=1))  # [T, d]
     return loaded.network.score_text(loaded.runner, seen.token_ids, features, ahead)
