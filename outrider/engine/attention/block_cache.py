@@ -1,4 +1,5 @@
-"""Shared parts of the caches of `paged` and `dense`: each layer's storage in blocks, and the limits of its attention.
+"""Shared parts of the caches of `paged` and `dense`: each layer's storage in blocks, and the limits of its
+attention.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class BlockLayer(CacheLayerMixin):
         return storage
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values, [B, H, q, D] each. Return the keys and values that the model is to attend to.
+        """Write the new keys and values, [B, H, q, D] each. Return the keys and values that the model is to attend
+        to.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -120,7 +122,8 @@ class BlockLayer(CacheLayerMixin):
                 storage[destination].copy_(storage[source])
 
     def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
-        """Move tokens within all storages. sources, destinations: storage indices, [N] int64 on the storages' device.
+        """Move tokens within all storages. sources, destinations: storage indices, [N] int64 on the storages'
+        device.
         """
         for storage in self.storages:
             flat = storage.flatten(0, 1)  # [tokens, H, D], a view

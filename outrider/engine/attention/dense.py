@@ -182,7 +182,8 @@ class DenseLayer(BlockLayer):
 
 
 class DenseCache(BlockCache):
-    """KV cache of the `dense` path, with the methods that transformers calls for short convolutions and running states.
+    """KV cache of the `dense` path, with the methods that transformers calls for short convolutions and running
+    states.
     """
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:

@@ -1,4 +1,5 @@
-"""Read a transformers model's sizes, weights and rotary tables, and pack them for C++. Called by `fused` and `heads`.
+"""Read a transformers model's sizes, weights and rotary tables, and pack them for C++. Called by `fused` and
+`heads`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ class _Group:
 
 
 class TorchAttention:
-    """Attention by torch's scaled_dot_product_attention, one call for each group of rows. Implements `PagedAttention`.
+    """Attention by torch's scaled_dot_product_attention, one call for each group of rows. Implements
+    `PagedAttention`.
     """
 
     def __init__(self) -> None:

@@ -219,7 +219,8 @@ class AttentionOptions:
 
 
 class PagedAttention(Protocol):
-    """Backend that computes attention over the blocks: one object for a model, called for every layer of every forward.
+    """Backend that computes attention over the blocks: one object for a model, called for every layer of every
+    forward.
     """
 
     def begin(self, plan: PagedPlan) -> None:

@@ -56,7 +56,8 @@ class GraphMaker(Protocol):
 
 
 class CudaGraphMaker:
-    """Captures CUDA graphs that share one memory pool: memory between kernels is allocated once, by the largest graph.
+    """Captures CUDA graphs that share one memory pool: memory between kernels is allocated once, by the largest
+    graph.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -98,7 +98,8 @@ def find_tokenizer(model: str) -> FoundTokenizer | None:
 
 @contextlib.contextmanager
 def tokenizers_read_once() -> Iterator[None]:
-    """Context manager within which the tokenizer of each model is read once and kept: one of 262,144 tokens takes 2 s.
+    """Context manager within which the tokenizer of each model is read once and kept: one of 262,144 tokens takes 2
+    s.
     """
     token = _cache.set({})
     try:

@@ -61,7 +61,8 @@ class HeadFiles:
 
 
 class HeadReader(Keys):
-    """Reader of the files of one head for one target. Its methods raise a `ConfigError` that names what does not fit.
+    """Reader of the files of one head for one target. Its methods raise a `ConfigError` that names what does not
+    fit.
     """
 
     def __init__(

@@ -76,7 +76,8 @@ class LoadedHead:
 
     @property
     def path(self) -> AnyHeadPath:
-        """The runner's attention path, which keeps the hidden states of the last forward. The head must have a cache.
+        """The runner's attention path, which keeps the hidden states of the last forward. The head must have a
+        cache.
         """
         assert self.runner is not None and isinstance(self.runner.path, HeadPath | FusedHeadPath), "it has no cache"
         return self.runner.path

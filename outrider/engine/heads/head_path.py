@@ -95,7 +95,8 @@ class FusedHeadPath(FusedPath):
     of the rows, in the head's dtype."""
 
     def __init__(self, head: Eagle3Head, facts: ModelFacts) -> None:
-        """Pack the head's weights for the C++ forward. Raises a `PathUnavailable` that names what this path cannot run.
+        """Pack the head's weights for the C++ forward. Raises a `PathUnavailable` that names what this path cannot
+        run.
         """
         if not head.facts.reads_normed:
             raise PathUnavailable("is made for a projection that reads the normed output")

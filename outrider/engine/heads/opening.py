@@ -87,7 +87,8 @@ class Projection(nn.Module):
 
     @classmethod
     def identity(cls, width: int) -> Projection:
-        """Return the projection that returns the last hidden state after the final norm unchanged. `width`: its width.
+        """Return the projection that returns the last hidden state after the final norm unchanged. `width`: its
+        width.
         """
         return cls(ProjectionSpec((NORMED,), width), {})
 

@@ -101,7 +101,8 @@ def _end_with_rank_0(host: RankZeroLines, ended: threading.Event, on_abandoned: 
 
 
 def main(argv: list[str]) -> int:
-    """Run one follower with the command line's arguments: folder, rank and cores. Return the exit code of the process.
+    """Run one follower with the command line's arguments: folder, rank and cores. Return the exit code of the
+    process.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # terminals and `systemctl kill` send them to all; rank 0 handles them

@@ -246,7 +246,8 @@ class NativeModel:
         self._library.outrider_storage(self._handle, embedding_address, keys.data_ptr(), values.data_ptr(), num_blocks)
 
     def taps(self, taps: Sequence[int]) -> None:
-        """Set the hidden states that later forwards write to `features`, as `FeaturePath.set_taps`. Raises MemoryError.
+        """Set the hidden states that later forwards write to `features`, as `FeaturePath.set_taps`. Raises
+        MemoryError.
         """
         numbers = array("i", taps)
         self._check(self._library.outrider_taps(self._handle, numbers.buffer_info()[0], len(numbers)))
