@@ -57,7 +57,9 @@ def _check_names(variables: Mapping[str, str]) -> None:
 
 
 def _check_folder(name: str, path: str, folder: Path) -> None:
-    """Raise ConfigError if the folder, which the user knows as `path`, contains no model."""
+    """Raise ConfigError if the folder contains no model. path: the folder's path outside of the container, for the
+    message.
+    """
     if not folder.is_dir():
         raise ConfigError(f"{name} is {path!r}, which is a file; give the folder it lies in")
     config = folder / "config.json"

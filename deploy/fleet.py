@@ -159,10 +159,10 @@ class Fleet:
         return self._changed()
 
     def scale(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Request the sizes of pools at the next tick, and before that, if `count` is not None, a new size of one pool.
-        Return the future of the reply.
+        """Request to set a pool's size at the next tick, if `count` is not None, and to report sizes then. Return the
+        future of the report.
 
-        pool: name of the pool; empty = all pools. May be called on any thread.
+        pool: name of the pool; empty = report all pools. May be called on any thread.
         """
         return self._sizes.ask(pool, count)
 

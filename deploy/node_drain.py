@@ -2,8 +2,8 @@
 
 Each worker listens on a socket in the folder that the image names in OUTRIDER_NODE_FOLDER; no other user can reach it.
 `python -m deploy.node_drain` drains all workers and returns when they have drained: Kubernetes runs it before a pod
-ends. Under Compose deploy/docker/stay.py does the same. Neither Ray nor the launcher takes part; gateways read from the
-replies of the workers that they drain.
+ends. Under Compose deploy/docker/stay.py does the same. Neither Ray nor the launcher takes part; gateways see in the
+workers' own replies that they drain.
 """
 
 from __future__ import annotations

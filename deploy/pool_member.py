@@ -37,7 +37,7 @@ class Replica(Protocol):
 
 @dataclass(slots=True, eq=False)
 class PoolMember:
-    """State of one worker of a pool. Times are monotonic, in seconds."""
+    """State of one worker of a pool. All times are monotonic, in seconds."""
 
     name: str
     pool: Pool

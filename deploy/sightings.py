@@ -1,4 +1,4 @@
-"""Call GetInfo of each worker every second, so that the fleet knows the workers' health.
+"""Call GetInfo of each worker every second, for the fleet's own record of the workers' health.
 
 Ray considers a machine alive for ten seconds and more after it has gone.
 """
@@ -137,7 +137,7 @@ class WorkerCalls:
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> str | None:
-    """Return the error of a living server; None where the connection is refused, broken or given up as dead."""
+    """Return the error of a living server; None if the connection was refused, broken or given up as dead."""
     details = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and not any(word in details for word in _LIVING):
         return None

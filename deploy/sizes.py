@@ -168,7 +168,7 @@ def _since(since_s: float, holds: bool, now_s: float) -> float:
 
 
 _Samples = deque[tuple[float, int, int]]
-"""Samples of the last WINDOW_S: the time, and two sums that only grow."""
+"""Samples of the last WINDOW_S: the time in seconds, and two sums that only grow."""
 
 
 class PoolLoads:
@@ -337,10 +337,10 @@ class PoolSizes:
         self._by_load_at_s = 0.0
 
     def ask(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Request the sizes of pools at the next `set_by_hand`, and before that, if `count` is not None, a new size of
-        one pool. Return the future of the reply.
+        """Request to set a pool's size at the next `set_by_hand`, if `count` is not None, and to report sizes then.
+        Return the future of the report.
 
-        pool: name of the pool; empty = all pools. May be called on any thread.
+        pool: name of the pool; empty = report all pools. May be called on any thread.
         """
         done: concurrent.futures.Future[registry_pb2.ScaleReply] = concurrent.futures.Future()
         self._asked.put((pool, count, done))

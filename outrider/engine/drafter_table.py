@@ -1,4 +1,4 @@
-"""Create the drafters without a network that a worker offers, from its settings, when it starts.
+"""Create the drafters without a network of their own that a worker offers, from its settings, when it starts.
 
 Called by the loaders of the target and draft services. It is the only module that imports the methods of
 `outrider.papers`.

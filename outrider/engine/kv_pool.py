@@ -22,7 +22,7 @@ import grpc
 from outrider.wire.errors import OutriderError
 
 DIGEST_BYTES = 32
-"""Size of a block's digest in bytes: 256 bits, so that nobody can construct two prefixes of equal digest."""
+"""Size of a block's digest in bytes: 256 bits, so that two prefixes of equal digest cannot be made on purpose."""
 
 
 class PrefixCache:

@@ -45,7 +45,7 @@ class Task:
     target: str | None
     """Folder or hub id of the target; None = only the machine is checked."""
     drafts: list[str]
-    """Folder or hub id of each draft model or head."""
+    """Folders or hub ids of the draft models and heads."""
     device: str
     """Device, written as in the workers' setting `device`."""
     dtype: str
@@ -59,7 +59,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory that a model or a head would take."""
+    """Memory that a model or a head would take after loading."""
 
     weights_bytes: int
     """Size of the weights in bytes, in the dtype in which they would be loaded."""

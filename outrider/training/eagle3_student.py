@@ -1,9 +1,9 @@
 """EAGLE-3's head in training, by its training-time test (2503.01840, section 3.2; SpecForge's core/eagle3.py).
 
-In serving, the head reads the target's hidden states of committed tokens; for a draft token it reads its own output
-(carry) of the token before. So in training the head runs over a text once for each draft token of a chain: step 0 reads
-the target's hidden states, step k the carries of step k - 1, shifted by one token. Entry i of step k is then draft
-token k of a chain that began at entry i - k, and attends to what that chain attends to.
+When it is served, the head reads the target's hidden states of committed tokens; for a draft token it reads its own
+output (its carry) at the token before. So in training the head runs over a text once for each draft token of a chain:
+step 0 reads the target's hidden states, and step k reads the carries of step k - 1, shifted by one token. Entry i of
+step k is then draft token k of a chain that began at entry i - k, and attends to what that chain attends to.
 
     # N = 4 entries, 2 steps; the head's entry 2 in step 1 continues the chain that began at entry 1:
     # step 0:  e0 e1 e2 e3      reads the target's hidden states

@@ -28,9 +28,9 @@ from outrider.training.written import Answer
 from outrider.wire.errors import ConfigError, OutriderError
 
 SAVE_EVERY_S = 60.0
-"""Seconds between two checkpoints."""
+"""Seconds between two checkpoints of a training."""
 REPORT_EVERY_S = 1.0
-"""Seconds between two reports of progress."""
+"""Seconds between two reports of a training's progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class TrainingPlan:
 
     loss: LossName
     updates: int
-    """Number of updates."""
+    """Number of updates of the whole training."""
     batch_size: int
     """Number of outputs in an update."""
     seed: int

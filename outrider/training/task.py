@@ -52,7 +52,7 @@ class Task:
     draft_vocab: int | None
     """Number of token ids that `eagle3` can propose, the most frequent in the text; None = all."""
     updates: int
-    """Number of updates."""
+    """Number of updates of the whole training."""
     batch_size: int
     """Number of outputs in an update."""
     max_tokens: int

@@ -44,9 +44,9 @@ class Answer:
     """A prompt and the target's output for it."""
 
     ids: NDArray[np.int32]
-    """Token ids of prompt and output."""
+    """Token ids of the prompt, followed by those of the output."""
     start: int
-    """Number of prompt tokens."""
+    """Number of prompt tokens, which is the index of the output's first token in `ids`."""
     temperature: float
 
 

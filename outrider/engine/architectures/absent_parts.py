@@ -33,12 +33,12 @@ class AbsentPart(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the model."""
+        """Device of the placeholder, which is that of the model."""
         return self.nothing.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the model."""
+        """Dtype of the placeholder, which is that of the model."""
         return self.nothing.dtype
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -100,12 +100,12 @@ class CrossLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor:
-        """Keys of the sources, [B, H, S, D]."""
+        """Keys of the sources of the running forward, [B, H, S, D]."""
         return self._read(self._own.keys)
 
     @property
     def values(self) -> Tensor:
-        """Values of the sources, [B, H, S, D]."""
+        """Values of the sources of the running forward, [B, H, S, D]."""
         return self._read(self._own.values)
 
     def _read(self, storage: Tensor | None) -> Tensor:
@@ -131,7 +131,7 @@ class CrossLayer(CacheLayerMixin):
         """Do nothing: the storage was allocated for the layer's own tokens."""
 
     def get_seq_length(self) -> int:
-        """Return 0: transformers asks for the number of the decoder's tokens in this cache, which has none."""
+        """Return 0, the number of the decoder's tokens in this cache. Called by transformers."""
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
 PADDED = 16
-"""Number of floats to a multiple of which the width of values and of hidden states is padded in memory. Compiled into
+"""Number of elements to a multiple of which the width of values and of hidden states is padded in memory. Compiled into
 the kernels."""
 
 

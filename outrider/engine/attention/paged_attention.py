@@ -44,24 +44,25 @@ class _Group:
 
     rows: list[PackedRow]
     first_key: int | None
-    """Storage index of a single row's first key where its blocks are consecutive; the keys are read in place then."""
+    """Storage index of a single row's first key, if its blocks are consecutive: the keys are then read in place. Else
+    None."""
     gather: Tensor | None
-    """Storage indices of the keys, [B * L] int64, filled up with the trash block; None with first_key."""
+    """Storage indices of the keys, [B * L] int64, filled up with the trash block; None if `first_key` is set."""
     kv_len: int
-    """L, keys of the longest row."""
+    """L, the number of keys of the longest row."""
     packed: Tensor | None
-    """Indices of the rows' tokens among the packed ones, [B * q] int64; None when they are consecutive."""
+    """Indices of the rows' tokens among the packed tokens, [B * q] int64; None if they are consecutive."""
     masks: dict[tuple[int | None, int | None, bool, int, torch.dtype], Tensor] = field(default_factory=dict)
     """Masks by window, chunk, causality, copies for query heads and dtype: layers of equal limits share one."""
 
     @property
     def width(self) -> int:
-        """q, new tokens of each row."""
+        """q, the number of new tokens of each row."""
         return self.rows[0].num_new
 
     @property
     def is_piece(self) -> bool:
-        """Whether it is part of a prompt: one row of many tokens, and no tree."""
+        """Whether the group is part of a prompt: one row of many tokens, and no tree."""
         return self.width > TOGETHER_WIDTH and self.rows[0].parents is None
 
 

@@ -133,6 +133,6 @@ _UNSUPPORTED = {
     "attention_chunk_size": "chunks",
     "kv_lora_rank": "latent attention",
 }
-"""Features that flash attention does not have, by the option that turns them on."""
+"""Features that flash attention does not have, by the configuration's option that turns them on."""
 _WITH_SINKS = frozenset({"gpt_oss"})
-"""Model types with attention sinks, which no option states."""
+"""Model types with attention sinks, for which the configuration has no option."""

@@ -93,7 +93,7 @@ class StaticPlan:
             },
             device,
         )
-        """The buffers that `load` fills."""
+        """The plan's buffers on the device, which `load` fills."""
         self.logits_at = self.inputs["logits_at"]
         """Indices of the tokens whose logits the rows request, [T] int64. Only the first entries are valid; `load`
         returns their number."""

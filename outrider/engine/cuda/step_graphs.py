@@ -84,7 +84,7 @@ class StepShape:
     """Shape of a captured step: its number of rows, all of which have the same number of tokens."""
 
     num_rows: int
-    """Number of rows."""
+    """Number of rows of the step, padding included."""
     width: int
     """Number of tokens of each row."""
 

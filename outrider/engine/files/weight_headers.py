@@ -29,7 +29,7 @@ from outrider.wire.peer_text import bound_text
 T = TypeVar("T")
 
 AGAIN = "get the file again (where it is a pointer of Git LFS: git lfs pull)"
-"""Remedy in errors for a damaged file."""
+"""End of errors about a damaged file: what the user can do."""
 COUNTS = ("layer", "layers", "expert", "experts", "head", "heads", "labels", "blocks", "stages", "attention_types")
 """Endings of names in config.json whose value is a number of modules to build."""
 GGUF_COUNTS = ("block_count", "expert_count", "head_count")

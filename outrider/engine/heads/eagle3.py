@@ -32,18 +32,18 @@ MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(LlamaFacts):
-    """Configuration of an EAGLE-3 head."""
+    """Configuration of an EAGLE-3 or P-EAGLE head."""
 
     norm_before_residual: bool = False
     """Whether the first layer's residual is the feature after its norm; False = before it."""
     qk_norms: bool = False
-    """Whether queries and keys are normed per attention head (Qwen 3)."""
+    """Whether queries and keys are normed per attention head, as in Qwen 3."""
     qkv_bias: bool = False
     swaps_norms: bool = False
     """Whether the first layer's norms of embeddings and features are exchanged. False as files are read; the wiring
     test sets it to find files that mean the contrary."""
     mask_id: int | None = None
-    """Token id of the masks that a P-EAGLE head fills; None for EAGLE-3."""
+    """Token id of the mask tokens that a P-EAGLE head fills; None for an EAGLE-3 head."""
 
 
 class Eagle3Head(LlamaHead, CarryHead):

@@ -1,6 +1,6 @@
-"""The table of drafts, one row for each family: how a checkpoint is recognised, read, run, tested and drafted with.
+"""The table of drafts, one entry for each family: how a checkpoint is recognised, read and run.
 
-A new head is a row here and a file with its network and its reader: docs/add-a-head.md.
+A new head is an entry here and a file with its network and its reader: docs/add-a-head.md.
 """
 
 from __future__ import annotations

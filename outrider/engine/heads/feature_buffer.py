@@ -16,7 +16,7 @@ class FeatureBuffer:
         """Create an empty buffer. `token_bytes`: size of one feature in bytes."""
         self.token_bytes = token_bytes
         self.start = 0
-        """Position of the first feature."""
+        """Position of the first stored feature."""
         self._data = bytearray()
 
     @property
@@ -26,7 +26,7 @@ class FeatureBuffer:
 
     @property
     def end(self) -> int:
-        """Position after the last feature."""
+        """Position after that of the last stored feature."""
         return self.start + len(self._data) // self.token_bytes
 
     def put(self, start: int, data: bytes) -> None:

@@ -297,7 +297,7 @@ class HeadReader(Keys):
             ) from error
 
     def refuse(self, what: str, names: Iterable[str], *, of: str = "") -> None:
-        """Raise a `ConfigError` that says "has `what`: NAMES" if `names`, tensor names, is not empty. `of`: as for
+        """Raise a `ConfigError` with the message "has `what`: NAMES" if `names`, tensor names, is not empty. of: as for
         `Checkpoint.refusal`.
         """
         found = bound_text(", ".join(sorted(names)), MAX_QUOTED)

@@ -40,7 +40,8 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 EXACT = re.compile(r"\.e_score_correction_bias$")
-"""Names of tensors that keep their own dtype, as in transformers: a lower precision would change the expert routing."""
+"""Pattern of names of tensors that keep their own dtype, as in transformers: a lower precision would change the routing
+to experts."""
 TEST_CONTEXT = 64
 """Maximum length of a text in the self-test, in tokens; a block may be appended to it."""
 AnyHeadPath = HeadPath | FusedHeadPath

@@ -55,7 +55,7 @@ class LlamaHead(HeadNetwork):
     config: LlamaConfig
 
     def __init__(self, facts: Any) -> None:
-        """Create the modules around the layers. `facts`: a `LlamaFacts`."""
+        """Create the modules around the layers. facts: configuration of the head, a `LlamaFacts`."""
         super().__init__(deepcopy(facts.layers), facts)
         self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)
         self.norm = LlamaRMSNorm(facts.width, eps=self.config.rms_norm_eps)

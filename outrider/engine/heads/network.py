@@ -40,7 +40,7 @@ class HeadFacts:
     """Configuration of a head's network, whatever the layout of its files. Each family has a subclass."""
 
     width: int
-    """d, width of its features and hidden states."""
+    """d, width of the head's features and hidden states."""
     vocab_size: int
     """V, the target's vocabulary size."""
     draft_vocab_size: int
@@ -103,7 +103,7 @@ class HeadNetwork(PreTrainedModel):
     """Configuration of the network (a subclass of `HeadFacts`). It may be replaced by one that needs the same tensors;
     this takes effect at the next forward."""
     norm: nn.Module
-    """The final norm."""
+    """The final norm, after the last layer."""
     lm_head: nn.Linear
     draft_ids: Tensor | None
     """[Vd] int64, the target's token id for each row of the lm_head; None if there is a row for every id."""

@@ -92,7 +92,7 @@ class FollowerLines:
     """Rank 0's connections to one follower."""
 
     rank: int
-    """The follower's rank, from 1."""
+    """Rank of the follower, from 1."""
     commands: MessageConnection
     """Connection for rank 0's commands."""
     life: MessageConnection

@@ -36,7 +36,7 @@ model's dtype."""
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 """Dtypes of FP8, as safetensors names them."""
 BYTES = (*FLOAT8, "I8", "U8")
-"""Dtypes whose numbers are no weights without a scale."""
+"""Dtypes of safetensors whose numbers are weights only together with a scale."""
 NV_GROUP = 16
 """Number of columns for which one scale applies in NVFP4."""
 MX_GROUP = 32

@@ -48,7 +48,7 @@ class PackedCheckpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the unpacked weights."""
+        """Names of the checkpoint's weights after unpacking, as in the network."""
         return frozenset(self._weights)
 
     def check_shapes(self, network: nn.Module) -> None:
