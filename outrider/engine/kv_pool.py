@@ -230,8 +230,8 @@ class KVPool:
 
 
 class BlockTable:
-    """Block table: the numbers of the blocks of one sequence, in order. Token t lies in `blocks[t // block_size]` at `t
-    % block_size`.
+    """Block table: the numbers of the blocks of one sequence, in order. Token t lies in `blocks[t // block_size]` at
+    `t % block_size`.
 
     Example: block_size 4, blocks [7, 2], 6 tokens: tokens 0 to 3 lie in block 7, tokens 4 and 5 in block 2 at 0 and 1.
     """

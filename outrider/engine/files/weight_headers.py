@@ -1,8 +1,8 @@
 """Compare the sizes in a configuration with the headers of the weight files, before a network of that size is built.
 
 A folder may come from anyone. Large weights need a large file, but a large number in config.json does not: so a network
-is built only if its size is in proportion to its files. Called by the loaders of models and heads and by `outrider
-doctor`.
+is built only if its size is in proportion to its files. Called by the loaders of models and heads and by
+`outrider doctor`.
 """
 
 from __future__ import annotations
