@@ -1,5 +1,5 @@
-"""Runs workers: the Ray launcher, its actors and the placement on machines; beside them what Compose, Helm and
-Prometheus need.
+"""Run workers: the Ray launcher, its actors and their placement on machines; and files for Compose, Helm and
+Prometheus.
 
 Imports `wire` and, in the actors' processes, the services; nothing imports it. Start at `launcher.py`, then `fleet.py`.
 """

@@ -1,8 +1,8 @@
-"""The Ray actors of a worker: `start_worker` of a service in a process that Ray restarts, and the other ranks of a
-target. Created by `ray_workers.py`.
+"""The Ray actors of a worker: one that runs a service's `start_worker` in a process that Ray restarts, and one for each
+other rank of a target. Created by `ray_workers.py`.
 
-A worker takes its CPU cores itself, after a restart too, by locking a file for each: a core is free as soon as the
-process of its holder has ended, however it ended.
+A worker locks a file for each CPU core that it uses, also after a restart: a core is free as soon as the process that
+holds its lock has ended, however it ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.wire.transport.address import join_host_port
 log = get_logger(__name__)
 
 _QUOTA_FILES = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
-"""Files with the quota of CPU time, by cgroup v2 and v1."""
+"""Files with the quota of CPU time, in cgroup v2 and v1."""
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 """Hosts that stand for all addresses of a machine."""
 _ALONE_S = 30.0
@@ -39,7 +39,7 @@ _ALONE_S = 30.0
 
 
 def is_limited() -> bool:
-    """Return whether a quota of CPU time is set, as for a container, which shares its cores with others."""
+    """Return whether this process has a quota of CPU time, as in a container, which shares its cores with others."""
     for path in _QUOTA_FILES:
         with contextlib.suppress(OSError):
             return path.read_text().split()[0] not in ("max", "-1")
@@ -47,10 +47,11 @@ def is_limited() -> bool:
 
 
 def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] | None = None) -> frozenset[int]:
-    """Lock the `count` least occupied of the offered cores until this process ends, or all where they are fewer.
+    """Lock the `count` least occupied of the offered cores until this process ends. Return them; all of them if fewer
+    are offered.
 
-    folder: folder of the locks, which all workers of a machine share; None for `folders.shared_folder`. offered: None
-    for the cores that this process may run on. Raises ConfigError where the locks cannot be made.
+    folder: folder of the locks, which all workers of a machine share; None = `folders.shared_folder`. offered: cores to
+    choose from; None = all on which this process may run. Raises ConfigError if the locks cannot be made.
     """
     # level 0 is free cores; at level 1 each core has a second holder
     if folder is None:
@@ -73,37 +74,39 @@ def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] |
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """Settings and place of a worker, the same for all its lives."""
+    """Settings and placement of a worker, the same for all its lives."""
 
     member: str
     """Name of the worker."""
     pool: str
-    """Name of its pool."""
+    """Name of the worker's pool."""
     role: str
-    """target or draft."""
+    """Role of the worker: target or draft."""
     settings: dict[str, Any]
-    """Fields of TargetConfig or DraftConfig; without `host` the worker listens on its machine's own address."""
+    """Settings that are set explicitly, by field of TargetConfig or DraftConfig. Without `host` the worker listens on
+    its machine's own address."""
     placement: Placement
-    """What Ray reserved for it, and where: a worker with another placement is another worker."""
+    """Resources that Ray reserved for the worker, and on which machines. A worker with another placement counts as
+    another worker."""
     ranks_folder: str | None = None
-    """Folder in which the other ranks of a split target find it; None for a worker of one rank."""
+    """Folder through which the ranks of a split target connect; None for a worker of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedActor:
-    """Outcome of a start: a worker that can be called."""
+    """Outcome of a successful start: the addresses and the process of a worker that can be called."""
 
     address: str
-    """host:port of its gRPC server."""
+    """Address host:port of the worker's gRPC server."""
     pid: int
     epoch: int
-    """Number of its life."""
+    """Number of the worker's life."""
     metrics_address: str | None
-    """host:port of its Prometheus endpoint; None where it has none."""
+    """Address host:port of the worker's Prometheus endpoint; None if it has none."""
     node: str
-    """Address of its machine."""
+    """Address of the worker's machine."""
     memory: str = ""
-    """Memory that it takes, for people."""
+    """Memory that the worker takes, in words for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +114,11 @@ class StartFailure:
     """Outcome of a start that failed."""
 
     message: str
-    """Reason, for people."""
+    """Reason of the failure, for users."""
 
 
 class WorkerActor:
-    """Holds one worker. `__init__` starts it: after a restart Ray calls nothing else."""
+    """Actor with one worker. `__init__` starts the worker, since after a restart Ray calls nothing else."""
 
     def __init__(self, spec: ActorSpec) -> None:
         """Start the worker. Nothing here may import torch before the worker has pinned its threads."""
@@ -142,7 +145,7 @@ class WorkerActor:
         self._drain_with_node(config.drain_timeout_s)
 
     def __repr__(self) -> str:
-        """Prefix of its lines in the launcher's log, by Ray."""
+        """Return the worker's name, which Ray puts before the worker's lines in the launcher's log."""
         return self._spec.member
 
     def outcome(self) -> StartedActor | StartFailure:
@@ -150,7 +153,7 @@ class WorkerActor:
         return self._outcome
 
     def spec(self) -> ActorSpec:
-        """Return what it was started with, for a launcher that finds it."""
+        """Return the spec with which the actor was started, for a launcher that finds it."""
         return self._spec
 
     def drain(self, limit_s: float) -> None:
@@ -164,7 +167,7 @@ class WorkerActor:
             self._handle.stop(grace_s)
 
     def _drain_with_node(self, limit_s: float) -> None:
-        """Drain when the container of this process, if it has one, is about to end."""
+        """Drain the worker when the container of this process, if it has one, is about to end."""
         folder = os.environ.get(node_drain.FOLDER)
         if folder is None:
             return
@@ -191,15 +194,17 @@ class WorkerActor:
 
 
 class FollowerActor:
-    """Holds one rank of a split target but the first. Its process ends with the target's, and Ray restarts both."""
+    """Actor with one rank of a split target other than rank 0. Its process ends with the target's, and Ray restarts
+    both.
+    """
 
     def __init__(
         self, folder: str, rank: int, cpu_cores: str | None, num_cores: int | None, visible_devices: str | None
     ) -> None:
-        """Follow the target that it finds in `folder`, on a thread of its own.
+        """Follow the target that connects through `folder`, on a thread of its own.
 
-        cpu_cores: as in the settings. num_cores: cores to take where they are not named. visible_devices: value of
-        CUDA_VISIBLE_DEVICES; None for Ray's.
+        cpu_cores: the rank's cores, in the form of the setting. num_cores: number of cores to take if `cpu_cores` is
+        None. visible_devices: value of CUDA_VISIBLE_DEVICES; None = the value that Ray sets.
         """
         if visible_devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
@@ -218,7 +223,7 @@ class FollowerActor:
 
 
 def _settings_here(spec: ActorSpec, node: str) -> dict[str, Any]:
-    """Return the settings with what depends on the machine, which may be another in the next life."""
+    """Return the settings, completed by those that depend on the machine, which may be another one in the next life."""
     settings = {"host": node, **spec.settings}
     if settings.get("cpu_cores") is None:
         settings["cpu_cores"] = _cores_here(spec.placement.num_cores)
@@ -226,9 +231,10 @@ def _settings_here(spec: ActorSpec, node: str) -> dict[str, Any]:
 
 
 def _cores_here(num_cores: int | None) -> str | None:
-    """Return the cores to pin to, or None for all.
+    """Return the cores to which the process is to be pinned; None = it is not pinned.
 
-    Under a quota of CPU time all threads share it, and others of the machine may be pinned where we would be.
+    Under a quota of CPU time all threads share the quota, and other processes of the machine may be pinned to the same
+    cores.
     """
     if num_cores is None or is_limited():
         return None
@@ -288,7 +294,7 @@ def _was_restarted() -> bool:
 
 
 def _exit_alone() -> None:
-    """End a worker that did not start again; the launcher, which reads its outcome, ends it sooner if it runs."""
+    """End a worker that did not start again. The launcher reads its outcome and, if it runs, ends it sooner."""
     time.sleep(_ALONE_S)
     _exit_for_restart()
 

@@ -1,6 +1,6 @@
 """`python -m deploy.chart_schema`: prints values.schema.json of the Helm chart.
 
-It has the settings of gateways and workers from their own classes, so that `helm install` refuses a mistyped one.
+The settings of gateways and workers come from their own classes, so that `helm install` refuses a mistyped one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConf
 Schema = dict[str, Any]
 
 KEPT = ("type", "enum", "const", "anyOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-"""Keys of pydantic's schema of a setting that are kept."""
+"""Keys that are kept of pydantic's schema of a setting."""
 IN_ALL = {"port", "tls_dir", "metrics_port"}
-"""Settings of every process that the chart sets."""
+"""Settings of every process that the chart itself sets."""
 SET_BY_CHART = {
     GatewayConfig: {
         *IN_ALL,
@@ -32,12 +32,13 @@ SET_BY_CHART = {
     TargetConfig: {*IN_ALL, "host", "model"},
     DraftConfig: {*IN_ALL, "host", "model"},
 }
-"""Settings of each process that the chart sets by other values."""
+"""Settings of each process, by their class, that the chart sets from other values. They are not among the chart's
+values."""
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 1}
 MAP: Schema = {"type": "object"}
-"""An object that Kubernetes itself checks."""
+"""Schema of an object whose contents Kubernetes itself checks."""
 LIST: Schema = {"type": "array", "items": MAP}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 NAME: Schema = {"type": "string", "maxLength": 40, "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
@@ -47,7 +48,9 @@ CPU: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, CPU_TEXT]}
 
 
 def closed(properties: Schema, *required: str) -> Schema:
-    """Return the schema of an object with these properties and no others."""
+    """Return the schema of an object with these properties and no others. required: names of those that it must
+    have.
+    """
     schema: Schema = {"type": "object", "additionalProperties": False, "properties": properties}
     if required:
         schema["required"] = list(required)
@@ -55,7 +58,7 @@ def closed(properties: Schema, *required: str) -> Schema:
 
 
 def settings_of(cls: type[GatewayConfig | DraftConfig | TargetConfig]) -> Schema:
-    """Return the schema of a process's settings, without those that the chart sets."""
+    """Return the schema of a process's settings, without those that the chart itself sets."""
     settings = cls.model_json_schema()["properties"]
     names = sorted(settings.keys() - SET_BY_CHART[cls])
     return closed({name: _setting(settings[name]) for name in names})
@@ -154,7 +157,7 @@ GATEWAY: Schema = {
     ),
 }
 NEEDED = ("name", "replicas", "cpu", "memory")
-"""Values that every pool must have."""
+"""Names of values that every pool must have."""
 TARGET: Schema = {
     **POOL,
     "servedName": {"type": "string", "minLength": 1},
@@ -199,7 +202,7 @@ VALUES: Schema = {
 
 
 def values_schema() -> str:
-    """Return the text of the file, in draft 7 of JSON Schema, the newest that every Helm 3 reads."""
+    """Return the text of values.schema.json, in draft 7 of JSON Schema, the newest that every Helm 3 reads."""
     return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **closed(VALUES)}, indent=1) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Starts Ray on this machine and ends it with this process, or joins a cluster and leaves it as it was. For
+"""Start Ray on this machine and end it with this process, or join a running cluster and leave it as it was. For
 `launcher.py`.
 """
 
@@ -31,20 +31,22 @@ _LOCAL_ENVIRONMENT = {
     "RAY_COLOR_PREFIX": "0",  # the launcher's log may be a file
     "RAY_worker_niceness": "0",  # Ray's 15 is for batch jobs: other processes here would come before requests
 }
-"""Environment of a Ray of our own."""
+"""Environment variables of a Ray that this process starts."""
 
 
 class Cluster:
-    """A Ray cluster. Use as `with`: all that Ray started for this process, agents too, has ended after the block."""
+    """A Ray cluster, used as a context manager: when its block is left, all that Ray started for this process has
+    ended, agents included.
+    """
 
     def __init__(self, address: str | None) -> None:
-        """Prepare to join the running cluster at `address`, or to start Ray here where that is None."""
+        """Prepare to join the running cluster at `address`; None = start Ray on this machine."""
         self._wanted = address
         self._folder: str | None = None
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process starts the cluster."""
+        """Whether this process starts the cluster; False = it joins a running one."""
         return self._wanted is None
 
     def __enter__(self) -> Cluster:
@@ -64,16 +66,18 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """host:port at which others may join while it runs."""
+        """Address host:port at which other machines may join the cluster while it runs."""
         return str(_ray().get_runtime_context().gcs_address)
 
     @property
     def folder(self) -> str | None:
-        """Folder of the session that this process started, with logs and sockets; None of another's cluster."""
+        """Folder of the Ray session that this process started, with logs and sockets; None for a cluster that it
+        joined.
+        """
         return self._folder
 
     def nodes(self) -> list[ClusterNode]:
-        """Return the resources of each running machine."""
+        """Return the resources of each running machine, used or not."""
         return [_node(node["Resources"], node["Labels"]) for node in _living()]
 
     def free(self) -> list[ClusterNode]:
@@ -84,7 +88,9 @@ class Cluster:
         return [_node(free.get(node["NodeID"], {}), node["Labels"]) for node in _living()]
 
     def local_cores(self) -> frozenset[int] | None:
-        """Return the CPU cores of the only machine, which is this one; None where workers may run on others."""
+        """Return the CPU cores of this machine if it is the cluster's only one; None if workers may run on other
+        machines.
+        """
         nodes = _living()
         if len(nodes) != 1 or nodes[0]["NodeID"] != _ray().get_runtime_context().get_node_id():
             return None
@@ -116,7 +122,7 @@ class Cluster:
             raise StopRequested from None
 
     def _init(self, local: Mapping[str, Any]) -> None:
-        """Join, or start a Ray of our own: once more where it was not up in time, as on a busy machine."""
+        """Join a cluster, or start a Ray of our own: a second time if it was not up in time, as on a busy machine."""
         # Ray's workers import from the driver's current folder first, whatever PYTHONSAFEPATH is; not for a client.
         job_config = _ray().job_config.JobConfig(_client_job=sys.flags.safe_path)
         options = {**local, "job_config": job_config}
@@ -143,7 +149,9 @@ class Cluster:
 
 
 def own_authentication(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for a Ray of our own: a new token for its processes, unless the environment has settings."""
+    """Return environment variables for a Ray that this process starts: a new token for its processes, unless the
+    environment has settings for it.
+    """
     if environment.get("RAY_AUTH_MODE"):
         return {}
     if environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH"):
@@ -152,7 +160,9 @@ def own_authentication(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_reachable(address: str) -> None:
-    """Raise ConfigError unless a server listens there: Ray itself tries for minutes and cannot be interrupted."""
+    """Raise ConfigError unless a server listens at `address`: Ray itself tries for minutes and cannot be
+    interrupted.
+    """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         raise ConfigError(
@@ -179,7 +189,7 @@ def _node(resources: dict[str, float], labels: dict[str, str]) -> ClusterNode:
 
 
 def _ray() -> Any:
-    """Return the module, imported late since it reads the environment, and untyped, as its functions are."""
+    """Return the module ray. It is imported late, since it reads the environment, and untyped, as its functions are."""
     import ray
 
     return ray

@@ -21,14 +21,14 @@ from outrider.wire.telemetry.log import log_end
 
 _PART = re.compile("OUTRIDER_(GATEWAY|TARGET|DRAFT)_")
 _FOLDERS = {"MODEL": "OUTRIDER_TARGET_MODEL", "DRAFT": "OUTRIDER_DRAFT_MODEL"}
-"""Variable with a model's path in the container, by the user's variable with its path outside."""
+"""By the user's variable with a model's path outside the container: the variable with its path inside."""
 _LINKS = "links of a hub's cache lead out of the folder; copy it with `cp -rL`, or download it with `--local-dir`"
 
 
 def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Raise ConfigError for what `docker compose up` cannot start with.
+    """Raise ConfigError for settings with which `docker compose up` cannot start.
 
-    argv: as of `deploy.launcher`. variables: the environment of the service `check`.
+    argv: arguments as for `deploy.launcher`. variables: environment of the service `check`.
     """
     _check_names(variables)
     if variables.get("DRAFT") and not variables.get("MODEL"):
@@ -48,14 +48,18 @@ def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
-    """Raise ConfigError for a variable that no part reads. Those with a part's prefix are checked with its settings."""
+    """Raise ConfigError for a variable that no part reads. Variables with a part's prefix are checked with its
+    settings.
+    """
     for name in variables:
         if name.startswith("OUTRIDER_") and not _PART.match(name) and name not in OTHER_VARIABLES:
             raise ConfigError(f"{name} is no setting; {suggest(name, OTHER_VARIABLES)}")
 
 
 def _check_folder(name: str, path: str, folder: Path) -> None:
-    """Raise ConfigError where the folder, `path` to the user, has no model."""
+    """Raise ConfigError if the folder contains no model. path: the folder's path outside of the container, for the
+    message.
+    """
     if not folder.is_dir():
         raise ConfigError(f"{name} is {path!r}, which is a file; give the folder it lies in")
     config = folder / "config.json"
@@ -71,7 +75,7 @@ def _check_folder(name: str, path: str, folder: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check, and return the exit code."""
+    """Check the settings. Return the exit code: 0 if they can be used, else 1."""
     try:
         check(argv, os.environ)
     except ConfigError as error:

@@ -1,7 +1,7 @@
-"""`python -m deploy.compose_settings`: prints deploy/docker/settings.yml, from the settings' own classes.
+"""`python -m deploy.compose_settings`: prints deploy/docker/settings.yml, made from the settings' own classes.
 
 Compose replaces a container when one of its own variables has changed. So each service has its own variables of .env: a
-change of the gateway's leaves the workers as they are.
+change of the gateway's variables does not replace the workers.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _HEAD = """\
 # `make env-example`.
 """
 _READ_BY = {"gateway": (GatewayConfig,), "launcher": (TargetConfig, DraftConfig)}
-"""Classes of the settings that each service reads. Workers get theirs from the launcher."""
+"""Classes of the settings that each service reads. Workers get their settings from the launcher."""
 
 
 def variable_names(cls: type[GatewayConfig] | type[DraftConfig] | type[TargetConfig]) -> list[str]:
-    """Return the names of the variables of a part's settings."""
+    """Return the names of the environment variables of a part's settings."""
     return [f"{cls.model_config['env_prefix']}{name}".upper() for name in cls.model_fields]
 
 
 def compose_settings() -> str:
-    """Return the text of the file. A variable without a value is passed on where it is set."""
+    """Return the text of settings.yml. It names variables without values: Compose passes those on that are set."""
     services = {}
     for service, parts in _READ_BY.items():
         names = list[str]()

@@ -1,4 +1,4 @@
-"""`python -m deploy.env_example`: prints .env.example, from the settings' own classes."""
+"""`python -m deploy.env_example`: prints .env.example, made from the settings' own classes."""
 
 from __future__ import annotations
 
@@ -87,15 +87,16 @@ _PARTS: dict[str, tuple[str, type[GatewayConfig] | type[DraftConfig] | type[Targ
     "target": ("Of every target pool; what the file of pools says wins.", TargetConfig, ("model", "host", "port")),
     "draft": ("Of every draft pool; what the file of pools says wins.", DraftConfig, ("model", "host", "port")),
 }
-"""Remark, class of the settings, and settings that docker-compose.yml or the file of pools makes, by role."""
+"""By part: a remark, the class of its settings, and the names of settings that docker-compose.yml or the file of pools
+sets."""
 
 
 _WHERE = {"gateway": "docker-compose.yml", "target": "the file of pools", "draft": "the file of pools"}
-"""What makes these settings, by role."""
+"""By part: the file that sets the settings which .env does not."""
 
 
 def env_example() -> str:
-    """Return the text of the file."""
+    """Return the text of .env.example."""
     parts = [_HEAD]
     for role, (remark, cls, elsewhere) in _PARTS.items():
         heading = f"# --- the {role} ---\n"

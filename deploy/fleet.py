@@ -1,7 +1,7 @@
-"""Owns the workers of a system: starts them, follows them through restarts, adds, drains and ends them.
+"""The workers of a system: start them, follow them through restarts, and add, drain and end them.
 
-Of the launcher's main thread, which calls `tick` after each reply of a worker, a few times a second. `ray_workers`
-reaches the workers' actors, `sightings` calls the workers, and `tick` returns the membership that gateways get.
+Used on the launcher's main thread, which calls `tick` after each reply of a worker, a few times a second. `ray_workers`
+calls the workers' actors, `sightings` calls the workers, and `tick` returns the membership that gateways get.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 _LOST_AFTER_S = 5.0
-"""Seconds of failed calls after which a worker is lost; one that refuses the connection twice is lost at once."""
+"""Seconds of failed calls after which a worker counts as lost. One that refuses the connection twice is lost at
+once."""
 HUNG_AFTER_S = 30.0
-"""Seconds that a worker may hang before its process is ended, so that Ray starts another; and seconds before the next
-start in a pool whose last worker could not start.
-"""
+"""Seconds that a worker may hang before its process is ended, so that Ray starts another. Also the seconds before the
+next start in a pool whose last worker could not start."""
 DRAIN_LIMIT_S = 300.0
-"""Seconds that running requests may keep a worker that its pool gives up."""
+"""Maximum time in seconds for which running requests may keep a worker that its pool gives up."""
 _MAX_ENDS = 3
-"""Ends of a process during its first start after which the start fails."""
+"""Number of ends of a process during its first start after which the start fails."""
 NOTICE_S = 1.5
-"""Seconds until all gateways have a new membership: they may open slots on a draining worker for so long."""
+"""Seconds until all gateways have a new membership. For so long they may still open slots on a draining worker."""
 
 
 class Workers(Protocol):
-    """The actors, as `ray_workers.RayWorkers` has them."""
+    """Creator and finder of the workers' actors; `ray_workers.RayWorkers` implements it."""
 
     def create(self, pool: Pool, member: str) -> Replica: ...
     def adopt(self, pools: Iterable[Pool]) -> Mapping[str, tuple[Pool, Replica]]: ...
 
 
 class Calls(Protocol):
-    """The calls of workers, as `sightings.Sightings` makes them."""
+    """Caller of the workers; `sightings.WorkerCalls` implements it."""
 
     def watch(self, member: str, role: Role, address: str) -> None: ...
     def forget(self, member: str) -> None: ...
@@ -70,11 +70,12 @@ class Fleet:
         *,
         needs_drafts: bool = False,
     ) -> None:
-        """Prepare the workers of `pools`; none starts yet.
+        """Prepare the workers of `pools`; none is started yet.
 
-        report: called with a part, its state and a detail, for users. room: returns why there is no room for another
-        worker of a pool; None where there is. clock: monotonic seconds. needs_drafts: whether a draft that cannot start
-        fails the start, as a target does.
+        scaling: settings for sizes by load. workers: creates and finds the actors. eyes: calls the workers. report:
+        called with a part, its state and a detail, for users. room: returns the reason why there is no room for another
+        worker of a pool; None if there is room. clock: returns monotonic seconds. needs_drafts: whether the start fails
+        if a draft cannot start, as it does for a target.
         """
         self._pools = {pool.name: pool for pool in pools}
         self._workers = workers
@@ -82,7 +83,7 @@ class Fleet:
         self._report = report
         self._clock = clock
         self._spared: set[str] = set()
-        """Workers whose silence may be the launcher's own."""
+        """Names of workers that do not reply, perhaps since the launcher is cut off."""
         self._notice_s = NOTICE_S
         self._is_ending = False
         self._loads = PoolLoads()
@@ -90,7 +91,7 @@ class Fleet:
         self._members: dict[str, PoolMember] = {}
         self._ending: list[PoolMember] = []
         self._not_before_s: dict[str, float] = {}
-        """Time before which no worker of a pool starts, by pool."""
+        """Time before which no worker of a pool is started, by pool name."""
         self._counted_at_s = 0.0
         self._published = registry_pb2.Membership(epoch=secrets.randbits(64) | 1)
         self._has_started = False
@@ -100,11 +101,13 @@ class Fleet:
 
     @property
     def members(self) -> list[PoolMember]:
-        """All workers but those that are ending."""
+        """All workers except those that are ending."""
         return list(self._members.values())
 
     def start(self) -> None:
-        """Start every worker. Those of an earlier launcher are adopted, also beyond a pool's count, up to its max."""
+        """Start every worker. Workers that an earlier launcher left running are adopted, even more than a pool's count,
+        up to its max.
+        """
         for name, (pool, worker) in self._workers.adopt(self._pools.values()).items():
             self._members[name] = PoolMember(name, pool, worker, is_adopted=True, may_be_used=True)
         for pool in self._pools.values():
@@ -113,13 +116,15 @@ class Fleet:
         self._reconcile()
 
     def is_ready(self) -> bool:
-        """Return whether the start is over: at some tick each pool was complete, or had drafts that cannot start."""
+        """Return whether the start is over: at some tick each pool was complete, or its missing workers were drafts
+        that cannot start.
+        """
         return self._has_started
 
     def is_settled(self) -> bool:
         """Return whether all workers serve and none starts or ends.
 
-        Nothing changes then before the next reply of a worker, or the next change of a size.
+        Then nothing changes before the next reply of a worker, or the next change of a size.
         """
         for member in self._members.values():
             if member.state != SERVING or not member.is_watched:
@@ -127,13 +132,13 @@ class Fleet:
         return self._has_started and not self._ending
 
     def names_starting(self) -> list[str]:
-        """Return the names of the workers that start."""
+        """Return the names of the workers that are starting."""
         return [member.name for member in self._members.values() if member.state == STARTING]
 
     def tick(self, reports: Iterable[registry_pb2.GatewayReport]) -> registry_pb2.Membership | None:
-        """Bring all up to date, and return the membership where it has changed; None where it has not.
+        """Bring all states up to date. Return the membership if it has changed, else None.
 
-        reports: the gateways'. Raises OutriderError where the start fails.
+        reports: the gateways' reports. Raises OutriderError if the start fails.
         """
         now_s = self._clock()
         reports = list(reports)
@@ -154,14 +159,15 @@ class Fleet:
         return self._changed()
 
     def scale(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Set the size of a pool at the next tick, where `count` is one, and return the sizes then.
+        """Request to set a pool's size at the next tick, if `count` is not None, and to report sizes then. Return the
+        future of the report.
 
-        pool: its name; empty for all pools. May be called on any thread.
+        pool: name of the pool; empty = report all pools. May be called on any thread.
         """
         return self._sizes.ask(pool, count)
 
     def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.Membership | None:
-        """Drain every worker and return the last membership. notice_s: seconds until all gateways have it."""
+        """Drain every worker. Return the last membership. notice_s: seconds until all gateways have it."""
         self._is_ending = True
         self._notice_s = notice_s
         for pool in self._all_pools():
@@ -171,7 +177,7 @@ class Fleet:
         return self._changed()
 
     def is_idle(self, reports: Iterable[registry_pb2.GatewayReport] = ()) -> bool:
-        """Return whether no request runs on any worker, after `drain_all`. reports: the gateways'."""
+        """Return whether no request runs on any worker, after `drain_all`. reports: the gateways' reports."""
         now_s = self._clock()
         self._look(now_s, reports)
         return all(self._is_unused(member, now_s) for member in self.members)
@@ -179,7 +185,8 @@ class Fleet:
     def end_all(self, but_what_was_there: bool = False) -> None:
         """Stop all workers at the same time, and kill those that do not stop within seconds.
 
-        but_what_was_there: whether workers of an earlier launcher go on, since this launcher's own start has failed.
+        but_what_was_there: whether workers of an earlier launcher go on running, since this launcher's own start has
+        failed.
         """
         for member in self.members:
             if not (but_what_was_there and member.is_adopted):
@@ -199,10 +206,10 @@ class Fleet:
         self._spare(heard, now_s)
 
     def _spare(self, heard: set[str], now_s: float) -> None:
-        """Do not count the silence of workers where it may be the launcher that is cut off.
+        """Do not count a missing reply of workers if the launcher itself may be cut off.
 
-        heard: names of workers that reply to gateways. A silent worker is spared where it is among them, or where all
-        workers are silent.
+        heard: names of workers that reply to gateways. A worker without a reply is spared if it is among them, or if no
+        worker replies.
         """
         is_cut_off = self._is_cut_off(now_s)
         spared = set[str]()
@@ -222,7 +229,9 @@ class Fleet:
         self._spared = spared
 
     def _is_cut_off(self, now_s: float) -> bool:
-        """Return whether two workers or more are placed, and none has replied lately. One alone does not show it."""
+        """Return whether two workers or more are placed, and none has replied lately. One worker alone does not show
+        it.
+        """
         num_placed = 0
         for member in self.members:
             num_placed += member.started is not None
@@ -231,7 +240,7 @@ class Fleet:
         return num_placed >= 2
 
     def _read_actor(self, member: PoolMember, now_s: float) -> None:
-        """Take the actor's answer on its present life, where there is one."""
+        """Record the actor's answer about its present life, if there is one."""
         answer = member.worker.answer()
         if isinstance(answer, ActorLost) or (
             isinstance(answer, StartedActor) and answer.epoch != member.epoch and member.epoch
@@ -253,7 +262,7 @@ class Fleet:
     def _count_ends(self, now_s: float) -> None:
         """Count the ends of processes during their first start, once a second.
 
-        Raises Unavailable where the process of a worker that is needed has ended _MAX_ENDS times.
+        Raises Unavailable if the process of a worker that is needed has ended _MAX_ENDS times.
         """
         if self._has_started or now_s - self._counted_at_s < PERIOD_S:
             return
@@ -289,17 +298,17 @@ class Fleet:
         return num_serving + num_failed >= num_wanted or pool.name in self._not_before_s or is_late
 
     def _is_kept(self, member: PoolMember) -> bool:
-        """Return whether the worker is started again for as long as it takes, where a life does not start."""
+        """Return whether the worker is started again and again after a life that did not start."""
         return member.has_served or member.is_adopted or not self._is_needed(member.pool)
 
     def _is_first(self, member: PoolMember) -> bool:
-        """Return whether the worker's failure is one of the system's first start."""
+        """Return whether a failure of the worker now is one of the system's first start."""
         return not (self._has_started or self._is_ending or member.has_served)
 
     def _not_started(self, member: PoolMember, error: OutriderError, now_s: float) -> None:
         """Give a worker up: the pool starts another after a pause.
 
-        Raises `error` where the system starts for the first time and needs the worker.
+        Raises `error` if the system starts for the first time and needs the worker.
         """
         if self._is_first(member) and self._is_needed(member.pool):
             raise error
@@ -309,7 +318,7 @@ class Fleet:
         self._begin_end(member)
 
     def _try_later(self, member: PoolMember, why: str, now_s: float) -> None:
-        """Start a worker again after a pause: a missing file may come back. Each reason is logged once."""
+        """Start a worker again after a pause, since a missing file may come back. Each reason is logged once."""
         if why != member.why:
             again = ""
             if member.has_served or member.is_adopted:
@@ -358,7 +367,9 @@ class Fleet:
             self._lose(member, trouble)
 
     def _lose(self, member: PoolMember, why: str) -> None:
-        """Record that a worker cannot be used until its actor has reported its address, and it replies there."""
+        """Record that a worker cannot be used until its actor has reported its address, and the worker replies
+        there.
+        """
         if member.state == SERVING:
             log.warning("%s at %s is lost: %s", member.name, member.started and member.started.address, why)
             self._report(member.name, "lost", why)
@@ -391,7 +402,7 @@ class Fleet:
     def _is_unused(self, member: PoolMember, now_s: float) -> bool:
         """Return whether a draining worker has no slots in use any more, or cannot serve them.
 
-        Only a reply from after the notice counts: until then gateways may open slots there.
+        Only a reply from after the notice counts: until then gateways may open slots on the worker.
         """
         if not member.may_be_used or member.hangs(now_s, HUNG_AFTER_S):
             return True
@@ -423,7 +434,7 @@ class Fleet:
                 self._ending.remove(member)
 
     def _reconcile(self) -> None:
-        """Start missing workers, first those that drain, and drain workers that are too many."""
+        """Start missing workers, of which draining ones are taken back first, and drain workers that are too many."""
         for pool in self._all_pools():
             active, draining = list[PoolMember](), list[PoolMember]()
             for member in self._of(pool):
@@ -443,7 +454,7 @@ class Fleet:
                 self._drain(member)
 
     def _take_back(self, member: PoolMember) -> None:
-        """Use a draining worker again, at once where its last reply is good. Its actor does not know of the drain."""
+        """Use a draining worker again, at once if its last reply is good. Its actor is not part of the drain."""
         member.state = STARTING
         if member.is_well:
             member.state = SERVING
@@ -470,9 +481,9 @@ class Fleet:
             self._not_before_s[pool.name] = self._clock() + HUNG_AFTER_S
 
     def _may_publish(self, now_s: float) -> bool:
-        """Return whether gateways may get the membership: after the start, or when some workers serve after a while.
+        """Return whether gateways may get the membership: after the start, or after a while if some workers serve.
 
-        Until then gateways of an earlier launcher go on with its membership.
+        Until then gateways of an earlier launcher keep using its membership.
         """
         if not self._is_published:
             num_serving = len([member for member in self._members.values() if member.state == SERVING])
@@ -481,7 +492,7 @@ class Fleet:
         return self._is_published
 
     def _changed(self) -> registry_pb2.Membership | None:
-        """Return the membership, with the next version, where it differs from the last one; None where it does not."""
+        """Return the membership, with the next version, if it differs from the last one; else None."""
         now = registry_pb2.Membership(
             epoch=self._published.epoch,
             version=self._published.version,

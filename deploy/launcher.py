@@ -44,26 +44,27 @@ from outrider.wire.transport.tls import CertificateFolder
 log = get_logger(__name__)
 
 _DRAFT_NODES_S = 30.0
-"""Seconds to wait for machines for drafts before the targets start without them."""
+"""Seconds for which machines for drafts are waited for, before the targets start without drafts."""
 _POLL_S = 0.1
-"""Seconds between two looks at workers that start or end, which Ray does not report."""
+"""Seconds between two checks of workers that start or end, which Ray does not report."""
 _HERE = "127.0.0.1:0"
-"""Address of the registry of `outrider up`."""
+"""Address at which the registry of `outrider up` listens."""
 _ALONE = "0.0.0.0:7000"
-"""Address of the registry of a launcher on its own."""
+"""Address at which the registry of a launcher without `outrider up` listens."""
 _TLS_DIR = "OUTRIDER_LAUNCHER_TLS_DIR"
-"""Variable for `ray.tls_dir`, where the file does not have it."""
+"""Environment variable with `ray.tls_dir`, if the file does not set it."""
 
 
 class Launcher:
-    """Runs one system's workers. `run` blocks until `stop` is set."""
+    """Launcher of one system's workers. `run` blocks until `stop` is set."""
 
     def __init__(
         self, config: SystemConfig, ray_config: RayConfig, stop: StopFlag, events: TextIO, *, needs_drafts: bool
     ) -> None:
-        """Prepare a system; nothing starts yet.
+        """Prepare a system; nothing is started yet.
 
-        events: where JSON lines go. needs_drafts: whether a draft that cannot start fails the start.
+        events: stream to which the JSON lines are written. needs_drafts: whether the start fails if a draft cannot
+        start.
         """
         self._config = config
         self._needs_drafts = needs_drafts
@@ -79,7 +80,9 @@ class Launcher:
         self._registry = Registry(self._scale)
 
     def run(self) -> None:
-        """Start, follow and end the workers. Raises OutriderError where they cannot start."""
+        """Start the workers, follow them until `stop` is set, and end them. Raises OutriderError if they cannot
+        start.
+        """
         if self._ray_config.address is None:
             self._check_models()
         self.progress("ray", "starting", self._ray_config.address or "on this machine")
@@ -93,7 +96,7 @@ class Launcher:
                 self._registry.stop()
 
     def _check_models(self) -> None:
-        """Raise ConfigError for a model's path that leads nowhere, before Ray starts."""
+        """Raise ConfigError, before Ray starts, if a model's path does not exist."""
         needed: Sequence[Pool] = self._config.targets
         if self._needs_drafts:
             needed = self._config.pools
@@ -104,7 +107,7 @@ class Launcher:
                 raise ConfigError(f"{pool.setting}: {error.message}") from None
 
     def progress(self, part: str, state: str, detail: str, **more: object) -> None:
-        """Print an event on a part's state, for the process that started the launcher."""
+        """Print an event about the state of a part, for the process that started the launcher."""
         self._print(event="progress", part=part, state=state, detail=detail, **more)
 
     def _serve(self, cluster: Cluster, address: str) -> None:
@@ -139,10 +142,10 @@ class Launcher:
         self._end(fleet)
 
     def _place(self, cluster: Cluster) -> dict[str, Placement]:
-        """Return the placements of the pools, once there are machines for them.
+        """Return the placements of the pools, as soon as there are machines for them.
 
-        Machines of another's cluster may be about to join. Those for drafts that are not needed are waited for less
-        long; `_placement_of` places them later. Raises ConfigError.
+        Machines of a cluster that was joined may still be about to join it. For drafts that are not needed they are
+        waited for less long; `_placement_of` places such drafts later. Raises ConfigError.
         """
         started_s = time.monotonic()
         limit_s = system.NODE_TIMEOUT_S
@@ -178,13 +181,15 @@ class Launcher:
         return placements
 
     def _placement_of(self, pool: Pool, placements: dict[str, Placement], cluster: Cluster) -> Placement:
-        """Return the placement of a pool. Raises ConfigError for drafts without a machine yet."""
+        """Return the placement of a pool. Raises ConfigError for drafts for which there is no machine yet."""
         if pool.name not in placements:
             placements.update(self._placements([pool], cluster))
         return placements[pool.name]
 
     def _why_no_room(self, pool: Pool, placements: Mapping[str, Placement], cluster: Cluster) -> str | None:
-        """Return why there is no room for another worker; None where there is, or a machine may be about to join."""
+        """Return the reason why there is no room for another worker; None if there is room, or if a machine may be
+        about to join.
+        """
         if not cluster.is_ours:
             return None
         try:
@@ -211,7 +216,7 @@ class Launcher:
             self._registry.publish(changed)
 
     def _end(self, fleet: Fleet) -> None:
-        """Drain the workers for as long as their settings have it, and end them."""
+        """Drain the workers for at most their drain_timeout_s, and end them."""
         notice_s = 0.0
         if self._registry.reports():
             notice_s = NOTICE_S
@@ -280,7 +285,7 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def read_config(arguments: argparse.Namespace, stop: StopFlag) -> SystemConfig:
-    """Read the settings: the file of the command line, or a line of stdin, whose end then sets `stop`.
+    """Return the settings: from the file on the command line, or from a line of stdin, whose end then sets `stop`.
 
     Raises ConfigError.
     """
@@ -308,14 +313,16 @@ def _stop_at_end_of_stdin(stop: StopFlag) -> None:
 
 
 def _claim_stdout() -> TextIO:
-    """Return stdout for the launcher's events, and send other output to stderr: Ray repeats its workers' output."""
+    """Return a stream to stdout for the launcher's events, and redirect all other output to stderr, since Ray repeats
+    its workers' output.
+    """
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return events
 
 
 def run(config: SystemConfig, stop: StopFlag, events: TextIO, *, needs_drafts: bool) -> None:
-    """Run a system until `stop` is set. Raises OutriderError where workers that it needs cannot start."""
+    """Run a system until `stop` is set. Raises OutriderError if workers that it needs cannot start."""
     if config.ray is None:
         raise ConfigError("ray is off in the settings; start the workers as plain processes instead")
     configure_logging("info", "launcher", config.gateway.get("log_format", "text"))
@@ -330,7 +337,7 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO, *, needs_drafts: b
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the launcher, and return the exit code."""
+    """Run the launcher with the command line's arguments. Return the exit code."""
     events = _claim_stdout()
     configure_logging("info", "launcher")
     ignore_log_rotation()

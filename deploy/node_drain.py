@@ -1,9 +1,9 @@
-"""Drains the workers of a container that is about to end, before Ray's node ends, and they with it.
+"""Drain the workers of a container that is about to end, before Ray's node ends, and the workers with it.
 
 Each worker listens on a socket in the folder that the image names in OUTRIDER_NODE_FOLDER; no other user can reach it.
-`python -m deploy.node_drain` drains all of them and returns when they have: Kubernetes runs it before a pod ends. Under
-Compose deploy/docker/stay.py does the same. Neither Ray nor the launcher takes part; gateways read from the workers
-themselves that they drain.
+`python -m deploy.node_drain` drains all workers and returns when they have drained: Kubernetes runs it before a pod
+ends. Under Compose deploy/docker/stay.py does the same. Neither Ray nor the launcher takes part; gateways see in the
+workers' own replies that they drain.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = "OUTRIDER_NODE_FOLDER"
-"""Variable with the folder of the workers' sockets."""
+"""Environment variable with the path of the folder of the workers' sockets."""
 _HELLO_S = 3.0
-"""Seconds for a worker to send its limit, after which it counts as hanging; and seconds beyond that limit."""
+"""Seconds in which a worker must send its limit, after which it counts as hanging. A worker may also exceed its limit
+by as many seconds."""
 
 
 def listen(folder: Path, drain: Callable[[], None], limit_s: float) -> None:
     """Call `drain` on a thread of its own when the container is about to end.
 
-    folder: folder of the workers' sockets. limit_s: most seconds that `drain` takes. Raises OSError where the folder
-    cannot be used.
+    folder: folder of the workers' sockets. limit_s: maximum time in seconds that `drain` takes. Raises OSError if the
+    folder cannot be used.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{os.getpid()}.sock"
@@ -53,7 +54,7 @@ def _answer(connection: socket.socket, drain: Callable[[], None], limit_s: float
 
 
 def drain_workers(folder: Path) -> int:
-    """Drain all workers at once, and return their number when each has drained, ended, or exceeded its limit."""
+    """Drain all workers at once. Return their number when each of them has drained, ended, or exceeded its limit."""
     draining = list[tuple[socket.socket, float]]()
     for path in sorted(folder.glob("*.sock")):
         connected = _connect(path)
@@ -68,9 +69,9 @@ def drain_workers(folder: Path) -> int:
 
 
 def _connect(path: Path) -> tuple[socket.socket, float] | None:
-    """Start a worker's drain. Return the connection, and the monotonic time until which it may last.
+    """Start a worker's drain. Return the connection, and the monotonic time until which the drain may last.
 
-    None where the worker's process is gone or hangs.
+    Returns None if the worker's process is gone or hangs.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(_HELLO_S)
@@ -85,7 +86,7 @@ def _connect(path: Path) -> tuple[socket.socket, float] | None:
 
 
 def main() -> int:
-    """Drain the workers of this container."""
+    """Drain the workers of this container. Return the exit code, 0."""
     started_s = time.monotonic()
     num_workers = drain_workers(Path(os.environ[FOLDER]))
     sys.stderr.write(f"node: {num_workers} worker(s) drained within {time.monotonic() - started_s:.1f} s\n")

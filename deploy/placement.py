@@ -1,4 +1,4 @@
-"""Decides the device, GPUs and CPUs of each worker, and whether they fit. Arithmetic only: no Ray, no torch."""
+"""Decide the device, GPUs and CPUs of each worker, and whether all workers fit. Arithmetic only: no Ray, no torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from outrider.wire.settings.system import SystemConfig
 NO_GPU = ""
 """Value of CUDA_VISIBLE_DEVICES that hides every GPU: Ray does not set the variable for an actor without a GPU."""
 GPU_LABEL = "outrider/gpu"
-"""Label of a node whose only GPU other nodes share, as containers of one machine may. Its value is the same on all of
-them, and on no other node."""
+"""Label of a node whose only GPU other nodes share, as containers of one machine may. The label's value is the same on
+all nodes with that GPU, and on no other node."""
 _MAX_STEPS = 20_000
-"""Tries to spread workers over nodes, which take a few ms; beyond them the workers are taken to fit."""
+"""Maximum number of tries to spread workers over nodes, which take a few ms; after them the workers are assumed to
+fit."""
 _IN = re.compile(r"in\((.*)\)")
-"""Matches a selector in(a, b)."""
+"""Pattern of a label selector in(a, b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """Resources of one machine of the cluster, all or the free ones."""
+    """Resources of one machine of the cluster: all of them, or the free ones."""
 
     num_cpus: float
     num_gpus: float
@@ -36,24 +37,24 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Resources of one worker of a pool; of a split target, those of each of its ranks."""
+    """Resources of one worker of a pool. For a split target, those of each of its ranks."""
 
     device: str
-    """"cpu" or "cuda"; Ray shows a worker its own GPU alone, as the first."""
+    """Device, "cpu" or "cuda". With Ray the only GPU that a worker can use is its own, as the first."""
     num_gpus: float
-    """GPUs to reserve; a fraction of one that is shared."""
+    """Number of GPUs to reserve; a fraction for a GPU that is shared."""
     num_cpus: float
-    """CPUs to reserve. Ray only counts them; the worker pins itself."""
+    """Number of CPUs to reserve. Ray only counts them; the worker pins itself."""
     num_cores: int | None
-    """Number of cores that it pins itself to; None where it is not pinned, or its settings name the cores."""
+    """Number of cores to which the worker pins itself; None if it is not pinned, or if its settings name the cores."""
     visible_devices: str | None
-    """Value of CUDA_VISIBLE_DEVICES; None for Ray's."""
+    """Value of CUDA_VISIBLE_DEVICES; None = the value that Ray sets."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Selectors of the machine's labels."""
+    """Selectors of labels that the machine must match, by label."""
     num_ranks: int = 1
-    """Processes on one machine, each with these resources."""
+    """Number of processes on one machine, each with these resources."""
     gpu_memory_utilization: float | None = None
-    """The setting of that name for workers that do not set it; None where the worker is alone on its GPU."""
+    """Value of the setting of this name for workers that do not set it; None = the default."""
 
     def __str__(self) -> str:
         parts = [f"{self.num_cpus:g} CPU"]
@@ -71,8 +72,9 @@ def place(
 ) -> dict[str, Placement]:
     """Return the placement of each worker by its pool's name.
 
-    local_cores: CPU cores of the only machine, to share among the workers; None where there are several machines, and
-    workers are pinned to the cores of their settings alone. Raises ConfigError where there is not enough.
+    nodes: the cluster's machines. local_cores: CPU cores of the only machine, to share among the workers; None if there
+    are several machines, and workers are pinned only to cores that their settings name. Raises ConfigError if there are
+    not enough resources.
     """
     nodes = list(nodes)
     devices = {pool.name: _device(pool, nodes) for pool in config.pools}
@@ -99,9 +101,9 @@ def place(
 
 
 def check_fits(wanted: Mapping[str, tuple[Placement, int]], nodes: Iterable[ClusterNode], what: str) -> None:
-    """Raise ConfigError where the workers cannot be spread over the nodes.
+    """Raise ConfigError if the workers cannot be spread over the nodes.
 
-    wanted: a worker's placement and the number of workers, by pool. what: verb of the error, such as "has".
+    wanted: a worker's placement and the number of workers, by pool. what: verb for the error, "has" or "has free".
     """
     nodes = list(nodes)
     workers, needed = list[Placement](), list[str]()
@@ -120,7 +122,7 @@ def check_fits(wanted: Mapping[str, tuple[Placement, int]], nodes: Iterable[Clus
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Return whether labels match a selector of Ray's: value, !value, in(...) or !in(...) by label."""
+    """Return whether labels match a selector of Ray's, which has for each label: value, !value, in(...) or !in(...)."""
     return all(_has(labels.get(key), wanted) for key, wanted in selector.items())
 
 
@@ -148,13 +150,13 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 Free = tuple[float, float]
-"""Free CPUs and GPUs of a machine."""
+"""Free CPUs and free GPUs of a machine."""
 
 
 class _Spreading:
-    """A search for a way to spread workers over machines: all ways, machines that are alike once.
+    """Search for a way to spread workers over machines. All ways are tried; machines that are alike are tried once.
 
-    Where there are very many ways, the workers are taken to fit.
+    If there are very many ways, the workers are assumed to fit.
     """
 
     def __init__(self, workers: Sequence[Placement], nodes: Sequence[ClusterNode]) -> None:
@@ -173,7 +175,7 @@ class _Spreading:
         return self._can_place_from(0, free)
 
     def _can_place_from(self, index: int, free: list[Free]) -> bool:
-        """Return whether the workers from `index` on fit into what is free."""
+        """Return whether the workers from `index` on fit into the free resources."""
         self._num_steps += 1
         if index == len(self._workers) or self._num_steps > _MAX_STEPS:
             return True
@@ -195,17 +197,17 @@ class _Spreading:
 
 
 def _rounded_down(amount: float) -> float:
-    """Return a whole number, or hundredths of one below 1, as Ray counts CPUs and GPUs."""
+    """Return the amount rounded down to a whole number or, below 1, to hundredths, as Ray counts CPUs and GPUs."""
     if amount >= 1:
         return float(int(amount))
     return int(100 * amount) / 100
 
 
 def _shared_cpus(pools: Iterable[Pool], on_cpu: list[Pool], local_cores: frozenset[int] | None) -> dict[str, float]:
-    """Return the CPUs of each worker on the only machine by pool, for pools that do not set them.
+    """Return the CPUs of each worker on the only machine by pool name, for pools that do not set num_cpus.
 
-    Workers with cores in their settings have these, or parts of cores that several name. The remaining cores, without
-    the CPUs that pools set, are shared by the others on CPUs.
+    Workers with cores in their settings have these, or parts of cores that several of them name. The remaining cores,
+    without the CPUs that pools set, are shared by the other workers on CPUs.
     """
     # cores 0 to 3, a target on cores 0,1: 2.0; a draft without any: the remaining 2.0
     if local_cores is None:
@@ -252,7 +254,9 @@ def _num_cores(pool: Pool, cpus: Mapping[str, float]) -> int | None:
 
 
 def _split(pool: Pool, whole: Placement) -> Placement:
-    """Return the placement of each rank of a split target. `whole` has the CPUs of all ranks, and one rank's GPUs."""
+    """Return the placement of each rank of a split target. `whole` has the CPUs of all ranks, and the GPUs of one
+    rank.
+    """
     num_ranks = _num_ranks(pool)
     if num_ranks == 1:
         return whole
@@ -288,9 +292,9 @@ def _device(pool: Pool, nodes: list[ClusterNode]) -> str:
 
 
 def _gpus(pools: Iterable[Pool], devices: Mapping[str, str], nodes: list[ClusterNode]) -> dict[str, float]:
-    """Return the GPUs of each worker, of a split target of each rank, by pool.
+    """Return the GPUs of each worker (for a split target, of each rank) by pool name.
 
-    Several workers share the only GPU by the sizes of their models, without what pools set.
+    If there is only one GPU, several workers share what pools do not set of it by the sizes of their models.
     """
     users = [pool for pool in pools if devices[pool.name] == "cuda"]
     shares: dict[str, float] = {}
@@ -320,10 +324,11 @@ def _have_one_gpu(users: Sequence[Pool], nodes: Iterable[ClusterNode]) -> bool:
 def _gpu_memory(
     pools: Sequence[Pool], gpus: Mapping[str, float], nodes: Sequence[ClusterNode], wanted: float | None
 ) -> dict[str, float]:
-    """Return `gpu_memory_utilization` by pool, for pools whose workers share a GPU.
+    """Return `gpu_memory_utilization` by pool name, for pools whose workers share a GPU.
 
-    They share it as Ray counts it, or, unknown to Ray, through nodes with the same GPU_LABEL. wanted: share of a GPU's
-    memory that its workers may take together, also a worker that is alone there; None for GPU_FRACTION of a shared one.
+    They share it as fractions that Ray counts or, unknown to Ray, through nodes with the same GPU_LABEL. wanted:
+    fraction of a GPU's memory that its workers may take together, also a worker that has a GPU of its own; None =
+    GPU_FRACTION of a shared GPU.
     """
     sharing = [pool for pool in pools if 0 < gpus[pool.name] < 1]
     if all(pool.num_gpus is None for pool in sharing):
@@ -348,7 +353,9 @@ def _gpu_memory(
 
 
 def _only_gpu(pool: Pool, nodes: Iterable[ClusterNode]) -> str | None:
-    """Return the value of GPU_LABEL on all nodes with a GPU that the pool's labels select; None where they differ."""
+    """Return the value of GPU_LABEL on all nodes with a GPU that the pool's labels select; None if the values
+    differ.
+    """
     values = set[str | None]()
     for node in nodes:
         if node.num_gpus and matches(node.labels, pool.labels):

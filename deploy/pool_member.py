@@ -1,4 +1,6 @@
-"""State of a worker under its lasting name, through all its lives. No I/O; the fleet owns it."""
+"""State of a worker of a pool through all its lives. A worker keeps its name when its process is restarted. No I/O; the
+fleet owns it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ STARTING = registry_pb2.MEMBER_STATE_STARTING
 SERVING = registry_pb2.MEMBER_STATE_SERVING
 DRAINING = registry_pb2.MEMBER_STATE_DRAINING
 MAX_RETRY_S = 10.0
-"""Longest pause before another start of a worker, in seconds; the first is 1 s."""
+"""Longest pause in seconds before another start of a worker that did not start; the first pause is 1 s."""
 
 
 class Replica(Protocol):
-    """An actor, as `ray_workers.RayWorker` has it."""
+    """Actor of a worker, as the fleet uses it; `ray_workers.RayWorker` implements it."""
 
     def ask(self) -> None: ...
     def answer(self) -> Answer | None: ...
@@ -35,74 +37,79 @@ class Replica(Protocol):
 
 @dataclass(slots=True, eq=False)
 class PoolMember:
-    """State of one worker of a pool. Times are monotonic, in seconds."""
+    """State of one worker of a pool. All times are monotonic, in seconds."""
 
     name: str
     pool: Pool
     worker: Replica
-    """Its actor."""
+    """The worker's actor."""
     state: registry_pb2.MemberState = STARTING
     started: StartedActor | None = None
-    """Addresses of its present life; None before they are known, and once that life is over."""
+    """Addresses of the worker in its present life; None before they are known, and after that life has ended."""
     epoch: int = 0
-    """Number of its last life whose addresses were known; 0 before the first."""
+    """Number of the worker's last life whose addresses were known; 0 before the first."""
     is_watched: bool = False
-    """Whether the launcher calls it at its address every second. Not while it is lost."""
+    """Whether the launcher calls the worker every second at its address. False while the worker is lost."""
     info: common_pb2.WorkerInfo | None = None
-    """Its last reply of GetInfo in this life."""
+    """Last reply to GetInfo in the present life; None before the first."""
     info_at_s: float = 0.0
-    """Time of the call that `info` is the reply to."""
+    """Time of the call to which `info` is the reply."""
     is_adopted: bool = False
-    """Whether an earlier launcher started it."""
+    """Whether an earlier launcher started the worker."""
     may_be_used: bool = False
-    """Whether gateways may have streams to it: this life has served, or may have for an earlier launcher."""
+    """Whether gateways may have streams to the worker: its present life has served, or may have served for an earlier
+    launcher."""
     has_served: bool = False
     num_failures: int = 0
-    """Failed calls in a row."""
+    """Number of failed calls since the last successful one."""
     failing_since_s: float | None = None
-    """Time of the first failed call in a row; None while calls succeed, and once its process has ended."""
+    """Time of the first failed call since the last successful one; None while calls succeed, and after the process has
+    ended."""
     hanging_since_s: float | None = None
-    """Time from which on nothing comes from it, or its engine hangs; None while neither. A refusal is a reply."""
+    """Time from which the worker does not reply or its engine hangs; None while neither is so. A refusal counts as a
+    reply."""
     is_silent: bool = False
-    """Whether nothing came back from the last call."""
+    """Whether nothing at all came back from the last call."""
     seen_at_s: float | None = None
-    """Time of the last call from which anything came back."""
+    """Time of the last call from which anything came back, a refusal included; None before the first."""
     ask_at_s: float | None = None
-    """Time at which its actor is asked for its outcome again; None where it is not due."""
+    """Time at which the actor is to be called for its outcome again; None if no such call is due."""
     num_refused: int = 0
-    """Lives in a row that did not start."""
+    """Number of lives in a row that did not start."""
     why: str = ""
-    """Reason of the last life that did not start, with paths, for the log."""
+    """Reason why the last life did not start, with the paths of files, for the log; empty if it started."""
     retry_at_s: float | None = None
-    """Time at which its process is ended, so that Ray starts another; None where that is not due."""
+    """Time at which the worker's process is to be ended, so that Ray starts another; None if that is not due."""
     draining_since_s: float = 0.0
     stopping_since_s: float | None = None
 
     def end_life(self) -> None:
-        """Record that its life is over: no gateway uses it, and its failures do not count any more."""
+        """Record that the present life has ended: no gateway uses the worker, and earlier failures no longer count."""
         self.started = self.info = self.failing_since_s = self.hanging_since_s = None
         self.may_be_used = False
 
     def hangs(self, now_s: float, after_s: float) -> bool:
-        """Return whether it has hung for `after_s` seconds."""
+        """Return whether the worker has hung for at least `after_s` seconds at time `now_s`."""
         return self.hanging_since_s is not None and now_s - self.hanging_since_s >= after_s
 
     def is_idle_since(self, noticed_s: float) -> bool:
-        """Return whether a reply from after `noticed_s` has no slots in use.
+        """Return whether the last reply is from after `noticed_s` and has no slots in use.
 
-        noticed_s: time by which all gateways have the membership in which it drains.
+        noticed_s: time by which all gateways have the membership in which the worker drains.
         """
         return self.info is not None and self.info_at_s >= noticed_s and not self.info.num_slots_in_use
 
     def record_failed_start(self, why: str, now_s: float) -> None:
-        """Record that another life did not start. The next one starts after a pause, longer each time."""
+        """Record that a life did not start. The next life starts after a pause, which grows with each failure. why: the
+        reason.
+        """
         self.end_life()
         self.retry_at_s = now_s + min(2.0 ** min(self.num_refused, 4), MAX_RETRY_S)
         self.num_refused += 1
         self.why = why
 
     def record_serving(self) -> None:
-        """Record that this life serves; earlier lives' failures do not count any more."""
+        """Record that the present life serves. Failures of earlier lives no longer count."""
         self.state = SERVING
         self.has_served = True
         self.num_refused = 0
@@ -111,19 +118,21 @@ class PoolMember:
 
     @property
     def is_well(self) -> bool:
-        """Whether its last reply is good, and calls do not fail."""
+        """Whether the worker is watched, has replied in this life, and its calls do not fail."""
         return self.is_watched and self.info is not None and self.failing_since_s is None
 
     @property
     def drain_order(self) -> tuple[bool, int, int]:
-        """Sort key by which a pool drains workers: those that do not serve, then by slots in use, then the newest."""
+        """Sort key of the order in which a pool drains workers: first those that do not serve, then those with the
+        fewest slots in use, then the newest.
+        """
         num_slots = 0
         if self.info is not None:
             num_slots = self.info.num_slots_in_use
         return (self.state == SERVING, num_slots, -int(self.name.rpartition("-")[2]))
 
     def message(self) -> registry_pb2.Member:
-        """Return the worker's entry in the membership, with its addresses unless it is starting."""
+        """Return the worker's entry in the membership. It has the addresses unless the worker is starting."""
         message = registry_pb2.Member(
             name=self.name,
             pool=self.pool.name,
@@ -139,7 +148,7 @@ class PoolMember:
 
 
 def trouble_of(seen: Sighting) -> str | None:
-    """Return why a worker cannot be used after this call of it; None where it can."""
+    """Return the reason why a worker cannot be used after a call with this outcome; None if it can."""
     if seen.refusal is not None:
         return f"it refuses to say what it is: {seen.refusal}"
     if seen.info is None:

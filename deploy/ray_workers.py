@@ -1,10 +1,10 @@
-"""Creates, finds, calls, restarts and ends the actors of workers. For `launcher.py` and `fleet.py`; nothing else calls
+"""Create, find, call, restart and end the actors of workers. For `launcher.py` and `fleet.py`; no other module calls
 actors.
 
-Nothing here waits but `adopt`: an actor that restarts replies when it is back, which may be never.
+No function here waits except `adopt`: an actor that restarts replies when it is back, which may be never.
 
-A split target is one placement group on one machine, whose ranks connect through a folder and add up every layer's
-results: rank 0 is the worker itself, the others are followers. They end with the launcher.
+A split target is one placement group on one machine. Its ranks connect through a folder and add up the results of every
+layer: rank 0 is the worker itself, the others are followers. They end with the launcher.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ from outrider.wire.transport.host import split_evenly
 log = get_logger(__name__)
 
 NAMESPACE = "outrider"
-"""Ray's namespace of the actors."""
+"""Namespace of the actors in Ray."""
 STOP_GRACE_S = 2.0
-"""Seconds that streams have to end by themselves."""
+"""Seconds that streams have to end by themselves when a worker is stopped."""
 
 
 class Ranks:
-    """The ranks of one split target. Call `start_followers` and `stop` once each."""
+    """Processes (ranks) of one split target, in one placement group of Ray. Call `start_followers` and `stop` once
+    each.
+    """
 
     def __init__(self, placement: Placement, cpu_cores: str | None, parent: str | None) -> None:
-        """Reserve the ranks' resources.
+        """Reserve the resources of all ranks.
 
-        placement: of each rank. cpu_cores: cores of all ranks, as in the settings; None where they are not named.
-        parent: folder of Ray's session; None for the system's folder for temporary files.
+        placement: resources of each rank. cpu_cores: the setting of this name, for all ranks together; None if it is
+        not set. parent: folder of Ray's session; None = the system's folder for temporary files.
         """
         self._placement = placement
         num_ranks = placement.num_ranks
@@ -56,7 +58,7 @@ class Ranks:
         if parent is None:
             parent = str(parent_for_sockets(f"/{folder}/{SOCKET}"))
         self.folder = str(Path(parent) / folder)
-        """Folder through which the ranks connect."""
+        """Path of the folder through which the ranks connect."""
         wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus}
         bundle = {name: amount for name, amount in wanted.items() if amount}
         labels: dict[str, Any] = {}
@@ -65,14 +67,16 @@ class Ranks:
         self._group: Any = _ray().util.placement_group([bundle] * num_ranks, "STRICT_PACK", **labels)
 
     def cores_of(self, rank: int) -> str | None:
-        """Return a rank's cores, as `cpu_cores` takes them; None where the settings name none."""
+        """Return the cores of a rank, in the form of the setting `cpu_cores`; None if that setting is not set."""
         cores = self._cores[rank]
         if cores is None:
             return None
         return format_cores(cores)
 
     def options(self, options: dict[str, Any], rank: int) -> dict[str, Any]:
-        """Return the options of a rank's actor, which also hold after restarts. options: of an actor on its own."""
+        """Return the options of a rank's actor, which also apply after restarts. options: the options that the actor
+        would have outside of the group.
+        """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
@@ -80,7 +84,7 @@ class Ranks:
         return {**alone, "scheduling_strategy": strategy}
 
     def start_followers(self, options: dict[str, Any]) -> None:
-        """Start ranks 1 and up. options: of an actor on its own."""
+        """Start the followers, ranks 1 and up. options: the options that an actor would have outside of the group."""
         ray = _ray()
         placement = self._placement
         for rank in range(1, placement.num_ranks):
@@ -89,7 +93,7 @@ class Ranks:
             self._followers.append(ray.remote(FollowerActor).options(**mine).remote(*arguments))
 
     def stop(self) -> None:
-        """Kill the followers and release their resources, after the target has ended."""
+        """Kill the followers and release the resources of all ranks. Call it after the target has ended."""
         ray = _ray()
         for follower in self._followers:
             with contextlib.suppress(Exception):
@@ -104,20 +108,22 @@ class ActorLost:
     """Outcome of a call of an actor whose process has ended, or that cannot be called now."""
 
     message: str
-    """Ray's reason."""
+    """Reason that Ray gives."""
     is_final: bool
-    """Whether Ray will not restart it."""
+    """Whether Ray will not restart the actor."""
 
 
 Answer = StartedActor | StartFailure | ActorLost
-"""Outcome of an actor's present life."""
+"""Outcome of the present life of an actor: it started, did not start, or was lost."""
 
 
 class RayWorker:
-    """Calls, restarts and ends one actor."""
+    """One worker's actor, to be called, restarted and ended."""
 
     def __init__(self, actor: Any, ranks: Ranks | None) -> None:
-        """Take an actor, and ask for its outcome. ranks: of a split target; None for a worker of one rank."""
+        """Take the actor, and call for its outcome. ranks: the ranks of a split target; None for a worker of one
+        rank.
+        """
         self._actor = actor
         self._ranks = ranks
         self._pending: Any = None
@@ -125,7 +131,9 @@ class RayWorker:
         self.ask()
 
     def ask(self) -> None:
-        """Call for the outcome of its present life, or of the next one where it restarts. `answer` returns it later."""
+        """Call for the outcome of the actor's present life or, if it restarts, of its next one. `answer` returns it
+        later.
+        """
         try:
             self._pending = self._actor.outcome.remote()
         except Exception as error:
@@ -133,7 +141,7 @@ class RayWorker:
             self._failed = _lost(error)
 
     def answer(self) -> Answer | None:
-        """Return the outcome of the last `ask`, once; None while there is none."""
+        """Return the outcome of the last `ask`, once; None if there is none yet."""
         ray = _ray()
         if self._failed is not None:
             failed = self._failed
@@ -150,10 +158,10 @@ class RayWorker:
             return _lost(error)
 
     def num_restarts(self) -> int:
-        """Return the number of lives after the first; 0 where Ray cannot tell.
+        """Return the number of the actor's lives after the first; 0 if Ray does not report it.
 
-        `ask` cannot count them: it waits for the life that loads, however many end. Ray's public API has the number in
-        the dashboard alone.
+        `ask` cannot count them: it waits for the life that loads, however many end. In Ray's public API only the
+        dashboard has the number.
         """
         try:
             from ray._private.state import actors
@@ -164,21 +172,23 @@ class RayWorker:
             return 0
 
     def restart(self) -> None:
-        """End its process, also one that hangs, so that Ray starts another."""
+        """End the actor's process, even if it hangs, so that Ray starts another."""
         with contextlib.suppress(Exception):
             _ray().kill(self._actor, no_restart=False)
 
     def begin_stop(self) -> None:
-        """Start ending its streams and its engine; see `has_stopped`. A dead actor has nothing to stop."""
+        """Begin to end the worker's streams and engine; `has_stopped` returns when that is done. A dead actor has
+        nothing to stop.
+        """
         with contextlib.suppress(Exception):
             self._pending = self._actor.stop.remote(STOP_GRACE_S)
 
     def has_stopped(self) -> bool:
-        """Return whether it has stopped, or cannot be called."""
+        """Return whether the worker has stopped after `begin_stop`, or its actor cannot be called."""
         return self._pending is None or bool(_ray().wait([self._pending], timeout=0)[0])
 
     def kill(self) -> None:
-        """End it for good, and its slots with it; drain it before."""
+        """End the actor for good, and with it its slots and the other ranks. Drain the worker before."""
         with contextlib.suppress(Exception):
             _ray().kill(self._actor, no_restart=True)
         if self._ranks is not None:
@@ -191,7 +201,7 @@ def _lost(error: Exception) -> ActorLost:
 
 
 class RayWorkers:
-    """Creates and finds the actors of one system."""
+    """Creator and finder of the actors of one system."""
 
     def __init__(
         self, run: str, placement_of: Callable[[Pool], Placement], *, lasting: bool, local: bool, folder: str | None
@@ -199,8 +209,9 @@ class RayWorkers:
         """Prepare to create actors.
 
         run: the system's name on the cluster. placement_of: returns the placement of a pool's workers, or raises
-        ConfigError. lasting: whether actors outlive this process, for the next launcher of that name. local: whether
-        all run on this machine, and listen on 127.0.0.1. folder: folder of Ray's session; None of another's cluster.
+        ConfigError. lasting: whether actors outlive this process, for the next launcher of the same name. local:
+        whether all actors run on this machine, and listen on 127.0.0.1. folder: folder of Ray's session; None for a
+        cluster that this process did not start.
         """
         self._run = run
         self._placement_of = placement_of
@@ -209,7 +220,9 @@ class RayWorkers:
         self._folder = folder
 
     def create(self, pool: Pool, member: str) -> RayWorker:
-        """Create an actor, which may wait for a machine before it loads. Raises Unavailable where Ray refuses it."""
+        """Create the actor of the worker `member`, which may wait for a machine before it loads. Raises Unavailable if
+        Ray refuses it.
+        """
         try:
             return self._create(pool, member)
         except Exception as error:
@@ -229,9 +242,10 @@ class RayWorkers:
         return RayWorker(_ray().remote(WorkerActor).options(**options).remote(spec), ranks)
 
     def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, RayWorker]]:
-        """Return the workers of an earlier launcher of this name, by name. Drain and end those with other settings.
+        """Return the workers that an earlier launcher of the same name left running, by name. Workers whose settings
+        differ from the present ones are drained and ended.
 
-        One that does not reply is ended at once.
+        A worker that does not reply is ended at once.
         """
         pools_by_name = {pool.name: pool for pool in pools}
         adopted: dict[str, tuple[Pool, RayWorker]] = {}
@@ -263,9 +277,9 @@ class RayWorkers:
         return sorted(name for name in names if name.startswith(f"{self._run}/"))
 
     def _options(self, member: str, placement: Placement) -> dict[str, Any]:
-        """Return the options of an actor on its own.
+        """Return the options of an actor outside of a placement group.
 
-        Ray restarts it until it is killed, or until its launcher has gone where it is not lasting.
+        Ray restarts the actor until it is killed or, if it is not lasting, until its launcher has gone.
         """
         lifetime = None
         if self._lasting and placement.num_ranks == 1:
@@ -294,7 +308,7 @@ class RayWorkers:
 
 
 def _drain_and_kill(workers: Sequence[tuple[Any, ActorSpec]]) -> None:
-    """Drain workers at the same time, each for as long as its settings have it, and end them."""
+    """Drain these workers at the same time, each for at most its drain_timeout_s, and end them."""
     default_s: float = WorkerConfig.model_fields["drain_timeout_s"].default
     max_limit_s = 0.0
     draining = list[Any]()
@@ -314,7 +328,7 @@ def _kill(actor: Any) -> None:
 
 
 def _spec_of(actor: Any) -> ActorSpec | None:
-    """Return what an actor was started with; None where it hangs, restarts, or is of another version."""
+    """Return the spec with which an actor was started; None if it hangs, restarts, or is of another version."""
     try:
         spec: ActorSpec = _ray().get(actor.spec.remote(), timeout=10.0)
     except Exception:
@@ -323,7 +337,7 @@ def _spec_of(actor: Any) -> ActorSpec | None:
 
 
 def _ray() -> Any:
-    """Return the module, imported late since it reads the environment, and untyped, as its functions are."""
+    """Return the module ray. It is imported late, since it reads the environment, and untyped, as its functions are."""
     import ray
 
     return ray

@@ -25,15 +25,15 @@ from outrider.wire.transport.tls import CertificateFolder, warn_of_open_port
 log = get_logger(__name__)
 
 _REPORT_LIFE_S = 10.0
-"""Seconds for which a gateway's report counts."""
+"""Seconds for which a gateway's report is valid."""
 
 Scale = Callable[[str, int | None], "concurrent.futures.Future[pb.ScaleReply]"]
-"""Called with a pool and a number of workers, or None; returns the sizes. May be called on any thread; the future may
-raise OutriderError."""
+"""Function (name of a pool, new number of workers or None) that returns the future of the pools' sizes. It may be
+called on any thread; the future may raise OutriderError."""
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
-    """Serves gateways on the loop's thread. `reports` may be called on any thread."""
+    """The registry's gRPC service for gateways, on the loop's thread. `reports` may be called on any thread."""
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
@@ -54,7 +54,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         return reports
 
     def publish(self, membership: pb.Membership) -> None:
-        """Send the membership to all gateways. Call on the loop's thread."""
+        """Send the membership to all gateways. Call it on the loop's thread."""
         self._membership = membership
         self._changed.set()  # wakes those that wait for this event; the next ones wait for another
         self._changed = asyncio.Event()
@@ -77,14 +77,14 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             reading.cancel()
 
     async def Scale(self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ScaleReply:
-        """Set the number of workers of a pool where the request has one, and return the sizes."""
+        """Return the sizes of pools. If the request has a count, set the number of workers of its pool before."""
         count = None
         if request.HasField("count"):
             count = request.count
         return await asyncio.wrap_future(self._scale(request.pool, count))
 
     async def end_all(self) -> None:
-        """End all gateways' calls; they join again elsewhere."""
+        """End the calls of all gateways, which then join another launcher."""
         self._is_stopping = True
         for reading in list(self._joined):
             reading.cancel()
@@ -124,22 +124,24 @@ def _check_protocol(name: str, report: pb.GatewayReport) -> None:
 
 
 class Registry:
-    """Runs the registry's server on a thread of its own, with the process's only gRPC loop."""
+    """The registry's server, on a thread of its own with the process's only gRPC loop."""
 
     def __init__(self, scale: Scale) -> None:
         self._server = ServerThread()
         self._servicer: RegistryServicer | None = None
         self._scale = scale
         self.address = ""
-        """host:port at which it listens."""
+        """Address host:port at which the server listens; empty before `start`."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of the server's thread."""
+        """Event loop of the server's thread."""
         return self._server.loop
 
     def start(self, address: str, certificates: CertificateFolder | None) -> str:
-        """Listen at `address`, as in the settings, and return host:port. Raises ConfigError where it cannot."""
+        """Listen at `address`, the setting ray.registry. Return host:port. Raises ConfigError if the server cannot
+        listen there.
+        """
 
         def add_services(server: grpc.aio.Server) -> list[str]:
             self._servicer = RegistryServicer(self._scale)
@@ -156,14 +158,14 @@ class Registry:
         return self.address
 
     def publish(self, membership: pb.Membership) -> None:
-        """Send the membership to all gateways, from any thread."""
+        """Send the membership to all gateways. May be called on any thread."""
         assert self._servicer is not None
         message = pb.Membership(protocol=PROTOCOL)
         message.MergeFrom(membership)
         self._server.post([lambda: self._servicer.publish(message)])  # type: ignore[union-attr]
 
     def reports(self) -> list[pb.GatewayReport]:
-        """Return the last reports of the gateways, from any thread."""
+        """Return the last reports of the gateways. May be called on any thread."""
         if self._servicer is None:
             return []
         return self._servicer.reports()
@@ -175,7 +177,7 @@ class Registry:
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """Split "[::1]:7000" into ("::1", 7000). Raises ConfigError for another form."""
+    """Split an address into host and port: "[::1]:7000" gives ("::1", 7000). Raises ConfigError for another form."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"ray.registry is {address!r}, must be host:port, such as 0.0.0.0:7000", param="registry")
@@ -183,6 +185,6 @@ def split_host_port(address: str) -> tuple[str, int]:
 
 
 def reachable(address: str) -> str:
-    """Return an address to connect to from this machine: "0.0.0.0:7000" becomes "127.0.0.1:7000"."""
+    """Return an address at which this machine can connect to `address`: "0.0.0.0:7000" gives "127.0.0.1:7000"."""
     host, port = split_host_port(address)
     return join_host_port({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)

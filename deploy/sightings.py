@@ -1,6 +1,6 @@
-"""Calls GetInfo of each worker every second, for the fleet's own view of their health.
+"""Call GetInfo of each worker every second, for the fleet's own record of the workers' health.
 
-Ray takes a machine to be alive for ten seconds and more after it has gone.
+Ray considers a machine alive for ten seconds and more after it has gone.
 """
 
 from __future__ import annotations
@@ -27,36 +27,38 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 log = get_logger(__name__)
 
 PERIOD_S = 1.0
-"""Seconds between two calls of a worker, and between two looks at what only Ray knows."""
+"""Seconds between two calls of a worker, and between two checks of facts that only Ray has."""
 TIMEOUT_S = 3.0
-"""Seconds that a worker has to reply."""
+"""Maximum time in seconds for a worker's reply."""
 _LIVING = ("Tls handshake failed", "Socket closed")
-"""Texts in gRPC's errors of a connection that a living server closed, above all one that refuses our certificate. In
-other versions of gRPC they may differ: the connection then counts as broken."""
+"""Texts in gRPC's errors that show that a living server closed the connection, above all one that refuses our
+certificate. In other versions of gRPC they may differ: the connection then counts as broken."""
 _STUBS: dict[str, Any] = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One call of a worker and its outcome."""
+    """Outcome of one call of GetInfo of a worker."""
 
     member: str
-    """Name of the worker."""
+    """Name of the worker that was called."""
     address: str
-    """host:port that was called."""
+    """Address host:port that was called."""
     at_s: float
-    """Monotonic time of the call: the reply is not older."""
+    """Monotonic time of the call in seconds: the reply is not older."""
     info: pb.WorkerInfo | None
-    """The reply; None where none came."""
+    """The worker's reply; None if there was none."""
     is_silent: bool = False
-    """Whether nothing at all came: the worker hangs, or its machine is gone. Without it a missing reply is a broken
-    or refused connection, or a refusal."""
+    """Whether nothing at all came back: the worker hangs, or its machine is gone. If False and there is no `info`, the
+    connection was broken or refused, or the server refused the call."""
     refusal: str | None = None
-    """Error of a server that lives at the address; None where there was none."""
+    """Error of a living server at the address; None if there was none."""
 
 
 class WorkerCalls:
-    """Calls the watched workers every second. `watch` and `forget` may be called on any thread, `take` by the fleet."""
+    """Caller of the watched workers, every second. `watch` and `forget` may be called on any thread; the fleet calls
+    `take`.
+    """
 
     def __init__(
         self,
@@ -66,8 +68,8 @@ class WorkerCalls:
     ) -> None:
         """Prepare to call workers.
 
-        loop: the process's gRPC loop. certificates: of the launcher; None without TLS. notify: called on the loop when
-        there is something to `take`.
+        loop: the process's gRPC loop. certificates: those of the launcher; None without TLS. notify: called on the loop
+        when there is a new outcome to `take`.
         """
         self._loop = loop
         self._notify = notify
@@ -76,15 +78,17 @@ class WorkerCalls:
         self._seen: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
 
     def watch(self, member: str, role: Role, address: str) -> None:
-        """Call the worker at this address from now on, and at no other."""
+        """Call the worker `member` at this address from now on, in place of an earlier address."""
         self._call(self._start, member, role, address)
 
     def forget(self, member: str) -> None:
-        """Call this worker no longer."""
+        """Stop calling the worker `member`."""
         self._call(self._end, member)
 
     def take(self) -> list[Sighting]:
-        """Return the outcomes since the last `take`, oldest first. Some may be of workers that are forgotten."""
+        """Return the outcomes of calls since the last `take`, the oldest first. Some may be of workers that are no
+        longer watched.
+        """
         outcomes: list[Sighting] = []
         while not self._seen.empty():
             outcomes.append(self._seen.get())
@@ -133,7 +137,7 @@ class WorkerCalls:
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> str | None:
-    """Return the error of a living server; None where the connection is refused, broken or given up as dead."""
+    """Return the error of a living server; None if the connection was refused, broken or given up as dead."""
     details = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and not any(word in details for word in _LIVING):
         return None

@@ -1,13 +1,13 @@
-"""Decides how many workers each pool is to have: at the start, by hand and by load. For `fleet.py`, which starts and
+"""Decide how many workers each pool is to have: at the start, by hand and by load. For `fleet.py`, which starts and
 drains them.
 
-`Loads` sums up the reports of workers and gateways as a pool's load, a `Sight`; a `Scaler` decides by it. No I/O, and
-no clock of their own.
+`PoolLoads` sums up the reports of workers and gateways as the load of a pool, a `PoolLoad`; a `Scaler` decides by it.
+No I/O, and no clock of their own.
 
-A pool grows by one worker after a few seconds of too much load, and shrinks by one after a minute of too little; it
-does neither while a worker starts, whose effect is still to come. While one drains, the pool can grow, which takes that
-worker back, but not shrink. The last draft goes when no request of its targets runs, and one comes back when some have
-run for as long as growing takes.
+A pool grows by one worker after a few seconds of too much load, and shrinks by one after a minute of too little. It
+does neither while a worker starts, whose effect is still to come. While a worker drains, the pool can grow, which takes
+that worker back, but not shrink. The last draft is drained when no request of its targets runs, and a draft is started
+again when some have run for as long as growing takes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 WINDOW_S = 5.0
-"""Seconds over which shares and refusals are counted."""
+"""Length in seconds of the window over which fractions and refusals are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +40,26 @@ class PoolLoad:
     """Load of a pool at one moment."""
 
     num_serving: int
-    """Workers that serve."""
+    """Number of workers that serve."""
     num_starting: int = 0
-    """Workers that start."""
+    """Number of workers that start."""
     num_draining: int = 0
-    """Workers that drain."""
+    """Number of workers that drain."""
     num_queued: int = 0
-    """Choices that wait for a slot, at all gateways; 0 for a draft pool."""
+    """Number of choices that wait for a slot, at all gateways; 0 for a draft pool."""
     num_refused: int = 0
-    """Choices refused for want of a slot in the last WINDOW_S, at all gateways; 0 for a draft pool."""
+    """Number of choices refused in the last WINDOW_S since there was no slot, at all gateways; 0 for a draft pool."""
     num_asked: int = 0
-    """Choices that run or wait in a draft pool's target pools, at all gateways; 0 for a target pool."""
+    """Number of choices that run or wait in the target pools of a draft pool, at all gateways; 0 for a target pool."""
     busy_share: float | None = None
-    """Mean share of the last seconds that the serving workers spent in steps, 0 to 1; None where it is not known."""
+    """Fraction of the last seconds that the serving workers spent in steps, their mean, 0 to 1; None if it is not
+    known."""
     late_share: float | None = None
-    """Share of the rounds of a draft pool's target pools whose proposal was late; None without rounds."""
+    """Fraction of the rounds of a draft pool's target pools whose proposal was late; None if there were no rounds."""
 
 
 class SizeChange(Enum):
-    """Change of a pool's number of workers."""
+    """Change of a pool's number of workers by one, or none."""
 
     STAY = 0
     GROW = 1
@@ -67,17 +68,17 @@ class SizeChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A change, and its reason for the log."""
+    """Change of a pool's number of workers, and its reason for the log."""
 
     change: SizeChange
     reason: str
 
 
 class Scaler:
-    """Decides the size of one pool. Call `decide` about once a second."""
+    """Decides the size of one pool by its load. Call `decide` about once a second."""
 
     def __init__(self, role: Role, least: int, most: int, config: ScalingConfig) -> None:
-        """Prepare for a pool of `least` to `most` workers."""
+        """Prepare for a pool of `least` to `most` workers. config: thresholds of load, and times before a change."""
         self._role = role
         self._least = least
         self._most = most
@@ -86,11 +87,11 @@ class Scaler:
         self._under_since_s = math.nan
 
     def reset(self) -> None:
-        """Forget earlier loads: the size was set by hand."""
+        """Drop all that is known of earlier loads, since the size was set by hand."""
         self._over_since_s = self._under_since_s = math.nan
 
     def decide(self, sight: PoolLoad, now_s: float) -> Decision:
-        """Return the change that is due now. now_s: time of any monotonic clock."""
+        """Return the change of size that is due now. sight: the pool's load. now_s: time of any monotonic clock."""
         if sight.num_starting:
             self.reset()
             return Decision(SizeChange.STAY, "a worker is starting")
@@ -113,7 +114,7 @@ class Scaler:
         return Decision(change, reason)
 
     def _too_much(self, sight: PoolLoad) -> str | None:
-        """Return the reason to grow; None where there is none."""
+        """Return the reason to grow; None if there is none."""
         if not sight.num_serving:
             if not sight.num_asked:
                 return None
@@ -135,7 +136,7 @@ class Scaler:
         return None
 
     def _too_little(self, sight: PoolLoad) -> str | None:
-        """Return the reason to shrink; None where there is none, the load is not known, or a worker drains already."""
+        """Return the reason to shrink; None if there is none, the load is not known, or a worker drains already."""
         if (
             sight.busy_share is None
             or sight.num_draining
@@ -156,7 +157,9 @@ class Scaler:
 
 
 def _since(since_s: float, holds: bool, now_s: float) -> float:
-    """Return the time since which a condition holds without a pause; NaN while it does not. since_s: the last one."""
+    """Return the time since which a condition holds without a pause; NaN while it does not hold. since_s: the previous
+    result.
+    """
     if not holds:
         return math.nan
     if math.isnan(since_s):
@@ -165,7 +168,7 @@ def _since(since_s: float, holds: bool, now_s: float) -> float:
 
 
 _Samples = deque[tuple[float, int, int]]
-"""Samples of the last WINDOW_S: the time, and two sums that only grow."""
+"""Samples of the last WINDOW_S: the time in seconds, and two sums that only grow."""
 
 
 class PoolLoads:
@@ -173,18 +176,18 @@ class PoolLoads:
 
     def __init__(self) -> None:
         self._busy: dict[str, _Samples] = {}
-        """Microseconds in steps, by worker."""
+        """Samples of the microseconds spent in steps, by worker."""
         self._rounds: dict[tuple[str, str], _Samples] = {}
-        """Rounds, and those with a late proposal, by gateway and target pool."""
+        """Samples of the numbers of rounds, and of rounds with a late proposal, by gateway and target pool."""
         self._queued: dict[str, int] = {}
-        """Choices that wait, by target pool."""
+        """Number of choices that wait, by target pool."""
         self._refused: dict[tuple[str, str], _Samples] = {}
-        """Refused choices, by gateway and target pool."""
+        """Samples of the number of refused choices, by gateway and target pool."""
         self._running: dict[str, int] = {}
-        """Choices that run, by target pool."""
+        """Number of choices that run, by target pool."""
 
     def add_info(self, member: str, info: common_pb2.WorkerInfo, at_s: float) -> None:
-        """Add a worker's reply of GetInfo. at_s: monotonic time of the call."""
+        """Add a worker's reply to GetInfo. at_s: monotonic time of the call in seconds."""
         samples = self._busy.setdefault(member, deque())
         if samples and info.busy_us < samples[-1][1]:  # another life
             samples.clear()
@@ -192,11 +195,13 @@ class PoolLoads:
             _add(samples, at_s, info.busy_us, 0)
 
     def forget(self, member: str) -> None:
-        """Forget a worker's replies."""
+        """Drop the replies of a worker."""
         self._busy.pop(member, None)
 
     def set_reports(self, reports: Iterable[registry_pb2.GatewayReport], at_s: float) -> None:
-        """Set the reports of all gateways that live; those of others are forgotten."""
+        """Set the reports of all gateways that live; earlier reports of other gateways are dropped. at_s: monotonic
+        time in seconds.
+        """
         self._queued.clear()
         self._running.clear()
         reported: set[tuple[str, str]] = set()
@@ -212,7 +217,9 @@ class PoolLoads:
             del self._rounds[key], self._refused[key]
 
     def sight(self, pool: Pool, serving: Iterable[str], *, num_starting: int, num_draining: int) -> PoolLoad:
-        """Return the load of a pool. serving: names of its workers that can be used."""
+        """Return the load of a pool. serving: names of its workers that can be used. num_starting, num_draining:
+        numbers of its other workers.
+        """
         members = list(serving)
         num_queued = num_refused = 0
         late_share = None
@@ -271,22 +278,23 @@ def _add(samples: _Samples, at_s: float, first: int, second: int) -> None:
 
 
 def _share(samples: _Samples | None) -> float | None:
-    """Return the share of the time between the samples that was spent in steps; None where that is too short."""
+    """Return the fraction of the time between the samples that was spent in steps; None if that time is too short."""
     if samples is None or len(samples) < 2 or samples[-1][0] - samples[0][0] < WINDOW_S / 2:
         return None
     return min(1.0, 1e-6 * (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0]))
 
 
 _Asked = tuple[str, int | None, concurrent.futures.Future[registry_pb2.ScaleReply]]
-"""A pool, its number of workers or None, and the future of the sizes."""
+"""Name of a pool (empty for all pools), its new number of workers or None, and the future of the reply with the
+sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """A pool's workers by state."""
+    """Workers of a pool by state."""
 
     serving: list[str]
-    """Names of those that serve."""
+    """Names of the workers that serve."""
     num_starting: int
     num_draining: int
 
@@ -297,7 +305,7 @@ class Census:
 
 
 class PoolSizes:
-    """Holds the number of workers that each pool is to have. Of the fleet's thread, but for `ask`."""
+    """Holds the number of workers that each pool is to have. Used on the fleet's thread, except `ask`."""
 
     def __init__(
         self,
@@ -308,9 +316,10 @@ class PoolSizes:
         room: Callable[[Pool], str | None],
         report: Callable[[str, str, str], None],
     ) -> None:
-        """Start with the pools' counts.
+        """Start with the counts in the pools' settings.
 
-        census: returns a pool's workers by state. room, report: as in the fleet.
+        scaling: the settings for sizes by load. loads: the loads of the pools. census: returns a pool's workers by
+        state. room, report: as for `Fleet`.
         """
         self._pools = pools
         self._loads = loads
@@ -319,7 +328,7 @@ class PoolSizes:
         self._report = report
         self._scalers = dict[str, Scaler]()
         self.wanted = dict[str, int]()
-        """Number of workers by pool."""
+        """Number of workers that each pool is to have, by pool name."""
         for pool in pools.values():
             self.wanted[pool.name] = pool.count
             if pool.is_sized_by_load:
@@ -328,16 +337,17 @@ class PoolSizes:
         self._by_load_at_s = 0.0
 
     def ask(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Set the size of a pool at the next `set_by_hand`, where `count` is one, and return the sizes then.
+        """Request to set a pool's size at the next `set_by_hand`, if `count` is not None, and to report sizes then.
+        Return the future of the report.
 
-        pool: its name; empty for all pools. May be called on any thread.
+        pool: name of the pool; empty = report all pools. May be called on any thread.
         """
         done: concurrent.futures.Future[registry_pb2.ScaleReply] = concurrent.futures.Future()
         self._asked.put((pool, count, done))
         return done
 
     def set_by_hand(self) -> list[str]:
-        """Set the sizes of all `ask` since the last call, and return the names of these pools."""
+        """Set the sizes that were requested by `ask` since the last call. Return the names of these pools."""
         names = list[str]()
         while not self._asked.empty():
             name, count, done = self._asked.get()
@@ -356,7 +366,9 @@ class PoolSizes:
         return names
 
     def set_by_load(self, reports: Iterable[registry_pb2.GatewayReport], now_s: float) -> None:
-        """Grow and shrink pools by their load, once a second. now_s: monotonic time."""
+        """Grow and shrink pools by their load, at most once a second. reports: the gateways' reports. now_s: monotonic
+        time in seconds.
+        """
         if now_s - self._by_load_at_s < PERIOD_S:
             return
         self._by_load_at_s = now_s
@@ -401,7 +413,9 @@ class PoolSizes:
             self._scalers[pool.name].reset()
 
     def _why_no_room(self, pool: Pool, count: int) -> str | None:
-        """Return why there is no room for `count` workers; None where there is. Draining ones can be taken back."""
+        """Return the reason why there is no room for `count` workers; None if there is room. Draining workers can be
+        taken back.
+        """
         if count <= self._census(pool).total:
             return None
         return self._room(pool)

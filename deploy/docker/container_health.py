@@ -1,8 +1,8 @@
-"""`python deploy/docker/container_health.py KIND HOST:PORT ...`: 0 when its servers serve, else 1.
+"""`python deploy/docker/container_health.py KIND HOST:PORT ...`: exit code 0 if its servers serve, else 1.
 
 Kinds: http, the gateway's /readyz. grpc, the health service of a worker or of the launcher's registry. draft and
-target, a worker whose engine does not hang: Kubernetes ends one that does, as a launcher would. tcp, any server. The
-host `hostname` is this container's own address.
+target, a worker whose engine does not hang: Kubernetes ends a worker that hangs, as a launcher would. tcp, any server.
+The host `hostname` stands for this container's own address.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 4.0
-"""Seconds for a reply, after which a part is unhealthy."""
+"""Maximum time in seconds for a reply; a part that takes longer is unhealthy."""
 TLS_DIR = Path("/etc/outrider/secrets")
-"""Folder where the compose file and the Helm chart mount a part's certificate."""
+"""Folder at which the compose file and the Helm chart mount a part's certificate."""
 COMMAND_LINE = Path("/proc/1/cmdline")
-"""Command line of the gateway, which is the first process of its container."""
+"""File with the command line of the gateway, which is the first process of its container."""
 
 
 def check_http(host: str, port: int) -> str | None:
-    """Return why /readyz does not reply with 200; None where it does."""
+    """Return the reason why /readyz does not reply with 200; None if it does."""
     folder = _public_tls_dir()
     if folder:
         context = _own_context(Path(folder))
@@ -42,7 +42,7 @@ def check_http(host: str, port: int) -> str | None:
 
 
 def _public_tls_dir() -> str | None:
-    """Return the gateway's setting, from its flag or its variable."""
+    """Return the gateway's setting public_tls_dir, from its flag or its environment variable."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--public-tls-dir", default=os.environ.get("OUTRIDER_GATEWAY_PUBLIC_TLS_DIR"))
     flags = COMMAND_LINE.read_bytes().decode(errors="replace").split("\0")
@@ -51,9 +51,10 @@ def _public_tls_dir() -> str | None:
 
 
 def _own_context(folder: Path) -> ssl.SSLContext:
-    """Return a context for a server with the certificate in `folder`, whose names are not checked.
+    """Return a TLS context for a server with the certificate in `folder`. The names in the server's certificate are not
+    checked.
 
-    It shows the same certificate where clients need one.
+    If clients need a certificate, the context shows the same one.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -64,7 +65,7 @@ def _own_context(folder: Path) -> ssl.SSLContext:
 
 
 def check_grpc(host: str, port: int) -> str | None:
-    """Return why the health service does not report SERVING; None where it does."""
+    """Return the reason why the health service does not report SERVING; None if it does."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     reply = _call(host, port, health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest())
@@ -77,14 +78,14 @@ def check_grpc(host: str, port: int) -> str | None:
 
 
 def check_draft(host: str, port: int) -> str | None:
-    """Return why a draft's engine hangs; None where it does not."""
+    """Return the reason why a draft's engine counts as hanging; None if it does not hang."""
     from outrider.v1 import draft_pb2_grpc
 
     return _trouble_of_engine(host, port, draft_pb2_grpc.DraftServiceStub)
 
 
 def check_target(host: str, port: int) -> str | None:
-    """Return why a target's engine hangs; None where it does not."""
+    """Return the reason why a target's engine counts as hanging; None if it does not hang."""
     from outrider.v1 import target_pb2_grpc
 
     return _trouble_of_engine(host, port, target_pb2_grpc.TargetServiceStub)
@@ -101,7 +102,7 @@ def _trouble_of_engine(host: str, port: int, stub: Any) -> str | None:
 
 
 def _call(host: str, port: int, stub: Any, method: str, request: Any) -> Any:
-    """Return the reply, or as text why there is none."""
+    """Return the reply to a gRPC call, or a text with the reason why there is none."""
     import grpc
 
     with _channel(f"{host}:{port}", _speaks_tls(host, port)) as channel:
@@ -112,7 +113,7 @@ def _call(host: str, port: int, stub: Any, method: str, request: Any) -> Any:
 
 
 def _speaks_tls(host: str, port: int) -> bool:
-    """Return whether the server of the port speaks TLS.
+    """Return whether the server at the port uses TLS.
 
     A mounted certificate need not be in use: launcher and workers have their settings from a file of pools, the
     environment and Ray.
@@ -143,7 +144,7 @@ def _channel(address: str, over_tls: bool) -> Any:
 
 
 def _own_name(certificate: bytes) -> str:
-    """Return a name of the certificate, such as draft.outrider.internal."""
+    """Return a DNS name of the certificate, such as draft.outrider.internal."""
     from cryptography import x509
 
     extensions = x509.load_pem_x509_certificate(certificate).extensions
@@ -152,7 +153,7 @@ def _own_name(certificate: bytes) -> str:
 
 
 def check_tcp(host: str, port: int) -> str | None:
-    """Return None where a server listens. Raises OSError where none does."""
+    """Return None if a server listens at the port. Raises OSError otherwise."""
     socket.create_connection((host, port), TIMEOUT_S).close()
     return None
 
@@ -161,7 +162,7 @@ CHECKS = {"http": check_http, "grpc": check_grpc, "draft": check_draft, "target"
 
 
 def main(argv: list[str]) -> int:
-    """Check all pairs of kind and host:port, and return the exit code."""
+    """Check each pair of kind and host:port in `argv`. Return the exit code: 0 if all serve, else 1."""
     for kind, address in zip(argv[::2], argv[1::2], strict=True):
         host, _, port = address.rpartition(":")
         if host == "hostname":

@@ -1,6 +1,6 @@
 """`python requirements.py EXTRA...`: prints the requirements of pyproject.toml with these extras, for `pip install -r`.
 
-An image installs them before the code is copied in, so that their layer outlives changes of the code.
+An image installs them before the code is copied in, so that their layer is still valid after changes of the code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from pathlib import Path
 
 
 def requirements(pyproject: Path, extras: list[str]) -> list[str]:
-    """Return the requirements of a project with these extras. Raises KeyError for an extra that it does not have."""
+    """Return the requirements of a project with these extras. Raises KeyError for an extra that the project does not
+    have.
+    """
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     found: list[str] = list(project["dependencies"])
     for extra in extras:

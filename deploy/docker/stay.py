@@ -1,9 +1,8 @@
-"""`python deploy/docker/stay.py PROCESS`: runs as long as this container's raylet, or gcs_server at the head.
+"""`python deploy/docker/stay.py PROCESS`: runs as long as this container's raylet or, at the head, its gcs_server.
 
-On SIGTERM it drains the container's workers and ends that process.
-
-A raylet gets SIGTERM and reports its end to the head, which places its workers elsewhere at once. A gcs_server has
-nobody to report to, and that of Ray 2.60 waits for ever for a dashboard to take its events: it is killed.
+On SIGTERM it drains the container's workers and ends that process. A raylet gets SIGTERM and reports its end to the
+head, which at once places its workers on other nodes. A gcs_server has no head to report to, and that of Ray 2.60 waits
+for ever for a dashboard to take its events: it is killed.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from deploy.node_drain import FOLDER, drain_workers
 from outrider.wire.processes.stop_flag import StopFlag
 
 _END = {"raylet": signal.SIGTERM, "gcs_server": signal.SIGKILL}
-"""Signal that ends each program of Ray's."""
+"""Signal that ends each of these programs of Ray."""
 _LOOK_S = 0.05
-"""Seconds between two looks whether workers have drained or a second signal came."""
+"""Seconds between two checks whether workers have drained or a second signal came."""
 
 
 def pid_of(program: str) -> int:
-    """Return the process id of a program of Ray's in this container. Raises LookupError where none runs."""
+    """Return the process id of this program of Ray in this container. Raises LookupError if it does not run."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (folder / "cmdline").read_text().split("\0")[0].endswith(f"/{program}"):
             return int(folder.name)
@@ -35,9 +34,11 @@ def pid_of(program: str) -> int:
 
 
 def stay(pid: int, program: str, folder: Path) -> int:
-    """Wait until process `pid` of a program of Ray's has ended, and return the exit code: 0 after a signal.
+    """Wait until process `pid`, a program of Ray, has ended. Return the exit code: 0 after a signal, 1 if it ended by
+    itself.
 
-    folder: folder of the workers' sockets. After a second signal it does not wait for the workers.
+    folder: folder of the workers' sockets. On a signal the workers drain before the program is ended; after a second
+    signal they are not waited for.
     """
     process = os.pidfd_open(pid)
     stop = StopFlag()

@@ -1,1 +1,1 @@
-"""Prometheus' configuration and rules for Outrider, and their check: `python -m deploy.prometheus`."""
+"""Configuration and rules of Prometheus for Outrider, and their check: `python -m deploy.prometheus`."""

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent
 
 
 def main() -> int:
-    """Run promtool and return the exit code."""
+    """Run promtool on configuration, rules and tests. Return the exit code, 0 if all of them pass."""
     try:
         promtool = str(find("promtool"))
     except NotFound as error:

@@ -1,4 +1,4 @@
-"""Finds prometheus and promtool: in PATH, or unpacked from Debian's package into the cache."""
+"""Find the programs prometheus and promtool: in PATH, or unpacked from Debian's package into the cache folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from outrider.wire.processes.folders import cache_folder
 
 
 class NotFound(Exception):
-    """The program is not here and cannot be fetched. The message has the reason and a remedy."""
+    """Raised if the program is not on this machine and cannot be fetched. The message has the reason and a remedy."""
 
 
 def find(program: str, *, fetch: bool = True) -> Path:
-    """Return the path of `prometheus` or `promtool`. Raises NotFound.
+    """Return the path of `program`, prometheus or promtool. Raises NotFound.
 
-    fetch: whether to fetch Debian's package where it is not here yet.
+    fetch: whether Debian's package is fetched if the program is not on this machine yet.
     """
     in_path = shutil.which(program)
     if in_path is not None:
@@ -33,7 +33,7 @@ def find(program: str, *, fetch: bool = True) -> Path:
 
 
 def _unpack_debian(folder: Path, program: str) -> None:
-    """Fetch and unpack the package beside `folder`, and move it there as a whole."""
+    """Fetch and unpack the package in a folder beside `folder`, and move it there as a whole."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise NotFound(f"{program} is not in PATH, and this is no Debian to fetch it from; install Prometheus")
     folder.parent.mkdir(parents=True, exist_ok=True)

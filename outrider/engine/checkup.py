@@ -28,11 +28,11 @@ from outrider.wire.processes.processes import write_event
 from outrider.wire.settings.gpu_shares import needed_bytes, share_of, utilization_of
 
 GPU_DEVICE = Path("/dev/nvidiactl")
-"""A device file that exists where an NVIDIA driver is loaded."""
+"""Device file that exists if an NVIDIA driver is loaded."""
 
 
 def findings(task: Task) -> Iterator[tuple[str, Find]]:
-    """Run all checks of a task; yield the name of each and its result."""
+    """Run all checks of a task; yield the name and the result of each check."""
     yield "GPU", check_gpu()
     yield "C++ forward", check_native()
     has_device = True
@@ -87,7 +87,7 @@ def _refusal(error: ConfigError, model: str) -> Find:
 
 
 def check_gpu() -> Find:
-    """Check that torch reaches the GPUs of the machine, and that its version has flash attention for them."""
+    """Check that torch can use the GPUs of the machine, and that its version has flash attention for them."""
     has_device = GPU_DEVICE.exists() or shutil.which("nvidia-smi") is not None
     num_gpus = 0
     with warnings.catch_warnings(record=True) as caught:  # torch warns of a driver that is too old
@@ -130,7 +130,9 @@ def check_native() -> Find:
 
 
 def check_memory(models: list[Footprint], device_name: str) -> Find:
-    """Check that the weights of all models and a full context of each fit into the free memory of the device."""
+    """Check that the weights of all models and one context of full length for each fit into the free memory of the
+    device.
+    """
     device = resolve_device(device_name)
     free = memory.free_memory_bytes(device)
     weights = caches = 0
@@ -170,7 +172,7 @@ def _gpu_shares(models: list[Footprint], device: torch.device) -> tuple[str, boo
 
 
 def main() -> int:
-    """Run the task on stdin and print its findings; return the exit code, 0."""
+    """Run the task that is on stdin and print its findings to stdout. Return the exit code, 0."""
     with tokenizers_read_once():
         for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline())):
             write_event({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})

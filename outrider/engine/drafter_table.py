@@ -1,6 +1,6 @@
-"""The table of drafters: makes the drafters that a worker offers, from its settings, when it starts.
+"""Create the drafters without a network of their own that a worker offers, from its settings, when it starts.
 
-Called by the loaders of the target and draft services. It is the one module that imports the methods of
+Called by the loaders of the target and draft services. It is the only module that imports the methods of
 `outrider.papers`.
 """
 
@@ -41,15 +41,17 @@ TEXT_TABLES: dict[Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
     Drafter.UNIGRAM: Unigram,
     Drafter.BIGRAM: Bigram,
 }
-"""Drafters whose tables are counted once, in a text; each is made from the token ids of that text."""
+"""Drafters whose n-gram table is counted once, in a fixed text, each with the class that is created from the text's
+token ids."""
 SearchDrafts = BeamDrafts
-"""Class that holds the draft tokens of a beam search in the target."""
+"""Class of the draft tokens of a beam search in the target."""
 
 
 def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes) -> dict[Drafter, TargetDrafter]:
-    """Return a target's own drafters, heads excepted: tables, the prediction, lookahead and look-ahead embeddings.
+    """Return the target's own drafters by kind: n-gram and lookup tables, the prediction, lookahead and look-ahead
+    embeddings. A head's drafter is not among them.
 
-    Raises ConfigError where a setting of a drafter cannot be used.
+    Raises ConfigError if a setting of a drafter cannot be used.
     """
     vocab_size = runner.facts.vocab_size
     kinds_of_tables = [Drafter.NGRAM, Drafter.LOOKUP]
@@ -70,10 +72,11 @@ def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: b
 def make_drafters(
     kinds: Iterable[Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int
 ) -> dict[Drafter, SequenceDrafter]:
-    """Make drafters that need no model: n-grams, lookup, unigrams and bigrams.
+    """Create the drafters of these kinds, which must need no model: n-grams, lookup, unigrams and bigrams. Return them
+    by kind.
 
-    text: path of the file that unigrams and bigrams are counted in; None when `kinds` has neither. Raises ConfigError
-    for a text that cannot be used, and ValueError for a kind that needs a model.
+    text: path of the file in which unigrams and bigrams are counted; may be None if `kinds` has neither. Raises
+    ConfigError for a text that cannot be used, and ValueError for a kind that needs a model.
     """
     ids: Sequence[int] = ()
     if text is not None:
@@ -94,15 +97,15 @@ def make_drafters(
 
 
 def special_ids(tokenizer_json: bytes) -> frozenset[int]:
-    """Return the ids of the special tokens that a tokenizer.json lists."""
+    """Return the token ids of the special tokens that a tokenizer.json lists. tokenizer_json: its content."""
     added = parse_object(tokenizer_json, TOKENIZER_JSON).get("added_tokens") or ()
     return frozenset(token["id"] for token in added if token.get("special"))
 
 
 def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
-    """Return the token ids of a text file in UTF-8.
+    """Return the token ids of a text file in UTF-8. path: the setting drafter_text.
 
-    Raises ConfigError when the file cannot be read or has no token, or the tokenizer has an id outside the vocabulary.
+    Raises ConfigError if the file cannot be read or has no token, or if one of its token ids is outside the vocabulary.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -126,12 +129,14 @@ def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
 
 
 def draft_tree_class(params: SamplingParams) -> type[GrowingTree] | type[BeamGrowth]:
-    """Return the class of a draft slot's draft tree: `BeamGrowth` for a beam search, else `GrowingTree`."""
+    """Return the class of a draft slot's draft tree for a request with these parameters: `BeamGrowth` for a beam
+    search, else `GrowingTree`.
+    """
     if params.beams is None:
         return GrowingTree
     return BeamGrowth
 
 
 def lookahead_rows_of(table: SequenceDrafter) -> OpenAhead:
-    """Return the function that makes a draft slot's look-ahead rows from predictions of `table`."""
+    """Return the function that creates a draft slot's look-ahead rows from predictions of `table`."""
     return partial(open_cascade, table, {})

@@ -2,4 +2,6 @@
 
 
 class PathUnavailable(Exception):
-    """Raised when a path cannot run this model here; the message is the reason, in a few words."""
+    """Raised if an attention path cannot run this model on this device or machine. The message is the reason, in a few
+    words.
+    """

@@ -1,7 +1,8 @@
-"""Copy tensors between device and host, and measure the time that a device works.
+"""Copy tensors between device and host, and measure the time for which a device works.
 
-A copy from a GPU waits for everything that was launched before it, so a step makes one copy of all that the host reads.
-A copy to a GPU waits too, unless its source is in pinned memory. Called on the engine thread, never on the event loop.
+A copy from a GPU waits for everything that was launched before it, so a step makes a single copy of all that the host
+reads. A copy to a GPU waits, too, unless its source is in pinned memory. Called on the engine thread, never on the
+event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def to_host(*tensors: Tensor) -> list[Tensor]:
-    """Return copies of one device's tensors in CPU memory, made with one wait for the device."""
+    """Return copies in CPU memory of tensors that are all on one device, with one wait for the device."""
     on_gpu = tensors[0].device.type == "cuda"
     copies: list[Tensor] = []
     for tensor in tensors:
@@ -31,7 +32,8 @@ def to_host(*tensors: Tensor) -> list[Tensor]:
 
 
 def to_device(values: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor:
-    """Copy an array or a tensor to the device without waiting; a tensor that is there already is returned as it is.
+    """Return a copy of the array or tensor on the device, made without waiting; a tensor that is on the device already
+    is returned itself.
 
     Work that is launched later on the current stream reads the copied values.
     """
@@ -45,8 +47,8 @@ def to_device(values: NDArray[np.generic] | Tensor, device: torch.device) -> Ten
 
 
 class DeferredCopies(Generic[Key]):
-    """Tensors of a device by key, copied to the host when one of them is needed: all pending ones at once, with one
-    wait.
+    """Tensors on a device by key, to be copied to the host as late as possible. When one of them is needed, all pending
+    ones are copied with one wait.
     """
 
     def __init__(self) -> None:
@@ -54,12 +56,14 @@ class DeferredCopies(Generic[Key]):
         self._copied: dict[Key, Tensor] = {}
 
     def add(self, key: Key, tensor: Tensor) -> None:
-        """Add a tensor under `key`, in place of an earlier one."""
+        """Add a tensor under `key`. It replaces an earlier tensor of the same key."""
         self.drop(key)
         self._pending[key] = tensor
 
     def get(self, key: Key) -> Tensor | None:
-        """Return the tensor of `key` in CPU memory, copied now if it was not; None where none was added."""
+        """Return the tensor of `key` in CPU memory, copying it now if it was not copied yet; None if no tensor was
+        added under it.
+        """
         if key in self._pending:
             tensors = list(self._pending.values())
             if tensors[0].device.type != "cpu":
@@ -69,13 +73,13 @@ class DeferredCopies(Generic[Key]):
         return self._copied.get(key)
 
     def drop(self, key: Key) -> None:
-        """Forget the tensor of `key`, copied or not."""
+        """Remove the tensor of `key`, whether it was copied or not."""
         self._pending.pop(key, None)
         self._copied.pop(key, None)
 
 
 class DeviceMoment:
-    """The moment at which a device has finished everything that was launched before this object was made."""
+    """Moment at which a device has finished everything that was launched before this object was created."""
 
     def __init__(self, device: torch.device) -> None:
         self._at_s = time.monotonic()
@@ -85,7 +89,7 @@ class DeviceMoment:
             self._event.record(torch.cuda.current_stream(device))
 
     def seconds_since(self, earlier: DeviceMoment) -> float:
-        """Wait until this moment has come; return the seconds since an earlier moment of the same device."""
+        """Wait until the device reaches this moment. Return the seconds since an earlier moment of the same device."""
         if self._event is None or earlier._event is None:
             return self._at_s - earlier._at_s
         self._event.synchronize()

@@ -1,13 +1,13 @@
-"""Block tables, the pool that their blocks come from, and the prefix cache: integers on the host, no storage.
+"""Block tables, the pool from which their blocks come, and the prefix cache: integers on the host, without storage.
 
 The attention path has the storage. A block holds `block_size` consecutive tokens of one sequence, in every layer.
 Blocks are counted by reference: tables with the same prefix share blocks, and a table copies a block only before it
-writes into one that another table reads too. A block is in use (a table holds it), idle (no table holds it, but the
+writes into one that another table uses, too. A block is in use (a table holds it), idle (no table holds it, but the
 prefix cache can find it) or blank.
 
 The prefix cache saves feeding a prompt that begins like an earlier one. A full block is found by a digest of its tokens
 and of the previous block's digest, so that a digest stands for all tokens from the first one on. The first digest is
-that of a salt: a prefix is found only under the salt that it was published with. Digests are 256 bits of BLAKE2b. Two
+that of a salt: a prefix is found only under the salt with which it was published. Digests are 256 bits of BLAKE2b. Two
 prefixes of equal digest cannot be made on purpose, so tokens are not compared. Used by the engine thread.
 """
 
@@ -22,30 +22,32 @@ import grpc
 from outrider.wire.errors import OutriderError
 
 DIGEST_BYTES = 32
-"""Bytes of a block's digest: 256 bits, against prefixes of equal digest made on purpose."""
+"""Size of a block's digest in bytes: 256 bits, so that two prefixes of equal digest cannot be made on purpose."""
 
 
 class PrefixCache:
-    """The published blocks by digest. A published block is full of committed tokens and is not written to until it is
-    withdrawn.
+    """Index of published blocks by digest, from which tables adopt blocks. A published block is full of committed
+    tokens. It is not written to until it is withdrawn.
     """
 
     def __init__(self, pool: KVPool) -> None:
         self.enabled = True
-        """Whether blocks are published, and so can be found. Set it before the first `publish`."""
+        """Whether blocks are published, and so can be found; False = prefix caching is off. Set it before the first
+        `publish`."""
         self._pool = pool
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
 
     def is_published(self, block: int) -> bool:
-        """Return whether `adopt` can find the block."""
+        """Return whether the block is published, so that `adopt` can find it."""
         return block in self._digest_of
 
     def adopt(self, table: BlockTable, ids: Sequence[int], salt: bytes = b"") -> int:
-        """Fill the empty `table` with the longest published prefix of `ids`; return how many tokens it has then.
+        """Put the blocks of the longest published prefix of `ids` into the empty `table`. Return the number of tokens
+        that it has then.
 
-        Adopts whole blocks, at most len(ids) tokens. Pass the tokens without the last one, whose logits must be
-        computed.
+        Only whole blocks are adopted, at most len(ids) tokens. Pass the prompt's tokens without the last one, whose
+        logits must be computed. salt: the one under which the prefix was published.
         """
         assert not table.blocks, f"the table holds {table.num_tokens} tokens already"
         table.digests, table.blocks = self._find(ids, salt)
@@ -56,9 +58,9 @@ class PrefixCache:
     def publish(self, table: BlockTable, ids: Sequence[int], salt: bytes = b"") -> None:
         """Publish the table's full blocks, so that later prompts can adopt them.
 
-        ids: committed tokens, equal to those of the table as far as both go. A block whose contents are published
-        already is released in exchange for the published one. Hashes only the blocks that are new since the last call:
-        `table.digests` has the digest of the salt and of the blocks before.
+        ids: committed tokens of the sequence, which must equal the table's as far as both go. If a block of the same
+        contents is published already, the table takes that block and releases its own. Only blocks that are new since
+        the last call are hashed: `table.digests` has the digests of the salt and of the blocks before.
         """
         # block_size 4, 10 committed tokens, digests [salt, block 0]: block 1 is published, block 2 is not full
         if not self.enabled:
@@ -74,7 +76,7 @@ class PrefixCache:
             self._publish_block(table, index, digest)
 
     def withdraw(self, block: int) -> None:
-        """Make the block unfindable, since it is about to be written to. Does nothing when it is not published."""
+        """Remove the block from the index, since it is about to be written to. Does nothing if it is not published."""
         digest = self._digest_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]
@@ -118,21 +120,21 @@ def _next(digest: bytes, ids: Sequence[int]) -> bytes:
 
 
 TRASH_BLOCK = 0
-"""Number of the block that is never allocated: padding is read from it and written to it. Its contents are always
+"""Number of the block that is never allocated. Padding is read from it and written to it. Its contents are always
 finite, so that no product becomes NaN."""
 
 
 class OutOfBlocks(OutriderError):
-    """Raised when running requests hold the whole cache: one of them has to wait or to be preempted."""
+    """Raised if running requests hold the whole KV cache: one of them has to wait or to be preempted."""
 
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     retryable = True
 
 
 class KVPool:
-    """The blocks of one KV cache, numbered from 1, with how many tables hold each. Owned by the engine thread.
+    """Blocks of one KV cache, numbered from 1, with the number of tables that hold each. Owned by the engine thread.
 
-    `block_size` is in tokens. Raises ValueError for a pool without a block or a block without a token.
+    `block_size`: number of tokens in a block. Raises ValueError for a pool without a block or a block without a token.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
@@ -142,19 +144,19 @@ class KVPool:
         self.block_size = block_size
         self.prefix = PrefixCache(self)
         self.num_evictions = 0
-        """Number of idle blocks that were evicted for new tokens, since the start."""
+        """Number of idle blocks that were evicted for new tokens, since the pool was created."""
         self._blank = list(range(num_blocks, 0, -1))  # a stack: the lowest first, so one request stays contiguous
         self._idle: dict[int, None] = {}  # in the order in which they were released: the first is evicted first
         self._references = [0] * (num_blocks + 1)
 
     @property
     def num_free(self) -> int:
-        """Number of blocks that `allocate` can return, idle ones included."""
+        """Number of blocks that `allocate` can return, including idle ones."""
         return len(self._blank) + len(self._idle)
 
     @property
     def num_cached(self) -> int:
-        """Number of idle blocks: no table holds them, a later prompt may adopt them."""
+        """Number of idle blocks: no table holds them, but a later prompt may adopt them."""
         return len(self._idle)
 
     @property
@@ -163,21 +165,22 @@ class KVPool:
         return self.num_blocks - self.num_free
 
     def num_references(self, block: int) -> int:
-        """Return how many tables hold the block; 0 when it is free."""
+        """Return the number of tables that hold the block; 0 if it is free."""
         return self._references[block]
 
     def new_table(self) -> BlockTable:
-        """Return an empty table of this pool's blocks."""
+        """Return an empty table for blocks of this pool."""
         return BlockTable(self)
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens of one sequence."""
+        """Return the number of blocks that `num_tokens` tokens of one sequence need."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Return `count` blocks with one holder each: blank ones first, then the idle ones released longest ago.
+        """Return the numbers of `count` blocks for a table that now holds them: blank ones first, then the idle ones
+        released longest ago.
 
-        Raises OutOfBlocks when fewer are free, and then allocates none.
+        Raises OutOfBlocks if fewer are free, and then allocates none.
         """
         if count > self.num_free:
             raise OutOfBlocks(
@@ -195,7 +198,7 @@ class KVPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add one holder to each block. The blocks are in use or idle, not blank."""
+        """Add one table to the holders of each block. The blocks must be in use or idle, not blank."""
         for block in blocks:
             if self._references[block] == 0:
                 assert block in self._idle, f"block {block} is free and cannot be shared"
@@ -203,7 +206,9 @@ class KVPool:
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> int:
-        """Remove one holder from each block; return how many of them became free. blocks: in the order of a table."""
+        """Remove one table from the holders of each block. Return the number of blocks that became free. blocks: in the
+        order of the table.
+        """
         num_freed = 0
         for block in reversed(blocks):  # blank ones are handed out again in order; of idle ones the tail goes first
             assert self._references[block] > 0, f"block {block} is freed twice"
@@ -225,9 +230,10 @@ class KVPool:
 
 
 class BlockTable:
-    """The blocks of one sequence, in order. Token t lies in `blocks[t // block_size]` at `t % block_size`.
+    """Block table: the numbers of the blocks of one sequence, in order. Token t lies in `blocks[t // block_size]` at
+    `t % block_size`.
 
-    block_size 4, blocks [7, 2], 6 tokens: tokens 0 to 3 lie in block 7, tokens 4 and 5 in block 2 at 0 and 1.
+    Example: block_size 4, blocks [7, 2], 6 tokens: tokens 0 to 3 lie in block 7, tokens 4 and 5 in block 2 at 0 and 1.
     """
 
     __slots__ = ("_pool", "blocks", "digests", "num_tokens")
@@ -236,27 +242,30 @@ class BlockTable:
         self._pool = pool
         self.blocks: list[int] = []
         self.num_tokens = 0
-        """Number of tokens stored, those included that the forward which reserved them is about to write."""
+        """Number of tokens stored. Tokens reserved for the next forward count, although it has still to write them."""
         self.digests: list[bytes] = []
         """Digests of the salt and of the published blocks, in order; `PrefixCache.publish` adds to them."""
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block."""
+        """Number of tokens in a block."""
         return self._pool.block_size
 
     def storage_indices(self, tokens: Iterable[int]) -> list[int]:
-        """Return the storage index of each token: its block's number times block_size, and its offset in the block."""
+        """Return the storage index of each token of `tokens`, given by its index in the sequence: its block's number
+        times block_size, plus its offset in the block.
+        """
         # block_size 4, blocks [7, 2], tokens [0, 5]: [28, 9]
         size = self.block_size
         return [self.blocks[token // size] * size + token % size for token in tokens]
 
     def reserve(self, num_tokens: int) -> list[tuple[int, int]]:
-        """Allocate the blocks of tokens `self.num_tokens` to `num_tokens - 1`, which the caller is about to write.
+        """Allocate the blocks of the tokens from `self.num_tokens` to `num_tokens - 1`, which the caller is about to
+        write.
 
-        Returns the (from, to) block copies that the storage must make first: at most one, of a partly filled last block
-        that another table reads too. A partly filled block that is this table's alone is withdrawn from the prefix
-        cache instead. Raises OutOfBlocks and leaves the table unchanged.
+        Returns the block copies (from, to) that the storage must make first: at most one, of a partly filled last block
+        that another table uses, too. A partly filled block that only this table uses is withdrawn from the prefix cache
+        instead. Raises OutOfBlocks if there are too few free blocks, and leaves the table unchanged.
         """
         # block_size 4, 6 tokens in blocks [7, 2], room for 9: two tables read 2, blocks become [7, 5, 6], copy (2, 5)
         if num_tokens <= self.num_tokens:
@@ -281,10 +290,11 @@ class BlockTable:
         return copies
 
     def rewrite(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Make this table the only holder of the blocks of the stored tokens `start` to `end - 1`.
+        """Make this table the only holder of the blocks of the stored tokens from `start` to `end - 1`, which the
+        caller is about to overwrite.
 
-        The caller is about to overwrite those tokens. Returns the (from, to) block copies that the storage must make
-        first, and withdraws published blocks. Raises OutOfBlocks and leaves the table unchanged.
+        Returns the block copies (from, to) that the storage must make first, and withdraws published blocks. Raises
+        OutOfBlocks if there are too few free blocks, and leaves the table unchanged.
         """
         assert start <= end <= self.num_tokens, f"tokens {start} to {end} of {self.num_tokens}"
         pool = self._pool
@@ -304,7 +314,7 @@ class BlockTable:
         return copies
 
     def truncate(self, num_tokens: int) -> int:
-        """Cut the table to at most `num_tokens` tokens; return how many blocks became free.
+        """Cut the table to at most `num_tokens` tokens. Return the number of blocks that became free.
 
         A partly filled block stays. Raises ValueError for a negative number.
         """
@@ -320,5 +330,5 @@ class BlockTable:
         return self._pool.release(dropped)
 
     def free(self) -> int:
-        """Empty the table; return how many blocks became free. The table can be used again."""
+        """Empty the table. Return the number of blocks that became free. The table can be used again."""
         return self.truncate(0)

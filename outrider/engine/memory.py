@@ -1,4 +1,6 @@
-"""Count the memory that a model takes and that its KV cache may take. Called by the loaders of models and heads."""
+"""Compute the memory that a model takes, and the memory that its KV cache may take. Called by the loaders of models and
+heads.
+"""
 
 from __future__ import annotations
 
@@ -34,44 +36,48 @@ _LIMITS = (
 that count the page cache). No limit is "max" in v2 and a huge number in v1."""
 
 LOCK_TIMEOUT_S = 300.0
-"""Seconds that a worker waits for others to size their caches: a third of the time that a launcher gives it to load."""
+"""Seconds for which a worker waits while others size their caches: a third of the time that a launcher allows for
+loading."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpareMemory:
-    """Memory that remains for heads once the weights, the KV cache and a full step have theirs."""
+    """Memory that is left for heads, after the weights, the KV cache and a full step."""
 
     num_bytes: int = 0
-    """Bytes that remain."""
+    """Size of this memory in bytes."""
     tap_bytes: int = 0
-    """Bytes of them that each tapped hidden state takes while steps run."""
+    """Bytes of it that each tapped hidden state takes while steps run."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Memory of this process's share of the model, as it is known before the KV cache is sized."""
+    """Memory on this process's device, as it is known before the KV cache is sized. In a split model it is that of one
+    rank.
+    """
 
     weights_bytes: int
-    """Bytes of the loaded weights."""
+    """Size of the loaded weights in bytes."""
     activations_bytes: int
-    """Bytes of a full step at the default K, computed from the model's widths. Requests may ask for a larger K."""
+    """Bytes of activations of a full step at the default K, computed from the model's widths. Requests may set a larger
+    K."""
     free_bytes: int
-    """Bytes that are free on the device with the weights loaded."""
+    """Bytes that are free on the device after the weights were loaded."""
     graphs_bytes: int = 0
     """Bytes of captured CUDA graphs: the activations of their widest step."""
     tap_bytes: int = 0
     """Bytes that each tapped hidden state takes while steps run."""
 
     def spare(self, cache_bytes: int) -> SpareMemory:
-        """Return the memory that remains for heads beside a KV cache of `cache_bytes`."""
+        """Return the memory that is left for heads with a KV cache of `cache_bytes`."""
         num_bytes = self.free_bytes - self.activations_bytes - self.graphs_bytes - cache_bytes
         return SpareMemory(max(0, num_bytes), self.tap_bytes)
 
     def num_blocks(self, block_bytes: int, num_wanted: int, fraction: float) -> int:
-        """Return how many blocks of `block_bytes` the KV cache may have, at most `num_wanted`.
+        """Return the number of blocks, of `block_bytes` each, that the KV cache gets: at most `num_wanted`.
 
-        The cache takes at most `fraction` of the free memory, and leaves a full step at the default K its activations
-        and the graphs theirs. Raises ConfigError when not even one block fits.
+        The cache takes at most `fraction` of the free memory, and leaves enough for the activations of a full step at
+        the default K and for the graphs. Raises ConfigError if there is not enough memory for one block.
         """
         # free 1000, activations 300, graphs 0, fraction 0.9: 700 bytes, so 7 blocks of 100
         available = min(int(self.free_bytes * fraction), self.free_bytes - self.activations_bytes) - self.graphs_bytes
@@ -85,9 +91,10 @@ class MemoryBudget:
         return min(num_wanted, available // block_bytes)
 
     def check(self, kv_cache_tokens: int, num_bytes: int, max_tokens: int, device: str) -> None:
-        """Raise ConfigError when a KV cache of the set size, `num_bytes`, does not fit into the free memory.
+        """Raise ConfigError if a KV cache of the configured size, `num_bytes`, does not fit into the free memory.
 
-        max_tokens: the largest `kv_cache_tokens` that fits, for the message. device: its name, for the message.
+        kv_cache_tokens: the setting, for the message. max_tokens: the largest value of it that fits, for the message.
+        device: the device's name, for the message.
         """
         if num_bytes > self.free_bytes:
             raise ConfigError(
@@ -98,7 +105,7 @@ class MemoryBudget:
 
 
 def weights_bytes(model: nn.Module) -> int:
-    """Return the bytes of a model's weights: tied ones count once, quantised ones as they are stored."""
+    """Return the size of a model's weights in bytes. Tied weights count once, quantised ones as they are stored."""
     return sum(_stored_bytes(parameter.data) for parameter in model.parameters())
 
 
@@ -113,9 +120,10 @@ def _stored_bytes(tensor: Tensor) -> int:
 
 
 def activations_bytes(config: PreTrainedConfig, itemsize: int, step_tokens: int) -> int:
-    """Return about the bytes of activations that a forward holds at once: those of its widest layer.
+    """Return roughly how many bytes of activations a forward holds at once: those of its widest layer.
 
-    config: the text model's configuration. itemsize: bytes of one number. step_tokens: tokens of the fullest step.
+    config: the text model's configuration. itemsize: bytes of one number. step_tokens: number of tokens of the fullest
+    step.
     """
     num_layers = getattr(config, "num_hidden_layers", None) or 1
     widest = max(_activations_per_token(layer_config(config, index)) for index in range(num_layers))
@@ -141,19 +149,20 @@ def _mlp_width(config: PreTrainedConfig) -> int:
 
 
 def logits_bytes(num_logits: int) -> int:
-    """Return the bytes of a step's logits where the host decides: once as the model returns them, once in float32.
+    """Return the bytes of a step's logits if verdicts are computed on the host: once as the model returns them, once in
+    float32.
 
-    num_logits: rows times vocabulary.
+    num_logits: number of rows times vocabulary size.
     """
     return 2 * num_logits * 4
 
 
 def decision_bytes(num_logits: int) -> int:
-    """Return the bytes that `decide_on_device` holds at once for a step's logits, the logits included.
+    """Return the bytes that `decide_on_device` holds at once for a step's logits, including the logits.
 
-    num_logits: rows times vocabulary. Measured: the `rejection` rule with penalties holds 9.1 arrays of float32 (one of
-    float64 counts twice), the most of all. A tree with penalties holds 4.4 of them (3 under `coupled`), and makes its
-    noise for at most MAX_NUMBERS numbers at a time, in twelve arrays of 8 bytes.
+    num_logits: number of rows times vocabulary size. Measured: the `rejection` rule with penalties holds 9.1 arrays of
+    float32 (one of float64 counts twice), the most of all. A tree with penalties holds 4.4 of them (3 under `coupled`),
+    and makes its noise for at most MAX_NUMBERS numbers at a time, in twelve arrays of 8 bytes.
     """
     rejection = 10 * 4 * num_logits
     tree = 5 * 4 * num_logits + 12 * 8 * min(num_logits, MAX_NUMBERS)
@@ -161,11 +170,12 @@ def decision_bytes(num_logits: int) -> int:
 
 
 def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int, num_tokens: int, context: int) -> int:
-    """Return the bytes of the attention masks of a step's prefill rows, for a backend that takes masks.
+    """Return the bytes of the attention masks of a step's prefill rows, for an attention implementation that takes
+    masks.
 
-    Counted are one mask for each (window, chunk) of `limits`, which layers of equal limits share, and the booleans that
-    a mask is made from. itemsize: bytes of one number of a mask, times the query heads that have a copy of it.
-    num_tokens: tokens of all prefill rows. context: the most keys that a row sees.
+    Counted are one mask for each pair (window, chunk) in `limits`, which layers of equal limits share, and the booleans
+    from which a mask is made. itemsize: bytes of one number of a mask, times the number of query heads with a copy of
+    it. num_tokens: number of tokens of all prefill rows. context: maximum number of keys that a row attends to.
     """
     # limits {(None, None), (4, None)}, itemsize 2, 3 tokens, context 10: 30 booleans, masks of 3 x 10 and 3 x 7 numbers
     total = num_tokens * context
@@ -176,23 +186,24 @@ def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int
 
 
 def index_scores_bytes(num_heads: int, num_tokens: int, context: int) -> int:
-    """Return the bytes of a sparse indexer's scores of a step's prefill rows: two arrays of float32 at once.
+    """Return the bytes of a sparse indexer's scores for a step's prefill rows: two arrays of float32 at once.
 
-    num_heads: heads of the indexer. num_tokens: tokens of all prefill rows. context: the most keys that a row sees.
+    num_heads: number of heads of the indexer. num_tokens: number of tokens of all prefill rows. context: maximum number
+    of keys that a row attends to.
     """
     return 2 * 4 * num_heads * num_tokens * context
 
 
 def scores_bytes(config: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
-    """Return about the bytes of an encoder layer's scores of one source of `num_tokens` tokens.
+    """Return roughly the bytes of an encoder layer's attention scores for one source of `num_tokens` tokens.
 
-    Counted are a bias by position, and its sum with the mask: each [heads, num_tokens, num_tokens].
+    Counted are the position bias and its sum with the mask, each [heads, num_tokens, num_tokens].
     """
     return 2 * config.num_attention_heads * num_tokens**2 * itemsize
 
 
 def readable_bytes(count: int) -> str:
-    """Return a number of bytes in a unit for people: 1536 becomes 1.5 KiB."""
+    """Return a number of bytes as text in a fitting unit: 1536 becomes "1.5 KiB"."""
     if count < 1024:
         return f"{count} bytes"
     value = float(count)
@@ -205,10 +216,11 @@ def readable_bytes(count: int) -> str:
 
 @contextlib.contextmanager
 def hold_memory_lock() -> Iterator[None]:
-    """Hold a lock while a GPU's free memory is counted and taken, so that no two workers take the same memory.
+    """Context manager that holds a lock while a GPU's free memory is counted and taken, so that no two workers take the
+    same memory.
 
-    The lock is shared by this user's processes on this machine. Where the lock file cannot be made or is not released
-    in TURN_TIMEOUT_S, a warning is logged and the block runs without the lock.
+    The lock is shared by this user's processes on this machine. If the lock file cannot be created or is not released
+    within LOCK_TIMEOUT_S, a warning is logged and the body runs without the lock.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -219,8 +231,8 @@ def hold_memory_lock() -> Iterator[None]:
 
 
 def new_storage(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate the storage of a cache: on a GPU uninitialised; on a CPU zeros, whose memory the kernel assigns page by
-    page when they are first written to. Raises OSError or RuntimeError where memory is lacking.
+    """Return new storage for a cache: uninitialised on a GPU; zeros on a CPU, to which the kernel assigns memory page
+    by page at the first write. Raises OSError or RuntimeError if there is too little memory.
     """
     if device.type != "cpu" or 0 in shape:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -229,8 +241,8 @@ def new_storage(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Return the bytes that are free on the device; on a CPU those available without swapping, within the container's
-    limit.
+    """Return the free memory of the device in bytes. For a CPU it is the memory that is available without swapping,
+    within the container's limit.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -244,8 +256,8 @@ def free_memory_bytes(device: torch.device) -> int:
 def shared_memory_bytes(device: torch.device, utilization: float, weights_bytes: int) -> int:
     """Return the bytes of a GPU that are free and within this process's share of it.
 
-    utilization: this process's share of the GPU's whole memory, 0 to 1. Raises ConfigError where weights of
-    `weights_bytes` leave nothing of the share.
+    utilization: this process's share of the GPU's whole memory, 0 to 1. Raises ConfigError if the loaded weights, of
+    `weights_bytes`, use the whole share.
     """
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(utilization * total)
@@ -262,7 +274,9 @@ def shared_memory_bytes(device: torch.device, utilization: float, weights_bytes:
 
 @contextlib.contextmanager
 def explain_out_of_memory(model: str, device: torch.device) -> Iterator[None]:
-    """Raise ConfigError, with the settings to change, in place of torch's OutOfMemoryError while `model` is loaded."""
+    """Context manager for the load of `model` that turns torch's OutOfMemoryError into a ConfigError with the settings
+    to change.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:

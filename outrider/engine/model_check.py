@@ -1,7 +1,7 @@
-"""Check the files of a target, a draft model or a head without reading a model's weights. Called by `checkup`.
+"""Check the files of a target, a draft model or a head without loading it. Called by `checkup`.
 
-Of a model the configuration, the tokenizer and the headers of the weights are read. Of a head the tensors are read too:
-their shapes show for which target it was trained.
+Of a model, the configuration, the tokenizer and the headers of the weights are read. Of a head the tensors are read,
+too: their shapes show for which target it was trained.
 """
 
 from __future__ import annotations
@@ -35,50 +35,50 @@ from outrider.wire.models.model_id import full_name, local_path
 from outrider.wire.models.pair import describe_incompatibility, has_same_tokens, is_compatible
 
 Find = tuple[Literal["ok", "warning", "problem"], str, str]
-"""Result of one check: its state, what was found, and the remedy (empty where none is needed)."""
+"""Result of one check: its state, what was found, and the remedy (empty if none is needed)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to check: a target, its drafts, and the device that they are to run on."""
+    """What to check: a target, its drafts, and the device on which they are to run."""
 
     target: str | None
-    """Folder or hub id of the target; None to check the machine alone."""
+    """Folder or hub id of the target; None = only the machine is checked."""
     drafts: list[str]
-    """Folder or hub id of each draft model or head."""
+    """Folders or hub ids of the draft models and heads."""
     device: str
-    """Device, as the workers' setting `device`."""
+    """Device, written as in the workers' setting `device`."""
     dtype: str
-    """Dtype of the weights, as the workers' setting `dtype`."""
+    """Dtype of the weights, written as in the workers' setting `dtype`."""
 
     @classmethod
     def read(cls, line: str) -> Self:
-        """Parse a task from a line of JSON."""
+        """Return the task that a line of JSON contains."""
         return cls(**json.loads(line))
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory that a model or a head would take."""
+    """Memory that a model or a head would take after loading."""
 
     weights_bytes: int
-    """Bytes of the weights in the dtype that they would be loaded in."""
+    """Size of the weights in bytes, in the dtype in which they would be loaded."""
     kv_bytes: int
-    """About the bytes of the KV cache of one context of full length."""
+    """Approximate size in bytes of the KV cache for one context of full length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the files of a decoder or an encoder-decoder model state."""
+    """Facts that the files of a decoder-only or encoder-decoder model state."""
 
     info: pb.WorkerInfo
-    """Facts that a worker of this model would report, as far as they follow from the files."""
+    """Description that a worker of this model would give in GetInfo, as far as it follows from the files."""
     tokenizer_json: bytes
-    """Contents of tokenizer.json."""
+    """Content of the tokenizer.json."""
     footprint: Footprint
     """Memory that the model would take."""
     class_name: str
-    """Name of the class of transformers that runs it."""
+    """Name of the transformers class that runs the model."""
     notes: tuple[str, ...] = ()
     """Sentences about contents of the files that a user may not expect."""
 
@@ -96,9 +96,9 @@ class Model:
 
 
 def read_model(model: str, task: Task) -> Model:
-    """Check the files of a model without reading its weights, and return what they state.
+    """Check the files of a model without reading its weights. Return the facts that they state.
 
-    Raises ConfigError where the worker's loader would.
+    Raises ConfigError if the worker's loader would.
     """
     path = local_path(model)
     if path is not None and path.is_dir():
@@ -141,9 +141,10 @@ def _num_parameters(network: nn.Module) -> int:
 
 
 def check_draft(draft: str, target: Model, task: Task) -> tuple[Footprint, tuple[str, ...], Find]:
-    """Return the footprint of a draft, the notes on its files (as `Model.notes`), and whether it serves the target.
+    """Return the footprint of a draft, the notes on its files (as `Model.notes`), and the result of the check whether
+    it fits the target.
 
-    Raises ConfigError where it cannot draft for the target.
+    Raises ConfigError if it cannot draft for the target.
     """
     assert task.target is not None
     files = Checkpoint(draft)

@@ -1,4 +1,6 @@
-"""Facts of a loaded model, which its worker reports and its slots rely on. Made by the loaders of models and heads."""
+"""Facts about a loaded model, which its worker reports and on which its slots rely. Created by the loaders of models
+and heads.
+"""
 
 from __future__ import annotations
 
@@ -9,52 +11,54 @@ from outrider.wire.models.model_id import short_name
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts that are fixed once a model or a head is loaded."""
+    """Facts about a model or a head that are fixed when it is loaded."""
 
     model_id: str
-    """Folder or hub id."""
+    """Folder, GGUF file or hub id of the model."""
     vocab_size: int
-    """Width of the logits."""
+    """V, the number of logits at a position."""
     context_limit: int
-    """Most tokens of prompt and output together. An encoder-decoder model may have as many of each."""
+    """Maximum number of tokens of prompt and output together. In an encoder-decoder model it limits the source and the
+    output separately."""
     dtype: str
     """Dtype of the weights: float32, bfloat16 or float16."""
     device: str
     """Device of the weights: cpu or cuda:N."""
     eos_token_ids: tuple[int, ...]
-    """Ids that end an output."""
+    """Token ids that end an output."""
     num_parameters: int
-    """Number of weights; tied ones count once."""
+    """Number of weights; tied weights count once."""
     quantization: str = "none"
-    """How the weights are quantised."""
+    """How the weights are quantised: the name of a method; "none" = they are not."""
     num_ranks: int = 1
-    """Number of processes that the weights are split over."""
+    """Number of processes over which the weights are split."""
     num_layers: int = 0
-    """Number of decoder layers; 0 where no hidden states can be tapped."""
+    """Number of decoder layers; 0 for heads, whose hidden states cannot be tapped."""
     hidden_size: int = 0
-    """Width of the hidden states; 0 where num_layers is."""
+    """Width of the hidden states; 0 for heads."""
     layer_types: tuple[str, ...] = ()
-    """Type of each decoder layer, as in `architectures.layer_memory`; empty for heads, which keep keys and values."""
+    """Type of each decoder layer, as in `architectures.layer_memory`; empty for heads, all of whose layers keep keys
+    and values."""
     num_lookahead: int = 0
-    """Number of look-ahead embeddings: ids above the vocabulary, which may be fed and are never in an output."""
+    """Number of look-ahead embeddings. Their ids follow the vocabulary; they may be fed and are never in an output."""
     is_text_part: bool = False
-    """Whether the checkpoint also reads images, video or sound, of which nothing is loaded."""
+    """Whether the checkpoint also has parts that read images, video or sound, which are not loaded."""
     decoder_start_ids: tuple[int, ...] = ()
-    """Ids with which every output of an encoder-decoder model begins; empty for other models."""
+    """Token ids with which every output of an encoder-decoder model begins; empty for other models."""
 
     @property
     def name(self) -> str:
-        """The model's name for messages that leave this process: without the folders of a path."""
+        """The model's name for messages that leave this process. The folders of a path are left out."""
         return short_name(self.model_id)
 
     @property
     def num_ids(self) -> int:
-        """Number of ids that may be fed: the vocabulary and the look-ahead embeddings."""
+        """Number of token ids that may be fed: the vocabulary and the look-ahead embeddings."""
         return self.vocab_size + self.num_lookahead
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences in the KV cache for each request: its own, and an encoder's source."""
+        """Number of sequences that a request has in the KV cache: 1, or 2 with an encoder's source."""
         if self.decoder_start_ids:
             return 2
         return 1

@@ -1,7 +1,7 @@
 """Run one forward of a model over rows of different lengths: prefill, decode and verify rows in the same call.
 
-Made by `loader.load_runner`, owned by the engine thread. It checks the rows and reserves their blocks. Its callers hold
-the slots, and its path (`outrider.engine.attention`) computes the forward.
+A `ModelRunner` is created by `loader.load_runner` and owned by the engine thread. It checks the rows and reserves their
+blocks. Its callers hold the slots, and its attention path (`outrider.engine.attention`) computes the forward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider.wire.errors import InvalidRequest
 
 
 class ModelRunner:
-    """A model in eval mode and its KV cache."""
+    """Runner of a model's forwards on its KV cache. The model is in eval mode."""
 
     def __init__(self, path: ForwardPath, facts: ModelFacts, pool: KVPool, device: torch.device) -> None:
         self.facts = facts
@@ -34,16 +34,16 @@ class ModelRunner:
         self.device = device
         self._began = self._ended = DeviceMoment(device)  # of the last forward
         self.tree_refusal: str | None = "nobody has tried it"
-        """Why rows may not be token trees; None when they may. `attention_choice` sets it after the self-test."""
+        """Reason why rows may not be token trees; None if they may. `attention_choice` sets it after the self-test."""
         self.features_refusal: str | None = "nobody has tried it"
-        """Why hidden states may not be tapped; None when they may. `attention_choice` sets it after the self-test."""
+        """Reason why hidden states may not be tapped; None if they may. `attention_choice` sets it after the
+        self-test."""
         self.self_test_error = math.inf
-        """Largest difference of a logit in the self-test, as a share of the largest logit; `attention_choice` sets
-        it."""
+        """Largest error of a logit in the self-test, as a fraction of the largest logit. `attention_choice` sets it."""
         self.num_weight_bytes = 0
-        """Bytes of the weights as the path holds them; `loader.load_runner` sets it."""
+        """Size in bytes of the weights in the form in which the path keeps them. `loader.load_runner` sets it."""
         self.spare = SpareMemory()
-        """Memory that remains for heads; none until `cache_size.size_cache` has counted it."""
+        """Memory that is left for heads; 0 bytes until `cache_size.size_cache` has computed it."""
         self.set_pool(pool)
 
     def set_pool(self, pool: KVPool) -> None:
@@ -52,9 +52,11 @@ class ModelRunner:
         self.path.set_storage(pool.num_blocks, pool.block_size)
 
     def allocate(self) -> None:
-        """Allocate the cache's storage now, instead of at the first request. Raises what torch raises for memory.
+        """Allocate the KV cache's storage now, instead of at the first request. Raises torch's errors if there is too
+        little memory.
 
-        A layer's shape may be known only when its first keys arrive, so this feeds one token to the model.
+        One token is fed to the model, since the shape of a layer's keys may be known only when its first keys are
+        written.
         """
         table = self.pool.new_table()
         source_table = self.pool.new_table()
@@ -77,11 +79,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Feed the rows; return their logits [sum(num_logits), V] float32, rows in order, an inference tensor.
+        """Run one forward over the rows. Return the requested logits [sum(num_logits), V] float32 in the order of the
+        rows, as an inference tensor.
 
-        Reserves blocks for the new tokens, and for sources that are to be encoded, and writes their keys and values.
-        Raises OutOfBlocks, or InvalidRequest for a token id outside the vocabulary, for a row longer than the context
-        limit, and for a tree where `supports_trees` is false. Every table is then as it was.
+        Reserves blocks for the new tokens and for sources that are to be encoded, and writes their keys and values.
+        Raises OutOfBlocks if there are too few. Raises InvalidRequest for a token id outside the vocabulary, for a row
+        longer than the context limit, and for a tree if `supports_trees` is false. After an error every table is as it
+        was before.
         """
         self._check(rows)
         try:
@@ -98,9 +102,9 @@ class ModelRunner:
             raise
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Tap these hidden states in later forwards, and no others (see `GivesFeatures`). Empty to tap none.
+        """Set the hidden states that later forwards return in `features`, as `FeaturePath.set_taps`. Empty = none.
 
-        Raises InvalidRequest for a tap that the model does not have, and for any tap where `features_refusal` is set.
+        Raises InvalidRequest for a tap that the model does not have, and for any tap if `features_refusal` is set.
         """
         num_layers = self.facts.num_layers
         for tap in taps:
@@ -121,12 +125,12 @@ class ModelRunner:
 
     @property
     def features(self) -> Tensor:
-        """Tapped hidden states of the last forward, [sum(num_new), taps, hidden], as `GivesFeatures.features`."""
+        """Tapped hidden states of the last forward, [sum(num_new), taps, hidden], as `FeaturePath.features`."""
         assert isinstance(self.path, FeaturePath), "nothing is tapped"
         return self.path.features
 
     def forward_s(self) -> float:
-        """Wait until the device has finished the last forward; return the seconds that it took."""
+        """Wait until the device has finished the last forward. Return the seconds that the forward took."""
         return self._ended.seconds_since(self._began)
 
     @torch.inference_mode()
@@ -134,9 +138,9 @@ class ModelRunner:
         """Keep only the nodes of `path`, of the token tree that `row` fed last, as if they had been fed as a chain.
 
         path: indices of nodes as in row.parents, each the parent of the next, the first a child of the token before the
-        tree; empty to keep none. The table then has row.tree_start + len(path) tokens. Blocks that other tables read
-        are copied first, not changed. Raises OutOfBlocks when a copy needs a block and none is free; nothing is changed
-        then.
+        tree; empty = no node is kept. The table then has row.tree_start + len(path) tokens. Blocks that other tables
+        use are copied before they are changed. Raises OutOfBlocks if a copy needs a block and none is free; then
+        nothing is changed.
         """
         # tree_start 10, parents [-1, 0, 0, 2], path [0, 2]: token 12 moves to 11, and the table has 12 tokens
         assert row.parents is not None and isinstance(self.path, TreePath), "no token tree"
@@ -146,11 +150,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def rebase(self, table: BlockTable, start: int, keep: Sequence[int]) -> None:
-        """Keep, of the tokens stored from `start` on, those at the ascending offsets `keep`, moved together at `start`.
+        """Keep, of the tokens that are stored from `start` on, those at the ascending offsets `keep`, and move them
+        together at `start`.
 
-        Tokens before `start` are neither read nor written. Keys and values are moved as they are: a token keeps the
-        position that it was fed with. Blocks that other tables read are copied first, not changed. Raises OutOfBlocks
-        when a copy needs a block and none is free; nothing is changed then.
+        Tokens before `start` are neither read nor written. Keys and values are moved unchanged: a token keeps the
+        position with which it was fed. Blocks that other tables use are copied before they are changed. Raises
+        OutOfBlocks if a copy needs a block and none is free; then nothing is changed.
         """
         # start 10, keep [0, 2, 5]: tokens 12 and 15 move to 11 and 12, and the table has 13 tokens
         moved_from: list[int] = []
@@ -219,14 +224,16 @@ class ModelRunner:
 
 
 class UncachedModel:
-    """A model as transformers runs it, without a cache: what the self-tests and the tests compare with."""
+    """Model that transformers runs without a KV cache: the reference for the self-tests and the tests."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
-        """Return the logits [T, V] float32 at each of T tokens. source_ids: the source of an encoder-decoder model."""
+        """Return the logits [T, V] float32 of T tokens. source_ids: token ids of the source, for an encoder-decoder
+        model.
+        """
         ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
         if not source_ids:
             return self._model(input_ids=ids, use_cache=False).logits[0].float()
@@ -235,10 +242,10 @@ class UncachedModel:
 
     @torch.inference_mode()
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the hidden states of taps 0, 1, .. num_layers and NORMED at each of the T tokens.
+        """Return the hidden states of the taps 0, 1, .. num_layers and NORMED of T tokens, [T, num_layers + 2, H]
+        float32.
 
-        [T, num_layers + 2, H] float32. transformers' `output_hidden_states` has all but the output of the last layer,
-        which a hook takes.
+        Transformers' `output_hidden_states` contains all but the output of the last layer, which is taken by a hook.
         """
         ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
         _, layers = decoder_layers(self._model)

@@ -24,57 +24,62 @@ from outrider.engine.token_tree import positions
 from outrider.wire.errors import InvalidRequest
 
 VERIFY_TOKENS = 6
-"""Tokens that a slot feeds to a full step, for the estimate of its memory: the default K and one."""
+"""Number of tokens that a slot feeds to a full step, for the estimate of its memory: the default K, plus one."""
 FORWARD_COST_TOKENS = 32
-"""Tokens whose cost equals a forward's fixed cost of reading the weights and launching. Measured on a CPU: 30, at
-1024 x 2816 in float32."""
+"""Number of tokens whose computation costs as much as a forward's fixed cost of reading the weights and launching.
+Measured on a CPU: 30, at 1024 x 2816 in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderSource:
-    """The tokens that the encoder of an encoder-decoder model reads for a row, and the blocks of their KV.
+    """Source of a row: the tokens that the encoder of an encoder-decoder model reads, and the blocks of their keys and
+    values.
 
-    The cross-attention KV of a source token is as large as the KV of a decoder's token, and lies in blocks of the same
-    pool.
+    The keys and values of a source token, for cross-attention, are as large as those of a decoder's token. They are
+    stored in blocks of the same pool.
     """
 
     table: BlockTable
-    """Blocks of the source's KV, which the prefix cache takes for full ones; empty until the source is encoded."""
+    """Blocks of the source's keys and values; empty until the source is encoded. The prefix cache treats them as
+    full."""
     ids: Sequence[int]
     """Token ids of the source, at least one."""
 
     @property
     def num_stored(self) -> int:
-        """Number of tokens that `table` reserves: `ids`, rounded up to whole blocks."""
+        """Number of tokens that `table` reserves: the number of `ids`, rounded up to whole blocks."""
         size = self.table.block_size
         return -(-len(self.ids) // size) * size
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The tokens of one sequence in a forward: those that are cached and those that are fed.
+    """Tokens of one sequence in a forward: those that are cached and those that are fed.
 
-    `Row(table, [7, 8], 5, 1, ids)` feeds the tokens 5 and 6 of a sequence and returns the logits of the last one.
+    Example: `Row(table, [7, 8], 5, 1, ids)` feeds the tokens 5 and 6 of a sequence and returns the logits of the last
+    one.
     """
 
     table: BlockTable
-    """Blocks of the sequence."""
+    """Block table of the sequence."""
     new_ids: Sequence[int]
-    """Token ids to feed. Empty where `source` is to be encoded: the forward then does nothing else for the row."""
+    """Token ids to feed. Empty if `source` is to be encoded: the forward then does nothing else for the row."""
     num_cached: int
-    """Number of tokens before the new ones, whose KV is in the cache."""
+    """Number of tokens before the new ones. Their keys and values are in the cache."""
     num_logits: int
-    """How many of the last tokens have their logits returned; 0 for a part of a prompt."""
+    """Number of last tokens whose logits are returned; 0 for a part of a prompt."""
     past_ids: Sequence[int]
-    """A list that begins with the cached tokens. It is the caller's own, and is not read past num_cached."""
+    """List that begins with the ids of the cached tokens. It may be the caller's own list, and is not read beyond
+    num_cached."""
     parents: Sequence[int] | None = None
-    """Parents of the token tree (see `token_tree`) that the last len(parents) tokens are; None for a chain. All new
-    tokens are nodes of it; nodes that were fed before are in the cache."""
+    """Parents of the nodes of a token tree (see `token_tree`), which is the last len(parents) tokens; None = the tokens
+    are a chain. All new tokens are nodes of the tree; nodes that were fed before are in the cache."""
     features: Tensor | None = None
-    """Hidden states that a head reads with the new tokens, [num_new, d]; None for models. A head that fills blocks has
-    them for the first new tokens alone, in place of their ids: the new tokens without them are its block."""
+    """Features that a head reads with the new tokens, [num_new, d]; None for models. A head that fills blocks has
+    features for the first new tokens alone, and reads them in place of the token ids. The new tokens without features
+    are its block."""
     source: EncoderSource | None = None
-    """The source that the row attends to by cross-attention; None for decoder-only models."""
+    """Source that the row attends to by cross-attention; None for decoder-only models."""
 
     @classmethod
     def of(
@@ -85,7 +90,7 @@ class Row:
         num_logits: int,
         source: EncoderSource | None = None,
     ) -> Row:
-        """Return a row that feeds `token_ids[num_cached:]` as a chain. Only the new ids are copied."""
+        """Return a row that feeds `token_ids[num_cached:]` as a chain. Only these ids are copied."""
         return cls(table, token_ids[num_cached:], num_cached, num_logits, token_ids, source=source)
 
     @property
@@ -100,17 +105,19 @@ class Row:
 
     @property
     def tree_start(self) -> int:
-        """Number of tokens before the tree; num_tokens where there is none."""
+        """Number of tokens before the token tree; num_tokens if there is no tree."""
         return self.num_tokens - len(self.parents or ())
 
     def positions(self, first: int) -> np.ndarray:
-        """Return the positions of the tokens from `first` on, [num_tokens - first] int64."""
+        """Return the positions of the tokens from index `first` on, [num_tokens - first] int64."""
         if self.parents is None:
             return np.arange(first, self.num_tokens)
         return positions(self.num_tokens, self.parents)[first:]
 
     def last_ids(self, count: int) -> list[int]:
-        """Return the last `count` token ids, at most num_tokens: a wide plan feeds some cached ones again."""
+        """Return the last `count` token ids, new and cached; `count` is at most num_tokens. Used since a wide plan
+        feeds some cached tokens again.
+        """
         # past_ids [4, 5, 6], num_cached 3, new_ids [7]: last_ids(3) is [5, 6, 7]
         num_again = count - len(self.new_ids)
         if num_again <= 0:
@@ -120,45 +127,48 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The tensors of one `dense` forward over B rows: q columns are fed and L columns of KV are attended to.
+    """Plan of one `dense` forward over B rows, as tensors: q columns of tokens are fed, and they attend to L columns of
+    keys and values.
 
-    A storage index is a block's number times block_size, and the offset in the block.
+    A storage index is a block's number times block_size, plus the offset in the block.
     """
 
     input_ids: Tensor
     """Token ids of the columns that are fed, [B, q] int64."""
     position_ids: Tensor
-    """Their positions, [B, q] int64."""
+    """Positions of the tokens that are fed, [B, q] int64."""
     attention_mask: Tensor | None
-    """0 on columns of padding and 1 elsewhere, [B, L] int64; None when no row is padded."""
+    """[B, L] int64: 0 for columns of padding, 1 for others; None if no row is padded."""
     kv_len: int
-    """L, the tokens of the longest row."""
+    """L, the number of tokens of the longest row."""
     start: int | None
-    """First storage index of a single row that lies in consecutive blocks: it is read in place, without a copy. None
-    for other forwards."""
+    """Storage index of the first token of a single row whose blocks are consecutive: it is read in place, without a
+    copy. None for other forwards."""
     gather: Tensor | None
-    """Storage indices of the columns to read, [B * L] int64, those of padding in the trash block; None with `start`."""
+    """Storage indices of the columns to read, [B * L] int64, those of padding in the trash block; None if `start` is
+    set."""
     write_to: Tensor | None
-    """Storage indices of the N new tokens, [N] int64; None with `start`."""
+    """Storage indices of the N new tokens, [N] int64; None if `start` is set."""
     write_from: Tensor | None
-    """Indices of the new tokens among the B * q columns, [N] int64; None when every column is new."""
+    """Indices of the new tokens among the B * q columns that are fed, [N] int64; None if every column is a new
+    token."""
 
     @property
     def num_rows(self) -> int:
-        """B."""
+        """B, the number of rows."""
         return self.input_ids.shape[0]
 
     @property
     def num_queries(self) -> int:
-        """q."""
+        """q, the number of columns that are fed."""
         return self.input_ids.shape[1]
 
     @classmethod
     def build(cls, rows: Sequence[Row], device: torch.device, vocab_size: int) -> StepPlan:
-        """Build the plan of rows whose tables are reserved.
+        """Return the plan of a forward over rows whose block tables are reserved.
 
-        Each row has at least as many tokens, cached and new, as the widest row has new ones. Raises InvalidRequest for
-        a token id outside the vocabulary: on a GPU it would end the process.
+        Each row must have at least as many tokens, cached and new, as the widest row has new ones. Raises
+        InvalidRequest for a token id outside the vocabulary: on a GPU it would end the process.
         """
         width = max(row.num_new for row in rows)
         kv_len = max(row.num_tokens for row in rows)
@@ -181,7 +191,7 @@ class StepPlan:
 
 
 def consecutive_start(table: BlockTable) -> int | None:
-    """Return the storage index of a table's first token if its blocks have consecutive numbers, else None."""
+    """Return the storage index of a table's first token if its blocks have consecutive numbers; None otherwise."""
     # block_size 16: blocks [3, 4, 5] give 48, blocks [3, 5] None
     first = table.blocks[0]
     if table.blocks != list(range(first, first + len(table.blocks))):
@@ -190,9 +200,11 @@ def consecutive_start(table: BlockTable) -> int | None:
 
 
 def group_rows(rows: Sequence[Row], *, of_equal_length: bool = False) -> list[list[int]]:
-    """Return the indices of the rows that share a forward, so that a long prompt does not widen every decode row.
+    """Divide the rows into groups, each for one forward, so that a long prompt does not widen every decode row. Return
+    the groups as lists of row indices.
 
-    of_equal_length: whether only rows of equal length share one, for models that take a column for a position.
+    of_equal_length: whether only rows of equal length may share a forward, for models that take a token's column for
+    its position.
     """
     if not of_equal_length:
         return _groups_by_width(rows, list(range(len(rows))))
@@ -232,10 +244,11 @@ def _groups_by_width(rows: Sequence[Row], remaining: list[int]) -> list[list[int
 
 
 def group_widths(counts: Counter[int]) -> dict[int, int]:
-    """Return, for each width of rows, the width of the group that it shares a forward with.
+    """Return, by number of new tokens of a row, the width of the group in which such rows share a forward.
 
-    counts: number of rows of each width. The groups are of neighbouring widths, and the cheapest there are: a group
-    costs FORWARD_COST_TOKENS and its width for each of its rows. Found by dynamic programming.
+    counts: number of rows by their number of new tokens. Groups contain neighbouring widths, and their total cost is
+    the least possible: a group costs FORWARD_COST_TOKENS, plus its width for each of its rows. Found by dynamic
+    programming.
     """
     # {500: 1, 6: 4, 1: 3}: {500: 500, 6: 6, 1: 6}. The group of 6 and 1 costs 32 + 7 * 6 = 74, two groups 56 + 35 = 91
     widths = sorted(counts, reverse=True)
@@ -262,7 +275,7 @@ def has_trees(rows: Sequence[Row]) -> bool:
 
 
 def check_ids(ids: np.ndarray, vocab_size: int) -> None:
-    """Raise InvalidRequest for an id outside 0 to vocab_size - 1."""
+    """Raise InvalidRequest if one of the token ids is not from 0 to vocab_size - 1."""
     if ids.min() < 0 or ids.max() >= vocab_size:
         bad = ids[(ids < 0) | (ids >= vocab_size)][0]
         raise InvalidRequest(f"token id {bad} is outside the vocabulary, 0 to {vocab_size - 1}", param="token_ids")

@@ -26,7 +26,9 @@ def check_parents(parents: Sequence[int]) -> None:
 
 
 def check_path(parents: Sequence[int], path: Sequence[int]) -> None:
-    """Assert that each node of `path` is a child of the previous one, and the first a child of the token before."""
+    """Assert that each node of `path` is a child of the previous one, and that the first is a child of the token before
+    the tree.
+    """
     previous = -1
     for node in path:
         assert 0 <= node < len(parents) and parents[node] == previous, f"{list(path)} is no path of {list(parents)}"
@@ -34,7 +36,7 @@ def check_path(parents: Sequence[int], path: Sequence[int]) -> None:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return the number of ancestors of each node."""
+    """Return the number of ancestors of each node of the tree."""
     # parents [-1, 0, 0, 1]: [0, 1, 1, 2]
     found: list[int] = []
     for parent in parents:
@@ -46,7 +48,9 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def positions(num_tokens: int, parents: Sequence[int] | None) -> np.ndarray:
-    """Return the positions, [num_tokens] int64, of a sequence that ends with a tree; parents None for a chain."""
+    """Return the positions [num_tokens] int64 of the tokens of a sequence that ends with a tree. parents: None = it has
+    no tree.
+    """
     if parents is None:
         return np.arange(num_tokens)
     start = num_tokens - len(parents)
@@ -56,10 +60,11 @@ def positions(num_tokens: int, parents: Sequence[int] | None) -> np.ndarray:
 def visible_tokens(
     num_tokens: int, parents: Sequence[int] | None, num_queries: int, window: int | None, chunk: int | None
 ) -> np.ndarray:
-    """Return which tokens each of the last `num_queries` attends to, [num_queries, num_tokens] bool.
+    """Return to which tokens each of the last `num_queries` tokens attends, [num_queries, num_tokens] bool.
 
-    window: keys that a query sees, its own included. chunk: positions in a chunk, of which a query sees those of its
-    own. Both count positions, as in a chain: they reach over a node's own ancestors, not over its siblings.
+    window: number of positions that a token attends to, its own included. chunk: number of positions in a chunk; a
+    token attends only to its own chunk. Both count positions, as in a chain: they cover a node's own ancestors, not its
+    siblings. None = no limit.
     """
     # 4 tokens, parents [-1, -1], 2 queries, window 3:  token 2 sees 0 1 2 -
     #                                                   token 3 sees 0 1 - 3

@@ -1,4 +1,4 @@
-"""Encode training prompts as the target will be prompted: for a chat model through its chat template.
+"""Encode training prompts as the target is prompted when it is served: for a chat model through its chat template.
 
 Called by `train_head`.
 """
@@ -20,9 +20,9 @@ from outrider.wire.errors import ConfigError
 def prompt_ids(target: str, texts: Sequence[str], is_raw: bool) -> list[Ids]:
     """Return the token ids of each prompt.
 
-    Where the target has a chat template, a prompt becomes a user's message in it, unless `is_raw`. Only the last
-    PROMPT_TOKENS tokens of a text are kept; those of the template come on top. Raises ConfigError for a template that
-    cannot be rendered.
+    If the target has a chat template, each prompt becomes a user's message in it, unless `is_raw`. Only the last
+    PROMPT_TOKENS tokens of a text are kept; the tokens of the template are added to them. target: folder of the target.
+    texts: the prompts. Raises ConfigError for a template that cannot be rendered.
     """
     tokenizer = tokenizer_of(target)
     template = None

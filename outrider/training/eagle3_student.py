@@ -1,9 +1,9 @@
 """EAGLE-3's head in training, by its training-time test (2503.01840, section 3.2; SpecForge's core/eagle3.py).
 
-In serving, the head reads the target's hidden states of committed tokens; for a draft token it reads its own output
-(carry) of the token before. So in training the head runs over a text once for each draft token of a chain: step 0 reads
-the target's hidden states, step k the carries of step k - 1, shifted by one token. Entry i of step k is then draft
-token k of a chain that began at entry i - k, and attends to what that chain attends to.
+When it is served, the head reads the target's hidden states of committed tokens; for a draft token it reads its own
+output (its carry) at the token before. So in training the head runs over a text once for each draft token of a chain:
+step 0 reads the target's hidden states, and step k reads the carries of step k - 1, shifted by one token. Entry i of
+step k is then draft token k of a chain that began at entry i - k, and attends to what that chain attends to.
 
     # N = 4 entries, 2 steps; the head's entry 2 in step 1 continues the chain that began at entry 1:
     # step 0:  e0 e1 e2 e3      reads the target's hidden states
@@ -32,7 +32,7 @@ from outrider.training.teacher import Batch, TargetOutput, indices_of
 from outrider.wire.errors import ConfigError
 
 ATTENTION = "outrider_unrolled"
-"""Name of the head's attention in transformers' registry."""
+"""Name under which the attention function of this module is registered with transformers."""
 
 
 class Steps(Cache):
@@ -45,7 +45,7 @@ class Steps(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append the keys and values [B, KV, N, hd] of a step, and return those of all steps so far."""
+        """Append the keys and values [B, KV, N, hd] of a step. Return those of all steps so far."""
         keys = key_states
         values = value_states
         if layer_idx in self._stored:
@@ -57,10 +57,10 @@ class Steps(Cache):
 
 
 def attention_mask(num_entries: int, step: int, device: torch.device) -> Tensor:
-    """Return the attention mask of a step: [N, (step + 1) * N] bool over the keys of steps 0 to `step`.
+    """Return the attention mask of a step: [N, (step + 1) * N] bool over the keys of steps 0 to `step`; True = attends.
 
-    Entry i sees the entries of step 0 up to i - step, where its chain began, and one entry of each later step: the
-    draft token of its own chain.
+    Entry i attends to the entries of step 0 up to i - step, where its chain began, and to one entry of each later step:
+    the draft token of its own chain.
     """
     # N = 4, step = 1; row 2 is [1 1 0 0 | 0 0 1 0]: e0, e1 of step 0 and f2 of step 1
     entries = torch.arange(num_entries, device=device)  # [N]
@@ -83,10 +83,11 @@ def _attend(
 def attend_masked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, *, repeats_heads: bool
 ) -> Tensor:
-    """Return the attention [B, H, N, hd] of query [B, H, N, hd] over key and value [B, KV, M, hd], by a mask [N, M].
+    """Return the attention [B, H, N, hd] of query [B, H, N, hd] over key and value [B, KV, M, hd], with a mask [N, M].
 
-    repeats_heads: copy keys and values for each query head. Torch's memory-efficient kernel needs that on a GPU: with
-    enable_gqa only its math backend takes a mask, which allocates all scores, [B, H, N, M] float32.
+    scaling: factor on the scores. repeats_heads: whether keys and values are copied for each query head. Torch's
+    memory-efficient kernel needs that on a GPU: with enable_gqa only its math backend takes a mask, which allocates all
+    scores, [B, H, N, M] float32.
     """
     if repeats_heads:
         num_repeats = query.shape[1] // key.shape[1]
@@ -99,7 +100,7 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)
 
 
 class ProjectedHead(nn.Module):
-    """An EAGLE-3 head and its projection `fc` of the target's hidden states."""
+    """An EAGLE-3 head and its projection `fc` of the target's hidden states, as one module to train."""
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__()
@@ -111,13 +112,12 @@ class ProjectedHead(nn.Module):
     def new(
         cls, target: TargetFiles, start: str | None, taps: Sequence[int], kept: Tensor | None, seed: int
     ) -> ProjectedHead:
-        """Return an untrained head that has the shape of one layer of a model, and its embedding and lm_head.
+        """Return an untrained head with the shape of one layer of a model, and with the model's embedding and lm_head.
 
-        start: folder of a draft, which is that model; None = the target, whose embedding is then not trained.
-        taps: hidden states of the target that the head reads.
-        kept: the ids [Vd] int64 that the head can propose, ascending; None = all.
-
-        Raises ConfigError for a model whose layer is not shaped like Llama's.
+        target: the target. start: folder of a draft, which is that model; None = it is the target, whose embedding is
+        then not trained. taps: indices of the target's hidden states that the head reads. kept: the token ids [Vd]
+        int64 that the head can propose, ascending; None = all. seed: seed of the random weights. Raises ConfigError for
+        a model whose layer is not shaped like Llama's.
         """
         source = target
         if start is not None:
@@ -142,12 +142,12 @@ class ProjectedHead(nn.Module):
         return module
 
     def forward(self, ids: Tensor, taps: Tensor, num_steps: int) -> list[Tensor]:
-        """Return for each step the input of the lm_head [B, N, d], where N = T - 1 and entry i is of token i + 1.
+        """Return, for each step, the input of the lm_head [B, N, d], where N = T - 1 and entry i is that of token i +
+        1.
 
-        Entry i of step k gives the distribution of the token behind token i + 1, as draft token k of a chain that began
-        at entry i - k. The entries before entry k of step k have no such chain and no meaning.
-
-        ids [B, T] int64, taps [B, T, m, dt].
+        Entry i of step k gives the distribution of the token after token i + 1, as draft token k of a chain that began
+        at entry i - k. In step k the entries before entry k have no such chain and no meaning. ids: [B, T] int64. taps:
+        [B, T, m, dt], the target's hidden states. num_steps: number of draft tokens of a chain.
         """
         head = self.head
         hidden = self.fc(taps[:, :-1].flatten(2))  # [B, N, d], of the token before
@@ -165,25 +165,25 @@ class ProjectedHead(nn.Module):
 
 
 class Eagle3:
-    """Student: an EAGLE-3 head and its projection."""
+    """Student that is an EAGLE-3 head with its projection."""
 
     depth_limit = None
-    """None: the head can draft any number of tokens."""
+    """None, since the head can draft any number of tokens in a round."""
 
     def __init__(self, module: ProjectedHead, num_steps: int, device: str) -> None:
-        """Move the head to the device. num_steps: draft tokens of a chain that are trained."""
+        """Move the head to the device. num_steps: number of draft tokens of a chain that are trained."""
         self.module = module.to(device)
         self.depth_trained = num_steps
         self._device = device
 
     @property
     def ids(self) -> Tensor | None:
-        """The ids [Vd] int64 that the head can propose; None = all."""
+        """Token ids [Vd] int64 that the head can propose; None = all."""
         return self.module.head.draft_ids
 
     @classmethod
     def load(cls, folder: str, target: TargetFiles, device: str) -> Eagle3:
-        """Load the head that `save` wrote. Raises ConfigError for files that do not fit the target."""
+        """Load the head that `save` wrote to `folder`. Raises ConfigError for files that do not fit the target."""
         files = read_eagle3(Checkpoint(folder), target)
         module = ProjectedHead(files.facts)
         module.head.load_state_dict(dict(files.tensors))
@@ -202,9 +202,9 @@ class Eagle3:
             yield DraftLogits(step, indices_of(mask), logits)
 
     def save(self, folder: Path) -> None:
-        """Write head and projection in bfloat16, in the layout of EAGLE's repository.
+        """Write head and projection in bfloat16 to `folder`, in the layout of EAGLE's repository.
 
-        The embedding is left out where it is the target's.
+        The embedding is left out if it is the target's.
         """
         head, facts = self.module.head, self.module.head.facts
         tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in head.state_dict().items()}

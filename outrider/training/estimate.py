@@ -1,4 +1,4 @@
-"""Estimate before a training what it takes: time, by the measured speed of this machine, memory and disk.
+"""Estimate before a training how much it needs: time, by the measured speed of this machine, memory and disk.
 
 Called by `train_head`.
 """
@@ -13,14 +13,15 @@ import torch
 from outrider.training.run import peak_bytes
 
 TRIAL_S = 0.2
-"""Seconds for which a matrix product is timed. Two are: for generating and for training."""
+"""Seconds for which a matrix product is timed. Two products are timed: one of generating and one of training."""
 TRIAL_WIDTH = 1024
-"""Inputs and outputs of the product that is timed: 4 MiB of weights in float32, more than the cache of a core."""
+"""Number of inputs and of outputs of the matrix that is timed: 4 MiB of weights in float32, more than the cache of a
+core."""
 GENERATED_AT_ONCE = 64
-"""Rows of a step while text is generated."""
+"""Number of rows of a step while text is generated."""
 FLOAT_BYTES = 4
 ADAM_FLOATS = 4
-"""Numbers in memory for each trained parameter: itself, its gradient and two moments."""
+"""Numbers in memory for each trained parameter: the parameter, its gradient and two moments of the optimizer."""
 SAVED_FLOATS = 4
 """Numbers on disk for each trained parameter: three in the checkpoint, and one in the result."""
 
@@ -33,16 +34,16 @@ class TrainingSizes:
     num_trained_parameters: int
     vocab_size: int
     num_answers: int
-    """Outputs that the target generates, to train and to measure on."""
+    """Number of outputs that the target generates, to train and to measure on."""
     max_tokens: int
-    """Most tokens of an output."""
+    """Maximum number of tokens of an output."""
     prompt_tokens: int
     """Mean number of tokens of a prompt."""
     updates: int
     batch_size: int
-    """Outputs of an update."""
+    """Number of outputs in an update."""
     depth: int
-    """Draft tokens that are trained behind each token."""
+    """Number of draft tokens that are trained after each token of the text."""
 
     @property
     def generation_flops(self) -> float:
@@ -57,21 +58,21 @@ class TrainingSizes:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the target, of the student with its optimizer, and of the logits of a batch three times."""
+        """Bytes in memory: the target, the student with its optimizer, and three times the logits of a batch."""
         num_logits = 3 * self.batch_size * self.max_tokens * self.vocab_size
         return FLOAT_BYTES * (self.num_target_parameters + ADAM_FLOATS * self.num_trained_parameters + num_logits)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of the generated text, of the checkpoint and of the result."""
+        """Bytes on disk: the generated text, the checkpoint and the result."""
         num_tokens = self.num_answers * (self.max_tokens + self.prompt_tokens)
         return FLOAT_BYTES * (num_tokens + SAVED_FLOATS * self.num_trained_parameters)
 
 
 def describe(sizes: TrainingSizes, device: str) -> str:
-    """Return a line with the estimated time, memory and disk space.
+    """Return a line with the estimated time, memory and disk space of a training.
 
-    Times matrix products on `device` for half a second. The memory includes what this process holds already.
+    This times matrix products on `device` for half a second. The memory includes what this process uses already.
     """
     memory_bytes = peak_bytes() + sizes.memory_bytes
     writing_s = sizes.generation_flops / flops_per_s(GENERATED_AT_ONCE, device)
@@ -83,7 +84,7 @@ def describe(sizes: TrainingSizes, device: str) -> str:
 
 
 def flops_per_s(num_rows: int, device: str) -> float:
-    """Measure the floating-point operations per second of a matrix product of `num_rows` rows in float32."""
+    """Measure a matrix product of `num_rows` rows in float32. Return its floating-point operations per second."""
     weights = torch.ones(TRIAL_WIDTH, TRIAL_WIDTH, device=device)
     rows = torch.ones(min(num_rows, 1024), TRIAL_WIDTH, device=device)
     rows @ weights  # the first is slower

@@ -1,4 +1,4 @@
-"""Losses between a drafter's logits and the target's distributions at the same positions.
+"""Losses that compare a drafter's logits with the target's distributions at the same positions.
 
 Used by `run` to train and by `measure`, which reports acceptance.
 """
@@ -16,24 +16,28 @@ from torch.nn.functional import log_softmax
 LossName = Literal["kl", "lk"]
 LOSSES: tuple[str, ...] = get_args(LossName)
 LK_DECAY = 3.0
-"""Rate at which the weight of the divergence in `lk` falls as acceptance rises (2602.23881). The loss needs both: by
-the acceptance alone, a drafter that begins far from the target does not move."""
+"""Rate at which the weight of the divergence in the loss `lk` falls as acceptance rises (2602.23881). The loss needs
+both parts: by the acceptance alone, a drafter that begins far from the target does not improve."""
 DEPTH_DECAY = 0.8
-"""Weight of a draft token's loss over that of the draft token before it (EAGLE-3, Medusa)."""
+"""Factor from the weight of a draft token's loss to that of the next draft token in the round (EAGLE-3, Medusa)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetDistribution:
-    """The target's distributions at M positions, at temperature 1, over the ids that the drafter can propose."""
+    """Distributions of the target at M positions, at temperature 1, over the W token ids that the drafter can
+    propose.
+    """
 
     probs: Tensor
-    """[M, W] float32. A row sums to less than 1 where the drafter cannot propose all ids."""
+    """Probabilities [M, W] float32. The sum of a row is less than 1 if the drafter cannot propose all ids."""
     entropy: Tensor
-    """[M] float32 in nats: minus the sum of probs * log(probs) over the drafter's ids."""
+    """[M] float32 in nats: minus the sum of probs * log(probs) over the ids that the drafter can propose."""
 
     @classmethod
     def of(cls, logits: Tensor, ids: Tensor | None) -> TargetDistribution:
-        """Compute the distributions from the target's logits [M, V]. ids: the drafter's ids [W] int64; None = all."""
+        """Return the distributions for the target's logits [M, V]. ids: token ids [W] int64 that the drafter can
+        propose; None = all.
+        """
         log_probs = log_softmax(logits.float(), dim=-1)  # [M, V] float32
         if ids is not None:
             log_probs = log_probs[:, ids]  # [M, W] float32
@@ -41,29 +45,33 @@ class TargetDistribution:
         return cls(probs, -(probs * log_probs).sum(dim=-1))
 
     def at(self, rows: Tensor) -> TargetDistribution:
-        """Return the distributions with the indices `rows` [N] int64."""
+        """Return the distributions at the positions with the indices `rows` [N] int64."""
         return TargetDistribution(self.probs[rows], self.entropy[rows])
 
 
 def acceptance(target: TargetDistribution, log_draft: Tensor) -> Tensor:
-    """Return [M] float32: the probability that a token drawn from the draft's distribution is accepted.
+    """Return [M] float32: the probability that a token drawn from the draft's distribution is accepted, at each
+    position.
 
-    It is the sum of min(target, draft) (Leviathan et al. 2023, Corollary 3.6). log_draft: log-probs [M, W] float32.
+    It is the sum of min(target, draft) (Leviathan et al. 2023, Corollary 3.6). log_draft: the draft's log-probabilities
+    [M, W] float32.
     """
     return torch.minimum(target.probs, log_draft.exp()).sum(dim=-1)
 
 
 def divergence(target: TargetDistribution, log_draft: Tensor) -> Tensor:
-    """Return [M] float32: KL(target || draft) over the draft's ids, in nats. log_draft: log-probs [M, W] float32."""
+    """Return [M] float32: KL(target || draft) over the ids that the draft can propose, in nats. log_draft: the draft's
+    log-probabilities [M, W] float32.
+    """
     return -target.entropy - (target.probs * log_draft).sum(dim=-1)
 
 
 def loss_of(name: LossName, target: TargetDistribution, logits: Tensor) -> Tensor:
     """Return the mean loss [] float32 of a draft's logits [M, W] over M >= 1 positions.
 
-    kl: the divergence. lk: weight * divergence + (1 - weight) * TV, where TV is 1 - acceptance and weight
-    exp(-LK_DECAY * mean acceptance), through which no gradient flows. The divergence leads while little is accepted;
-    later the acceptance itself is maximised (2602.23881).
+    name: kl = the divergence; lk = weight * divergence + (1 - weight) * TV, where TV is 1 - acceptance and weight is
+    exp(-LK_DECAY * mean acceptance), through which no gradient flows. While little is accepted, the divergence
+    dominates; later the acceptance itself is maximised (2602.23881).
     """
     log_draft = log_softmax(logits.float(), dim=-1)  # [M, W] float32
     mean_divergence = divergence(target, log_draft).mean()  # []

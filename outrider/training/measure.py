@@ -1,4 +1,4 @@
-"""Measure how often a student's draft tokens would be accepted, by depth, on text that is not trained on.
+"""Measure how often a student's draft tokens would be accepted, by depth, on text that is not used for training.
 
 Called by `train_head` before and after a training.
 """
@@ -20,21 +20,21 @@ from outrider.training.teacher import Batch, TargetOutput, Teacher
 from outrider.training.written import Answer
 
 AT_ONCE = 4
-"""Outputs that are measured in one forward."""
+"""Number of outputs that are measured in one forward."""
 DEPTH = 3
-"""Draft tokens of a round whose acceptance is reported."""
+"""Maximum number of draft tokens of a round whose acceptance is reported."""
 
 
 @torch.no_grad()
 def measure_acceptance(
     drafter: str, student: Student, teacher: Teacher, answers: Sequence[Answer], temperature: float
 ) -> list[dict[str, Any]]:
-    """Return a row of the report for each depth: the mean acceptance probability of the draft token there.
+    """Return a row of the report for each depth: the mean acceptance probability of the draft token at this depth.
 
-    Each row has the interval of the mean, as `Estimate`. The probability is that of the rejection rule, given that the
-    draft tokens before were accepted. At temperature 0 it is 1 where both models have the same best token, else 0.
-
-    drafter: the name in the rows. answers: generated at `temperature`.
+    Each row has the confidence interval of the mean, as `Estimate`. The probability is that of the rejection rule,
+    given that the earlier draft tokens of the round were accepted. At temperature 0 it is 1 if both models have the
+    same most likely token, else 0. drafter: its name in the rows. answers: outputs that were generated at
+    `temperature`.
     """
     student.module.eval()
     depth = min(DEPTH, student.depth_limit or DEPTH)
@@ -65,7 +65,7 @@ def measure_acceptance(
 
 
 Accept = Callable[[DraftLogits], Tensor]
-"""Computes the acceptance probability [M] float32 of the draft token at each position of one depth."""
+"""Function that returns the acceptance probability [M] float32 of the draft token at each position of one depth."""
 
 
 def _match_best(target_output: TargetOutput, ids: Tensor | None) -> Accept:

@@ -1,4 +1,4 @@
-"""Medusa's heads in training (1811.03115, 2401.10774). They share the target's projection, which stays as it is."""
+"""Medusa's heads in training (1811.03115, 2401.10774). They share the target's lm_head, which is not trained."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from outrider.training.teacher import Batch, TargetOutput, indices_of
 
 
 class Medusa:
-    """Student: Medusa's heads, each a residual layer; head k drafts token k of a round."""
+    """Student that is a set of Medusa heads, each a residual layer. Head k drafts token k of a round."""
 
     ids = None
-    """None: the heads can propose all ids."""
+    """None, since the heads can propose all token ids."""
 
     def __init__(self, heads: MedusaHeads, device: str) -> None:
         self._device = device
@@ -30,7 +30,7 @@ class Medusa:
 
     @classmethod
     def new(cls, target: TargetFiles, num_heads: int, device: str) -> Medusa:
-        """Return untrained heads. Their residual layers add zero, so that they repeat the target's distribution."""
+        """Return untrained heads. Their residual layers add zero, so that their distributions equal the target's."""
         facts = MedusaConfig(
             num_heads=num_heads,
             num_layers=1,
@@ -48,7 +48,7 @@ class Medusa:
 
     @classmethod
     def load(cls, folder: str, target: TargetFiles, device: str) -> Medusa:
-        """Load the heads that `save` wrote. Raises ConfigError for files that do not fit the target."""
+        """Load the heads that `save` wrote to `folder`. Raises ConfigError for files that do not fit the target."""
         files = read_medusa(Checkpoint(folder), target)
         return cls(MedusaHeads.of(files.facts, files.tensors), device)
 
@@ -63,7 +63,9 @@ class Medusa:
             yield DraftLogits(skipped, indices_of(mask), logits)
 
     def save(self, folder: Path) -> None:
-        """Write the heads in bfloat16 under the names of Medusa's repository, without the target's projection."""
+        """Write the heads in bfloat16 to `folder` under the names of Medusa's repository, without the target's
+        lm_head.
+        """
         facts = self.module.facts
         tensors = {}
         for name, tensor in self.module.blocks.state_dict().items():  # {head}.layers.{layer}.weight

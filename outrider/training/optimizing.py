@@ -14,22 +14,23 @@ import torch
 from torch import Tensor, nn
 
 WARMUP_STEPS = 60
-"""Updates over which the learning rates rise to their full values."""
+"""Number of updates over which the learning rates rise to their full values."""
 
 
 class Optimizers:
-    """The optimizers of a model: Muon for hidden matrices, AdamW for all else, under one schedule of learning rates.
+    """Optimizers of a model: Muon for hidden matrices, AdamW for all other parameters, with one schedule of learning
+    rates.
 
-    AdamW has the embeddings, projections to the vocabulary, biases and norms. Parameters without requires_grad are
-    left alone. Muon matters in short trainings: after 75 s on two cores the demo target reached 5.6 nats a token with
-    it, and 7.0 by AdamW alone.
+    AdamW updates the embeddings, projections to the vocabulary, biases and norms. Parameters without requires_grad are
+    not changed. Muon matters in short trainings: after 75 s on two cores the demo target reached 5.6 nats a token with
+    it, and 7.0 with AdamW alone.
     """
 
     def __init__(self, model: nn.Module, unscaled: Sequence[str] = ()) -> None:
         """Create the optimizers of the model's parameters.
 
-        unscaled: ends of names of hidden matrices that AdamW gets too, at a third of its rate. Muon's updates, all of
-        one size, are too large for queries and keys whose products are not scaled down, such as T5's.
+        unscaled: endings of the names of hidden matrices that AdamW updates, too, at a third of its rate. Muon's
+        updates, all of one size, are too large for queries and keys whose products are not scaled down, such as T5's.
         """
         tables: set[int] = set()
         for module in model.modules():
@@ -59,7 +60,9 @@ class Optimizers:
             self._full_rates.append([group["lr"] for group in optimizer.param_groups])
 
     def step(self, loss: Tensor, scale: float) -> None:
-        """Compute the gradients of `loss`, clip them and update the parameters, at `scale` times the full rates."""
+        """Compute the gradients of `loss`, clip them and update the parameters, at `scale` times the full learning
+        rates.
+        """
         for optimizer, rates in zip(self._optimizers, self._full_rates, strict=True):
             optimizer.zero_grad(set_to_none=True)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -70,25 +73,29 @@ class Optimizers:
             optimizer.step()
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the state of the optimizers for a checkpoint, as `set_state` takes it."""
+        """Return the state of the optimizers for a checkpoint, to be restored by `set_state`."""
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
-        """Restore a state. With the weights of that moment, updates go on as if they had never stopped."""
+        """Restore a state of the optimizers. If the weights of the same moment are restored, too, updates go on as if
+        they had never stopped.
+        """
         for optimizer, optimizer_state in zip(self._optimizers, state, strict=True):
             optimizer.load_state_dict(optimizer_state)
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Length of a training. Exactly one of the two is set."""
+    """Length of a training, as a time or as a number of updates. Exactly one of the two is set."""
 
     seconds: float | None
     steps: int | None
     """Number of updates."""
 
     def share_done(self, elapsed_s: float, step: int) -> float:
-        """Return the fraction of the training that is done: 0 at the start, 1 or more at the end."""
+        """Return the fraction of the training that is done after `elapsed_s` seconds and `step` updates: 0 at the
+        start, 1 or more at the end.
+        """
         if self.steps is not None:
             return step / self.steps
         assert self.seconds is not None
@@ -96,21 +103,22 @@ class Length:
 
 
 def rate_scale(share_done: float, step: int) -> float:
-    """Return the factor on the full learning rates: a warm-up, then 1, and from half-way on linear to nearly 0.
+    """Return the factor on the full learning rates: a warm-up, then 1, and from half-way on falling linearly to nearly
+    0.
 
-    share_done: fraction of the training that is done. step: number of updates before.
+    share_done: fraction of the training that is done. step: number of updates before this one.
     """
     warm_up = min(1.0, (step + 1) / WARMUP_STEPS)
     return warm_up * max(0.0, min(1.0, 2 * (1 - share_done))) + 0.01
 
 
 def default_device() -> str:
-    """Return "cuda" where torch sees a GPU, else "cpu"."""
+    """Return "cuda" if torch can use a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def has_bfloat16(device: str) -> bool:
-    """Return whether the device computes in bfloat16 itself: emulation is slower than float32."""
+    """Return whether the device computes in bfloat16 itself, since emulation is slower than float32."""
     if device.startswith("cuda"):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     abilities = torch.cpu.get_capabilities()
@@ -118,7 +126,7 @@ def has_bfloat16(device: str) -> bool:
 
 
 def mixed_precision(device: str) -> contextlib.AbstractContextManager[object]:
-    """Return the context for forwards: bfloat16 where `has_bfloat16`, else the dtype of the weights."""
+    """Return a context manager for forwards: in bfloat16 if `has_bfloat16`, else in the dtype of the weights."""
     if not has_bfloat16(device):
         return contextlib.nullcontext()
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)

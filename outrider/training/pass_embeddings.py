@@ -1,6 +1,7 @@
 """Look-ahead embeddings of PaSS in training (Monea et al., 2023, 2311.13581).
 
-Only the embeddings are trained. The frozen target reads them behind tokens of its own text, as it does in serving.
+Only the embeddings are trained. The frozen target reads them after tokens of its own text, as it does when it is
+served.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from outrider.training.teacher import Batch, TargetOutput, Teacher
 from outrider.wire.errors import ConfigError
 
 GROUPS = 64
-"""Most tokens of an output behind which the embeddings are read in an update; they are evenly spaced."""
+"""Maximum number of tokens of an output after which the embeddings are read in an update. These tokens are evenly
+spaced."""
 
 
 class _Tree(NamedTuple):
@@ -32,13 +34,13 @@ class _Tree(NamedTuple):
 
 
 class LookaheadEmbeddings:
-    """Student: L look-ahead embeddings. The j-th stands for the j-th token still to come."""
+    """Student that is a set of L look-ahead embeddings. The j-th stands for the j-th token that is still to come."""
 
     ids = None
-    """None: the target, which computes the logits, can propose all ids."""
+    """None, since the target, which computes the logits, can propose all token ids."""
 
     def __init__(self, teacher: Teacher, embeddings: Tensor) -> None:
-        """Take the embeddings [L, width] to begin with. Raises ConfigError for a target that runs no token trees."""
+        """Take the initial embeddings [L, width]. Raises ConfigError for a target that cannot run token trees."""
         self._teacher = teacher
         self.module = nn.Embedding.from_pretrained(embeddings.to(teacher.device, torch.float32), freeze=False)
         self.depth_trained = self.depth_limit = len(embeddings)
@@ -55,20 +57,21 @@ class LookaheadEmbeddings:
 
     @classmethod
     def new(cls, teacher: Teacher, num: int, seed: int) -> LookaheadEmbeddings:
-        """Return `num` random embeddings that are distributed as those of the target's vocabulary."""
+        """Return a student with `num` random embeddings, distributed like those of the target's vocabulary."""
         table = teacher.network.get_input_embeddings().weight.detach().float()  # [V, width] float32
         spread = torch.randn(num, table.shape[1], generator=torch.Generator().manual_seed(seed))  # [L, width]
         return cls(teacher, table.mean(dim=0).cpu() + spread * table.std(dim=0).cpu())
 
     @classmethod
     def load(cls, folder: str, teacher: Teacher) -> LookaheadEmbeddings:
-        """Load the embeddings that `save` wrote. Raises ConfigError for those of another width."""
+        """Load the embeddings that `save` wrote to `folder`. Raises ConfigError for embeddings of another width."""
         return cls(teacher, read_embeddings(folder, teacher.network.get_input_embeddings().embedding_dim))
 
     def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
         """Yield the target's logits at the look-ahead ids, as `Student.guesses`.
 
-        One forward reads the whole text and, behind up to GROUPS of its tokens, a chain of L ids each: a token tree.
+        One forward reads the whole text and, after each of up to GROUPS of its tokens, a chain of L look-ahead ids: a
+        token tree.
         """
         num_ids, length = self.depth_trained, batch.ids.shape[1]
         roots = _choose_roots(batch)  # [B, G] int64
@@ -92,7 +95,7 @@ class LookaheadEmbeddings:
             yield DraftLogits(skipped, places[is_trained][depths == skipped], logits[depths == skipped])
 
     def save(self, folder: Path) -> None:
-        """Write the embeddings in bfloat16, as `read_embeddings` reads them."""
+        """Write the embeddings in bfloat16 to `folder`, in the form that `read_embeddings` reads."""
         write_tensors(folder, {NAME: self.module.weight.detach().to("cpu", torch.bfloat16)})
 
 

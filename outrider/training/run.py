@@ -1,8 +1,8 @@
 """Run a training: update the student's weights, and save checkpoints from which it can be continued.
 
-A continued training comes to the same weights as one that was not interrupted, bit for bit, on a CPU of the same kind
-with as many threads; a GPU sums in no fixed order. The seed decides the order of the outputs. Time may end a training
-and never changes an update: the schedule of learning rates counts updates.
+A continued training gives the same weights as one that was not interrupted, bit for bit, on a CPU of the same kind with
+as many threads; a GPU sums in no fixed order. The order of the outputs depends on the seed. A limit of time may end a
+training and never changes an update: the schedule of learning rates counts updates.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from outrider.training.written import Answer
 from outrider.wire.errors import ConfigError, OutriderError
 
 SAVE_EVERY_S = 60.0
-"""Seconds between two checkpoints."""
+"""Seconds between two checkpoints of a training."""
 REPORT_EVERY_S = 1.0
-"""Seconds between two reports of progress."""
+"""Seconds between two reports of a training's progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Settings that decide the weights, besides the text and the untrained student."""
+    """Settings that determine the trained weights, together with the text and the untrained student."""
 
     loss: LossName
     updates: int
-    """Number of updates."""
+    """Number of updates of the whole training."""
     batch_size: int
-    """Outputs of an update."""
+    """Number of outputs in an update."""
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """State of a training for a report."""
+    """State of a training, for a report."""
 
     updates: int
     """Number of updates so far."""
     loss: float
-    """Mean loss of the updates since the last report, summed over depths."""
+    """Mean loss of the updates since the last report; an update's loss is the sum over depths."""
     tokens_per_s: float
-    """Tokens of batches per second, prompts included, since this process began."""
+    """Tokens of batches per second, prompts included, since this process began to train."""
     peak_bytes: int
-    """Most memory that the process ever held."""
+    """Largest number of bytes of memory that the process ever used."""
 
 
 class TrainingRun:
@@ -71,10 +71,10 @@ class TrainingRun:
         folder: Path,
         facts: dict[str, Any],
     ) -> None:
-        """Restore the folder's checkpoint, or begin a training where it has none.
+        """Restore the checkpoint in `folder`; if it has none, begin a training.
 
-        facts: everything else that decides the weights, as it can be written in JSON. Raises ConfigError where the
-        training in the folder was begun with another plan or other facts.
+        facts: everything else that determines the weights, as values for JSON. Raises ConfigError if the training in
+        the folder was begun with another plan or with other facts.
         """
         self._student = student
         self._teacher = teacher
@@ -83,9 +83,9 @@ class TrainingRun:
         self._optimizers = Optimizers(student.module)
         self._path = folder / "checkpoint.pt"
         self.num_updates = 0
-        """Number of updates so far, in all processes."""
+        """Number of updates so far, in all processes that ran this training."""
         self.trained_s = 0.0
-        """Seconds of those updates."""
+        """Time in seconds that these updates took."""
         facts = {**facts, **asdict(plan)}
         if self._path.is_file():
             _check_same(folder, facts)
@@ -104,9 +104,9 @@ class TrainingRun:
         return self.num_updates >= self._plan.updates
 
     def go_on(self, seconds: float | None, stop: Callable[[], bool], report: Callable[[Progress], None]) -> None:
-        """Train until all updates are made, `seconds` are over or `stop` returns True, and save a checkpoint.
+        """Train until all updates are made, `seconds` are over or `stop` returns True. Then save a checkpoint.
 
-        seconds: None = no limit. report: called about every TELL_EVERY_S, and after the last update of the plan.
+        seconds: None = no limit. report: called about every REPORT_EVERY_S, and after the last update of the plan.
         """
         start_s = reported_s = saved_s = time.monotonic()
         previous_s = self.trained_s
@@ -133,9 +133,9 @@ class TrainingRun:
         self._save()
 
     def update(self, batch: Batch) -> float:
-        """Make one update and return its loss, summed over depths.
+        """Make one update with the outputs of `batch`. Return its loss, summed over depths.
 
-        Raises OutriderError for a loss that is not finite; the weights are then left as they are.
+        Raises OutriderError for a loss that is not finite; the weights are then not changed.
         """
         plan, student = self._plan, self._student
         target_output = self._teacher.see(batch)
@@ -172,7 +172,7 @@ class TrainingRun:
 
 
 def peak_bytes() -> int:
-    """Return the largest number of bytes of memory that this process ever held."""
+    """Return the largest number of bytes of memory that this process ever used."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

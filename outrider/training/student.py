@@ -1,6 +1,7 @@
-"""Protocol of a drafter in training, and the draft model as the simplest one.
+"""The protocol of a drafter in training, and the draft model as the simplest one.
 
-The others are `Eagle3`, `Medusa` and `Pass`. `train_head` creates them, `run` trains and `measure` measures them.
+The others are `Eagle3`, `Medusa` and `LookaheadEmbeddings`. `train_head` creates them, `run` trains and `measure`
+measures them.
 """
 
 from __future__ import annotations
@@ -28,58 +29,58 @@ class DraftLogits:
     """Logits of a student for the draft tokens of one depth, at M positions of a batch."""
 
     depth: int
-    """Index of the draft token in its round; the first has 0."""
+    """Index of the draft token in its round, from 0."""
     places: Tensor
-    """[M] int64: index in the flattened batch [B * T] of the token before each draft token, ascending."""
+    """[M] int64: index, in the flattened batch [B * T], of the token before each draft token, ascending."""
     logits: Tensor
-    """[M, W] over the student's `ids`."""
+    """Logits [M, W] over the token ids in the student's `ids`."""
 
 
 class Student(Protocol):
-    """A drafter in training."""
+    """Drafter in training."""
 
     @property
     def module(self) -> nn.Module:
-        """Module with all parameters, frozen ones too."""
+        """Module with all parameters of the student, including frozen ones."""
 
     @property
     def ids(self) -> Tensor | None:
-        """The token ids [W] int64 that the student can propose; None = all."""
+        """Token ids [W] int64 that the student can propose; None = all."""
 
     @property
     def depth_trained(self) -> int:
-        """Number of depths whose losses are summed."""
+        """Number of depths whose losses are summed in an update."""
 
     @property
     def depth_limit(self) -> int | None:
-        """Most draft tokens of a round that the student can propose; None = no limit."""
+        """Maximum number of draft tokens of a round that the student can propose; None = no limit."""
 
     def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the student's logits for the draft tokens of each depth below `depth`, at `batch.asked(depth)`.
+        """Yield the student's logits for the draft tokens of each depth below `depth`, at the tokens of
+        `batch.asked(depth)`.
 
-        The text of the batch is the target's own, so the tokens before are those that a draft chain would have.
-
-        target_output: the target's hidden states, which heads read.
+        The text of the batch is the target's own output, so the tokens before are those of a draft chain whose tokens
+        were all accepted. target_output: the target's output along the batch; heads read its hidden states.
         """
 
     def save(self, folder: Path) -> None:
-        """Write the files that a draft worker loads, with weights in bfloat16."""
+        """Write the files that a draft worker loads to `folder`, with weights in bfloat16."""
 
 
 class Draft:
-    """Student: a causal language model, whose logits after a token are the same at every depth."""
+    """Student that is a causal language model. Its logits after a token are the same at every depth."""
 
     ids = None
-    """None: the model can propose all ids."""
+    """None, since the model can propose all token ids."""
     depth_trained = 1
-    """1: the loss is the same at every depth."""
+    """One depth, since the loss is the same at every depth."""
     depth_limit = None
-    """None: the model can draft any number of tokens."""
+    """None, since the model can draft any number of tokens in a round."""
 
     def __init__(self, folder: str, vocab_size: int, device: str) -> None:
         """Load the model of `folder` in float32.
 
-        vocab_size: number of the target's logits. Raises ConfigError for a draft that has another number.
+        vocab_size: number of the target's logits. Raises ConfigError for a draft with another number of logits.
         """
         self._folder = folder
         self._device = device
@@ -95,7 +96,7 @@ class Draft:
         self.module = network.to(device)
 
     def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the logits of one forward at the positions of each depth, as `Student.guesses`."""
+        """Run one forward. Yield its logits at the positions of each depth, as `Student.guesses`."""
         with mixed_precision(self._device):
             logits = self.module(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)  # [B * T, V]
         for skipped in range(depth):
@@ -117,6 +118,8 @@ class Draft:
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write model.safetensors with the permissions of a new file; safetensors' `save_file` lets no other user read."""
+    """Write tensors to model.safetensors in `folder` with the permissions of a new file. Safetensors' own `save_file`
+    makes a file that no other user can read.
+    """
     data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
     (folder / "model.safetensors").write_bytes(data)

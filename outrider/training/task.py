@@ -1,4 +1,4 @@
-"""Settings of a training, and the checks of its folders before anything is loaded. Used by `train_head`."""
+"""Settings of a training, and checks of its folders before anything is loaded. Used by `train_head`."""
 
 from __future__ import annotations
 
@@ -17,55 +17,58 @@ from outrider.training.written import Ids
 from outrider.wire.errors import ConfigError
 
 REPORT = "training.json"
-"""Name of the file beside the weights with the settings of the training, and acceptance before and after it."""
+"""Name of the file, in the folder of the weights, with the settings of the training and the acceptance before and after
+it."""
 
 Kind = Literal["eagle3", "medusa", "pass", "draft"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """The settings of a training, as they are read from stdin."""
+    """Settings of a training, as `train_head` reads them from stdin."""
 
     kind: Kind
     target: str
     """Folder of the target."""
     out: str
-    """Folder to write the result to."""
+    """Folder for the result."""
     work: str
     """Folder for the generated text and for checkpoints."""
     prompts: list[str]
-    """Prompts to train on: the target generates an output for each of them."""
+    """Prompts to train on. The target generates an output for each of them."""
     held_apart: list[str]
-    """Prompts to measure acceptance on, at each temperature."""
+    """Prompts on which acceptance is measured, at each temperature."""
     temperatures: list[float]
-    """Temperatures of the outputs, which the prompts take in turn."""
+    """Temperatures of the outputs. The prompts take them in turn."""
     start: str | None
-    """Folder of a draft. `draft` begins with its weights; `eagle3` takes its shape, embedding and lm_head."""
+    """Folder of a draft. The kind `draft` begins with its weights; `eagle3` takes its shape, embedding and lm_head.
+    None = no draft."""
     loss: LossName
     depth: int
-    """Number of steps of EAGLE-3's training-time test, of Medusa's heads, or of look-ahead embeddings."""
+    """Number of draft tokens that are trained: steps of EAGLE-3's training-time test, Medusa heads, or look-ahead
+    embeddings."""
     taps: list[int] | None
-    """Hidden states of the target that `eagle3` reads; None = an early, a middle and a late one."""
+    """Indices of the target's hidden states that `eagle3` reads; None = an early, a middle and a late one."""
     draft_vocab: int | None
-    """Number of ids that `eagle3` can propose, the most frequent of the text; None = all."""
+    """Number of token ids that `eagle3` can propose, the most frequent in the text; None = all."""
     updates: int
-    """Number of updates."""
+    """Number of updates of the whole training."""
     batch_size: int
-    """Outputs of an update."""
+    """Number of outputs in an update."""
     max_tokens: int
-    """Most tokens of an output."""
+    """Maximum number of tokens of an output."""
     seed: int
     seconds: float | None
-    """Seconds after which the training ends, done or not; None = no limit."""
+    """Seconds after which the training ends, finished or not; None = no limit."""
     device: str = "auto"
     raw: bool = False
-    """Whether the prompts are used as they are, although the target has a chat template."""
+    """Whether the prompts are used unchanged, even if the target has a chat template."""
 
 
 def check_folders(task: Task) -> dict[str, int]:
-    """Return the number of parameters of target and --start, by folder.
+    """Check the folders of a training. Return the number of parameters of the target and of --start, by folder.
 
-    Raises ConfigError for a model that lacks a file, and for an --out that holds something else.
+    Raises ConfigError for a model of which a file is missing, and if --out contains anything but an earlier training.
     """
     num_parameters: dict[str, int] = {}
     for model in (task.target, task.start):
@@ -94,8 +97,8 @@ def estimate_sizes(
 ) -> TrainingSizes:
     """Return the sizes from which the cost of a training is estimated.
 
-    num_parameters: of target and --start, as `check_folders` returns it. num_answers: outputs to generate.
-    prompts: token ids of the prompts to train on.
+    num_parameters: numbers of parameters of the target and of --start by folder, from `check_folders`. num_answers:
+    number of outputs to generate. prompts: token ids of the prompts to train on.
     """
     num_target = num_parameters[task.target]
     if task.start is not None:

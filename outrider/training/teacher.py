@@ -24,18 +24,18 @@ from outrider.wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Outputs of the target, B of them with their prompts, padded at the end to T tokens."""
+    """B outputs of the target with their prompts, padded at the end to T tokens."""
 
     ids: Tensor
-    """[B, T] int64."""
+    """Token ids of prompts and outputs, [B, T] int64; 0 for padding."""
     starts: Tensor
-    """[B] int64: number of prompt tokens."""
+    """Number of prompt tokens of each text, [B] int64."""
     lengths: Tensor
-    """[B] int64: number of tokens of prompt and output."""
+    """Number of tokens of each text, prompt and output, [B] int64."""
 
     @classmethod
     def of(cls, answers: Sequence[Answer], device: str) -> Batch:
-        """Create the batch of these outputs on the device."""
+        """Return the batch of these outputs, on the device."""
         longest = max(len(answer.ids) for answer in answers)
         ids = np.zeros((len(answers), longest), dtype=np.int64)  # [B, T]
         for row, answer in zip(ids, answers, strict=True):
@@ -44,10 +44,10 @@ class Batch:
         return cls(torch.from_numpy(ids).to(device), counts[:, 0], counts[:, 1])
 
     def asked(self, depth: int) -> Tensor:
-        """Return [B, T] bool: the tokens behind which a draft token of that depth is trained.
+        """Return [B, T] bool: the tokens after which a draft token of this depth is trained.
 
         A draft token of depth k belongs to a round that began k tokens earlier, at the last token of the prompt or
-        later; and the token that it predicts is part of the text.
+        later. The token that it predicts must be part of the text.
         """
         # 2 prompt tokens, 5 in all: depth 0 [0 1 1 1 0], depth 1 [0 0 1 1 0]
         positions = torch.arange(self.ids.shape[1], device=self.ids.device)  # [T]
@@ -59,24 +59,24 @@ class TargetOutput:
     """The target's logits and hidden states along a batch."""
 
     logits: Tensor
-    """[M, V] float32: logits behind the M tokens of `Batch.asked(0)`."""
+    """Logits [M, V] float32 after the M tokens of `Batch.asked(0)`."""
     places: Tensor
-    """[M] int64: index of those tokens in the flattened batch [B * T], ascending."""
+    """Indices of these tokens in the flattened batch [B * T], [M] int64, ascending."""
     hidden: Sequence[Tensor]
-    """Hidden states: taps 0 to n - 1 of n layers, each [B, T, dt], and last the one after the final norm. Empty where
-    transformers gives none."""
+    """Hidden states: taps 0 to n - 1 of n layers, each [B, T, dt], and as the last the one after the final norm. Empty
+    if transformers gives none."""
 
     def rows(self, places: Tensor) -> Tensor:
-        """Return the rows [N] int64 of `logits` for N of the indices in `places`."""
+        """Return the rows [N] int64 of `logits` for N tokens. places: their indices, which must be in `self.places`."""
         return torch.searchsorted(self.places, places)
 
     def taps(self, wanted: Sequence[int]) -> Tensor:
-        """Return the hidden states [B, T, m, dt] float32 of m taps."""
+        """Return the hidden states [B, T, m, dt] float32 of m taps. wanted: indices into `hidden`, or NORMED."""
         return torch.stack([self.hidden[tap].float() for tap in wanted], dim=2)
 
 
 class Teacher:
-    """The target, frozen."""
+    """The target in a training. Its weights are not changed."""
 
     def __init__(self, folder: str, device: str) -> None:
         """Load the model of `folder`: in float32 on a CPU, in the dtype of its files on a GPU.
@@ -98,19 +98,20 @@ class Teacher:
 
     @torch.no_grad()
     def see(self, batch: Batch) -> TargetOutput:
-        """Run a forward over the batch. Logits are computed behind the tokens of `batch.asked(0)` alone."""
+        """Run a forward over the batch. Return the hidden states, and the logits after the tokens of `batch.asked(0)`
+        alone.
+        """
         mask = batch.asked(0)  # [B, T] bool
         with mixed_precision(self.device), self._logits_at(mask):
             output = self.network(input_ids=batch.ids, use_cache=False, output_hidden_states=True)
         return TargetOutput(output.logits[0].float(), indices_of(mask), output.hidden_states or ())
 
     def say(self, embedded: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor], wanted: Tensor) -> Tensor:
-        """Run a forward over embeddings, and return the logits [M, V] float32 where `wanted` holds.
-
+        """Run a forward over embeddings. Return the logits [M, V] float32 at the positions where `wanted` is True.
         Gradients flow back to the embeddings.
 
-        embedded [B, Q, dt], positions [B, Q] int64, wanted [B, Q] bool. mask: the attention mask as the model takes it;
-        a dict has one for each type of layer.
+        embedded: [B, Q, dt]. positions: [B, Q] int64. wanted: [B, Q] bool. mask: the attention mask in the form that
+        the model takes; a dict has one for each type of layer.
         """
         with mixed_precision(self.device), self._logits_at(wanted):
             output = self.network(inputs_embeds=embedded, position_ids=positions, attention_mask=mask, use_cache=False)
@@ -127,7 +128,7 @@ class Teacher:
             hook.remove()
 
     def check_hidden(self) -> None:
-        """Raise ConfigError where transformers does not give the hidden states of all layers."""
+        """Raise ConfigError unless transformers gives the hidden states of all layers."""
         probe = Batch.of([Answer(np.zeros(2, dtype=np.int32), 1, 0.0)], self.device)
         shapes = [tuple(state.shape) for state in self.see(probe).hidden]
         if shapes != [(1, 2, self.width)] * (self.num_layers + 1):
@@ -138,14 +139,17 @@ class Teacher:
 
 
 def indices_of(asked: Tensor) -> Tensor:
-    """Return the indices [M] int64 in the flattened batch where the mask `asked` [B, T] holds, ascending."""
+    """Return the indices [M] int64, in the flattened batch, of the tokens at which the mask `asked` [B, T] is True,
+    ascending.
+    """
     return asked.flatten().nonzero()[:, 0]
 
 
 def shuffled(count: int, size: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the indices [size] int64 of batches of `count` outputs, without end, in another order in each epoch.
+    """Yield batches as indices [size] int64 of `count` outputs, without end. Each epoch has another order, which
+    depends on `seed`.
 
-    An epoch's last indices, too few for a batch, begin the next epoch's first batch.
+    The last indices of an epoch, too few for a batch, begin the first batch of the next epoch.
     """
     remaining = np.empty(0, dtype=np.int64)
     epoch = 0

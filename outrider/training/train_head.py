@@ -39,17 +39,19 @@ from outrider.wire.processes.processes import write_event
 from outrider.wire.processes.stop_flag import StopFlag, StopRequested
 
 SHARED_CHARS = 50
-"""Length in characters of a substring that a training prompt may not share with a prompt that is measured on. A line of
-code has about as many."""
+"""Length in characters of a substring that a training prompt may not share with a prompt on which acceptance is
+measured. A line of code is about as long."""
 
 Report = Callable[[str, str, int, int], None]
-"""Called with a stage, a text for the user, and how much of how much of the stage is done. May raise StopRequested."""
+"""Function that is called with a stage, a text for the user, and how much of how much of the stage is done. It may
+raise StopRequested."""
 
 
 def train(task: Task, stop: StopFlag, report: Report) -> dict[str, Any]:
-    """Train as `task` states, save the result in `task.out` and return the content of its REPORT.
+    """Train with the settings in `task`, save the result in `task.out` and return the content of its REPORT.
 
-    Raises OutriderError for anything that cannot be trained, and StopRequested after `stop`, with a checkpoint saved.
+    stop: ends the training when it is set. report: called with the progress. Raises OutriderError if the training is
+    not possible, and StopRequested after `stop`, with a checkpoint saved.
     """
     num_parameters = check_folders(task)
     target = TargetFiles(task.target)
@@ -136,7 +138,9 @@ def _facts(task: Task, assignment: GenerationTask, student: Student) -> dict[str
 def measure(
     name: str, student: Student, teacher: Teacher, answers: Sequence[Answer], report: Report
 ) -> list[dict[str, Any]]:
-    """Return the rows of `measured` for the outputs of each temperature. name: the drafter's in the rows."""
+    """Return the rows of `measure_acceptance` for the outputs of each temperature. name: the drafter's name in the
+    rows.
+    """
     rows: list[dict[str, Any]] = []
     temperatures = sorted({answer.temperature for answer in answers})
     for index, temperature in enumerate(temperatures):
@@ -191,9 +195,9 @@ def _load_student(task: Task, target: TargetFiles, teacher: Teacher) -> Student:
 
 
 def default_taps(num_layers: int) -> list[int]:
-    """Return an early, a middle and a late tap: EAGLE-3's where the target has enough layers for them.
+    """Return an early, a middle and a late tap: EAGLE-3's own if the target has enough layers for them.
 
-    The list is shorter where the target has fewer than three layers.
+    The list is shorter if the target has fewer than three layers.
     """
     published = [2, num_layers // 2, num_layers - 3]
     if published[0] < published[1] < published[2]:
@@ -202,9 +206,10 @@ def default_taps(num_layers: int) -> list[int]:
 
 
 def frequent_ids(answers: Sequence[Answer], count: int, vocab_size: int) -> Tensor:
-    """Return the `count` ids that are most frequent in the outputs, [count] int64, ascending.
+    """Return the `count` token ids that are most frequent in the outputs, [count] int64, ascending.
 
-    Of ids with equal frequency the lowest are taken. Raises ConfigError for a count above the vocabulary or below 1.
+    Of ids with equal frequency the lowest are taken. Raises ConfigError for a count above the vocabulary size or below
+    1.
     """
     if not 1 <= count <= vocab_size:
         raise ConfigError(f"--draft-vocab is {count}, must be 1 to {vocab_size}, the target's vocabulary")
@@ -214,7 +219,7 @@ def frequent_ids(answers: Sequence[Answer], count: int, vocab_size: int) -> Tens
 
 
 def exclude_overlaps(prompts: Sequence[str], held_apart: Sequence[str]) -> list[str]:
-    """Return the prompts that share no substring of SHARED_CHARS characters with a text of `held_apart`."""
+    """Return the prompts that share no substring of SHARED_CHARS characters with a text in `held_apart`."""
     forbidden: set[str] = set()
     for text in held_apart:
         forbidden.update(_substrings(text))
@@ -231,7 +236,9 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def main() -> int:
-    """Train as stdin states, and return the exit code of the process: 1 after an error, which stdout has."""
+    """Train with the settings on stdin. Return the exit code of the process: 0, or 1 after an error, which is printed
+    on stdout.
+    """
     stop = StopFlag()
     stop.install()
 

@@ -1,7 +1,8 @@
-"""Have a target generate the text to train on, and keep it in a folder. Called by `train_head`.
+"""Generate the text to train on with the target, and keep it in a folder. Called by `train_head`.
 
 Drafters predict the target along the target's own outputs, so they are trained on such outputs, at the temperatures of
-later requests (DistillSpec, 2310.08461). An interrupted run is continued from the folder, and trainings share it.
+later requests (DistillSpec, 2310.08461). An interrupted run is continued from the folder, and several trainings share
+it.
 """
 
 from __future__ import annotations
@@ -29,36 +30,36 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 
 AT_ONCE = 64
-"""Outputs that are generated in one batch and saved in one file."""
+"""Number of outputs that are generated in one batch and saved in one file."""
 PROMPT_TOKENS = 128
-"""Most tokens of a prompt; of longer ones the end is kept."""
+"""Maximum number of tokens of a prompt. Of a longer prompt the end is kept."""
 MIN_PROMPT_TOKENS = 2
-"""Least tokens of a prompt: a head reads the hidden state of the token before the last."""
+"""Minimum number of tokens of a prompt: a head reads the hidden state of the token before the last."""
 
 Ids = list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A prompt and the target's output."""
+    """A prompt and the target's output for it."""
 
     ids: NDArray[np.int32]
-    """Token ids of prompt and output."""
+    """Token ids of the prompt, followed by those of the output."""
     start: int
-    """Number of prompt tokens."""
+    """Number of prompt tokens, which is the index of the output's first token in `ids`."""
     temperature: float
 
 
 @dataclass(frozen=True)
 class GenerationTask:
-    """The settings of a text to generate. The same settings give the same text, in one run or in several."""
+    """Settings of a text to generate. The same settings give the same text, in one run or in several."""
 
     target: str
     """Folder of the target."""
     prompts: Sequence[tuple[Ids, float]]
     """Token ids and temperature of each prompt."""
     max_tokens: int
-    """Most tokens of an output. One that reaches an end id is shorter."""
+    """Maximum number of tokens of an output. An output that reaches an end id is shorter."""
     seed: int
     device: str = "auto"
 
@@ -70,7 +71,7 @@ class GenerationTask:
 
 
 def digest_of_model(folder: str) -> str:
-    """Return the digest of a model's configuration and weights, in 16 hexadecimal digits."""
+    """Return a digest of a model's config.json and weights, in 16 hexadecimal digits."""
     sha = hashlib.sha256()
     for path in sorted(Path(folder).expanduser().glob("*")):
         if path.name == "config.json" or path.suffix == ".safetensors":
@@ -80,12 +81,11 @@ def digest_of_model(folder: str) -> str:
 
 
 def generate(task: GenerationTask, work: Path, report: Callable[[int, int], None]) -> list[Answer]:
-    """Return the outputs for `task`; those that the folder `work` does not have yet are generated and saved.
+    """Return the outputs for `task`. Outputs that the folder `work` does not have yet are generated and saved in it.
 
-    report: called before every step with the tokens done and the tokens in all, where an output that ended early
-    counts as one of `max_tokens`.
-
-    Raises ConfigError for a target that cannot be loaded, and for prompts that do not fit it.
+    report: called before every step with the number of tokens done and the number in all; an output that ended early
+    counts as `max_tokens` tokens. Raises ConfigError for a target that cannot be loaded, and for prompts that do not
+    fit it.
     """
     folder = work / f"text-{task.digest}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def generate(task: GenerationTask, work: Path, report: Callable[[int, int], None
 
 
 def read(folder: Path) -> list[Answer]:
-    """Return the outputs that `generate` saved in a folder."""
+    """Return the outputs that `generate` saved in this folder."""
     answers: list[Answer] = []
     for path in sorted(folder.glob("*.npz")):
         answers += _load(path)
@@ -157,9 +157,10 @@ class _Writer:
     def generate(
         self, prompts: Sequence[tuple[Ids, float]], number: int, report: Callable[[int], None]
     ) -> list[Answer]:
-        """Generate the outputs of one batch. The draws depend on the seed and on `number`, that of the batch, alone.
+        """Generate the outputs of one batch. The draws depend only on the seed and on `number`, the number of the
+        batch.
 
-        report: called before every step with the tokens done.
+        report: called before every step with the number of tokens done.
         """
         rng = np.random.default_rng((self._task.seed, number))
         outputs = []
@@ -189,10 +190,11 @@ class _Writer:
 
 
 def draw(logits: Tensor, temperatures: Sequence[float], uniforms: NDArray[np.float64]) -> Ids:
-    """Draw an id from each row of logits [n, V] at its temperature; at temperature 0 take the best.
+    """Return a token id for each row of logits [n, V], drawn at the row's temperature; at temperature 0 the most likely
+    one.
 
-    uniforms [n]: numbers in [0, 1) at which the inverse CDF is taken. Probabilities are float32 and their sums float64:
-    in float32 an id below 6e-8 would have no probability, or that of its neighbours.
+    uniforms: [n], numbers in [0, 1) at which the inverse CDF is taken. Probabilities are float32 and their sums
+    float64: in float32 an id below 6e-8 would have no probability, or that of its neighbours.
     """
     ids = []
     for row, temperature, uniform in zip(logits, temperatures, uniforms.tolist(), strict=True):

@@ -1,7 +1,7 @@
-"""Leave out the parts of a multimodal network that text never runs: towers and projectors. Called by `text_part`.
+"""Leave out the parts of a multimodal network that never run for text: towers and projectors. Called by `text_part`.
 
-Which they are follows from the network itself, built on the meta device: text runs the decoder, the embedding, the
-head, and the modules that contain them.
+Which parts these are follows from the network itself, built on the meta device: for text run the decoder, the
+embedding, the lm_head, and the modules that contain them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from outrider.wire.errors import ConfigError
 
 UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")}
-"""Names of children that text never runs, by the class of their module, which text runs."""
+"""Names of submodules that never run for text, by the class of the module that contains them, which does."""
 READ_PARTS = {"Gemma3nModel": ("embed_vision", "embed_audio")}
-"""Names of children beside the decoder that text runs, by the class of their module: they embed special ids."""
+"""Names of submodules other than the decoder that run for text, by the class of the module that contains them: they
+embed special ids."""
 
 
 class AbsentPart(nn.Module):
-    """Stands in place of a part that is left out: some classes read its device and dtype even for text."""
+    """Placeholder for a part that is left out. Some classes read the part's device and dtype even for text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,22 +33,23 @@ class AbsentPart(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the model."""
+        """Device of the placeholder, which is that of the model."""
         return self.nothing.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the model."""
+        """Dtype of the placeholder, which is that of the model."""
         return self.nothing.dtype
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise NotImplementedError."""
+        """Raise NotImplementedError: a part that is left out cannot run."""
         raise NotImplementedError("only the text part of this model is loaded")
 
 
 @functools.cache
 def stand_in_for_timm() -> None:
-    """Register an empty class for towers of the timm library, in this process. The towers are left out afterwards.
+    """Register an empty class in place of the towers of the timm library, in this process. The towers are left out
+    afterwards.
 
     The library may be missing, and it downloads from a hub what a configuration names.
     """
@@ -66,10 +68,10 @@ def stand_in_for_timm() -> None:
 
 
 def leave_out(network: PreTrainedModel) -> list[str]:
-    """Replace the modules that text never runs by `AbsentPart`, in place; return their names.
+    """Replace the modules that never run for text by `AbsentPart`, in place. Return the names of the replaced modules.
 
-    Text runs the decoder, the embedding, the head, and the modules that contain them. Raises ConfigError for a network
-    without a head.
+    For text run the decoder, the embedding, the lm_head, and the modules that contain them. Raises ConfigError for a
+    network without an lm_head.
     """
     head = network.get_output_embeddings() or _decoder_head(network)
     decoder = network.get_decoder()

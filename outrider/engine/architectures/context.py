@@ -1,6 +1,7 @@
-"""Read the context that a model was trained for, and fix rotary frequencies that would depend on a batch's length.
+"""Read the context length for which a model was trained, and fix rotary frequencies that would depend on a batch's
+length.
 
-Called by the loaders of models and heads, by tables of a model's tokens, `outrider doctor` and training.
+Called by the loaders of models, heads and vocabularies, by `outrider doctor` and training.
 """
 
 from __future__ import annotations
@@ -18,38 +19,40 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MIN_CONTEXT = 16
-"""Tokens of the shortest context limit: as many as the self-test needs."""
+"""Smallest context limit that is accepted, in tokens: the length that the self-test needs."""
 DEFAULT_CONTEXT = 2048
-"""Tokens of the context limit of a model that states none (ALiBi)."""
+"""Context limit, in tokens, of a model that states none (ALiBi)."""
 MAX_CONTEXT = 1 << 24
-"""Tokens of the longest context limit. The longest published is 10 million, Llama 4 Scout's."""
+"""Largest context limit that is accepted, in tokens. The longest published context is 10 million, Llama 4 Scout's."""
 STRETCHING = ("linear", "yarn", "longrope")
-"""Types of rope scaling that hold for every position up to the unscaled length times the factor. Llama 3's type has a
-factor too, but its files state the length that was trained, which for Llama 3.2 is shorter than that product."""
+"""Types of rope scaling that apply to every position up to the unscaled length times the factor. Llama 3's type has a
+factor, too, but its files state the length that was trained, which for Llama 3.2 is shorter than that product."""
 DYNAMIC = "dynamic"
-"""Type of rope scaling whose frequencies are computed again for each length above the stated one."""
+"""Type of rope scaling whose frequencies are computed anew for each length above the stated one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatedContext:
-    """The context that a configuration states, in tokens."""
+    """Context length that a configuration states, without and with its rope scaling."""
 
     stated: int | None
-    """Tokens that the file states; None where it has no such number."""
+    """Context length in tokens that the file states; None if it has no such number."""
     stretched: int | None
-    """Tokens with the rope scaling; None where `stated` is."""
+    """Context length in tokens after the rope scaling; None if `stated` is None."""
     scaling: str
-    """The scaling in words, for messages; empty without one."""
+    """Description of the rope scaling, for messages; empty if there is none."""
     is_dynamic: bool
-    """Whether the scaling is of type dynamic."""
+    """Whether the rope scaling is of the type dynamic."""
 
 
 def context_limit_of(config: PreTrainedConfig, setting: int | None) -> int:
-    """Return the context limit in tokens: `setting`, or without one the context that the model was trained for.
+    """Return the context limit in tokens: `setting` or, if it is None, the context length for which the model was
+    trained.
 
-    A linear or YaRN scaling stretches that context. One of type dynamic does not: above the stated length it changes
-    the frequencies of all tokens with each token that is added, and cached keys would keep the old ones. Raises
-    ConfigError for a setting outside the model's context, and for a context that is not served.
+    A linear or YaRN scaling stretches that length. A scaling of the type dynamic does not: above the stated length it
+    changes the frequencies of all tokens with each token that is added, and cached keys would keep the old ones. Raises
+    ConfigError for a setting larger than the model's context, and for a context limit outside MIN_CONTEXT to
+    MAX_CONTEXT.
     """
     context = stated_context(config)
     limit = setting or context.stretched or DEFAULT_CONTEXT
@@ -79,10 +82,10 @@ def _reason(context: StatedContext) -> str:
 
 
 def stated_context(config: PreTrainedConfig) -> StatedContext:
-    """Read the context of a configuration, and stretch it by its rope scaling.
+    """Return the context length that a configuration states, without and with its rope scaling.
 
-    Where layer types have scalings of their own, the least of them stretches the context: Gemma 3's files state the
-    length to which the scaling of its full layers has stretched it already.
+    If layer types have scalings of their own, the smallest one is used: Gemma 3's files state the length to which the
+    scaling of its full layers has stretched it already.
     """
     text = config.get_text_config(decoder=True)
     stated = _stated_length(text)
@@ -152,9 +155,9 @@ def _stretched(stated: int, scaling: Mapping[str, Any]) -> int:
 def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
     """Set one set of rotary frequencies for every position below `context_limit`, in place.
 
-    LongRoPE (Phi 3 and its like) has two sets. transformers takes the long one when the longest sequence of a batch is
-    longer than in pretraining. A short sequence would then change with its neighbours, and keys cached under one set
-    would be read with the other. So a model with a limit above that length takes the long set for all sequences.
+    LongRoPE (Phi 3 and similar models) has two sets. Transformers uses the long set if the longest sequence of a batch
+    is longer than in pretraining. A short sequence would then depend on the others in its batch, and keys cached under
+    one set would be read with the other. So a model with a limit above that length uses the long set for all sequences.
     """
     is_changed = False
     for module in model.modules():

@@ -20,10 +20,10 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from outrider.engine.errors import PathUnavailable
 
 RUNNING_STATE = "a running state that is not served yet"
-"""Words for a state of the whole sequence, in messages."""
+"""How messages name a state of a whole sequence."""
 
 Width = Callable[[PreTrainedConfig], int]
-"""Function from a layer's configuration to how many numbers the layer keeps of a token."""
+"""Function from a layer's configuration to the number of numbers that the layer keeps for a token."""
 
 
 def _attention_width(text: PreTrainedConfig) -> int:
@@ -55,26 +55,28 @@ def _no_width(text: PreTrainedConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """What the layers of one type keep, and what follows from it for the rows of a forward."""
+    """What the layers of one type keep between steps, and what follows from it for the rows of a forward."""
 
     keeps: str
-    """What is kept, to follow "keep" in messages."""
+    """What is kept, as the object of "keep" in messages."""
     width: Width = _attention_width
-    """About how many numbers a layer keeps of a token. A path's storages have the exact number once its layers ran."""
+    """Function that returns roughly how many numbers a layer keeps for a token. A path's storages have the exact number
+    after the layers have run."""
     is_per_token: bool = True
-    """Whether everything lies in the pool's blocks, token by token, so that a layer is rolled back by truncating the
-    block table. Anything else is a state of the whole sequence, which is not served."""
+    """Whether everything that is kept lies in the pool's blocks, token by token, so that a layer is rolled back by
+    truncating the block table. False = it is a state of the whole sequence, which is not served."""
     packs_rows: bool = True
-    """Whether tokens of several sequences may lie in one line, as `paged` feeds them."""
+    """Whether tokens of several sequences may lie in one line, in which `paged` feeds them."""
     has_columns_as_positions: bool = False
     """Whether the class takes a token's column for its position, so that rows of a forward must have equal length."""
     tree_refusal: str | None = None
-    """Why rows may not be token trees, even if the self-test of trees would pass; None where that test decides."""
+    """Reason why rows may not be token trees, even if the self-test of trees would pass; None = that test decides."""
     cache_method: str | None = None
-    """Method of transformers' `Cache` that the layers call beside `update`. An old transformers may not have it."""
+    """Method of transformers' `Cache` that the layers call in addition to `update`, and that an old transformers may
+    not have; None = they call no other."""
     test_limits: Mapping[str, int] = field(default_factory=dict)
-    """Attributes of the module that selects keys, with the values that the self-test sets: by its own limit of
-    thousands of keys it would select every key of a short test."""
+    """Attributes of the module that selects keys, with the values that the self-test sets. With the module's own limit
+    of thousands of keys, every key of a short test would be selected."""
 
 
 _ATTENTION = LayerMemory("keys and values")
@@ -133,15 +135,15 @@ OLD_NAMES = {
     "mamba": "linear_attention",
     "deepseek_sparse_attention": "indexed_attention",
 }
-"""Today's name of a layer type by that of transformers before 5.23."""
+"""Current name of a layer type, by its name in transformers before 5.23."""
 
 TEST_LIMITS = {"keep_window_size": 2, "floor_scale": 8}
-"""Attributes of modules that compute otherwise after so many tokens, with the values that the self-test of 48 tokens
-sets: Doge's selection of keys, and the scale of Llama 4's queries."""
+"""Attributes of modules that compute differently after a number of tokens, with the values that the self-test of 48
+tokens sets: for Doge's selection of keys, and for the scale of Llama 4's queries."""
 
 
 def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Return the type of each decoder layer, as transformers derives its own caches from a configuration."""
+    """Return the type of each decoder layer, derived from a configuration as transformers does for its own caches."""
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder:  # its list of types, if it has one, is of the encoder
         return ("full_attention",) * (getattr(text, "num_decoder_layers", None) or text.num_hidden_layers)
@@ -150,10 +152,10 @@ def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
 
 
 def layer_config(text: PreTrainedConfig, index: int) -> PreTrainedConfig:
-    """Return the configuration of one decoder layer; that of the text model where layers have none of their own.
+    """Return the configuration of the decoder layer `index`; if layers have none of their own, that of the text model.
 
     Widths and windows may differ from layer to layer (Gemma 4), and transformers then refuses to return one for all. In
-    a model with an encoder the list is of the encoder's layers.
+    a model with an encoder the list is that of the encoder's layers.
     """
     layers = getattr(text, "per_layer_config", None)
     if not layers or index >= len(layers):
@@ -163,18 +165,22 @@ def layer_config(text: PreTrainedConfig, index: int) -> PreTrainedConfig:
 
 
 def memories(types: Sequence[str]) -> dict[str, LayerMemory]:
-    """Return what layers of each type keep, each type once, in order. types: those that `memory_refusal` accepts."""
+    """Return what layers of each of these types keep, by type, in the order of first occurrence. types: layer types
+    that `memory_refusal` accepts.
+    """
     return {name: KINDS[name] for name in dict.fromkeys(types)}
 
 
 def token_width(config: PreTrainedConfig) -> int:
-    """Return about how many numbers all layers keep of a token. Their types are those that `memory_refusal` accepts."""
+    """Return roughly how many numbers all layers together keep for a token. Their types must be accepted by
+    `memory_refusal`.
+    """
     text = config.get_text_config(decoder=True)
     return sum(KINDS[name].width(layer_config(text, index)) for index, name in enumerate(layer_types(config)))
 
 
 def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
-    """Return why layers of these types are not served, to follow the name of the class; None where they are.
+    """Return the reason why layers of these types are not served, to follow the name of the class; None if they are.
 
     is_stateful: transformers' mark `_is_stateful` of classes that keep a running state, whatever their layer types.
     """
@@ -201,7 +207,7 @@ def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
 
 
 def packing_refusal(types: Sequence[str]) -> str | None:
-    """Return why tokens of several sequences cannot lie in one line, or None where they can."""
+    """Return the reason why tokens of several sequences cannot lie in one line; None if they can."""
     for name, kind in memories(types).items():
         if not kind.packs_rows:
             return f"its {name} layers keep {kind.keeps}, which needs each sequence in a row of its own"
@@ -209,7 +215,7 @@ def packing_refusal(types: Sequence[str]) -> str | None:
 
 
 def tree_refusal(types: Sequence[str]) -> str | None:
-    """Return why rows may not be token trees, even if the self-test would pass, or None where that test decides."""
+    """Return the reason why rows may not be token trees, even if the self-test would pass; None = that test decides."""
     for name, kind in memories(types).items():
         if kind.tree_refusal is not None:
             return f"has {name} layers: {kind.tree_refusal}"
@@ -218,10 +224,11 @@ def tree_refusal(types: Sequence[str]) -> str | None:
 
 @contextmanager
 def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator[None]:
-    """Set low limits within, for a self-test of few tokens: `test_limits` of the types, and LIMITS of any class.
+    """Context manager that sets low limits for a self-test of few tokens: `test_limits` of these types, and TEST_LIMITS
+    for any class.
 
     Modules that select keys then select a few, and what begins after a number of tokens begins early. Raises
-    PathUnavailable for a type of which no module has its limits.
+    PathUnavailable for a type if no module has the attributes in its `test_limits`.
     """
     changed: list[tuple[nn.Module, str, int]] = []
     try:

@@ -1,8 +1,8 @@
 """Build the text part of a multimodal checkpoint: transformers' own class without parts for images, video and sound.
 
-Such a class is a wrapper of a decoder, its embedding and its head. Its other parts (towers, projectors) never run for
-text. Which they are is read from the class itself, on the meta device. They are never allocated, and their tensors are
-not read from the files. Called by the loader.
+Such a class is a wrapper of a decoder, its embedding and its lm_head. Its other parts (towers, projectors) never run
+for text. Which parts these are is found in the class itself, on the meta device. They are never allocated, and their
+tensors are not read from the files. Called by the loader.
 """
 
 from __future__ import annotations
@@ -34,27 +34,30 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 UNIMPLEMENTED = "_forward_unimplemented"
-"""Name of the forward that torch gives to a class without one."""
+"""Name of the forward method that torch gives to a class without one."""
 NUM_COMPARED = 24
-"""Number of ids, at equal distances in the vocabulary, for which a plain class must compute the wrapper's logits."""
+"""Number of equal parts of the vocabulary whose bounds are token ids for the comparison of a plain class with the
+wrapper. It is made on these ids and on special ones."""
 MAX_COMPARED = 256
-"""Most ids of that comparison, special ones included: a prompt that every model takes."""
+"""Maximum number of token ids in this comparison, special ones included. Every model accepts a prompt of this
+length."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedClass:
-    """The class by which a configuration is served."""
+    """Class with which a configuration is served."""
 
     model_class: Any
-    """Class of transformers, built from the whole configuration; of a text part a subclass."""
+    """Transformers class that is built from the whole configuration; for a text part, our subclass of it."""
     is_text_part: bool
-    """Whether the checkpoint also reads images, video or sound, of which only the text part is served."""
+    """Whether the checkpoint also reads images, video or sound, and only its text part is served."""
 
 
 def text_generating_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the part that generates text, of a model that only joins several models.
+    """Return the configuration of the part that generates text, if the model only joins several models.
 
-    Qwen's Omni joins a thinker, a talker and a voice. The configuration of any other model is returned as it is.
+    Example: Qwen's Omni joins a thinker, a talker and a voice. The configuration of any other model is returned
+    unchanged.
     """
     model_class = _multimodal_class(config)
     if model_class is None or model_class.forward.__name__ != UNIMPLEMENTED:
@@ -74,7 +77,7 @@ def text_generating_part(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def whole_class(config: PreTrainedConfig) -> Any:
-    """Return transformers' own class of a configuration, with all of its parts."""
+    """Return transformers' own class for a configuration, with all of its parts; None if there is none."""
     plain = _plain_class(config)
     if plain is not None and config.is_encoder_decoder:
         return plain
@@ -82,9 +85,9 @@ def whole_class(config: PreTrainedConfig) -> Any:
 
 
 def served_class(config: PreTrainedConfig) -> ServedClass:
-    """Return the class by which a configuration is served. Nothing but the configuration is read.
+    """Return the class with which a configuration is served. Nothing but the configuration is read.
 
-    Raises ConfigError where no class generates text, or none does so from text alone.
+    Raises ConfigError if no class generates text, or if none does so from text alone.
     """
     name = bound_text((config.architectures or [type(config).__name__])[0])
     multimodal = _multimodal_class(config)
@@ -167,7 +170,9 @@ def _required_input(model_class: Any) -> str | None:
 
 
 def attention_of_text(config: PreTrainedConfig, name: str) -> str | dict[str, str]:
-    """Return the `attn_implementation` by which the text part, and no tower, takes the attention of this name."""
+    """Return the value of `attn_implementation` that sets the attention of this name for the text part and for no
+    tower.
+    """
     text = config.get_text_config(decoder=True)
     if text is config or config.is_encoder_decoder:
         return name
@@ -192,10 +197,11 @@ def _text_part_class(model_class: Any) -> Any:
 
 @torch.inference_mode()
 def plain_form(network: PreTrainedModel) -> PreTrainedModel:
-    """Return transformers' causal language model around the text part's own modules, if it computes the same logits.
+    """Return transformers' causal language model, built around the text part's own modules, if it computes the same
+    logits.
 
-    More paths run plain classes. Where its logits differ for some ids, or there is no such class, `network` is
-    returned. network: a loaded text part. Raises ConfigError for one that does not run on text alone.
+    Plain classes can run on more attention paths. If the logits differ for some ids, or if there is no such class,
+    `network` is returned. network: a loaded text part. Raises ConfigError if it does not run on text alone.
     """
     decoder = network.get_decoder()
     candidate: PreTrainedModel | None = None

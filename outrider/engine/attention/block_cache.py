@@ -1,4 +1,6 @@
-"""What the caches of `paged` and `dense` share: each layer's storage in blocks, and the limits of its attention."""
+"""Shared parts of the caches of `paged` and `dense`: each layer's storage in blocks, and the limits of its
+attention.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from outrider.engine.memory import new_storage
 
 
 def num_decoder_layers(config: PreTrainedConfig) -> int:
-    """Return the number of a model's decoder layers, those of the text model where there are several."""
+    """Return the number of a model's decoder layers; in a multimodal model, those of the text model."""
     text = config.get_text_config(decoder=True)
     num_layers: int | None = None
     if config.is_encoder_decoder:
@@ -27,10 +29,11 @@ def num_decoder_layers(config: PreTrainedConfig) -> int:
 
 
 def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int | None]:
-    """Return a layer's (window, chunk) in keys, None where it has no such limit.
+    """Return the sliding window and the chunk size of layer `index`, each a number of keys; None = the layer has no
+    such limit.
 
-    They hold for classes whose attention leaves limits to the mask. Other classes pass their limits to the attention
-    function, and those take precedence.
+    They hold for classes whose attention leaves these limits to the mask. Other classes pass their limits to the
+    attention function, and those take precedence.
     """
     kind = "sliding_attention"  # the type of all layers where a configuration lists none and has a window
     layer_types = declared(config, "layer_types")
@@ -45,9 +48,9 @@ def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int 
 
 
 def declared(config: PreTrainedConfig, name: str) -> Any:
-    """Return the configuration's value of `name`, or None where its class has no such parameter.
+    """Return the configuration's value of `name`; None if its class has no such parameter.
 
-    transformers keeps names that a class does not have, and the model ignores them: a Mistral or Qwen that was saved as
+    Transformers keeps names that a class does not have, and the model ignores them: a Mistral or Qwen that was saved as
     a Llama has its window in config.json, and full attention.
     """
     if name not in inspect.signature(type(config).__init__).parameters:
@@ -56,29 +59,30 @@ def declared(config: PreTrainedConfig, name: str) -> Any:
 
 
 class BlockLayer(CacheLayerMixin):
-    """One layer's storages, in blocks. A storage is allocated when its first states arrive and show its shape.
+    """Storages of one layer, in blocks: a storage is one tensor of all blocks, for keys, for values or for something
+    else that the layer keeps. It is allocated when its first states are written and show its shape.
 
-    Keys and values may differ in width (MLA), and a layer may keep more than both, or nothing.
+    Keys and values may differ in width (MLA). A layer may keep more than these two, or nothing.
     """
 
     plan: Any = None
-    """Plan of the running forward, set by the cache; None in a forward that keeps nothing."""
+    """Plan of the running forward, which the cache sets; None in a forward that keeps nothing."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        """num_blocks: blocks without the trash block. block_size: tokens in a block."""
+        """num_blocks: number of blocks without the trash block. block_size: number of tokens in a block."""
         super().__init__()
         self._shape = (num_blocks + 1, block_size)  # and the trash block
         self.more: dict[str, Tensor] = {}
-        """Storages beside keys and values by name, each [num_blocks + 1, block_size, H, D]."""
+        """Storages other than keys and values, by name, each [num_blocks + 1, block_size, H, D]."""
 
     @property
     def storages(self) -> list[Tensor]:
-        """All storages that are allocated."""
+        """All storages that are allocated, keys and values included."""
         own = [storage for storage in (self.keys, self.values) if storage is not None]
         return [*own, *self.more.values()]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the storages of keys and values for states [B, H, q, D]. Called by `update`."""
+        """Allocate the storages of keys and values, with the shapes of states [B, H, q, D]. Called by `update`."""
         self.keys = self._new_storage(key_states)
         self.values = self._new_storage(value_states)
         self.is_initialized = True
@@ -91,7 +95,9 @@ class BlockLayer(CacheLayerMixin):
         return storage
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new states, [B, H, q, D] each; return the keys and values that the model attends with."""
+        """Write the new keys and values, [B, H, q, D] each. Return the keys and values that the model is to attend
+        to.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.plan is None:
@@ -100,23 +106,25 @@ class BlockLayer(CacheLayerMixin):
         return self.write_and_read(self.keys, key_states), self.write_and_read(self.values, value_states)
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write states [B, H, q, D] into a storage, as the plan has it; return the states that the
-        model attends with.
+        """Write states [B, H, q, D] into a storage, at the places that the plan gives. Return the states that the model
+        is to attend to.
         """
         raise NotImplementedError
 
     def get_max_length(self) -> int:
-        """Return -1, with which transformers means that there is no limit."""
+        """Return -1, which transformers takes for no limit."""
         return -1
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Copy blocks, (from, to) pairs, in all storages."""
+        """Copy blocks in all storages. copies: pairs (from, to) of block numbers."""
         for storage in self.storages:
             for source, destination in copies:
                 storage[destination].copy_(storage[source])
 
     def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
-        """Move tokens within all storages. Both are storage indices, [N] int64 on the storages' device."""
+        """Move tokens within all storages. sources, destinations: storage indices, [N] int64 on the storages'
+        device.
+        """
         for storage in self.storages:
             flat = storage.flatten(0, 1)  # [tokens, H, D], a view
             flat.index_copy_(0, destinations, flat.index_select(0, sources))
@@ -128,7 +136,7 @@ class BlockLayer(CacheLayerMixin):
 
 
 class BlockCache(Cache):
-    """The layers of one model. Each needs the plan of a forward, by `begin`, before that forward runs."""
+    """Layers of the KV cache of one model. Call `begin` with the plan of a forward before that forward runs."""
 
     layers: list[Any]
 
@@ -138,19 +146,19 @@ class BlockCache(Cache):
             layer.plan = plan
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks, (from, to) pairs, in all layers."""
+        """Copy blocks in all layers. copies: pairs (from, to) of block numbers."""
         if not copies:
             return
         for layer in self.layers:
             layer.copy_blocks(copies)
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
-        """Move tokens between storage indices in all layers. device: that of the storages."""
+        """Move tokens between storage indices in all layers. device: the storages' device."""
         read, written = to_device(np.array([sources, destinations], dtype=np.int64), device)  # [N] each
         for layer in self.layers:
             layer.move_tokens(read, written)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in all layers that have run once."""
+        """Bytes that one token takes in all layers together; 0 before the first forward."""
         return sum(layer.bytes_per_token for layer in self.layers)

@@ -1,7 +1,8 @@
-"""What the `dense` path adds for encoder-decoder models: the encoder, the KV of cross-attention, and positions.
+"""Parts of the `dense` path for encoder-decoder models: the encoder, keys and values of cross-attention, and positions.
 
-The cross-attention KV of a source lies in blocks like those of the decoder's tokens. Each layer computes and writes it
-once, after the encoder has run, and reads it in later forwards, so that no output of the encoder is kept.
+The keys and values of a source, for cross-attention, are stored in blocks like those of the decoder's tokens. Each
+layer computes and writes them once, after the encoder has run, and reads them in later forwards, so that no output of
+the encoder is kept.
 """
 
 from __future__ import annotations
@@ -35,30 +36,30 @@ from outrider.engine.step_plan import (
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """The sources of the B rows of a forward, aligned to the left, S columns wide.
+    """Plan of the B sources of a forward, as tensors: they are aligned to the left, S columns wide.
 
-    Sources of 3 and 2 tokens: B 2, S 3, mask [[1, 1, 1], [1, 1, 0]], columns [0, 1, 2, 3, 4].
+    Example: sources of 3 and 2 tokens: B 2, S 3, mask [[1, 1, 1], [1, 1, 0]], columns [0, 1, 2, 3, 4].
     """
 
     mask: Tensor | None
-    """0 on padding and 1 elsewhere, [B, S] int64; None when no row is padded."""
+    """[B, S] int64: 0 for columns of padding, 1 for others; None if no row is padded."""
     start: int | None
-    """First storage index of a single row that lies in consecutive blocks: it is read in place, without a copy. None
-    for other forwards."""
+    """Storage index of the first token of a single source whose blocks are consecutive: it is read in place, without a
+    copy. None for other forwards."""
     gather: Tensor
-    """Storage indices of all columns, [B * S] int64, those of padding in the trash block."""
+    """Storage indices of all columns, [B * S] int64; those of padding are in the trash block."""
     input_ids: Tensor
-    """Token ids, [B, S] int64, 0 on padding."""
+    """Token ids of the sources, [B, S] int64; 0 for padding."""
     columns: Tensor
-    """Indices of the columns without padding among the B * S, [N] int64."""
+    """Indices of the columns that are not padding among the B * S columns, [N] int64."""
     shape: tuple[int, int]
-    """(B, S)."""
+    """(B, S): number of sources, and width."""
 
     @classmethod
     def build(cls, sources: Sequence[EncoderSource], device: torch.device, vocab_size: int) -> SourcePlan:
-        """Build the plan of sources whose tables are reserved.
+        """Return the plan of sources whose block tables are reserved.
 
-        Raises InvalidRequest for a token id outside the vocabulary.
+        Raises InvalidRequest for a token id outside the vocabulary, of `vocab_size` ids.
         """
         lengths = np.array([len(source.ids) for source in sources])  # [B]
         width = int(lengths.max())
@@ -86,23 +87,25 @@ class SourcePlan:
 
 
 class CrossLayer(CacheLayerMixin):
-    """Reads and writes the source KV of one layer, in the storage of the layer's own tokens."""
+    """Cross-attention cache of one layer: the sources' keys and values, in the storage that also has the layer's own
+    tokens.
+    """
 
     plan: SourcePlan | None = None
-    """Plan of the running forward."""
+    """Plan of the sources of the running forward."""
 
     def __init__(self, own: BlockLayer) -> None:
-        """own: the layer whose storage it uses."""
+        """own: cache layer of the decoder's own tokens, whose storage is used."""
         self._own = own  # no super().__init__: it would set keys and values, which are properties here
 
     @property
     def keys(self) -> Tensor:
-        """Keys of the sources, [B, H, S, D]."""
+        """Keys of the sources of the running forward, [B, H, S, D]."""
         return self._read(self._own.keys)
 
     @property
     def values(self) -> Tensor:
-        """Values of the sources, [B, H, S, D]."""
+        """Values of the sources of the running forward, [B, H, S, D]."""
         return self._read(self._own.values)
 
     def _read(self, storage: Tensor | None) -> Tensor:
@@ -115,7 +118,7 @@ class CrossLayer(CacheLayerMixin):
         return gathered.view(num_rows, width, *gathered.shape[1:]).transpose(1, 2)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of the sources, [B, H, S, D] each; return them."""
+        """Write the keys and values of the sources, [B, H, S, D] each. Return them unchanged."""
         assert self.plan is not None
         write_to = self.plan.gather.index_select(0, self.plan.columns)  # [N]
         for storage, states in ((self._own.keys, key_states), (self._own.values, value_states)):
@@ -125,29 +128,29 @@ class CrossLayer(CacheLayerMixin):
         return key_states, value_states
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the layer's own tokens have allocated the storage."""
+        """Do nothing: the storage was allocated for the layer's own tokens."""
 
     def get_seq_length(self) -> int:
-        """Return 0: no token of the decoder lies in this layer."""
+        """Return 0, the number of the decoder's tokens in this cache. Called by transformers."""
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the columns of a mask and their offset, (S, 0)."""
+        """Return the number of columns of a mask and their offset, (S, 0)."""
         if self.plan is None:
             return 0, 0
         return self.plan.shape[1], 0
 
     def get_max_length(self) -> int:
-        """Return -1, with which transformers means that there is no limit."""
+        """Return -1, which transformers takes for no limit."""
         return -1
 
 
 class CrossAttention:
-    """The encoder of a model, and the arguments with which its decoder reads encoded sources."""
+    """Encoder of a model, and the arguments with which its decoder reads encoded sources."""
 
     def __init__(self, model: PreTrainedModel, *, sets_positions: bool = True) -> None:
-        """sets_positions: whether the decoder takes positions and distances from the rows where its class allows it;
-        otherwise it counts columns.
+        """sets_positions: whether positions and distances are taken from the rows, if the decoder's class allows it;
+        False = the decoder counts columns.
         """
         self._sets_positions = sets_positions
         self._encoder = model.get_encoder()
@@ -158,17 +161,17 @@ class CrossAttention:
 
     @property
     def takes_positions(self) -> bool:
-        """Whether the decoder takes its tokens' positions, or their distances, from the rows."""
+        """Whether the positions of the decoder's tokens, or their distances, are taken from the rows."""
         return self._sets_positions and (self._positions.is_supported or self._distances.is_supported)
 
     def set_cache(self, own: BlockCache) -> None:
-        """Use this cache's blocks for the KV of sources from now on."""
+        """Use the blocks of this cache for keys and values of sources from now on."""
         self._own = own
         self._cross = Cache(layers=[CrossLayer(layer) for layer in own.layers])
 
     def encode(self, sources: Sequence[EncoderSource], device: torch.device) -> None:
-        """Run the encoder over sources whose tables are reserved, and write their KV. Sources of about the same length
-        share a forward.
+        """Run the encoder over sources whose block tables are reserved, and write their keys and values. Sources of
+        about the same length share a forward.
 
         Raises InvalidRequest for a token id outside the vocabulary.
         """
@@ -193,9 +196,11 @@ class CrossAttention:
 
     @contextmanager
     def forward(self, rows: Sequence[Row], plan: StepPlan, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the arguments of a forward of the whole model, made from those of its decoder alone; run it within.
+        """Context manager for a forward of the whole model: yields the forward's arguments, made from the decoder's
+        `arguments`.
 
-        Within, the decoder takes the positions of `rows`. The sources of all rows are encoded.
+        Within it the decoder uses the positions of `rows`. The sources of all rows must be encoded. plan: plan of the
+        rows.
         """
         sources = [row.source for row in rows if row.source is not None]
         device = plan.input_ids.device
@@ -225,16 +230,16 @@ class CrossAttention:
 
 
 class DecoderPositions:
-    """Sets the positions of a decoder that embeds them, in forwards of the `dense` path alone.
+    """Hooks that set the positions of a decoder with an embedding of positions, in forwards of the `dense` path alone.
 
-    Such a decoder counts columns, as if all rows began in the first one. Hooks on its module `embed_positions`, which
-    all classes like BART have by this name, replace the columns by positions.
+    Such a decoder counts columns, as if all rows began in the first column. The hooks replace columns by positions.
+    They are on its module `embed_positions`, which all classes like BART have by this name.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
         module = getattr(decoder, "embed_positions", None)
         self.is_supported = isinstance(module, nn.Module)
-        """Whether the decoder has such a module."""
+        """Whether the decoder has a module `embed_positions`."""
         self._position_ids: Tensor | None = None
         if isinstance(module, nn.Module):
             module.register_forward_pre_hook(self._add_positions, with_kwargs=True)
@@ -242,7 +247,7 @@ class DecoderPositions:
 
     @contextmanager
     def using(self, position_ids: Tensor) -> Iterator[None]:
-        """Use these positions, [B, q] int64, in the forward within."""
+        """Context manager: a forward within it uses these positions, [B, q] int64."""
         self._position_ids = position_ids
         try:
             yield
@@ -262,14 +267,15 @@ class DecoderPositions:
 
 
 class DecoderDistances:
-    """Sets the distances between tokens of a decoder whose attention has a bias by distance (T5 and its like).
+    """Hook that sets the distances between tokens, for a decoder whose attention has a bias by distance (such as T5).
 
-    Such a decoder counts columns. Their differences are right for chains in any columns, and wrong for token trees.
+    Such a decoder counts columns. Differences of columns are right for chains, wherever they begin, and wrong for token
+    trees.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
         self.is_supported = False
-        """Whether the decoder has such a bias."""
+        """Whether the decoder has a bias by distance."""
         self._distances: Tensor | None = None
         for module in decoder.modules():
             if getattr(module, "has_relative_attention_bias", False):
@@ -278,7 +284,9 @@ class DecoderDistances:
 
     @contextmanager
     def using(self, rows: Sequence[Row], plan: StepPlan) -> Iterator[None]:
-        """Use the distances between positions of these rows in the forward within, if one of them is a token tree."""
+        """Context manager: if one of these rows is a token tree, a forward within it uses the distances between the
+        rows' positions.
+        """
         if self.is_supported and has_trees(rows):
             key_positions = np.zeros((len(rows), plan.kv_len), dtype=np.int64)  # [B, L]
             for row_positions, row in zip(key_positions, rows, strict=True):

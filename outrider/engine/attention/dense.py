@@ -1,11 +1,11 @@
 """The `dense` path: transformers' own modules, masks and attention over rows aligned to the right.
 
-It runs every model that transformers runs with a cache, encoder-decoder models included (`cross_attention`). Each layer
-of the cache writes the new tokens' KV into the pool's blocks and returns the whole rows. Layers with a sliding window
-keep every token too, since a ring buffer cannot be rolled back; masks apply the window.
+It runs every model that transformers runs with a cache, including encoder-decoder models (`cross_attention`). Each
+layer of the cache writes the new tokens' keys and values into the pool's blocks and returns the whole rows. Layers with
+a sliding window also keep every token, since a ring buffer cannot be rolled back; masks apply the window.
 
-transformers builds its masks from the columns alone, in which a node's siblings would be earlier tokens. Where a row is
-a token tree, `TreeMasks` builds the mask, and transformers uses it as it is.
+Transformers builds its masks from the columns alone, in which a node's siblings would be earlier tokens. If a row is a
+token tree, `TreeMasks` builds the mask, and transformers uses it unchanged.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from outrider.engine.step_plan import EncoderSource, Row, StepPlan, group_rows, 
 from outrider.engine.token_tree import visible_tokens
 
 OWN_WINDOWS = ("gpt_neo", "moshi")
-"""Model types whose modules apply their windows to columns themselves, or none, whatever a configuration states."""
+"""Model types whose modules apply their windows to columns themselves, or apply none, whatever a configuration
+states."""
 
 
 class Tree(Protocol):
-    """A sequence that may end with a token tree, as `Row` has it."""
+    """Sequence that may end with a token tree. `Row` implements it."""
 
     @property
     def num_tokens(self) -> int:
@@ -47,16 +48,16 @@ class Tree(Protocol):
 
     @property
     def parents(self) -> Sequence[int] | None:
-        """Parents of the tree's nodes; None for a chain."""
+        """Index of the parent of each node of the tree, -1 for the token before it; None for a chain."""
 
 
 class TreeMasks:
-    """Builds the attention masks of a model for token trees, one for each type of layer."""
+    """Builder of a model's attention masks for token trees, one mask for each type of layer."""
 
     def __init__(self, config: PreTrainedConfig, *, takes_positions: bool) -> None:
-        """Read the limits of each type of layer from `config`, the text model's own.
+        """Read the window and the chunk size of each type of layer from `config`, the text model's configuration.
 
-        takes_positions: whether the model takes position ids; otherwise it counts columns (ALiBi).
+        takes_positions: whether the model takes position ids; False = it counts columns (ALiBi).
         """
         self._model_type = config.model_type
         self._takes_positions = takes_positions
@@ -66,11 +67,11 @@ class TreeMasks:
     def of(
         self, trees: Sequence[Tree], num_queries: int, kv_len: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor | dict[str, Tensor]:
-        """Return the masks of the last `num_queries` tokens of sequences that end in column `kv_len`.
+        """Return the masks of the last `num_queries` tokens of B sequences, all of which end in column `kv_len`.
 
-        A mask is [B, 1, q, L] in `dtype`, to be added to the scores: 0 where a query attends to a key, else the lowest
-        number. Returns one mask, or one for each type of layer where there are several. Raises NotImplementedError, at
-        the self-test, for a model that takes columns for positions.
+        A mask is [B, 1, q, L] in `dtype`, to be added to the scores: 0 if a query attends to a key, otherwise the
+        lowest number. Returns one mask, or one for each type of layer if the model has several. Raises
+        NotImplementedError, at the self-test, for a model that takes columns for positions.
         """
         if not self._takes_positions:
             raise NotImplementedError(f"{self._model_type} takes no positions")
@@ -89,22 +90,25 @@ class TreeMasks:
 
 
 class DenseLayer(BlockLayer):
-    """Returns all columns of the rows to the model: keys, values, and whatever else the layer keeps."""
+    """Layer of the `dense` path's cache: it returns all columns of the rows to the model, of keys, of values, and of
+    anything else that the layer keeps.
+    """
 
     record_past = True
-    """Read by transformers: short convolutions get their past inputs from the cache and keep no state of their own."""
+    """Read by transformers. True = short convolutions get their past inputs from the cache and keep no state of their
+    own."""
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write the new columns [B, H, q, D]; return all columns [B, H, L, D]."""
+        """Write the new columns [B, H, q, D] of a storage. Return all columns [B, H, L, D]."""
         self._write(storage, states)
         return self._read(storage, 0)
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """Write the new columns [B, q, D] of a sparse indexer's keys; return all columns [B, L, D]."""
+        """Write the new columns [B, q, D] of a sparse indexer's keys. Return all columns [B, L, D]."""
         return self.update_index(indexer_key_states.unsqueeze(1)).squeeze(1)
 
     def update_index(self, idx_k: Tensor) -> Tensor:
-        """Write the new columns [B, 1, q, D] of a block indexer's keys; return all columns [B, 1, L, D]."""
+        """Write the new columns [B, 1, q, D] of a block indexer's keys. Return all columns [B, 1, L, D]."""
         if self.plan is None:
             return idx_k
         return self.write_and_read(self._storage("indexer", idx_k), idx_k)
@@ -112,9 +116,10 @@ class DenseLayer(BlockLayer):
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: Any
     ) -> Tensor:
-        """Write the new inputs [B, D, q] of a short convolution; return them after the kernel_size - 1 before them.
+        """Write the new inputs [B, D, q] of a short convolution. Return them, preceded by the kernel_size - 1 earlier
+        inputs.
 
-        The result is [B, D, kernel_size - 1 + q], with zeros before the first token of a sequence. Raises
+        The result is [B, D, kernel_size - 1 + q], with zeros for inputs before the first token of a sequence. Raises
         NotImplementedError, at the self-test, for a class that passes a state in place of its inputs.
         """
         # kernel_size 4, q 2: of L 5 the columns 0 to 2 are read before the new ones; of L 3 column 0, after two zeros
@@ -131,7 +136,7 @@ class DenseLayer(BlockLayer):
         return nn.functional.pad(torch.cat([past, conv_states], dim=-1), (conv_kernel_size - 1 - num_read, 0))
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Raise NotImplementedError: a state that cannot be rolled back is not served."""
+        """Raise NotImplementedError: layers with a state that cannot be rolled back are not served."""
         raise NotImplementedError(f"it keeps {RUNNING_STATE}")
 
     def _storage(self, name: str, states: Tensor) -> Tensor:
@@ -172,19 +177,21 @@ class DenseLayer(BlockLayer):
         return num_past
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the columns of a mask and their offset, (L, 0)."""
+        """Return the number of columns of a mask and their offset, (L, 0)."""
         return self.get_seq_length() + query_length, 0
 
 
 class DenseCache(BlockCache):
-    """The layers of a model, with the methods that transformers calls for short convolutions and running states."""
+    """KV cache of the `dense` path, with the methods that transformers calls for short convolutions and running
+    states.
+    """
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """Return None: `update_conv_state` returns the past inputs."""
+        """Return None, since `update_conv_state` returns the past inputs."""
         return None
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Return the inputs of a short convolution, as `DenseLayer.update_conv_state`."""
+        """Return the inputs of a short convolution in layer `layer_idx`, as `DenseLayer.update_conv_state`."""
         inputs: Tensor = self.layers[layer_idx].update_conv_state(conv_states, state_idx, **kwargs)
         return inputs
 
@@ -196,12 +203,14 @@ class DenseCache(BlockCache):
         return state
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether tokens lie before the new columns."""
+        """Return whether there are tokens before the new columns."""
         return self.get_seq_length() > 0
 
 
 class DensePath:
-    """Runs transformers' own forward over padded rows. Implements `ForwardPath`, `RunsTrees` and `GivesFeatures`."""
+    """Attention path that runs transformers' own forward over padded rows. Implements `ForwardPath`, `TreePath` and
+    `FeaturePath`.
+    """
 
     name = "dense"
     batch_invariant = False
@@ -210,9 +219,9 @@ class DensePath:
     def __init__(self, model: PreTrainedModel, vocab_size: int, num_ids: int, *, counts_columns: bool = False) -> None:
         """Prepare the model for padded rows.
 
-        vocab_size: width of the logits. num_ids: number of ids that may be fed. counts_columns: pass no positions, and
-        run rows of equal length alone, whose columns the model counts; for classes that number tokens by rules of their
-        own.
+        vocab_size: number of logits at a position. num_ids: number of token ids that may be fed. counts_columns: True =
+        no positions are passed, and only rows of equal length share a forward, whose columns the model counts; for
+        classes that number tokens by rules of their own.
         """
         self._model = model
         self._vocab_size = vocab_size

@@ -1,9 +1,9 @@
 """The interface of an attention path. `ModelRunner` checks rows and reserves blocks; a path computes the forward.
 
-* `fused`: a forward of our own in C++, on a CPU, for the classes that most drafts and targets are of.
-* `flash`: the paged path on a GPU, over flash attention, with CUDA graphs.
+* `fused`: a forward of our own in C++, on a CPU, for the classes of most drafts and targets.
+* `flash`: the paged path on a GPU, with flash attention and CUDA graphs.
 * `paged`: transformers' modules over packed tokens, with our attention and a block table.
-* `dense`: transformers' modules and attention over rows gathered from the blocks; runs every model that transformers
+* `dense`: transformers' modules and attention over rows gathered from the blocks; for every model that transformers
   runs with a cache.
 """
 
@@ -17,47 +17,53 @@ from torch import Tensor
 from outrider.engine.step_plan import Row
 
 BLOCK_SIZE = 16
-"""Tokens in a block, for paths that need no other size. The C++ kernels are compiled for it."""
+"""Number of tokens in a block, for paths that need no other size. The C++ kernels are compiled for it."""
 NORMED = -1
-"""The tap after the final norm: the hidden states that the model's own head reads."""
+"""Index of the tap after the final norm: the hidden states that the model's lm_head reads."""
 
 
 class ForwardPath(Protocol):
-    """Runs a model over rows, with keys and values in blocks of its own storage."""
+    """Attention path: runs a model's forward over rows, with keys and values in blocks of its own storage."""
 
     name: str
-    """fused, flash, paged or dense: the name in the log, in GetInfo and in benchmarks."""
+    """Name of the path in the log, in GetInfo and in benchmarks: fused, flash, paged or dense."""
     batch_invariant: bool
-    """Whether a token's logits have the same bits whatever else is in the forward and however its row was divided."""
+    """Whether a token's logits have the same bits whatever else is in the forward and however the token's row was
+    divided into steps."""
     block_size: int
-    """Tokens in a block of its storage."""
+    """Number of tokens in a block of the path's storage."""
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token takes in all layers: its KV, and whatever else a layer keeps. It may be 0 before the
-        first forward.
+        """Bytes that one token takes in all layers: keys, values and anything else that a layer keeps. It may be 0
+        before the first forward.
         """
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        """Replace the storage by an empty one of num_blocks blocks and the trash block. Raises what torch raises."""
+        """Replace the storage by an empty one of `num_blocks` blocks and the trash block, each of `block_size` tokens.
+        Raises torch's errors if there is too little memory.
+        """
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks, (from, to) pairs, in every layer. Needed before a table writes into a block that others read."""
+        """Copy blocks in every layer. copies: pairs (from, to) of block numbers. Needed before a table writes into a
+        block that other tables use.
+        """
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Write the new tokens' KV; return their logits [sum(num_logits), V] float32, rows in order.
+        """Write the new tokens' keys and values. Return the requested logits [sum(num_logits), V] float32 in the order
+        of the rows.
 
-        The caller has checked the rows and reserved their tables. Raises InvalidRequest for a token id outside the
-        vocabulary. Called in inference mode, on the engine thread.
+        The caller has checked the rows and reserved their block tables. Raises InvalidRequest for a token id outside
+        the vocabulary. Called in inference mode, on the engine thread.
         """
 
 
 @runtime_checkable
 class TreePath(Protocol):
-    """A path whose rows may be token trees (`Row.parents`), if the model passes the self-test of trees."""
+    """Attention path whose rows may be token trees (`Row.parents`), if the model passes the self-test of trees."""
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Move everything that a layer keeps of the tokens at `sources` to `destinations`, in every layer.
+        """Move all that a layer keeps of the tokens at `sources` to `destinations`, in every layer.
 
         Both are storage indices: block * block_size + offset. A destination may also be a source: all sources are read
         before any destination is written.
@@ -66,43 +72,43 @@ class TreePath(Protocol):
 
 @runtime_checkable
 class FeaturePath(Protocol):
-    """A path that returns the model's hidden states, if the model passes the self-test of features.
+    """Attention path that returns the model's hidden states, if the model passes the self-test of hidden states.
 
-    Tap k of 0 to num_layers - 1 is the input of decoder layer k, tap num_layers the output of the last layer, and
+    Tap k from 0 to num_layers - 1 is the input of decoder layer k, tap num_layers the output of the last layer, and
     NORMED that output after the final norm.
     """
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Tap these hidden states in later forwards, and no others; empty to tap none.
+        """Set the hidden states that later forwards return in `features`. Empty = none.
 
-        Without taps a forward costs nothing more, except a CUDA graph that was captured with some.
+        Without taps a forward costs nothing more, except in a CUDA graph that was captured with taps.
         """
 
     @property
     def features(self) -> Tensor:
         """Tapped hidden states of the last forward, [sum(num_new), taps, hidden], on the model's device.
 
-        Those of all new tokens of all rows, in order, with or without logits; taps in the order in which they were set.
-        No rows where nothing is tapped. float32 on `fused`, the model's dtype on other paths. A later forward replaces
-        the tensor and does not change it.
+        They are those of all new tokens of all rows, in order, with or without logits; taps are in the order in which
+        they were set. Without taps the tensor has no rows. float32 on `fused`, the model's dtype on other paths. A
+        later forward replaces the tensor and does not change it.
         """
 
 
 @runtime_checkable
 class RepackedPath(Protocol):
-    """A path with its own copy of the weights. The model's modules may be dropped once it is made."""
+    """Attention path with its own copy of the weights. The model's modules may be dropped once the path is created."""
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the path's weights. An embedding that equals the head counts again where both are kept."""
+        """Size of the path's weights in bytes. An embedding that equals the lm_head counts twice if both are kept."""
 
 
 @runtime_checkable
 class PreparedPath(Protocol):
-    """A path with work to do between load and the first request, once its storage is set."""
+    """Attention path with work to do between the load and the first request, after its storage is set."""
 
     def prepare(self, max_rows: int, context_limit: int) -> None:
-        """Do that work, such as capturing CUDA graphs.
+        """Do this work, such as capturing CUDA graphs.
 
-        max_rows: most rows of a forward. context_limit: most tokens of a row.
+        max_rows: maximum number of rows of a forward. context_limit: maximum number of tokens of a row.
         """

@@ -1,9 +1,9 @@
 """The `fused` path: a forward of our own in C++, on a CPU, for decoders like Llama's and Gemma's.
 
-`attention_choice` makes it. Weights are packed at load and read once a step; keys and values are read from their
+Created by `attention_choice`. Weights are packed at load and read once a step; keys and values are read from their
 blocks. Every sum has a fixed order, so that a token's logits have the same bits in every batch, with any number of
 draft tokens, however the prompt is divided, and with any number of threads. In bfloat16 only the weights, the cache and
-the inputs of products are rounded; everything else, logits included, is float32.
+the inputs of products are rounded; everything else, including the logits, is float32.
 """
 
 from __future__ import annotations
@@ -25,18 +25,23 @@ from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
 PADDED = 16
-"""Numbers of which the width of values and of hidden states in memory is a multiple. Compiled into the kernels."""
+"""Number of elements to a multiple of which the width of values and of hidden states is padded in memory. Compiled into
+the kernels."""
 
 
 class FusedPath:
-    """Runs one of `CLASSES` in C++. Implements `ForwardPath`, `RunsTrees`, `GivesFeatures` and `Repacks`."""
+    """Attention path that runs a model of one of `CLASSES` in C++. Implements `ForwardPath`, `TreePath`, `FeaturePath`
+    and `RepackedPath`.
+    """
 
     name = "fused"
     batch_invariant = True
     block_size = BLOCK_SIZE
 
     def __init__(self, model: PreTrainedModel, facts: ModelFacts) -> None:
-        """Pack the model's weights. Raises PathUnavailable with the part of the model that C++ does not compute."""
+        """Pack the model's weights. Raises a PathUnavailable that names the part of the model that C++ does not
+        compute.
+        """
         if type(model).__name__ not in CLASSES:
             raise PathUnavailable(f"is made for {', '.join(CLASSES)}")
         shape = FusedShape.of(model, model.model, facts)

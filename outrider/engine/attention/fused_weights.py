@@ -1,5 +1,5 @@
-"""Read a transformers model's sizes, weights and rotary tables, and pack them for C++. Called by
-`fused` and `heads`.
+"""Read a transformers model's sizes, weights and rotary tables, and pack them for C++. Called by `fused` and
+`heads`.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ CLASSES = (
     "GemmaForCausalLM",
     "Gemma3ForCausalLM",
 )
-"""Names of the classes that the path runs. A subclass may compute something else, so names are compared."""
+"""Names of the transformers classes that the path runs. Names are compared, since a subclass may compute something
+else."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Types of rotary embeddings whose tables do not depend on the length of a sequence."""
 ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU}
-"""The MLP's activation in C++ by its name in transformers."""
+"""C++ number of each activation function of the MLP, by its name in transformers."""
 KINDS = {torch.float32: NumberKind.FLOAT32, torch.bfloat16: NumberKind.BFLOAT16}
-"""The storage of numbers in C++ by dtype."""
+"""C++ number of the storage format of each dtype."""
 MAX_HEAD_SIZE = 256
-"""Columns of the widest head that the kernels are compiled for."""
+"""Maximum number of columns of an attention head for which the kernels are compiled."""
 MIN_TABLE_BYTES = 64 << 20
-"""Bytes that rotary tables may always take, and more only where the weights do: those of 131,072 tokens and heads of
-128 columns."""
+"""Size in bytes up to which rotary tables are always accepted: that for 131,072 tokens and heads of 128 columns. Larger
+tables are accepted only up to the size of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedShape:
-    """The sizes of a model that the fused path runs."""
+    """Sizes and options of a model for the fused path."""
 
     num_layers: int
     """Number of decoder layers."""
@@ -63,37 +64,38 @@ class FusedShape:
     kv_heads: int
     """Number of key-value heads."""
     head_size: int
-    """Columns of a head."""
+    """Number of columns of an attention head."""
     intermediate: int
     """Width of the MLP."""
     vocab: int
-    """Number of ids that may be fed."""
+    """Number of token ids that may be fed."""
     context: int
-    """Tokens of the context limit, at most those that the model was trained for."""
+    """Context limit in tokens, the number of rows of the rotary tables."""
     epsilon: float
-    """Constant of the RMS norms."""
+    """Epsilon of the RMS norms."""
     attention_scale: float
     """Factor on the products of queries and keys."""
     dtype: torch.dtype
-    """Dtype of the weights and of the cache."""
+    """Dtype of the weights and of the KV cache."""
     windows: tuple[int, ...]
-    """Keys that the queries of each layer see; 0 for all."""
+    """For each layer, the number of keys that a query attends to; 0 = all."""
     is_int8: bool
-    """Whether the linear layers, head included, are `Int8Linear`."""
+    """Whether the linear layers, including the lm_head, are `Int8Linear`."""
     head_rows: int
-    """Number of logits of a token."""
+    """Number of logits at a position."""
     activation: Activation = Activation.SILU
-    """Activation of the MLP."""
+    """Activation function of the MLP."""
     embedding_scale: float = 1.0
     """Factor on the embedding."""
     rotary_kinds: tuple[str | None, ...] = ()
-    """Type of each layer, where types have rotary tables of their own; empty where all layers share one."""
+    """For each layer, its type, if each type has rotary tables of its own; empty if all layers share one."""
     is_paired: bool = False
-    """Whether layer 0 reads a state that the caller gives beside each token's embedding: a head of EAGLE-3."""
+    """Whether layer 0 reads a feature, given by the caller, together with each token's embedding, as in an EAGLE-3
+    head."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, body: Any, facts: ModelFacts) -> FusedShape:
-        """Read the sizes of a model. body: its module that has `layers` and `embed_tokens`.
+        """Return the sizes and options of a model. body: the submodule that has `layers` and `embed_tokens`.
 
         Raises PathUnavailable for a model that this path does not run.
         """
@@ -192,8 +194,9 @@ def _has_plain_weights(model: PreTrainedModel) -> bool:
 def pack_weights(body: Any, lm_head: nn.Module, shape: FusedShape) -> tuple[NativeModel, Tensor | None]:
     """Pack a model's weights. Return the packed model, and the embedding [V, H] in the model's dtype.
 
-    The embedding is None where it equals the head, of which the packed form serves for both. body: the module that has
-    embed_tokens, layers, norm and rotary_emb. Raises PathUnavailable.
+    The embedding is None if it is the same tensor as the lm_head, whose packed form then serves for both. body: the
+    submodule that has embed_tokens, layers, norm and rotary_emb. Raises PathUnavailable if the weights cannot be
+    packed.
     """
     _check_tables(body, shape)
     try:

@@ -1,7 +1,7 @@
-"""Tap the hidden states of a model that runs as transformers' modules, by hooks that exist only while one is tapped.
+"""Tap the hidden states of a model that runs as transformers' modules, by hooks that exist only while a tap is set.
 
-`paged` and `dense` implement `GivesFeatures` with it. Which list of modules holds the layers is inferred from its
-length, and the self-test of features confirms or refuses it.
+`paged` and `dense` implement `FeaturePath` with it. The list of modules that are the layers is found by its length, and
+the self-test of hidden states confirms or refuses it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.engine.attention.forward_path import NORMED
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList]:
-    """Return the module that runs the decoder layers and the final norm, and the list of the layers.
+    """Return the module that runs the decoder layers and the final norm, and the list of these layers.
 
     Raises LookupError, at the self-test, for a class without such a list.
     """
@@ -35,7 +35,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList]:
 
 
 class ModuleTaps:
-    """The taps of one model, and the hidden states that its last forward left there."""
+    """Taps of one model, and the hidden states that they recorded in the last forward."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -44,7 +44,7 @@ class ModuleTaps:
         self._states: dict[int, Tensor] = {}  # by tap, [B, q, hidden]
 
     def set(self, taps: Sequence[int]) -> None:
-        """Tap these hidden states, as `GivesFeatures.set_taps`."""
+        """Set the hidden states that later forwards record, as `FeaturePath.set_taps`."""
         for hook in self._hooks:
             hook.remove()
         self._taps = tuple(taps)
@@ -52,8 +52,8 @@ class ModuleTaps:
         self._states.clear()
 
     def take(self) -> Tensor | None:
-        """Return the tapped states of the last forward, [B, q, taps, hidden], and drop them; None
-        where none is tapped.
+        """Return the tapped hidden states of the last forward, [B, q, taps, hidden], and drop them; None if there are
+        no taps.
         """
         if not self._taps:
             return None

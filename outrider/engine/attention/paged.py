@@ -1,7 +1,7 @@
 """The `paged` path: transformers' own modules over packed tokens, with our attention and a block table.
 
-Rows of different widths share one forward without padding. It runs every class whose attention can be replaced.
-`GraphedPath` runs it on a GPU, over flash attention.
+Rows of different widths share one forward without padding. It runs every class whose attention function can be
+replaced. `GraphedPath` runs it on a GPU, with flash attention.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from outrider.engine.step_plan import Row
 
 
 class PagedPath:
-    """Runs transformers' modules over packed rows. Implements `ForwardPath`, `RunsTrees` and `GivesFeatures`."""
+    """Attention path that runs transformers' modules over packed rows. Implements `ForwardPath`, `TreePath` and
+    `FeaturePath`.
+    """
 
     name = "paged"
     batch_invariant = False
@@ -40,10 +42,10 @@ class PagedPath:
         *,
         num_ids: int | None = None,
     ) -> None:
-        """Prepare the model for packed rows. Raises PathUnavailable for a model that cannot run so.
+        """Prepare the model for packed rows. Raises PathUnavailable for a model that cannot run in this way.
 
-        vocab_size: width of the logits. attention: the attention over blocks; None for `TorchAttention`. num_ids:
-        number of ids that may be fed; None for vocab_size.
+        vocab_size: number of logits at a position. attention: the attention over blocks; None = `TorchAttention`.
+        num_ids: number of token ids that may be fed; None = vocab_size.
         """
         reason = packing_refusal(layer_types(model.config))
         if reason is not None:
@@ -97,8 +99,8 @@ class PagedPath:
         return logits
 
     def run(self, plan: PagedPlan) -> tuple[Tensor, Tensor | None]:
-        """Run a plan. Return the logits [N, V] float32 of the N positions in plan.logits_at, and the tapped hidden
-        states of all T tokens, [T, taps, H], None where nothing is tapped.
+        """Run a plan. Return the logits [N, V] float32 at the N positions in plan.logits_at, and the tapped hidden
+        states of all T tokens, [T, taps, H]. The second is None if there are no taps.
         """
         logits: Tensor = self.outputs(plan).logits[0]  # [N, V], or [T, V] of a class that computes all
         if not self._takes_logits_to_keep:
@@ -109,7 +111,7 @@ class PagedPath:
         return logits[: plan.logits_at.shape[0]].float(), features
 
     def outputs(self, plan: PagedPlan, **more: Any) -> Any:
-        """Run the model over a plan and return its output object. more: further inputs of the model."""
+        """Run the model over a plan. Return the model's output object. more: additional inputs of the model by name."""
         assert self._cache is not None
         arguments: dict[str, Any] = {"input_ids": plan.input_ids, "position_ids": plan.position_ids, **more}
         if self._takes_logits_to_keep:
@@ -124,7 +126,9 @@ class PagedPath:
 
 @contextmanager
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Run the model's attention by the function of this name within; the self-test runs the same model by its own."""
+    """Context manager within which the model's attention is computed by the attention function of this name. The
+    self-test runs the same model with transformers' own.
+    """
     previous = model.config._attn_implementation
     model.config._attn_implementation = name  # what set_attn_implementation sets, without its walk over all modules
     try:

@@ -1,7 +1,7 @@
 """Attention over blocks with torch alone: the backend of the `paged` path on a CPU, or on a GPU without flash
 attention.
 
-Long rows are read one by one, in place where their blocks are consecutive. Short rows of one width are read together,
+Long rows are read one by one, in place if their blocks are consecutive. Short rows of one width are read together,
 padded, since a call's fixed cost would outweigh the copy. The query heads that share a KV head become query rows, so
 that no key is repeated.
 
@@ -24,17 +24,18 @@ from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.token_tree import visible_tokens
 
 TOGETHER_BYTES = 1 << 20
-"""Bytes of padded keys up to which rows are read together. Measured on a CPU: 32 rows of 16 to 64 tokens take 1.27
-times as long as on `dense` one by one, and as long together; from 1 MiB on nothing is gained, and fresh memory costs
-time."""
+"""Maximum size in bytes of the padded keys of rows that are read together. Measured on a CPU: 32 rows of 16 to 64
+tokens take 1.27 times as long as on `dense` if read one by one, and as long as on `dense` if read together. From 1 MiB
+on nothing is gained, and fresh memory costs time."""
 TOGETHER_BYTES_ON_DEVICE = 64 << 20
-"""Bytes of padded keys up to which rows are read together on a GPU, where a launch costs more and a copy less. Not
-measured."""
+"""Maximum size in bytes of the padded keys of rows that are read together on a GPU, where a launch costs more and a
+copy less. Not measured."""
 COLUMNS_ALIGNED = 16
-"""Numbers of which a mask's row in memory is a multiple. torch copies a mask for each layer where it is none of 8."""
+"""Number to a multiple of which the row length of a mask in memory is padded. Torch copies a mask for each layer if its
+row length is not a multiple of 8."""
 TOGETHER_WIDTH = 16
-"""New tokens of a row up to which it is read together with others. A row with more is part of a prompt, and has work
-enough for a call of its own."""
+"""Maximum number of new tokens of a row that is read together with others. A row with more is part of a prompt, and is
+worth a call of its own."""
 
 
 @dataclass(slots=True)
@@ -43,29 +44,32 @@ class _Group:
 
     rows: list[PackedRow]
     first_key: int | None
-    """Storage index of a single row's first key where its blocks are consecutive; the keys are read in place then."""
+    """Storage index of a single row's first key, if its blocks are consecutive: the keys are then read in place. Else
+    None."""
     gather: Tensor | None
-    """Storage indices of the keys, [B * L] int64, filled up with the trash block; None with first_key."""
+    """Storage indices of the keys, [B * L] int64, filled up with the trash block; None if `first_key` is set."""
     kv_len: int
-    """L, keys of the longest row."""
+    """L, the number of keys of the longest row."""
     packed: Tensor | None
-    """Indices of the rows' tokens among the packed ones, [B * q] int64; None when they are consecutive."""
+    """Indices of the rows' tokens among the packed tokens, [B * q] int64; None if they are consecutive."""
     masks: dict[tuple[int | None, int | None, bool, int, torch.dtype], Tensor] = field(default_factory=dict)
     """Masks by window, chunk, causality, copies for query heads and dtype: layers of equal limits share one."""
 
     @property
     def width(self) -> int:
-        """q, new tokens of each row."""
+        """q, the number of new tokens of each row."""
         return self.rows[0].num_new
 
     @property
     def is_piece(self) -> bool:
-        """Whether it is part of a prompt: one row of many tokens, and no tree."""
+        """Whether the group is part of a prompt: one row of many tokens, and no tree."""
         return self.width > TOGETHER_WIDTH and self.rows[0].parents is None
 
 
 class TorchAttention:
-    """Attends with torch's scaled_dot_product_attention, one group of rows a call. Implements `PagedAttention`."""
+    """Attention by torch's scaled_dot_product_attention, one call for each group of rows. Implements
+    `PagedAttention`.
+    """
 
     def __init__(self) -> None:
         self._groups: list[_Group] | None = None

@@ -19,7 +19,7 @@ from outrider.engine.attention.block_cache import BlockCache, BlockLayer, layer_
 from outrider.engine.attention.paged_plan import AttentionOptions, PagedAttention, PagedPlan
 
 ATTENTION_NAME = "outrider_paged"
-"""Name of `paged_attention_forward` among transformers' attention functions."""
+"""Name under which `paged_attention_forward` is registered with transformers."""
 
 
 class _Running(threading.local):
@@ -30,24 +30,30 @@ _running = _Running()
 
 
 class PagedLayer(BlockLayer):
-    """Writes new states into the blocks and returns them to the model: the attention function reads
-    the blocks itself.
+    """Layer of the `paged` path's cache: it writes new states into the blocks and returns them to the model. The
+    attention function reads the blocks itself.
     """
 
     def __init__(self, num_blocks: int, block_size: int, gathers: bool) -> None:
-        """gathers: whether `update` returns the states of all rows' tokens in one line, [1, H, S, D], instead."""
+        """gathers: whether `update` returns the states of all rows' tokens, cached and new, in one line, [1, H, S, D],
+        instead.
+        """
         super().__init__(num_blocks, block_size)
         self.returned_keys: Tensor | None = None
-        """Keys that `update` returned. Other keys in the attention call were changed by the model."""
+        """Keys that `update` returned last. If the attention function gets other keys, the model has changed them."""
         self._gathers = gathers
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new states, [1, H, T, D] each; return the keys and values that go to the attention function."""
+        """Write the new keys and values, [1, H, T, D] each. Return the keys and values that the model passes on to the
+        attention function.
+        """
         self.returned_keys, values = super().update(key_states, value_states)
         return self.returned_keys, values
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write states [1, H, T, D]; return them, or all rows' [1, H, S, D] where the layer gathers."""
+        """Write states [1, H, T, D] into a storage. Return them; with `gathers`, those of all rows' tokens, [1, H, S,
+        D].
+        """
         flat = storage.flatten(0, 1)  # [tokens, H, D], a view
         flat.index_copy_(0, self.plan.write_to, states[0].transpose(0, 1))
         if not self._gathers:
@@ -55,35 +61,36 @@ class PagedLayer(BlockLayer):
         return flat.index_select(0, self.plan.gather).transpose(0, 1).unsqueeze(0)
 
     def get_seq_length(self) -> int:
-        """Return 0: positions are always given, so nothing is counted from this."""
+        """Return 0, which has no effect, since positions are always given."""
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the columns of a mask and their offset; no mask is made."""
+        """Return the number of columns of a mask and their offset; no mask is made of them."""
         return query_length, 0
 
 
 class PagedCache(BlockCache):
-    """The layers of a model. A forward runs inside `running(plan)`."""
+    """KV cache of the `paged` path. A forward must run inside `running(plan)`."""
 
     def __init__(self, config: PreTrainedConfig, attention: PagedAttention, num_blocks: int, block_size: int) -> None:
         """Read each layer's limits. Storage is allocated at the first forward.
 
-        config: the text model's own. num_blocks: without the trash block. block_size: tokens in a block.
+        config: the text model's configuration. attention: the attention backend. num_blocks: number of blocks without
+        the trash block. block_size: number of tokens in a block.
         """
         self.gathers = getattr(config, "kv_lora_rank", None) is not None
-        """Whether layers return the states of all tokens: latent attention (MLA) computes keys from the cached
-        latents."""
+        """Whether layers return the states of all rows' tokens, for latent attention (MLA), which computes keys from
+        the cached latents. Otherwise they return those of the new tokens."""
         num_layers = config.num_hidden_layers
         super().__init__(layers=[PagedLayer(num_blocks, block_size, self.gathers) for _ in range(num_layers)])
         self._attention = attention
         self._limits = [layer_limits(config, index) for index in range(num_layers)]
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
-        """Return 0 for the model, whose positions are always given; for one layer a tensor [T] int64.
+        """Return 0 for the whole model, whose positions are always given; for one layer a tensor [T] int64.
 
-        Llama 4's layers, whose attention has a temperature by position, add the result to their columns 0 to T - 1: the
-        tensor is each token's position less its column.
+        The tensor is each token's position minus its column. Llama 4's layers, whose attention has a temperature by
+        position, add it to their columns 0 to T - 1.
         """
         # two rows at positions 4, 5 and 9: columns 0, 1, 2, so [4, 4, 7]
         if layer_idx is None:
@@ -96,7 +103,7 @@ class PagedCache(BlockCache):
 
     @contextmanager
     def running(self, plan: PagedPlan) -> Iterator[None]:
-        """Let the attention function of this thread use this cache and plan within."""
+        """Context manager within which the attention function of this thread uses this cache and this plan."""
         self.begin(plan)
         self._attention.begin(plan)
         _running.cache = self
@@ -106,10 +113,11 @@ class PagedCache(BlockCache):
             _running.cache = None
 
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> Tensor:
-        """Attend in layer `index` with query [1, Hq, T, D]; return [1, T, Hq, Dv].
+        """Compute the attention of layer `index` for query [1, Hq, T, D]. Return its output [1, T, Hq, Dv].
 
-        key, value: what the model passes to its attention, [1, Hkv, T or S, D]. arguments: the keyword arguments that
-        it passes. Raises NotImplementedError, at the self-test, for a model that changes keys after `update`.
+        key, value: what the model passes to its attention function, [1, Hkv, T or S, D]. arguments: the keyword
+        arguments that it passes. Raises NotImplementedError, at the self-test, for a model that changes keys after
+        `update`.
         """
         layer = self.layers[index]
         options = self._options(index, query, arguments)
@@ -143,7 +151,8 @@ class PagedCache(BlockCache):
 def paged_attention_forward(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, None]:
-    """Attend with query [1, Hq, T, D]; return [1, T, Hq, Dv] and None, for no weights. Called by transformers.
+    """Compute attention for query [1, Hq, T, D]. Return the output [1, T, Hq, Dv], and None in place of attention
+    weights. Called by transformers.
 
     Raises NotImplementedError, at the self-test, for a model that passes a mask or a bias of its own.
     """

@@ -26,59 +26,64 @@ from outrider.engine.step_plan import Row, check_ids, has_trees
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """One row among the packed tokens, and its blocks."""
+    """One row of a forward, among the packed tokens, and its blocks."""
 
     start: int
-    """Index of its first new token among the T packed ones."""
+    """Index of the row's first new token among the T packed tokens."""
     num_new: int
-    """Number of its new tokens."""
+    """Number of the row's new tokens."""
     kv_len: int
-    """Number of its tokens, cached and new: the last query sees this many keys."""
+    """Number of the row's tokens, cached and new, which is the number of keys that its last token attends to."""
     blocks: Sequence[int]
-    """Its blocks in order, enough for kv_len tokens. The table's own list: read it during this forward only."""
+    """Numbers of the row's blocks in order, enough for kv_len tokens. This is the block table's own list: read it
+    during this forward only."""
     parents: Sequence[int] | None = None
-    """Parents of the nodes of a token tree, as in `Row`."""
+    """Parents of the nodes of a token tree, as in `Row`; None for a chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """The tensors of one forward over B rows and T packed tokens, on the model's device; `rows` is on the host."""
+    """Plan of one forward over B rows with T packed tokens, as tensors on the model's device; `rows` is on the host."""
 
     input_ids: Tensor
-    """Token ids, [1, T] int64."""
+    """Token ids of the packed tokens, [1, T] int64."""
     position_ids: Tensor
-    """Positions, [1, T] int64."""
+    """Positions of the packed tokens, [1, T] int64."""
     cu_seq_q: Tensor
-    """Index of each row's first new token among the T, and T itself, [B + 1] int32."""
+    """Index of each row's first new token among the T packed tokens, followed by T, [B + 1] int32."""
     kv_lens: Tensor
-    """Number of each row's tokens, cached and new, [B] int32."""
+    """Number of tokens of each row, cached and new, [B] int32."""
     cu_seq_kv: Tensor
-    """Sums of kv_lens from 0, [B + 1] int32: where each row's keys begin if those of all rows lie in one line."""
+    """Cumulative sums of kv_lens, beginning with 0, [B + 1] int32: where each row's keys begin if the keys of all rows
+    lie in one line."""
     block_table: Tensor
-    """Each row's blocks, [B, max_blocks] int32, filled up with the trash block."""
+    """Block numbers of each row, [B, max_blocks] int32, filled up with the trash block."""
     write_to: Tensor
     """Storage index of each new token, block * block_size + offset, [T] int64."""
     logits_at: Tensor
-    """Indices among the T of the tokens whose logits are returned, rows in order, [N] int64."""
+    """Indices, among the T packed tokens, of the tokens whose logits are returned, in the order of the rows, [N]
+    int64."""
     gather: Tensor | None
-    """Storage indices of the S keys of all rows in one line, [S] int64; None unless `build` makes it."""
+    """Storage indices of the S keys of all rows in one line, [S] int64; None if `build` was called without
+    `gathers`."""
     max_q: int
-    """Most new tokens of a row."""
+    """Largest number of new tokens of a row."""
     max_kv: int
-    """Most tokens of a row, cached and new."""
+    """Largest number of tokens of a row, cached and new."""
     block_size: int
-    """Tokens in a block."""
+    """Number of tokens in a block."""
     rows: tuple[PackedRow, ...]
-    """The rows, in order."""
+    """The rows, in order, on the host."""
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """T, the number of packed tokens."""
         return self.input_ids.shape[1]
 
     @classmethod
     def build(cls, rows: Sequence[Row], device: torch.device, vocab_size: int, *, gathers: bool = False) -> PagedPlan:
-        """Build the plan of at least one row; the rows' tables are reserved. gathers: make `gather`, too.
+        """Return the plan of a forward over at least one row; the rows' block tables are reserved. gathers: whether
+        `gather` is made, too.
 
         Raises InvalidRequest for a token id outside the vocabulary: on a GPU it would end the process.
         """
@@ -194,42 +199,47 @@ def _to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tenso
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """Options of one layer's attention."""
+    """Options of the attention of one layer."""
 
     scaling: float
     """Factor on the products of queries and keys."""
     window: int | None = None
-    """Most keys that a query sees, its own included (sliding window)."""
+    """Maximum number of keys that a query attends to, its own included (sliding window); None = no limit."""
     chunk: int | None = None
-    """Positions in a chunk: a query sees the keys of its own chunk only (Llama 4)."""
+    """Number of positions in a chunk: a query attends only to keys of its own chunk (Llama 4); None = there are no
+    chunks."""
     softcap: float | None = None
-    """Bound on the scores: x becomes softcap * tanh(x / softcap)."""
+    """Bound on the scores: x becomes softcap * tanh(x / softcap); None = no bound."""
     sinks: Tensor | None = None
-    """A score for each query head, [Hq], that takes part in the softmax and adds nothing to the output (gpt-oss)."""
+    """A score for each query head, [Hq], that takes part in the softmax and adds nothing to the output (gpt-oss); None
+    = there are none."""
     causal: bool = True
-    """Whether no query sees a later key. If false, all new tokens of a row see each other, a window reaches both ways,
-    and no row may be a tree."""
+    """Whether a query attends only to its own key and earlier ones. False = all new tokens of a row attend to each
+    other, a window extends to both sides, and no row may be a tree."""
 
 
 class PagedAttention(Protocol):
-    """Attention over the blocks: one object for a model, called for every layer of every forward."""
+    """Backend that computes attention over the blocks: one object for a model, called for every layer of every
+    forward.
+    """
 
     def begin(self, plan: PagedPlan) -> None:
-        """Prepare what the layers of a forward share. Called once before they run."""
+        """Prepare what the layers of a forward share. Called once before the layers run."""
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
-        """Attend with query [T, Hq, D] over storages of keys and values; return [T, Hq, Dv].
+        """Compute attention for query [T, Hq, D] over the storages of keys and values. Return the output [T, Hq, Dv].
 
-        keys: [num_blocks + 1, block_size, Hkv, D]. values: [num_blocks + 1, block_size, Hkv, Dv]. Both have the new
-        tokens' already. Query head h reads KV head h // (Hq / Hkv). Raises NotImplementedError, at the self-test, for
-        an option that the backend does not have.
+        keys: [num_blocks + 1, block_size, Hkv, D]. values: [num_blocks + 1, block_size, Hkv, Dv]. Both already contain
+        those of the new tokens. Query head h reads KV head h // (Hq / Hkv). Raises NotImplementedError, at the
+        self-test, for an option that the backend does not have.
         """
 
     def attend_gathered(
         self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions
     ) -> Tensor:
-        """Attend with query [T, Hq, D] over the keys of all rows in one line; return [T, Hq, Dv].
+        """Compute attention for query [T, Hq, D] over the keys of all rows in one line. Return the output [T, Hq, Dv].
 
-        keys: [S, Hkv, D], values: [S, Hkv, Dv]; `plan.cu_seq_kv` has where each row begins. For latent attention (MLA):
-        the blocks hold latents, from which the model computes keys and values after they are read.
+        keys: [S, Hkv, D], values: [S, Hkv, Dv]; `plan.cu_seq_kv` contains the index at which each row begins. For
+        latent attention (MLA): the blocks contain latents, from which the model computes keys and values after they are
+        read.
         """

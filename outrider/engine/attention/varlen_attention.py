@@ -1,8 +1,8 @@
 """Flash attention over the blocks on a GPU: torch's own, one call in each layer for all rows. The backend of `flash`.
 
 It reads the plan's tensors on the device alone, never row lengths on the host, so that it can be captured in a CUDA
-graph. `why_not` returns what it cannot compute of a model (soft caps, sinks, chunks, latent attention, float32) before
-the path is made.
+graph. `refusal` returns what of a model it cannot compute (soft caps, sinks, chunks, latent attention, float32) before
+the path is created.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from outrider.engine.architectures.layer_memory import layer_config
 from outrider.engine.attention.paged_plan import AttentionOptions, PagedPlan
 
 BLOCK_SIZE = 256
-"""Tokens in a block. Flash attention 2, which torch includes, takes pages of a multiple of this."""
+"""Number of tokens in a block. Flash attention 2, which torch includes, takes pages of a multiple of this."""
 MAX_HEAD_DIM = 256
-"""Most columns of a head that flash attention 2 takes."""
+"""Maximum number of columns of an attention head that flash attention 2 takes."""
 MIN_TORCH = "2.13"
 """First version of torch whose flash attention takes pages and num_splits without FA3 (pytorch pull request 179760)."""
 
 
 class VarlenAttention:
-    """Attends with torch's kernel for rows of different lengths. Implements `PagedAttention` for
-    blocks of BLOCK_SIZE.
+    """Attention by torch's flash attention kernel for rows of different lengths. Implements `PagedAttention` for blocks
+    of BLOCK_SIZE.
     """
 
     def __init__(self, kernel: Callable[..., Any] | None = None) -> None:
-        """kernel: a function with the parameters of torch.nn.attention.varlen.varlen_attn; None for that function."""
+        """kernel: function with the parameters of torch.nn.attention.varlen.varlen_attn; None = that function."""
         if kernel is None:
             from torch.nn.attention.varlen import varlen_attn
 
@@ -43,7 +43,9 @@ class VarlenAttention:
         assert plan.block_size % BLOCK_SIZE == 0, f"blocks of {plan.block_size} tokens"
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
-        """Attend with query [T, Hq, D] over keys and values [num_blocks + 1, block_size, Hkv, D]; return [T, Hq, D]."""
+        """Compute attention for query [T, Hq, D] over keys and values, each [num_blocks + 1, block_size, Hkv, D].
+        Return the output [T, Hq, D].
+        """
         if options.chunk is not None or options.softcap is not None or options.sinks is not None:
             raise NotImplementedError("flash attention of torch knows no chunks, soft caps or sinks")
         if not options.causal:
@@ -70,7 +72,7 @@ class VarlenAttention:
     def attend_gathered(
         self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions
     ) -> Tensor:
-        """Raise NotImplementedError: the kernel takes keys and values of one width alone."""
+        """Raise NotImplementedError: the kernel takes only keys and values of the same width."""
         raise NotImplementedError("latent attention has keys and values of different widths")
 
 
@@ -85,16 +87,16 @@ def _window(plan: PagedPlan, window: int | None) -> tuple[int, int]:
 
 
 def torch_refusal(version: str) -> str | None:
-    """Return why this version of torch cannot run VarlenAttention, or None."""
+    """Return the reason why this version of torch cannot run VarlenAttention; None if it can."""
     if Version(version).release >= Version(MIN_TORCH).release:
         return None
     return f"torch {version} takes no num_splits with pages, which {MIN_TORCH} and later do"
 
 
 def refusal(model: PreTrainedModel) -> str | None:
-    """Return why VarlenAttention cannot run this model on its device, or None.
+    """Return the reason why VarlenAttention cannot run this model on its device; None if none is known.
 
-    Checked is what is known without running it; the self-test finds the rest.
+    Only what is known without running the model is checked; the self-test finds the rest.
     """
     if model.device.type != "cuda":
         return f"flash attention needs a GPU, the model is on {model.device.type}"
@@ -109,7 +111,7 @@ def refusal(model: PreTrainedModel) -> str | None:
 
 
 def model_refusal(model: PreTrainedModel) -> str | None:
-    """Return why VarlenAttention cannot run this model on any device, or None."""
+    """Return the reason why VarlenAttention cannot run this model on any device; None if none is known."""
     config = model.config.get_text_config(decoder=True)
     if model.dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention needs bfloat16 or float16, the weights are {str(model.dtype).removeprefix('torch.')}"
@@ -131,6 +133,6 @@ _UNSUPPORTED = {
     "attention_chunk_size": "chunks",
     "kv_lora_rank": "latent attention",
 }
-"""Features that flash attention does not have, by the option that turns them on."""
+"""Features that flash attention does not have, by the configuration's option that turns them on."""
 _WITH_SINKS = frozenset({"gpt_oss"})
-"""Model types with attention sinks, which no option states."""
+"""Model types with attention sinks, for which the configuration has no option."""

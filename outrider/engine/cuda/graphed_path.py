@@ -1,6 +1,6 @@
-"""The `flash` path, for a GPU: the paged path over flash attention, with CUDA graphs for steps of captured shapes.
+"""The `flash` path, for a GPU: the paged path with flash attention, and with CUDA graphs for steps of captured shapes.
 
-`attention_choice` makes it for models that `varlen_attention` can run. The self-test runs it eagerly; `prepare`
+`attention_choice` creates it for models that `varlen_attention` can run. The self-test runs it eagerly; `prepare`
 captures the graphs.
 """
 
@@ -22,11 +22,14 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 CAPTURE_BUDGET_S = 30.0
-"""Seconds that the start of a worker may take for capturing steps. Shapes that are not captured by then run eagerly."""
+"""Maximum time in seconds that capturing steps may take at the start of a worker. Shapes that are not captured by then
+run eagerly."""
 
 
 class GraphedPath:
-    """Runs a paged path, as CUDA graphs where it can. Implements `ForwardPath`, `Prepares` and `GivesFeatures`."""
+    """Attention path that runs a paged path, by CUDA graphs for captured shapes of steps. Implements `ForwardPath`,
+    `PreparedPath` and `FeaturePath`.
+    """
 
     name = "flash"
     batch_invariant = False
@@ -40,8 +43,8 @@ class GraphedPath:
         maker: GraphMaker,
         widths: Sequence[int] = WIDTHS,
     ) -> None:
-        """paged: a path over an attention that reads nothing but a plan's tensors. vocab_size: width of the logits.
-        widths: as `WIDTHS`.
+        """paged: a path with an attention backend that reads nothing but a plan's tensors. vocab_size: number of logits
+        at a position. maker: captures the graphs. widths: as `WIDTHS`.
         """
         self._paged = paged
         self._maker = maker
@@ -50,13 +53,13 @@ class GraphedPath:
         self._dtype = model.dtype
         self._vocab_size = vocab_size
         self.uses_graphs = True
-        """Whether graphs are replayed. Set it to false to run every forward eagerly, for a comparison."""
+        """Whether graphs are replayed. False = every forward runs eagerly, for a comparison."""
         self._graphs: StepGraphs | None = None  # until `prepare`
         self.features = torch.empty(0)
 
     @property
     def captured(self) -> set[StepShape]:
-        """The shapes of steps that run as graphs."""
+        """Shapes of the steps that run as graphs."""
         if self._graphs is None:
             return set()
         return self._graphs.shapes
@@ -92,7 +95,9 @@ class GraphedPath:
 
     @torch.inference_mode()
     def prepare(self, max_rows: int, context_limit: int) -> None:
-        """Capture graphs for steps of up to max_rows rows. A forward must have allocated the storage before."""
+        """Capture graphs for steps of up to `max_rows` rows. A forward must have run before, which allocates the
+        storage.
+        """
         table_width = -(-context_limit // self.block_size)  # blocks of the longest row
         self._graphs = StepGraphs(
             self._paged.run, self._maker, self._device, self._dtype, self._vocab_size, self.block_size
@@ -101,7 +106,7 @@ class GraphedPath:
 
 
 def graphed_path(model: PreTrainedModel, vocab_size: int) -> GraphedPath:
-    """Return the `flash` path of a model on a GPU. Raises PathUnavailable where flash attention cannot run it."""
+    """Return the `flash` path of a model on a GPU. Raises PathUnavailable if flash attention cannot run the model."""
     reason = refusal(model)
     if reason is not None:
         raise PathUnavailable(reason)

@@ -1,4 +1,4 @@
-"""A plan in buffers that stay where they are: a captured graph reads it, and each replay is over other rows.
+"""A plan in buffers with fixed addresses: a captured graph reads it, and is replayed over other rows each time.
 
 Used by `step_graphs`.
 """
@@ -23,10 +23,10 @@ Array = NDArray[Any]
 
 
 class Inputs:
-    """Named buffers on the device that are filled by one copy."""
+    """Named buffers on the device, all of which are filled by one copy."""
 
     def __init__(self, shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]], device: torch.device) -> None:
-        """shapes: (shape, dtype) by name, the wide dtypes first, so that every view is aligned."""
+        """shapes: (shape, dtype) of each buffer by name, the wide dtypes first, so that every view is aligned."""
         self._layout: dict[str, tuple[int, int, tuple[int, ...], np.dtype[np.generic]]] = {}
         end = 0
         for name, (shape, kind) in shapes.items():
@@ -38,12 +38,14 @@ class Inputs:
         self._flat = torch.zeros(end, dtype=torch.uint8, device=device)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the buffer of that name, a view that stays where it is."""
+        """Return the buffer of this name, a view with a fixed address."""
         begin, end, shape, dtype = self._layout[name]
         return self._flat[begin:end].view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
 
     def new_values(self) -> tuple[Array, dict[str, Array]]:
-        """Return zeros on the host for all buffers: one flat array to pass to `load`, and its views by name to fill."""
+        """Return zeros on the host for all buffers: one flat array, to be passed to `load`, and views of it by name, to
+        be filled.
+        """
         flat = np.zeros(self._flat.numel(), dtype=np.uint8)
         views: dict[str, Array] = {}
         for name, (begin, end, shape, dtype) in self._layout.items():
@@ -51,7 +53,7 @@ class Inputs:
         return flat, views
 
     def load(self, flat: Array) -> None:
-        """Copy the flat array of `new_values` into the buffers."""
+        """Copy the flat array that `new_values` returned into the buffers."""
         self._flat.copy_(to_device(flat, self._device), non_blocking=True)
 
 
@@ -68,10 +70,10 @@ class StaticPlan:
     def __init__(
         self, num_rows: int, width: int, table_width: int, block_size: int, vocab_size: int, device: torch.device
     ) -> None:
-        """Allocate the buffers of num_rows rows.
+        """Allocate the buffers for `num_rows` rows.
 
-        width: tokens of each row. table_width: most blocks of a row. block_size: tokens in a block. vocab_size: number
-        of ids that may be fed.
+        width: number of tokens of each row. table_width: maximum number of blocks of a row. block_size: number of
+        tokens in a block. vocab_size: number of token ids that may be fed.
         """
         assert width <= block_size, "made-up rows must fit the trash block"
         self.num_rows = num_rows
@@ -91,9 +93,10 @@ class StaticPlan:
             },
             device,
         )
-        """The buffers that `load` fills."""
+        """The plan's buffers on the device, which `load` fills."""
         self.logits_at = self.inputs["logits_at"]
-        """Indices of the tokens whose logits the rows ask for, [T] int64; `load` returns how many of them count."""
+        """Indices of the tokens whose logits the rows request, [T] int64. Only the first entries are valid; `load`
+        returns their number."""
         self.plan = PagedPlan(
             input_ids=self.inputs["ids"][None],
             position_ids=self.inputs["positions"][None],
@@ -109,14 +112,15 @@ class StaticPlan:
             block_size=block_size,
             rows=(),
         )
-        """The plan that the captured forward reads; it has the logits of all T tokens computed."""
+        """Plan that the captured forward reads. With it the forward computes the logits of all T tokens."""
         self.load([])  # until the first rows are loaded everything stays in the trash block
 
     def load(self, rows: Sequence[Row], made_up_id: int = 0) -> int:
-        """Fill the plan with at most num_rows rows; return how many entries of `logits_at` count.
+        """Fill the plan with at most `num_rows` rows. Return the number of valid entries of `logits_at`.
 
-        The rows' tables are reserved. Each row has at most `width` new tokens, and at least `width` tokens in all.
-        Tokens of made-up rows have the id `made_up_id`. Raises InvalidRequest for a token id outside the vocabulary.
+        The rows' block tables are reserved. Each row has at most `width` new tokens, and at least `width` tokens in
+        all. Missing rows are filled with tokens of the id `made_up_id`. Raises InvalidRequest for a token id outside
+        the vocabulary.
         """
         flat, values = self.inputs.new_values()
         ids = values["ids"].reshape(-1, self.width)  # [num_rows, width]

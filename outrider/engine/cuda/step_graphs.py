@@ -1,8 +1,9 @@
-"""Decode and verify steps as CUDA graphs: which shapes are captured, and which of them serves a step.
+"""Decode and verify steps as CUDA graphs: which shapes are captured, and which of them is used for a step.
 
-A CUDA graph is a recorded sequence of launches, replayed over buffers that stay where they are; `StaticPlan` is a plan
-in such buffers. A step is padded to the smallest captured shape that holds it; without one it runs eagerly. A graph is
-compared with an eager forward of made-up rows when it is captured, and dropped if it differs. Used by `GraphedPath`.
+A CUDA graph is a recorded sequence of launches, replayed over buffers with fixed addresses; `StaticPlan` is a plan in
+such buffers. A step is padded to the smallest captured shape that is large enough; if there is none, the step runs
+eagerly. When a graph is captured, it is compared with an eager forward of made-up rows, and dropped if it differs. Used
+by `GraphedPath`.
 """
 
 from __future__ import annotations
@@ -26,34 +27,38 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 WIDTHS = (6, 1, 2, 4, 9)
-"""Tokens of a row in the steps that are captured, the most frequent first: a verify of 5 draft tokens, a decode, a
-draft that feeds one token more after all of its draft tokens were accepted, and verifies of 3 and 8."""
+"""Numbers of tokens per row of the steps that are captured, the most frequent first: a verify of 5 draft tokens, a
+decode, a draft that feeds one token more after all of its draft tokens were accepted, and verifies of 3 and 8."""
 FREE_TOKENS = 64
-"""Tokens up to which a padded step costs no more than reading the weights, however few tokens are real."""
+"""Number of tokens up to which a padded step costs no more than reading the weights, however many of the tokens are
+padding."""
 LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Largest difference accepted between a graph and an eager forward, as a share of the largest logit, by the dtype of
-the weights."""
+"""Largest difference between a graph and an eager forward that is accepted, as a fraction of the largest logit, by the
+dtype of the weights."""
 
 
 class Graph(Protocol):
-    """A recorded sequence of launches."""
+    """Recorded sequence of launches on a GPU."""
 
     def replay(self) -> None:
         """Run the recorded launches again, on the current stream."""
 
 
 class GraphMaker(Protocol):
-    """The interface to a GPU's graphs. Tests implement it by running the function again on the same buffers."""
+    """Interface to the graphs of a GPU. Tests implement it by running the function again on the same buffers."""
 
     def capture(self, compute: Callable[[], None]) -> Graph:
-        """Run `compute` and record its launches. It uses buffers that outlive it, and must not wait for the device.
+        """Run `compute` and record its launches. Return the graph. `compute` must use buffers that outlive it, and must
+        not wait for the device.
 
-        Raises what torch raises for a function that cannot be captured.
+        Raises torch's errors for a function that cannot be captured.
         """
 
 
 class CudaGraphMaker:
-    """Captures graphs that share one memory pool: memory between kernels is allocated once, by the largest graph."""
+    """Captures CUDA graphs that share one memory pool: memory between kernels is allocated once, by the largest
+    graph.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -76,16 +81,16 @@ class CudaGraphMaker:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Shape of a captured step."""
+    """Shape of a captured step: its number of rows, all of which have the same number of tokens."""
 
     num_rows: int
-    """Number of rows."""
+    """Number of rows of the step, padding included."""
     width: int
-    """Tokens of each row."""
+    """Number of tokens of each row."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the step, padding included."""
+        """Number of tokens of the step, padding included."""
         return self.num_rows * self.width
 
     def __str__(self) -> str:
@@ -93,8 +98,8 @@ class StepShape:
 
 
 def batch_sizes(max_rows: int) -> list[int]:
-    """Return max_rows and the powers of two below it, the largest first: later captures reuse the
-    memory of the first.
+    """Return the numbers of rows of the steps to capture: `max_rows` and the powers of two below it, the largest first,
+    since later captures reuse the memory of the first.
     """
     # 6: [6, 4, 2, 1]
     sizes = [max_rows]
@@ -105,10 +110,11 @@ def batch_sizes(max_rows: int) -> list[int]:
 
 
 def best_shape(shapes: Iterable[StepShape], rows: Sequence[Row]) -> StepShape | None:
-    """Return the shape with the fewest tokens that holds the rows, or None where padding costs more than an eager step.
+    """Return the shape with the fewest tokens that is large enough for the rows; None if there is none or its padding
+    costs more than an eager step.
 
-    A row is padded with tokens of its own, so no shape may be wider than the shortest row. Padding costs too much from
-    FREE_TOKENS on where it more than doubles the tokens.
+    A row is padded with tokens of its own, so no shape may be wider than the shortest row. Padding costs too much if it
+    more than doubles the number of tokens and there are more than FREE_TOKENS.
     """
     if not rows:
         return None
@@ -139,7 +145,7 @@ class _CapturedStep:
 
 
 class StepGraphs:
-    """The captured graphs of `run`, a function from a plan to logits [N, V] float32 and features [T, taps, H] or None.
+    """Captured graphs of `run`, a function from a plan to logits [N, V] float32 and features [T, taps, H] or None.
 
     N is the length of the plan's `logits_at`, T the number of its tokens.
     """
@@ -153,7 +159,9 @@ class StepGraphs:
         vocab_size: int,
         block_size: int,
     ) -> None:
-        """vocab_size: width of the logits. dtype: that of the weights. block_size: tokens in a block."""
+        """vocab_size: number of logits at a position. dtype: dtype of the weights. block_size: number of tokens in a
+        block.
+        """
         self._run = run
         self._maker = maker
         self._device = device
@@ -162,21 +170,21 @@ class StepGraphs:
         self._largest_difference = LARGEST_DIFFERENCE[dtype]
         self._captured: dict[StepShape, _CapturedStep] = {}
         self.taps: Sequence[int] = ()
-        """The taps whose hidden states `run` returns now. A step that was captured without one of them is captured
-        again before its next use: all steps at once would hold up a worker for as long as its start took. A tap that is
-        not set any more stays in the graph, and takes its memory and a copy a step."""
+        """Taps whose hidden states `run` currently returns. A step that was captured without one of them is captured
+        again before its next use, not at once: capturing all steps again would stop a worker for as long as its start
+        took. A tap that is no longer set stays in the graph, where it costs memory and a copy per step."""
         self._logits = torch.empty(0, vocab_size, device=device)  # of the last replay, [tokens, V] float32
 
     @property
     def shapes(self) -> set[StepShape]:
-        """The shapes that are captured."""
+        """Shapes of the steps that are captured."""
         return set(self._captured)
 
     def capture(self, max_rows: int, table_width: int, budget_s: float, widths: Sequence[int]) -> None:
-        """Capture steps of all widths and batch sizes, as many as budget_s seconds allow.
+        """Capture steps of all widths and numbers of rows, until `budget_s` seconds are over.
 
-        max_rows: most rows of a step. table_width: most blocks of a row. widths: as `WIDTHS`. Raises nothing: a shape
-        that is not captured runs eagerly.
+        max_rows: maximum number of rows of a step. table_width: maximum number of blocks of a row. widths: as `WIDTHS`.
+        Raises nothing: a shape that is not captured runs eagerly.
         """
         started_s = time.monotonic()
         sizes = batch_sizes(max_rows)
@@ -218,9 +226,10 @@ class StepGraphs:
         return _CapturedStep(static, graph, self.taps, features)
 
     def forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor | None] | None:
-        """Replay a captured step over the rows; return their logits and features as `ForwardPath` has them.
+        """Replay a captured step over the rows. Return their logits and features, as `ForwardPath.forward` and
+        `FeaturePath.features`.
 
-        Features are None where nothing is tapped. Returns None when no captured shape serves the rows.
+        Features are None if there are no taps. Returns None if no captured shape fits the rows.
         """
         shape = best_shape(self._captured, rows)
         if shape is not None and not set(self.taps) <= set(self._captured[shape].taps):

@@ -1,4 +1,4 @@
-"""Read the tokens that a model's files list beside tokenizer.json, and add them to its tokenizer.
+"""Read the tokens that a model's other files list in addition to tokenizer.json, and add them to its tokenizer.
 
 Used by `tokenizer_files`.
 """
@@ -26,15 +26,17 @@ from outrider.wire.peer_text import bound_text
 
 ADDED_TOKENS = "added_tokens.json"
 FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
-"""Fields of a listed token besides its text."""
+"""Boolean fields of a token in these files, named as the fields of `AddedToken`."""
 ID = re.compile(r"[0-9]{1,9}")
-"""Matches a token id as a key of JSON."""
+"""Pattern of a token id that is a key of a JSON object."""
 
 
 def parse_added_tokens_decoder(model: str, config: Mapping[str, Any]) -> dict[int, AddedToken] | None:
-    """Return the tokens by id that tokenizer_config.json lists (`added_tokens_decoder`); None where it has no list.
+    """Return the added tokens by id that tokenizer_config.json lists under `added_tokens_decoder`; None if it has no
+    such list.
 
-    config: content of tokenizer_config.json. Raises ConfigError for an entry that is no token.
+    model: folder or hub id, for errors. config: content of tokenizer_config.json. Raises ConfigError for an entry that
+    is not a token.
     """
     entries = config.get("added_tokens_decoder")
     if entries is None:
@@ -53,10 +55,11 @@ def parse_added_tokens_decoder(model: str, config: Mapping[str, Any]) -> dict[in
 
 
 def read_added_tokens(model: str, config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[int, AddedToken]:
-    """Return the tokens by id of added_tokens.json, which older folders have, but for those that the tokenizer has.
+    """Return the added tokens by id that added_tokens.json of an older folder lists, without those that the tokenizer
+    already has.
 
-    config: content of tokenizer_config.json, which names the special ones. Raises ConfigError for an entry that is no
-    token.
+    config: content of tokenizer_config.json, which names the special tokens. Raises ConfigError for an entry that is
+    not a token.
     """
     entries = parse_object(read_optional(model, ADDED_TOKENS) or b"{}", f"{ADDED_TOKENS} of {model}")
     special = _texts(_special_tokens(config))
@@ -71,9 +74,11 @@ def read_added_tokens(model: str, config: Mapping[str, Any], tokenizer: Tokenize
 
 
 def add_tokens(model: str, tokenizer: Tokenizer, listed: Mapping[int, AddedToken], config: Mapping[str, Any]) -> bool:
-    """Add listed and special tokens that the tokenizer lacks, and set the listed flags of the others, in place.
+    """Complete the tokenizer, in place: add the listed and special tokens that it does not have, and set the flags of
+    the others as listed.
 
-    listed: by id. Returns whether anything changed. Raises ConfigError for a token that cannot have its listed id.
+    listed: added tokens by id. config: content of tokenizer_config.json. Returns whether anything changed. Raises
+    ConfigError for a token that cannot get its listed id.
     """
     before = _describe_added_tokens(tokenizer)
     new = {}

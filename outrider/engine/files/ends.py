@@ -1,4 +1,5 @@
-"""Read the token ids that end a model's outputs, and those that every output of an encoder-decoder model begins with.
+"""Read the token ids that end a model's outputs, and the ids with which every output of an encoder-decoder model
+begins.
 
 Called by the loaders of models, heads and vocabularies, and by `outrider doctor`.
 """
@@ -19,24 +20,25 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.models.tokenizer_json import MAX_TOKEN_ID, TOKENIZER_CONFIG, read_special_tokens
 
 NO_END = -1
-"""The `eos_token_id` in configurations of checkpoints that have none, or name it in another file."""
+"""Value of `eos_token_id` in configurations of checkpoints that have no end token, or name it in another file."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndTokens:
-    """The token ids that end an output."""
+    """Token ids that end an output, by the files of a model."""
 
     ids: tuple[int, ...]
-    """All ids that any file names."""
+    """All end ids that any of the files names."""
     difference: str | None
-    """A sentence for the log, which file names which ids, where they differ; None where they agree."""
+    """Sentence for the log that shows which file names which ids, if the files differ; None if they agree."""
 
 
 def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
-    """Return the generation settings of a folder or hub id: of generation_config.json, without one of config.json.
+    """Return the generation settings of a folder or hub id: from generation_config.json or, if there is none, from
+    config.json.
 
-    Use `read_ends` for the end ids: `eos_token_id` here has those of one file alone. Raises ConfigError for a value
-    that is no token id.
+    For the end ids use `read_ends`: `eos_token_id` here is that of one file alone. Raises ConfigError for a value that
+    is not a token id.
     """
     raw = read_model_json(model, GENERATION)
     file = CONFIG if raw is None else GENERATION
@@ -53,10 +55,11 @@ def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
 
 
 def read_ends(model: str, config: PreTrainedConfig) -> EndTokens:
-    """Return the union of the end ids that the files of a folder or hub id name; where none does, the class's default.
+    """Return the end ids that the files of a folder or hub id name, all together. If no file names any, the default of
+    the config class is returned.
 
-    Fine-tunes of base models often have the end of a chat in one file alone. Raises ConfigError for a value that is no
-    token id.
+    Fine-tunes of base models often have the end of a chat in one file alone. Raises ConfigError for a value that is not
+    a token id.
     """
     tokenizer = find_tokenizer(model)
     generation = read_model_json(model, GENERATION) or {}
@@ -150,11 +153,10 @@ def _parse_ids(model: str, name: str, value: Any) -> tuple[int, ...]:
 
 
 def decoder_start_of(config: PreTrainedConfig, generation: GenerationConfig | None) -> tuple[int, ...]:
-    """Return the ids that every output of an encoder-decoder model begins with; empty for other models.
+    """Return the token ids with which every output of an encoder-decoder model begins; empty for other models.
 
-    The first starts the decoder. A second follows where the generation settings force it (`forced_bos_token_id`).
-
-    Raises ConfigError where neither configuration names the first.
+    The first id starts the decoder. A second follows if the generation settings force it (`forced_bos_token_id`).
+    Raises ConfigError if neither configuration names the first.
     """
     if not config.is_encoder_decoder:
         return ()

@@ -1,7 +1,8 @@
 """Read the configuration and the weights of a model from one GGUF file, through transformers. Used by the loader.
 
-The weights are unpacked to the dtype of the setting while they are read, and then run as any others do. Where a file
-states what transformers leaves out, the text would be another one: `gguf_stated` adds it, or the file is refused.
+The weights are unpacked to the configured dtype while they are read, and are then used like any others. Transformers
+ignores some of a file's values, without which the model would generate another text: `gguf_stated` adds them, or the
+file is refused.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ from outrider.wire.models.gguf_header import GgufHeader, read_header
 from outrider.wire.peer_text import bound_text
 
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""Keys of the tokens that end a text, a turn and a message. All of them end an output."""
+"""GGUF keys (after "tokenizer.ggml.") of the tokens that end a text, a turn and a message. Each of them ends an
+output."""
 _patch_lock = threading.RLock()
-"""Held while functions of the package gguf, or stderr, are replaced: of two loads in a process one waits."""
+"""Lock that is held while functions of the package gguf, or stderr, are replaced. It makes concurrent loads in one
+process wait for each other."""
 PLAIN_TYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-"""Dtypes of tensors that are not quantised, by the number of `gguf.GGMLQuantizationType`."""
+"""Dtypes of tensors that are not quantised, by their number in `gguf.GGMLQuantizationType`."""
 
 
 def check_installed(path: Path) -> None:
-    """Raise ConfigError where a package is missing that reads GGUF. path: the file, for the message."""
+    """Raise ConfigError if a package that is needed to read GGUF is missing. path: the file, for the message."""
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"{path} is read with the package gguf, which is missing: pip install 'outrider[engine]'")
     if importlib.util.find_spec("transformers.integrations.gguf") is None:
@@ -48,7 +51,7 @@ def check_installed(path: Path) -> None:
 
 
 def read_gguf_config(path: Path) -> PreTrainedConfig:
-    """Return transformers' configuration of a GGUF file, completed by `gguf_stated.complete`, with all end ids.
+    """Return the transformers configuration of a GGUF file, completed by `gguf_stated.complete`, with all its end ids.
 
     Raises ConfigError for a file that is damaged, or that transformers or this machine cannot read.
     """
@@ -89,7 +92,7 @@ def _read_config(path: Path, _changed_ns: int) -> PreTrainedConfig:
 
 
 def check_types(header: GgufHeader) -> None:
-    """Raise ConfigError for a tensor that the package gguf cannot unpack, and for a file that ends too early."""
+    """Raise ConfigError if the package gguf cannot unpack one of the file's tensors, or if the file ends too early."""
     from gguf import GGML_QUANT_SIZES
 
     types = {tensor.type_id: name for name, tensor in header.tensors.items()}
@@ -110,7 +113,9 @@ def check_types(header: GgufHeader) -> None:
 
 
 def type_name(type_id: int) -> str:
-    """Return llama.cpp's name of a type of tensors, such as "Q4_K"; "number 99" for one that the package lacks."""
+    """Return llama.cpp's name of a tensor type, such as "Q4_K"; "number 99" for a type that the package gguf does not
+    have.
+    """
     from gguf import GGMLQuantizationType
 
     if type_id not in list(GGMLQuantizationType):
@@ -133,7 +138,7 @@ def _is_readable(type_id: int) -> bool:
 
 
 def stored_types(path: Path) -> str:
-    """Return a clause with the types of a file's tensors: "they are held as F32, Q4_K"."""
+    """Return a clause with the types in which a file's tensors are stored, such as "they are held as F32, Q4_K"."""
     names = sorted(map(type_name, _type_ids(path)))
     return f"they are held as {', '.join(names)}"
 
@@ -144,9 +149,9 @@ def _type_ids(path: Path) -> set[int]:
 
 @contextlib.contextmanager
 def read_once() -> Iterator[None]:
-    """Read a file's header and its table of tensor names once while this context lasts.
+    """Context manager within which a file's header and its table of tensor names are read once and kept.
 
-    transformers reads the table for every module, and the header twice: 9 of the 14 s that 272 tensors took.
+    Transformers reads the table for every module, and the header twice: this took 9 of 14 s for 272 tensors.
     """
     import gguf
 
@@ -178,7 +183,9 @@ def _tensor_names(architecture: int, num_layers: int) -> Any:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Read weights within this context: `read_once`, and no progress bar of transformers on stderr, which is a log."""
+    """Context manager in which to read weights: as `read_once`, and without transformers' progress bar on stderr, which
+    is a log.
+    """
     try:
         with read_once(), contextlib.redirect_stderr(io.StringIO()):  # in this order: the first holds the lock
             yield
@@ -187,14 +194,14 @@ def reading() -> Iterator[None]:
 
 
 def weight_options(path: Path) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` for a GGUF file whose weights are unpacked."""
+    """Return the options of `from_pretrained` that read the weights of a GGUF file and unpack them."""
     from transformers import GgufConfig
 
     return {"gguf_file": str(path.absolute()), "quantization_config": GgufConfig(dequantize=True)}
 
 
 def own_dtype(path: Path) -> torch.dtype:
-    """Return the dtype that a file's weights are stored in; bfloat16 where any of them is quantised."""
+    """Return the dtype in which a file's weights are stored; bfloat16 if any of them is quantised."""
     types = _type_ids(path)
     if not types <= PLAIN_TYPES.keys():
         return torch.bfloat16

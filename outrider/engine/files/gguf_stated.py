@@ -1,7 +1,8 @@
 """Complete the configuration that transformers reads from a GGUF file. Used by `gguf_files` and the loader.
 
-transformers reads a list of values for each architecture and ignores the others, and tensors that it has no parameter
-for. Some of them change every output. Those are added here; a file with any other is refused, and the error names it.
+Transformers reads a list of values for each architecture. It ignores all other values, and tensors for which it has no
+parameter. Some of these change every output. They are added here; a file with one that cannot be added is refused, and
+the error names it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ ATTRIBUTES = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "vocab_size": "vocab_size",
 }
-"""Fields of a configuration by the GGUF key, for keys that the lists of some architectures lack."""
+"""Configuration field for each GGUF key that is missing in transformers' lists for some architectures."""
 WITHOUT_EFFECT = ("attention.causal", "tensor_data_layout", "use_parallel_residual", "rope.scaling.finetuned")
-"""GGUF keys that change no output."""
+"""GGUF keys (after the architecture's name) that change no output."""
 YARN = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
@@ -37,22 +38,22 @@ YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
-"""Fields of a YaRN scaling by the GGUF key."""
+"""Field of a YaRN scaling for each of its GGUF keys."""
 LINEAR = {"rope.scaling.factor": "factor"}
-"""Field of a linear scaling by the GGUF key."""
+"""Field of a linear scaling for its GGUF key."""
 FREQUENCIES = "rope_freqs.weight"
-"""Name of the tensor [head_dim / 2] float32 by which a file divides the rotary frequencies: the scaling of Llama 3."""
+"""Name of the tensor [head_dim / 2] float32 by which the rotary frequencies are divided: the scaling of Llama 3."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Fields of the scaling that Llama 3.1 to 3.3 have in common; they differ in `factor`."""
+"""Fields of the scaling that have the same value in Llama 3.1 to 3.3; their `factor` differs."""
 SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
-"""Architecture and number of layers of the Gemmas of 27B. They scale attention by hidden size over heads, which their
-files do not state."""
+"""Architecture and number of layers of the 27B Gemmas. They scale attention by hidden size over number of heads, which
+their files do not state."""
 
 
 def complete(config: PreTrainedConfig, header: GgufHeader) -> None:
-    """Set the fields of `config` that the file states and transformers does not read, in place.
+    """Set the fields of `config`, in place, that the file states and transformers does not read.
 
-    Raises ConfigError for a value that no field can hold.
+    Raises ConfigError for a value for which there is no field.
     """
     from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     from transformers.modeling_gguf_pytorch_utils import GGUF_CONFIG_MAPPING
@@ -80,7 +81,7 @@ def _architecture_keys(header: GgufHeader) -> list[str]:
 
 
 def config_key(config: PreTrainedConfig) -> str:
-    """Return the architecture's name in transformers' table of GGUF keys."""
+    """Return the architecture's name in transformers' table of GGUF keys (GGUF_CONFIG_MAPPING)."""
     return config.model_type.removesuffix("_text")
 
 
@@ -91,7 +92,7 @@ def _is_default(config: PreTrainedConfig, name: str, value: Any) -> bool:
 
 
 def head_dim(config: PreTrainedConfig) -> int:
-    """Return the width of an attention head."""
+    """Return the width of an attention head of a model with this configuration."""
     own: int | None = getattr(config, "head_dim", None)
     return own or config.hidden_size // config.num_attention_heads
 
@@ -156,7 +157,7 @@ def _read_llama3_scaling(header: GgufHeader, theta: float) -> dict[str, Any]:
 
 
 def check_tensors(network: nn.Module, header: GgufHeader) -> None:
-    """Raise ConfigError for the first tensor of a file for which the network has no parameter.
+    """Raise ConfigError if the file has a tensor for which the network has no parameter. The message names the first.
 
     network: on the meta device.
     """

@@ -1,6 +1,6 @@
 """Convert the tokenizer in a GGUF file to the files of a model folder, through transformers.
 
-Used by the workers: the gateway reads a tokenizer.json, without transformers.
+Used by the workers, since the gateway reads a tokenizer.json, without transformers.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 BYTE_LEVEL = "gpt2"
-"""`tokenizer.ggml.model` of a byte-level BPE. `tokenizer.ggml.pre` then names its pre-tokenizer."""
+"""Value of `tokenizer.ggml.model` for a byte-level BPE. `tokenizer.ggml.pre` then names its pre-tokenizer."""
 AS_GPT2 = frozenset(
     ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "a.x-4.0", "mellum", "exaone4", "granite-docling")
 )
-"""Names of pre-tokenizers that are GPT-2's."""
+"""Names in `tokenizer.ggml.pre` of pre-tokenizers that are GPT-2's."""
 EACH_DIGIT = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"))
-"""Names of pre-tokenizers that are GPT-2's after splitting numbers into digits."""
+"""Names in `tokenizer.ggml.pre` of pre-tokenizers that split numbers into digits and then do as GPT-2's."""
 WHOLE_WORDS = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 )
-"""Names of pre-tokenizers whose BPE takes a word that is a token without merging (`ignore_merges`), and whose texts
-begin with `bos_token` unless the file states otherwise."""
+"""Names in `tokenizer.ggml.pre` of pre-tokenizers whose BPE takes a word that is a token without merging
+(`ignore_merges`). Their texts begin with `bos_token` unless the file states otherwise."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
-"""Fields of tokenizer_config.json that are written."""
+"""Fields of the tokenizer_config.json that is made from the file."""
 
 
 def gguf_tokenizer_files(path: Path) -> pb.TokenizerFiles:
     """Return the tokenizer and chat template of a GGUF file, as the files of a model folder.
 
-    Raises ConfigError for a file that is damaged, or that transformers cannot convert.
+    Raises ConfigError for a file that is damaged, or whose tokenizer transformers cannot convert.
     """
     read_header(path)
     check_installed(path)

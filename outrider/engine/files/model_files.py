@@ -1,6 +1,6 @@
 """Find the files of a model and check them before torch reads anything. Used by the workers.
 
-A folder may come from anybody: its files must lie inside it, also where they are links, and their size is bounded.
+A folder may come from anyone, so its files must lie inside it, also if they are links, and their size is limited.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
 TEKKEN = "tekken.json"
 TOKENIZER_SOURCES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", TEKKEN, "vocab.json")
-"""Names of the tokenizer files that transformers converts to a tokenizer.json."""
+"""Names of the tokenizer files that transformers can convert to a tokenizer.json."""
 MAX_BYTES = {CONFIG: 1 << 20, GENERATION: 1 << 20, INDEX_FILE: 24 << 20, TOKENIZER_JSON: 40 << 20, TEKKEN: 40 << 20}
-"""Largest size in bytes of files that are read whole, by name. Gemma 3's tokenizer.json has 32 MiB, Mistral Small 3's
-tekken.json 19, DeepSeek V3's index 9. transformers copies a configuration several times, which takes seconds at 1 MiB.
-"""
+"""Maximum size in bytes of files that are read whole, by name. Gemma 3's tokenizer.json has 32 MiB, Mistral Small 3's
+tekken.json 19 MiB, DeepSeek V3's index 9 MiB. Transformers copies a configuration several times, which takes seconds at
+1 MiB."""
 MAX_OTHER_BYTES = 8 << 20
-"""Largest size in bytes of other files that are read whole. Orpheus 3B's tokenizer_config.json has 5 MiB."""
+"""Maximum size in bytes of other files that are read whole. Orpheus 3B's tokenizer_config.json has 5 MiB."""
 
 MAX_QUOTED = 400
-"""Longest quotation of another library's error in one of ours, in bytes: it may contain much of a file."""
+"""Maximum length in bytes of another library's error that is quoted in one of ours, since it may contain much of a
+file."""
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigError unless a model folder has its files: configuration, tokenizer and weights as safetensors.
+    """Raise ConfigError unless a model folder has a configuration, a tokenizer and weights as safetensors.
 
     The message names the first file that is missing. A folder with an adapter is refused, as by `check_no_adapter`.
     """
@@ -52,7 +53,9 @@ def _has_any(folder: Path, names: Iterable[str]) -> bool:
 
 
 def check_no_adapter(model: str) -> None:
-    """Raise ConfigError for a folder or hub id with an adapter, alone or beside weights: adapters are not applied."""
+    """Raise ConfigError if a folder or hub id has an adapter, alone or in addition to weights: adapters are not
+    applied.
+    """
     adapter = read_model_json(model, ADAPTER)
     if adapter is None:
         return
@@ -83,7 +86,8 @@ def _refuse_gguf_folder(folder: Path) -> None:
 
 
 def weight_map(model: str) -> dict[str, Path] | None:
-    """Return the safetensors file of each tensor by the index of a folder or hub id; None where it has no index.
+    """Return the path of the safetensors file of each tensor by tensor name, from the index of a folder or hub id; None
+    if it has no index.
 
     Raises ConfigError for an index that names other formats or missing files. No file of weights is opened.
     """
@@ -112,16 +116,18 @@ def weight_map(model: str) -> dict[str, Path] | None:
 
 
 def config_name(model: str) -> str:
-    """Return the name that errors give the file with the configuration: "the config.json of MODEL"."""
+    """Return how errors name the file with the configuration: "the config.json of MODEL", or "the header of MODEL" for
+    GGUF.
+    """
     if is_gguf(model):
         return f"the header of {model}"
     return f"the {CONFIG} of {model}"
 
 
 def read_model_json(model: str, name: str) -> dict[str, Any] | None:
-    """Return the JSON object in the file `name` of a folder or hub id; None where it has no such file.
+    """Return the JSON object in the file `name` of a folder or hub id; None if it has no such file.
 
-    Raises ConfigError for a file that is too large or is no JSON object, and as `model_file` does.
+    Raises ConfigError for a file that is too large or is not a JSON object, and as `model_file` does.
     """
     path = model_file(model, name)
     if path is None:
@@ -130,11 +136,10 @@ def read_model_json(model: str, name: str) -> dict[str, Any] | None:
 
 
 def model_file(model: str, name: str) -> Path | None:
-    """Return the path of the file `name` of a folder or of a hub id, whose file is fetched.
+    """Return the path of the file `name` of a folder or hub id; a hub id's file is fetched to the hub's cache.
 
-    Returns None where there is no such file, and for GGUF, which holds everything in one file.
-
-    Raises ConfigError for a link that leads out of the folder, and for a hub id of which nothing can be fetched.
+    Returns None if there is no such file, and for GGUF, which has everything in one file. Raises ConfigError for a link
+    that leads out of the folder, and for a hub id of which nothing can be fetched.
     """
     if is_gguf(model):
         return None
@@ -145,9 +150,9 @@ def model_file(model: str, name: str) -> Path | None:
 
 
 def gguf_path(model: str) -> Path | None:
-    """Return the path of the GGUF file that the setting `model` names, fetched from the hub where it is not local.
+    """Return the path of the GGUF file that the setting `model` names; it is fetched from the hub if it is not local.
 
-    Returns None for a folder or a hub id of a repository. Raises ConfigError where there is no such file.
+    Returns None for a folder or for a hub id of a repository. Raises ConfigError if there is no such file.
     """
     if not is_gguf(model):
         return None
@@ -185,7 +190,9 @@ def _check_inside(path: Path, folder: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file. Raises ConfigError for one that cannot be read or is larger than MAX_BYTES."""
+    """Return the content of a file. Raises ConfigError for one that cannot be read or is larger than its limit in
+    MAX_BYTES or MAX_OTHER_BYTES.
+    """
     limit = MAX_BYTES.get(path.name, MAX_OTHER_BYTES)
     try:
         with path.open("rb") as file:
@@ -198,7 +205,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_optional(model: str, name: str) -> bytes:
-    """Return the content of the file `name` of a folder or hub id; empty where it has no such file.
+    """Return the content of the file `name` of a folder or hub id; empty if it has no such file.
 
     Raises ConfigError as `model_file` and `read_file` do.
     """
@@ -238,7 +245,9 @@ def first_line(error: Exception) -> str:
 
 
 def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
-    """Return the ConfigError for a configuration that transformers raised `error` for. name: of its file."""
+    """Return the ConfigError for a configuration for which transformers raised `error`. name: name of the file at
+    fault.
+    """
     shown = f"the {name} of {model}"
     if name == CONFIG:
         shown = config_name(model)

@@ -1,7 +1,7 @@
 """Check that the embedding and the output projection are one tensor or two, as config.json states. Used by the loader.
 
-transformers ties them for some classes whatever config.json states (T5), copies one where the other is missing, and
-serves both where they differ although they should be one. It reports none of this as a missing tensor.
+Transformers ties them for some classes whatever config.json states (T5), copies one if the other is missing, and loads
+both if they differ although they should be one. It reports none of this as a missing tensor.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from outrider.engine.files.model_files import CONFIG, read_model_json
 from outrider.wire.errors import ConfigError
 
 TIES = ("tie_word_embeddings", "tie_embedding")
-"""Fields of config.json that state whether embedding and output projection are one tensor; the second is LFM2's."""
+"""Fields of config.json that state whether embedding and output projection are one tensor. The second is LFM2's."""
 IN_LAYER = re.compile(r"(^|\.)(layers\.\d+|mtp)\.")
-"""Matches names of tensors inside a layer. MTP heads in a checkpoint have a copy of the embedding there."""
+"""Pattern of names of tensors inside a layer. In such a place the MTP heads of a checkpoint have a copy of the
+embedding."""
 
 
 def check_tied_names(model: str, network: PreTrainedModel, stored: Iterable[str]) -> None:
-    """Raise ConfigError where one of two separate tensors is missing, and transformers would use the other for both.
+    """Raise ConfigError if embedding and output projection should be two tensors, one of them is missing, and
+    transformers would use the other for both.
 
     network: on the meta device. stored: names of the tensors in the files.
     """
@@ -46,7 +48,9 @@ def check_tied_names(model: str, network: PreTrainedModel, stored: Iterable[str]
 
 
 def check_tied_weights(model: str, network: PreTrainedModel) -> None:
-    """Raise ConfigError where embedding and output projection were loaded as two, and config.json states one tensor."""
+    """Raise ConfigError if embedding and output projection were loaded as two tensors, and config.json states that they
+    are one.
+    """
     head = _head_name(network)
     source = network.get_expanded_tied_weights_keys(all_submodels=True).get(head)
     if source is None or head in network.all_tied_weights_keys or not _is_tied(model, network.config):

@@ -1,6 +1,6 @@
 """Read the tokenizer of a folder, GGUF file or hub id, and complete its tokenizer.json.
 
-Every token that any of the files lists is then in tokenizer.json, as transformers would load it: the gateway and the
+Afterwards tokenizer.json has every token that any of the files lists, as in transformers: the gateway and the
 comparison of tokenizers read no other file. Called by the workers, `outrider doctor` and `outrider alpha`.
 """
 
@@ -42,37 +42,39 @@ from outrider.wire.peer_text import bound_text
 
 TEMPLATE = "chat_template.jinja"
 PROCESSOR_FILES = ("chat_template.json", "processor_config.json")
-"""Names of files where models that read images may have their chat template instead."""
+"""Names of other files in which models that read images may have their chat template."""
 SPECIAL_TOKENS = "special_tokens_map.json"
 SAMPLE = "hello"
-"""A text that every correctly converted tokenizer can encode and decode."""
+"""Text that every correctly converted tokenizer can encode and decode."""
 TEXT_SUFFIXES = (".json", ".txt", ".model")
-"""Suffixes of the files that transformers may read for a tokenizer."""
+"""Suffixes of the files that transformers may read to convert a tokenizer."""
 MAX_SHOWN = 3
-"""Most tokens that a sentence names."""
+"""Maximum number of tokens that the sentence of `tokens_beyond` names."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTokenizer:
-    """A model's tokenizer: its files, and the same as an object."""
+    """Tokenizer of a model: its files, and the tokenizer object that was made from them."""
 
     files: pb.TokenizerFiles
     tokenizer: Tokenizer
 
 
 _cache: ContextVar[dict[str, FoundTokenizer | None] | None] = ContextVar("found_tokenizers", default=None)
-"""Tokenizers by model, for `tokenizers_read_once`; None outside of it."""
+"""Tokenizers found so far, by model, within `tokenizers_read_once`; None outside of it."""
 
 
 def tokenizer_files(model: str) -> pb.TokenizerFiles:
-    """Return the files of a model's tokenizer; optional ones are empty where missing. Raises as `read_tokenizer`."""
+    """Return the files of a model's tokenizer; an optional file that is missing is empty. Raises as `read_tokenizer`
+    does.
+    """
     return read_tokenizer(model).files
 
 
 def read_tokenizer(model: str) -> FoundTokenizer:
     """Return the tokenizer of a folder, GGUF file or hub id.
 
-    Raises ConfigError where there is none, and for one that is damaged or contradicts itself.
+    Raises ConfigError if there is none, or if it is damaged or contradicts itself.
     """
     found = find_tokenizer(model)
     if found is None:
@@ -83,7 +85,9 @@ def read_tokenizer(model: str) -> FoundTokenizer:
 
 
 def find_tokenizer(model: str) -> FoundTokenizer | None:
-    """Return the tokenizer of a folder, GGUF file or hub id, None where it has none. Raises as `read_tokenizer`."""
+    """Return the tokenizer of a folder, GGUF file or hub id; None if it has none. Raises ConfigError if it is damaged
+    or contradicts itself.
+    """
     cache = _cache.get()
     if cache is None:
         return _find(model)
@@ -94,7 +98,9 @@ def find_tokenizer(model: str) -> FoundTokenizer | None:
 
 @contextlib.contextmanager
 def tokenizers_read_once() -> Iterator[None]:
-    """Read the tokenizer of each model once while this context lasts: one of 262,144 tokens takes 2 s."""
+    """Context manager within which the tokenizer of each model is read once and kept: one of 262,144 tokens takes 2
+    s.
+    """
     token = _cache.set({})
     try:
         yield
@@ -206,9 +212,9 @@ def _check_links(model: str) -> None:
 
 
 def tokens_beyond(tokenizer: Tokenizer, num_rows: int) -> str | None:
-    """Return a sentence for the log that names tokens whose ids the model cannot read; None where it reads all ids.
+    """Return a sentence for the log that names tokens whose ids are too large for the model; None if there are none.
 
-    num_rows: rows of the model's embedding table.
+    num_rows: number of rows of the model's embedding table.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     beyond = sorted((token_id, text) for text, token_id in vocabulary.items() if token_id >= num_rows)

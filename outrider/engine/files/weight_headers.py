@@ -1,7 +1,7 @@
 """Compare the sizes in a configuration with the headers of the weight files, before a network of that size is built.
 
-A folder may come from anybody. Large weights need a large file, but a large number in config.json needs none: so a
-network is built only where its size is in proportion to its files. Called by the loaders of models and heads and by
+A folder may come from anyone. Large weights need a large file, but a large number in config.json does not: so a network
+is built only if its size is in proportion to its files. Called by the loaders of models and heads and by
 `outrider doctor`.
 """
 
@@ -29,24 +29,26 @@ from outrider.wire.peer_text import bound_text
 T = TypeVar("T")
 
 AGAIN = "get the file again (where it is a pointer of Git LFS: git lfs pull)"
-"""Remedy in errors for a damaged file."""
+"""End of errors about a damaged file: what the user can do."""
 COUNTS = ("layer", "layers", "expert", "experts", "head", "heads", "labels", "blocks", "stages", "attention_types")
-"""Ends of names in config.json whose value is a number of modules to build."""
+"""Endings of names in config.json whose value is a number of modules to build."""
 GGUF_COUNTS = ("block_count", "expert_count", "head_count")
-"""Ends of keys in GGUF files whose value is a number of modules to build."""
+"""Endings of keys in GGUF files whose value is a number of modules to build."""
 MAX_COUNT = 1 << 16
-"""Largest value of a count. The largest published is the 21,841 labels of ImageNet-21k."""
+"""Maximum value of the fields in COUNTS and GGUF_COUNTS. The largest known value is the 21,841 labels of
+ImageNet-21k."""
 MODULES_PER_TENSOR = 32
-"""Most modules of a network for each tensor of its files. Llamas have 1.6; the most have networks whose experts are
-modules and lie in one tensor."""
+"""Maximum number of modules of a network per tensor in its files. Llamas have 1.6. The highest ratios are of networks
+in which each expert is a module and all experts are in one tensor."""
 MIN_MODULES = 4096
-"""Number of modules that is always allowed; they are built within a second."""
+"""Number of modules that a network may have whatever its files contain; they are built within a second."""
 PARAMETERS_PER_ELEMENT = 2
-"""Most parameters of a network for each number in its files: 2 where embedding and projection are one tensor there."""
+"""Maximum number of parameters of a network per number in its files. It is 2 if the files have embedding and projection
+as one tensor."""
 MIN_PARAMETERS = 1 << 26
-"""Number of parameters that is always allowed: 256 MiB in float32."""
+"""Number of parameters that a network may have whatever its files contain: 256 MiB in float32."""
 COMPLEX = ("C64", "C128")
-"""Dtypes of safetensors that are refused."""
+"""Dtypes of safetensors, complex numbers, that are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,9 @@ class TensorHeader:
 
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors names it; for GGUF the number of its type."""
+    """Name of the dtype in safetensors; for GGUF the number of the tensor's type."""
     path: Path
-    """The file that holds the tensor."""
+    """File that contains the tensor."""
 
     @property
     def num_elements(self) -> int:
@@ -66,9 +68,10 @@ class TensorHeader:
 
 
 def read_headers(model: str) -> dict[str, TensorHeader]:
-    """Return the headers of all weights of a folder, GGUF file or hub id by name; empty where there are none.
+    """Return the headers of all weights of a folder, GGUF file or hub id by tensor name; empty if there are no weights.
 
-    Raises ConfigError for a damaged file, a wrong index, and complex weights, of which torch would keep the real part.
+    Raises ConfigError for a damaged file, a wrong index, and complex weights, of which torch would keep only the real
+    part.
     """
     headers = {}
     gguf = gguf_path(model)
@@ -89,7 +92,7 @@ def read_headers(model: str) -> dict[str, TensorHeader]:
 
 
 def weight_paths(model: str) -> list[Path]:
-    """Return the safetensors files with the weights, sorted by name; empty where there are none.
+    """Return the paths of the safetensors files with the weights, sorted by name; empty if there are none.
 
     Raises ConfigError for a wrong index.
     """
@@ -112,7 +115,9 @@ def _parse_headers(path: Path, file: Any) -> dict[str, TensorHeader]:
 
 
 def read_safe(path: Path, read: Callable[[Any], T]) -> T:
-    """Open a safetensors file, call `read` with it and return the result. Raises ConfigError for a damaged file."""
+    """Open a safetensors file, call `read` with the open file and return the result. Raises ConfigError for a damaged
+    file.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             return read(file)
@@ -121,10 +126,9 @@ def read_safe(path: Path, read: Callable[[Any], T]) -> T:
 
 
 def check_counts(config: Mapping[str, Any], shown: str) -> None:
-    """Raise ConfigError for a count above MAX_COUNT anywhere in a configuration.
+    """Raise ConfigError if a number of modules anywhere in a configuration is above MAX_COUNT.
 
     Call it before transformers reads the file: its classes build as many labels and layer types as the file states.
-
     config: content of config.json, or the values of a GGUF file. shown: the file's name in the message.
     """
     pending: list[tuple[str, Any]] = [("", config)]
@@ -143,11 +147,10 @@ def check_counts(config: Mapping[str, Any], shown: str) -> None:
 
 @contextmanager
 def bounded_build(shown: str, num_tensors: int) -> Iterator[None]:
-    """Build networks on the meta device within this context, with a limit on the number of their modules.
+    """Context manager in which networks are built on the meta device, with a limit on the number of their modules.
 
-    shown: the configuration's name in the message. num_tensors: number of tensors in the files.
-
-    Raises ConfigError when more are built than MIN_MODULES and MODULES_PER_TENSOR for each tensor.
+    shown: the configuration's name in the message. num_tensors: number of tensors in the files. Raises ConfigError when
+    the number of modules exceeds both MIN_MODULES and MODULES_PER_TENSOR times `num_tensors`.
     """
     limit = max(MIN_MODULES, MODULES_PER_TENSOR * num_tensors)
     num_built = 0
@@ -171,10 +174,11 @@ def bounded_build(shown: str, num_tensors: int) -> Iterator[None]:
 
 
 def check_sizes(model: str, network: nn.Module, headers: Mapping[str, TensorHeader], *, is_quantised: bool) -> None:
-    """Raise ConfigError unless the shapes of the network's tensors are those in the files, and its size in proportion.
+    """Raise ConfigError unless the shapes of the network's tensors are those in the files, and the network's size is in
+    proportion to the files.
 
-    network: on the meta device. headers: of the tensors in the files, by name.
-    is_quantised: whether the files hold quantised tensors, whose shapes are others than the network's.
+    network: on the meta device. headers: headers of the tensors in the files, by name. is_quantised: whether the files
+    have quantised tensors, whose shapes differ from the network's.
     """
     parameters_per_element = PARAMETERS_PER_ELEMENT
     if is_quantised:

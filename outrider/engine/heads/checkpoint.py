@@ -1,4 +1,6 @@
-"""Files of a head and of its target: the configuration, and tensors by name, each read when it is needed."""
+"""Files of a head and of its target: the configuration, and the weights, of which a tensor is read when it is first
+needed.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,22 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import INDEX_FILE, SAFETENSORS_FILES, is_gguf
 
 EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight", ".word_embeddings.weight")
-"""Endings of the name of a target's embedding, matched against the name with a leading dot."""
+"""Endings of the possible names of the input embedding in a target's checkpoint. They are compared after a dot is put
+before the name."""
 PROJECTIONS = (".lm_head.weight", ".embed_out.weight")
-"""Endings of the name of a target's lm_head, matched likewise."""
+"""Endings of the possible names of the lm_head in a target's checkpoint, compared in the same way as `EMBEDDINGS`."""
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
-"""Names of files that may hold a head's weights as a pickle."""
+"""Names of the pickle files in which a head's weights may be stored, tried in this order."""
 
 
 class Checkpoint:
-    """A folder or hub id with one configuration and one set of tensors."""
+    """Checkpoint of one model or head, given as a folder or hub id: its config.json and its tensors by name."""
 
     def __init__(self, model: str, allow_pickle: bool = False) -> None:
-        """Read config.json and find the weights. Raises `ConfigError`.
+        """Read config.json and find the files with the weights. Raises `ConfigError`.
 
-        `allow_pickle`: whether a pickle (.bin, .pt) may be read where there is no other file. torch then reads nothing
-        but tensors from it.
+        `allow_pickle`: whether a pickle (.bin, .pt) may be read if there is no safetensors or GGUF file. torch then
+        reads nothing but tensors from it.
         """
         self.model = model
         self._allow_pickle = allow_pickle
@@ -46,24 +49,26 @@ class Checkpoint:
             self.config = config
         self._shards = {name: header.path for name, header in read_headers(model).items()}
         self.pickle: Path | None = None
-        """Path of the pickle that holds the weights, where no other file does; else None."""
+        """Path of the pickle that holds the weights; None if the weights are in safetensors or GGUF files."""
         if not self._shards:
             self.pickle = _find_pickle(model)
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether the layout is speculators'."""
+        """Whether config.json and the tensor names have the layout of the speculators library."""
         return "speculators_model_type" in self.config
 
     def refusal(self, what: str, *, of: str = "", param: str = "model") -> ConfigError:
-        """Return the error for files that cannot be served. `of`: the tensor or the key that `what` is about."""
+        """Return a `ConfigError` with a message "MODEL `what`" or, with `of`, "`of` of MODEL `what`". `of`: the tensor
+        or the key at fault. `param`: the request or setting field that the error names.
+        """
         subject = self.model
         if of:
             subject = f"{of} of {self.model}"
         return ConfigError(f"{subject} {what}", param=param)
 
     def part(self, name: str) -> dict[str, Any]:
-        """Return the object under a name in the configuration; an empty dict where there is none."""
+        """Return the JSON object that config.json has under the key `name`; an empty dict if it has none."""
         part = self.config.get(name)
         if not isinstance(part, dict):
             return {}
@@ -71,11 +76,11 @@ class Checkpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all tensors. Raises `ConfigError` where they are in a pickle that may not be read."""
+        """Names of all tensors of the checkpoint. Raises `ConfigError` if they are in a pickle that may not be read."""
         return frozenset(self._shards or self._pickled)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor of `names`, on the CPU. Raises `ConfigError` for a damaged file."""
+        """Return the tensor of this name (one of `names`), on the CPU. Raises `ConfigError` for a damaged file."""
         if not self._shards:
             return self._pickled[name]
         tensor: Tensor = read_safe(self._shards[name], lambda file: file.get_tensor(name))
@@ -141,10 +146,12 @@ def _check_tensor(name: Any, tensor: Any) -> None:
 
 
 class TargetFiles:
-    """A target's folder or hub id. Its weights are opened when the first of them is read."""
+    """Configuration, embedding and lm_head of a head's target, given as a folder or hub id. The weights are opened when
+    the first tensor is read.
+    """
 
     def __init__(self, model: str) -> None:
-        """Read the configuration. Raises `ConfigError`."""
+        """Read the target's configuration. Raises `ConfigError`, also for an encoder-decoder model."""
         self.model = model
         self.config = read_config(model)
         if self.config.is_encoder_decoder:
@@ -166,19 +173,25 @@ class TargetFiles:
         return Checkpoint(self.model)
 
     def embedding(self) -> Tensor:
-        """Return the embedding [V, dt]. Raises `ConfigError` where the files have none in this form."""
+        """Return the target's input embedding [V, dt]. Raises `ConfigError` if its files do not have it as one
+        floating-point tensor.
+        """
         return self._rows(EMBEDDINGS, "embedding")
 
     @property
     def embedding_scale(self) -> float:
-        """Factor by which the target's embedding module multiplies its rows: the root of the width in Gemma, else 1."""
+        """Factor by which the target's embedding module multiplies the rows of the embedding: the square root of the
+        width in Gemma, 1 in most models.
+        """
         with bounded_build(f"the config.json of {self.model}", len(self._weights.names)):
             embedding = network_class(self.config)(self.config).get_input_embeddings()
         scale: float = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
         return scale
 
     def projection(self) -> Tensor:
-        """Return the lm_head [V, dt], which may be the embedding. Raises `ConfigError` as `embedding` does."""
+        """Return the target's lm_head [V, dt]; with tied weights this is the embedding. Raises `ConfigError` as
+        `embedding` does.
+        """
         if self._is_tied and not any(f".{name}".endswith(PROJECTIONS) for name in self._weights.names):
             return self.embedding()
         return self._rows(PROJECTIONS, "lm_head")

@@ -7,22 +7,26 @@ from typing import Any
 from outrider.engine.heads.checkpoint import Checkpoint
 
 MAX_NUMBER = 1 << 31
-"""Largest whole number allowed in config.json for a key without its own bound: 2^31."""
+"""Largest value of a whole number in config.json, for keys without a bound of their own: 2^31."""
 
 
 class Keys:
-    """Reader of the keys of a config.json. Methods raise `ConfigError` for a value of another type, naming the key."""
+    """Reader of the keys of a config.json. Its methods raise a `ConfigError` that names the key if a value has another
+    type.
+    """
 
     def __init__(self, files: Checkpoint, *parts: str) -> None:
-        """Read the config of `files`. `parts`: names of objects in config.json that may hold the keys as well."""
+        """Take the config.json that `files` has read. `parts`: names of objects in it in which the keys are looked up
+        as well.
+        """
         self.files = files
         self.config = files.config
         self.refusal = files.refusal
         self._places = [files.config, *(files.part(part) for part in parts)]
 
     def get(self, *names: str) -> Any:
-        """Return the value of the key with one of these names; None without one. Raises `ConfigError` for two that
-        differ.
+        """Return the value of the key that is stored under any of these alternative names; None if there is none.
+        Raises `ConfigError` if two of them have different values.
         """
         found = None
         for name in names:
@@ -37,7 +41,9 @@ class Keys:
         return found
 
     def number(self, *names: str, least: int, most: int = MAX_NUMBER) -> int:
-        """Return the whole number, from `least` to `most`, of the key with one of these names."""
+        """Return the value of the key with one of these names. Raises `ConfigError` unless it is a whole number from
+        `least` to `most`.
+        """
         value = self.get(*names)
         if type(value) is not int or not least <= value <= most:
             what = f"is {value!r}, must be a whole number from {least} to {most}; correct its config.json"
@@ -46,7 +52,9 @@ class Keys:
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Return the boolean of the key with this name; None without one."""
+        """Return the boolean value of the key with this name; None if there is none. Raises `ConfigError` for another
+        type.
+        """
         value = self.get(name)
         if value is not None and type(value) is not bool:
             raise self.refusal(f"is {value!r}, must be true or false", of=name)

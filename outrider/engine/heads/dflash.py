@@ -1,11 +1,11 @@
 """DFlash (2602.06036) and DSpark as a small transformers model: one forward fills a block of positions.
 
-An entry of its cache is a feature at its token's position. A block follows the features: the anchor, which is the last
-committed token, and masks after it. All layers read the same features. DSpark adds a sequential head: a bias on the
-logits of a position that depends on the token before it.
+An entry of the head's cache is made from a feature, at the position of the feature's token. The forward appends a block
+to them: the anchor, which is the last committed token, and mask tokens. All layers read the same features. DSpark adds
+a sequential head: a bias on the logits of a position that depends on the token before it.
 
-Files have the layouts of z-lab, SpecForge, speculators and DeepSpec. They differ in where a key stands, in what a layer
-id means and in whether embedding and lm_head are the head's own.
+Files have the layouts of z-lab, SpecForge, speculators and DeepSpec. The layouts differ in where a key stands, in what
+a layer id means and in whether the files have an embedding and an lm_head of the head's own.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from outrider.engine.heads.opening import Projection, ProjectionSpec
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
-"""Kind of DSpark's sequential head. vanilla: the bias depends on the token alone; gated: the position's hidden state
-scales the token's part; rnn: a recurrent state is carried along the block."""
+"""Kind of DSpark's sequential head. vanilla: the bias depends on the previous token alone; gated: the position's hidden
+state scales the embedding of the previous token; rnn: a recurrent state is carried along the block."""
 NAMES = ((r"encoder\.fc\.", "fc."), (r"encoder\.output_norm_enc\.", "hidden_norm."))
 RANK = ("markov_rank", "dspark_markov_rank")
 MAX_RANK = 1 << 16
-"""Largest `markov_rank` accepted, a width: far above the width of any model."""
+"""Largest `markov_rank` accepted in a config.json: far above the hidden size of any published model."""
 UNSERVED = {
     "attention_sink_bias": "attention sinks",
     "use_swa": "windows that layer_types do not name",
@@ -43,7 +43,8 @@ UNSERVED = {
     "input_embedding_scale": "scaled embeddings",
     "output_multiplier": "scaled logits",
 }
-"""Keys of heads with computations that are not implemented, unless their value is 0, false or a factor of 1."""
+"""Keys of config.json that stand for computations that are not implemented, with their names in errors. A head is
+refused if one has another value than 0, false or 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +53,19 @@ class DFlashConfig(LlamaFacts):
 
     carries_normed: bool = True
     windows: tuple[int | None, ...]
-    """By layer, the maximum number of keys that a query attends to, its own included; None for all."""
+    """For each layer, the maximum number of keys that a query attends to, including its own; None = all."""
     causal: tuple[bool, ...]
-    """By layer, whether attention within the block is causal."""
+    """For each layer, whether attention within the block is causal."""
     block: BlockShape
     embedding_scale: float = 1.0
     """Factor on the embeddings of a block's tokens."""
     markov_rank: int = 0
-    """r, rank of DSpark's sequential head; 0 for none."""
+    """r, rank of DSpark's sequential head; 0 = the head has none."""
     markov_kind: MarkovKind = "vanilla"
 
 
 class DFlashHead(LlamaHead, BlockHead):
-    """The head's network, after the projection of the target's hidden states."""
+    """Network of a DFlash or DSpark head, without the projection of the target's hidden states."""
 
     facts: DFlashConfig
 
@@ -117,8 +118,8 @@ class DFlashHead(LlamaHead, BlockHead):
         return self.with_biases(logits, markov.markov_w2(torch.cat(latents)))
 
     def with_biases(self, logits: Tensor, biases: Tensor) -> Tensor:
-        """Return logits [N, V] with biases [N, Vd] added to the columns that the head has rows for, in the logits'
-        dtype.
+        """Return logits [N, V] to which the biases [N, Vd] of the sequential head are added, in the columns for which
+        the head has rows. The dtype is that of the logits.
         """
         if self.draft_ids is None:
             return logits + biases.to(logits.dtype)
@@ -126,12 +127,13 @@ class DFlashHead(LlamaHead, BlockHead):
 
 
 def visible(hidden: Tensor, num_read: int, window: int | None, *, is_causal: bool) -> Tensor:
-    """Return which of `num_read` features and T tokens each token of hidden [1, T, d] attends to.
+    """Return the attention mask [1, 1, T, num_read + T] of T tokens over `num_read` features and themselves; True =
+    attends.
 
-    The result is [1, 1, T, num_read + T] bool. `window`: the maximum number of keys on either side, the token's own
-    included; None for all.
+    `hidden`: [1, T, d], used for T and the device. `window`: the maximum number of keys to either side, counting the
+    token's own; None = no limit. `is_causal`: whether a token attends only to tokens before it and itself.
 
-    2 features, 2 tokens, causal: [[1, 1, 1, 0], [1, 1, 1, 1]]; not causal: all 1
+    Example: 2 features, 2 tokens, causal: [[1, 1, 1, 0], [1, 1, 1, 1]]; not causal: all 1.
     """
     num_keys = num_read + hidden.shape[1]
     keys = torch.arange(num_keys, device=hidden.device)
@@ -142,7 +144,7 @@ def visible(hidden: Tensor, num_read: int, window: int | None, *, is_causal: boo
 
 
 class MarkovHead(nn.Module):
-    """DSpark's sequential head. Its tensors have the names that DeepSpec, SpecForge and speculators give them."""
+    """DSpark's sequential head. Its tensors have the names used by DeepSpec, SpecForge and speculators."""
 
     def __init__(self, facts: DFlashConfig) -> None:
         super().__init__()
@@ -155,14 +157,15 @@ class MarkovHead(nn.Module):
             self.joint_proj = nn.Linear(2 * rank + facts.width, 3 * rank)
 
     def begin(self) -> Tensor:
-        """Return the state [1, r] before the first position of a block."""
+        """Return the recurrent state [1, r] before the first position of a block: zeros."""
         return torch.zeros_like(self.markov_w1.weight[:1])
 
     def step(self, token_ids: Tensor, hidden: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance by one position; return latents and states, each [N, r].
+        """Advance the sequential head by one position of N blocks. Return the latents, from which `markov_w2` makes the
+        biases, and the new states, each [N, r].
 
         `token_ids` [N] int64: the tokens before the positions. `hidden` [N, d]: hidden states of the positions.
-        `states` [N, r]: states before them.
+        `states` [N, r]: the states before them.
         """
         embedded = self.markov_w1(token_ids)  # [N, r]
         if self.kind == "vanilla":
@@ -175,7 +178,9 @@ class MarkovHead(nn.Module):
 
 
 def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> HeadFiles:
-    """Read a head for that target. Raises `ConfigError` for what is missing, unknown or does not fit, naming it."""
+    """Read the files of a DFlash or DSpark head for the target. Raises `ConfigError` naming what is missing, unknown or
+    does not fit.
+    """
     if model_file(files.model, "mask_embedding.pt") is not None:
         raise files.refusal("has a mask_embedding.pt, which heads are not served with")
     reader = HeadReader(files, target, NAMES, parts=("dflash_config", "dspark_config"))

@@ -1,4 +1,4 @@
-"""Read which ids of the target the rows of a head's lm_head stand for. Used by the readers of heads."""
+"""Find the target's token id for each row of a head's lm_head. Used by the readers of heads."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from outrider.engine.heads.checkpoint import Checkpoint
 
 
 def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
-    """Return the target ids [Vd] int64 of a head's lm_head rows, from its d2t and t2d.
+    """Return the target's token ids [Vd] int64, one for each row of a head's lm_head, from the tensors d2t and t2d of
+    its files.
 
-    d2t holds offsets: row i is the id i + d2t[i]. t2d is a mask over the target's ids. A head with a row for each id
-    needs neither.
+    d2t holds offsets: row i stands for the id i + d2t[i]. t2d is a mask over the target's ids. A head with `vocab_size`
+    rows needs neither of them.
 
-    Raises `ConfigError` where there is neither, or they disagree or do not fit.
+    Raises `ConfigError` if a smaller head has neither, or if they contradict each other or do not fit.
 
-    Example: d2t [0, 0, 3] is the ids [0, 1, 5], and t2d is true at 0, 1 and 5.
+    Example: d2t [0, 0, 3] gives the ids [0, 1, 5]; the same head's t2d is true at 0, 1 and 5.
     """
     maps = dict[str, Tensor]()
     if num_rows == vocab_size:
@@ -50,7 +51,9 @@ def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_ro
 
 
 def check_ids(files: Checkpoint, name: str, ids: Tensor, vocab_size: int) -> None:
-    """Raise `ConfigError` for ids [Vd] that repeat or are outside the vocabulary."""
+    """Raise `ConfigError` if token ids [Vd] repeat or are not in the target's vocabulary. `name`: the tensor that they
+    come from.
+    """
     numbers, counts = ids.unique(return_counts=True)
     wrong = numbers[(numbers < 0) | (numbers >= vocab_size) | (counts > 1)].tolist()
     if wrong:

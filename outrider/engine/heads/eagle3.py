@@ -1,8 +1,9 @@
 """EAGLE-3 and 3.1 (2503.01840), and P-EAGLE, which has the same network: the network, and the reader of their files.
 
-Files have the layouts of the original repository, SpecForge, speculators and DeepSpec. They differ in names, in what a
-layer id means, in which norms there are and in what is carried. A head that is read wrong drafts fluently and has a
-lower acceptance rate. What a file leaves open is named in `HeadFiles.undecided`.
+Files have the layouts of the original repository, SpecForge, speculators and DeepSpec. The layouts differ in names, in
+what a layer id means, in which norms there are and in whether the head passes on its normed or unnormed output. A head
+that is read in the wrong way drafts fluently and has a lower acceptance rate. Facts that a file leaves open are named
+in `HeadFiles.undecided`.
 """
 
 from __future__ import annotations
@@ -24,32 +25,36 @@ from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHea
 from outrider.engine.heads.opening import Norm, Projection, ProjectionSpec
 
 NAMES = ((r"midlayer\.", "layers.0."),)
-"""Names of the original repository's files."""
+"""Pairs of a pattern and a replacement that turn tensor names of the original EAGLE repository into the network's."""
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""speculators' name of the mask id, and vLLM's names."""
+"""Alternative keys of config.json for the mask token id: speculators' name, then two that vLLM reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(LlamaFacts):
-    """Configuration of an EAGLE-3 head."""
+    """Configuration of an EAGLE-3 or P-EAGLE head."""
 
     norm_before_residual: bool = False
-    """Whether the first residual is the feature after its norm."""
+    """Whether the first layer's residual is the feature after its norm; False = before it."""
     qk_norms: bool = False
-    """Whether queries and keys are normed per attention head (Qwen 3)."""
+    """Whether queries and keys are normed per attention head, as in Qwen 3."""
     qkv_bias: bool = False
     swaps_norms: bool = False
-    """Whether the norms of embeddings and features are swapped, as in files that are misread."""
+    """Whether the first layer's norms of embeddings and features are exchanged. False as files are read; the wiring
+    test sets it to find files that mean the contrary."""
     mask_id: int | None = None
-    """Token id of the masks that a P-EAGLE head fills; None for EAGLE-3."""
+    """Token id of the mask tokens that a P-EAGLE head fills; None for an EAGLE-3 head."""
 
 
 class Eagle3Head(LlamaHead, CarryHead):
-    """The head's network, after the projection of the target's hidden states. Its tensors have speculators' names."""
+    """Network of an EAGLE-3 or P-EAGLE head, without the projection of the target's hidden states. Its tensors have the
+    names of speculators' files.
+    """
 
     facts: Eagle3Config
     mask_feature: Tensor
-    """[d], feature of a P-EAGLE head's masks."""
+    """[d], the feature that a P-EAGLE head uses at its mask tokens, which have no hidden states. Not set in an EAGLE-3
+    head."""
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__(facts)
@@ -91,7 +96,7 @@ class Eagle3Head(LlamaHead, CarryHead):
     def run_layers(
         self, features: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None
     ) -> Tensor:
-        """Return the last layer's output [B, T, d] for features and embeddings, each [B, T, d]."""
+        """Return the last layer's output [B, T, d] for features and token embeddings, each [B, T, d]."""
         first: Any = self.layers[0]
         token_norm, feature_norm = self.joining_norms()
         normed = feature_norm(features)
@@ -104,7 +109,9 @@ class Eagle3Head(LlamaHead, CarryHead):
         return hidden
 
     def joining_norms(self) -> tuple[nn.Module, nn.Module]:
-        """Return the first layer's norms of embeddings and of features."""
+        """Return the two norms whose outputs the first layer's attention reads: the norm of embeddings and the norm of
+        features.
+        """
         first: Any = self.layers[0]
         if self.facts.swaps_norms:
             return first.hidden_norm, first.input_layernorm
@@ -112,9 +119,9 @@ class Eagle3Head(LlamaHead, CarryHead):
 
 
 def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """Read an EAGLE-3 head for that target.
+    """Read the files of an EAGLE-3 head for the target.
 
-    Raises `ConfigError` for what is missing, unknown or does not fit, naming it.
+    Raises `ConfigError` naming what is missing, unknown or does not fit.
     """
     reader = HeadReader(files, target, NAMES)
     facts, opening, undecided = _open(reader)
@@ -122,9 +129,10 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 
 def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """Read a P-EAGLE head: EAGLE-3's tensors, and a learnt stand-in for hidden states that do not exist yet.
+    """Read the files of a P-EAGLE head for the target: EAGLE-3's tensors, and `mask_hidden`, a learnt stand-in for
+    hidden states that do not exist yet.
 
-    The stand-in is projected here, once. Raises `ConfigError` as `read_eagle3` does.
+    The stand-in is projected once, here, into `mask_feature`. Raises `ConfigError` as `read_eagle3` does.
     """
     reader = HeadReader(files, target, NAMES)
     hidden = reader.tensors.pop("mask_hidden", None)

@@ -1,6 +1,6 @@
-"""The table of drafts, one row for each family: how a checkpoint is recognised, read, run, tested and drafted with.
+"""The table of drafts, one entry for each family: how a checkpoint is recognised, read and run.
 
-A new head is a row here and a file with its network and its reader: docs/add-a-head.md.
+A new head is an entry here and a file with its network and its reader: docs/add-a-head.md.
 """
 
 from __future__ import annotations
@@ -24,41 +24,43 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.peer_text import bound_text
 
 Read = Callable[[Checkpoint, TargetFiles], HeadFiles]
-"""Reads a head's files for a target. Raises `ConfigError` for what is missing, unknown or does not fit, naming it."""
+"""Function that reads a head's files for a target. It raises a `ConfigError` that names what is missing, unknown or
+does not fit."""
 WRAPPED = "speculators_model_type"
 """Key of config.json that names the kind of a head in speculators' layout."""
 WEIGHTS = "weights"
-"""Key of `Family.signs` for the name of the pickle with the weights."""
+"""Key in `HeadFamily.signs` under which the pattern of the pickle's file name stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFamily:
-    """A kind of draft.
+    """Family of drafts: how its checkpoints are recognised, and how they are read and run.
 
-    A checkpoint is of the first row that its configuration matches, or else of the first that its tensor names match.
+    A checkpoint belongs to the first family whose `signs` match its configuration or, if there is none, to the first
+    whose `tensors` match its tensor names.
     """
 
     label: str
-    """Name for users."""
+    """Name of the family in messages for users."""
     name: str = ""
-    """Short name in logs; empty for a family that is not served."""
+    """Short name of the family in logs; empty for a family that is recognised but not served."""
     network: type[HeadNetwork] | None = None
-    """Class of the network. None for a family that is recognised but not served, and for models, which have another
-    loader."""
+    """Class of the network. None for a family that is recognised but not served, and for drafts that are models, which
+    another module loads."""
     read: Read | None = None
-    """Reader of the files; None where `network` is None."""
+    """Function that reads the files; None if `network` is None."""
     paths: tuple[str, ...] = ("paged",)
-    """Attention paths that may run the family, the fastest first; empty for a head without a cache."""
+    """Names of the attention paths that can run the family, the fastest first; empty for a head without a KV cache."""
     signs: Mapping[str, str] = field(default_factory=dict)
-    """Pattern of the value, by key of config.json or of its dflash_config; one match is enough, and false never
-    matches. The key `WEIGHTS` stands for the name of the pickle that holds the weights."""
+    """Patterns of values by key. A key is one of config.json or of the object dflash_config in it, or `WEIGHTS` for the
+    file name of the pickle with the weights. One match is enough; the value false never matches."""
     tensors: tuple[str, ...] = ()
-    """Patterns of tensor names, all of which must match."""
+    """Patterns of tensor names. A checkpoint matches if each of them matches a whole tensor name in it."""
     lacks: str | None = None
-    """Name of a tensor that must be absent."""
+    """Name of a tensor that checkpoints of the family must not have; None = no such condition."""
 
     def matches(self, files: Checkpoint) -> bool:
-        """Return whether the configuration is of this family."""
+        """Return whether the checkpoint's configuration matches one of the family's `signs`."""
         fields = {**files.config, **files.part("dflash_config")}
         if files.pickle is not None:
             fields[WEIGHTS] = files.pickle.name
@@ -69,7 +71,9 @@ class HeadFamily:
         return False
 
     def holds(self, names: frozenset[str]) -> bool:
-        """Return whether these are the names of the family's tensors."""
+        """Return whether the tensor names of a checkpoint match `tensors` and do not contain `lacks`. False for a
+        family without patterns.
+        """
         if not self.tensors or self.lacks in names:
             return False
         return all(_matches_any(pattern, names) for pattern in self.tensors)
@@ -142,7 +146,8 @@ OTHER_WRAPPED = HeadFamily(
     label="a speculators model of another type",
     signs={WRAPPED: "^(?!(eagle3|mtp|dspark|dflash|peagle)$)"},
 )
-"""Comes before all others, whose signs it may also have."""
+"""Family for speculators' layout with a type that is none of ours. It is tried first, since its config.json may also
+match other families."""
 FAMILIES = (
     OTHER_WRAPPED,
     EAGLE3,
@@ -167,14 +172,14 @@ FAMILIES = (
     MEDUSA,
     HeadFamily(label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
 )
-"""Families in the order in which they are tried. A draft of none of them is PARD or MODEL."""
+"""Families in the order in which they are tried. A draft that matches none of them is PARD or MODEL."""
 
 
 def family_of(files: Checkpoint, target: str | None = None) -> HeadFamily:
     """Return the family of a draft, by its configuration or else by the names of its tensors.
 
-    `target`: folder or hub id of the target. Where the draft has the same one, the draft is the MTP head in it, if
-    there is one. Raises `ConfigError` for a family that is not served, naming it, and as `Checkpoint.names` does.
+    `target`: folder or hub id of the target. If the draft is the same folder or hub id and has MTP layers, the draft is
+    the MTP head in it. Raises `ConfigError` for a family that is not served, naming it, and as `Checkpoint.names` does.
     """
     if target is not None and is_same(files.model, target) and (num_layers := num_mtp_layers(files)):
         if not has_mtp(files.names):
@@ -199,7 +204,7 @@ def family_of(files: Checkpoint, target: str | None = None) -> HeadFamily:
 
 
 def is_same(model: str, target: str) -> bool:
-    """Return whether both are the same hub id or the same folder."""
+    """Return whether a draft and a target, each a folder or hub id, are the same hub id or the same folder."""
     own, other = Path(model), Path(target)
     return model == target or (own.exists() and other.exists() and own.samefile(other))
 
@@ -220,7 +225,9 @@ def _recognised(files: Checkpoint) -> HeadFamily:
 
 
 def pard_block(files: Checkpoint) -> BlockShape:
-    """Return the blocks of a PARD draft. Raises `ConfigError` for a mask id outside its vocabulary."""
+    """Return the layout of the blocks that a PARD draft fills. Raises `ConfigError` for a mask id outside its
+    vocabulary.
+    """
     keys = Keys(files)
     vocab_size = keys.number("vocab_size", least=1)
     return BlockShape(MASKED_POSITIONS, keys.number(*PARD.signs, least=0, most=vocab_size - 1))

@@ -1,53 +1,59 @@
-"""Features of consecutive positions of one slot, as bytes: kept by a target for drafts, and by a draft for its head."""
+"""Buffer for the features of consecutive positions of one slot. A target keeps them to send to drafts; a draft keeps
+them for its head.
+"""
 
 from __future__ import annotations
 
 
 class FeatureBuffer:
-    """Buffer of features, each [width] bfloat16: a head's projection of the target's hidden states of one token."""
+    """Features of consecutive positions of one slot, as bytes. A feature is [width] bfloat16: the head's projection of
+    the target's hidden states of one token.
+    """
 
     __slots__ = ("_data", "start", "token_bytes")
 
     def __init__(self, token_bytes: int) -> None:
-        """Create an empty buffer. `token_bytes`: bytes of one feature."""
+        """Create an empty buffer. `token_bytes`: size of one feature in bytes."""
         self.token_bytes = token_bytes
         self.start = 0
-        """Position of the first feature."""
+        """Position of the first stored feature."""
         self._data = bytearray()
 
     @property
     def num_bytes(self) -> int:
-        """Size of all features in bytes."""
+        """Size of all stored features in bytes."""
         return len(self._data)
 
     @property
     def end(self) -> int:
-        """Position after the last feature."""
+        """Position after that of the last stored feature."""
         return self.start + len(self._data) // self.token_bytes
 
     def put(self, start: int, data: bytes) -> None:
-        """Store features from `start` on, replacing those there and after. Features before a gap are dropped."""
+        """Store the features of consecutive positions from `start` on. Features stored there or after are replaced. If
+        `start` leaves a gap to the stored ones, all stored ones are dropped.
+        """
         if not self.start <= start <= self.end:
             self.clear(start)
         self.truncate(start)
         self._data += data
 
     def clear(self, start: int) -> None:
-        """Drop all features; the next ones are stored from `start` on."""
+        """Drop all features. The next feature to be stored is that of position `start`."""
         self._data.clear()
         self.start = start
 
     def truncate(self, end: int) -> None:
-        """Drop the features from position `end` on."""
+        """Drop the features of position `end` and later ones."""
         del self._data[max(0, end - self.start) * self.token_bytes :]
 
     def drop_before(self, start: int) -> None:
-        """Drop the features before `start`; later ones are stored there or after."""
+        """Drop the features of positions before `start`. The buffer then starts at `start`, if it started earlier."""
         if start > self.start:
             del self._data[: (start - self.start) * self.token_bytes]
             self.start = start
 
     def read(self, start: int, end: int) -> bytearray:
-        """Return the features of positions `start` to `end`, exclusive, all of which must be stored."""
+        """Return the features of positions `start` (inclusive) to `end` (exclusive), all of which must be stored."""
         assert self.start <= start <= end <= self.end, "not all of them are here"
         return self._data[(start - self.start) * self.token_bytes : (end - self.start) * self.token_bytes]

@@ -1,4 +1,4 @@
-"""Shared readers of heads' files, which refuse anything that does not fit, by its name."""
+"""Shared parts of the readers of heads' files. They refuse a tensor or key that does not fit, by its name."""
 
 from __future__ import annotations
 
@@ -31,35 +31,39 @@ IGNORED = re.compile(
     r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq|confidence_head\.proj\.(weight|bias)"
     r"|mtp[._]layers\.[1-9]\d*\..*"
 )
-"""Pattern of tensor names that no head reads: copies of the target's tensors, frequencies that follow from the config,
-DSpark's estimate of acceptance (the target chooses K), and MTP layers after the first."""
+"""Pattern of names of tensors that are left unread: copies of the target's tensors, rotary frequencies (computed from
+the config), DSpark's estimate of acceptance (the target chooses K), and MTP layers after the first."""
 MAPS = ("d2t", "t2d", "token_map")
-"""Names of tensors that hold ids."""
+"""Names of tensors that hold token ids or offsets of token ids, which are read without a check of their dtype."""
 PADDED = {
     "embed_tokens.weight": "vocab_size",
     "markov_head.markov_w1.weight": "vocab_size",
     "lm_head.weight": "draft_vocab_size",
     "markov_head.markov_w2.weight": "draft_vocab_size",
 }
-"""Names of tensors that may have padding rows, with the field of `HeadFacts` that counts the rows without padding."""
+"""Names of tensors that may have padding rows, each with the field of `HeadFacts` that is the number of rows without
+padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """The contents of a head's files."""
+    """Contents of a head's files, checked: what is needed to build its network."""
 
     facts: Any
-    """`HeadFacts` of the head's kind."""
+    """Configuration of the network: the subclass of `HeadFacts` for the head's family."""
     tensors: Mapping[str, Tensor]
-    """State of the head's network, in the files' dtype; embedding and lm_head may be the target's."""
+    """State dict of the head's network, in the files' dtype. Embedding and lm_head are the target's if the files have
+    none."""
     opening: Projection
-    """Projection of the target's hidden states, in the files' dtype."""
+    """Projection of the target's hidden states to features, in the files' dtype."""
     undecided: tuple[str, ...] = ()
-    """Names of boolean fields of `facts` that the files leave open. They have the likelier value."""
+    """Names of boolean fields of `facts` that the files leave open. These fields have the likelier value."""
 
 
 class HeadReader(Keys):
-    """Reader of the files of one head for a target. Methods raise `ConfigError` for what does not fit, naming it."""
+    """Reader of the files of one head for one target. Its methods raise a `ConfigError` that names what does not
+    fit.
+    """
 
     def __init__(
         self,
@@ -70,10 +74,11 @@ class HeadReader(Keys):
         prefix: str = "",
         parts: Sequence[str] = (),
     ) -> None:
-        """Read all tensors under the network's names. Raises `ConfigError` for those that cannot be served.
+        """Read all tensors of the files and rename them as the network's. Raises `ConfigError` for tensors that cannot
+        be served: quantised or with numbers that are not finite.
 
-        `names`: pairs of a pattern for the start of a file's tensor name and its replacement in the network; the first
-        match counts. `prefix`: start of the names of all tensors that are read. `parts`: as for `Keys`.
+        `names`: pairs of a pattern for the start of a tensor name in the files and its replacement; the first match
+        counts. `prefix`: start of the names of the tensors to read, which is cut off first. `parts`: as for `Keys`.
         """
         super().__init__(files, *parts)
         self.target = target
@@ -103,11 +108,12 @@ class HeadReader(Keys):
         return tensor
 
     def layers(self, raw: Any = None, *, has_windows: bool = False) -> PreTrainedConfig:
-        """Return the configuration of the layers, read by its class: files leave out values that are the class's
-        defaults.
+        """Return the configuration of the head's layers, built by the config class of their model type, since files
+        leave out values that are the class's defaults.
 
-        `raw`: the part of config.json that describes the layers; None for the whole of it, or for speculators' part.
-        `has_windows`: whether layers may have a sliding window.
+        `raw`: the part of config.json that describes the layers; None = the whole of it or, in speculators' layout, its
+        transformer_layer_config. `has_windows`: whether layers may have a sliding window. Raises `ConfigError` for
+        layers that cannot be served.
         """
         if raw is None:
             raw = self.config
@@ -145,10 +151,12 @@ class HeadReader(Keys):
         return text
 
     def taps(self, keys: Mapping[str, tuple[Any, int]], default: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the indices of the hidden states that the head reads, from 0 to the target's number of layers.
+        """Return the indices of the hidden states that the head reads, from 0 (embeddings) to the target's number of
+        layers.
 
-        `keys`: by key name, the list of ids in config.json (None without one), and the offset from an id to the index
-        of its hidden state. `default`: the published choice, for a config without a list.
+        `keys`: by key of config.json, its list of layer ids (None if the key is missing) and the offset from such an id
+        to the index of the hidden state. `default`: indices to use if no key has a list, as published for the family.
+        Raises `ConfigError` for keys that contradict each other and for indices that the target does not have.
 
         Example: {"target_layer_ids": ([1, 9], 1)} gives (2, 10), since that key names a layer by its output.
         """
@@ -180,7 +188,9 @@ class HeadReader(Keys):
         return taps
 
     def llama_facts(self, layers: PreTrainedConfig, taps: tuple[int, ...]) -> dict[str, Any]:
-        """Return the fields of `LlamaFacts` for layers of that configuration."""
+        """Return the fields of `LlamaFacts`, by name, for a head with layers of this configuration. `taps`: as
+        `LlamaFacts.taps`. Raises `ConfigError` for rotary positions or tensor shapes that do not fit.
+        """
         width, vocab_size = layers.hidden_size, self.target.vocab_size
         self.check_shape("fc.weight", (width, len(taps) * self.target.width))
         rope = dict(layers.rope_parameters or {})
@@ -232,7 +242,11 @@ class HeadReader(Keys):
         opening: Projection,
         undecided: tuple[str, ...] = (),
     ) -> HeadFiles:
-        """Return the head with all tensors of its network, taking those that the files leave out from the target."""
+        """Return the checked contents of the head's files. Tensors that they leave out are taken from the target.
+
+        `facts`, `network`: configuration and class of the network. `opening`: the projection. `undecided`: as in
+        `HeadFiles`. Raises `ConfigError` unless all tensors fit.
+        """
         d2t, t2d = self.tensors.pop("d2t", None), self.tensors.pop("t2d", None)
         ids = target_ids(self.files, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
         if facts.draft_vocab_size != facts.vocab_size:
@@ -242,9 +256,10 @@ class HeadReader(Keys):
         return HeadFiles(facts, self.tensors, opening, undecided)
 
     def fill_from_target(self, facts: HeadFacts) -> None:
-        """Take the embedding and the lm_head from the target where the head has none, and cut padding rows.
+        """Add the target's embedding and lm_head to `tensors` if the head has none of its own, and cut padding rows.
 
-        A head that ties both (tie_word_embeddings) uses its own embedding as its lm_head.
+        In a head that ties both (tie_word_embeddings), the lm_head is its own embedding. Raises `ConfigError` if the
+        target's do not fit.
         """
         tensors, target = self.tensors, self.target
         ids = tensors.get("draft_ids")
@@ -269,7 +284,7 @@ class HeadReader(Keys):
                 tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
 
     def check_tensors(self, facts: HeadFacts, network: type[HeadNetwork]) -> None:
-        """Raise `ConfigError` unless the tensors are those of a `network` with these facts."""
+        """Raise `ConfigError` unless `tensors` are exactly those of a `network` with these facts."""
         try:
             with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
                 head = network(facts)
@@ -282,7 +297,9 @@ class HeadReader(Keys):
             ) from error
 
     def refuse(self, what: str, names: Iterable[str], *, of: str = "") -> None:
-        """Raise `ConfigError` when `names` is not empty. `what`: the fault that the tensors of these names are."""
+        """Raise a `ConfigError` with the message "has `what`: NAMES" if `names`, tensor names, is not empty. of: as for
+        `Checkpoint.refusal`.
+        """
         found = bound_text(", ".join(sorted(names)), MAX_QUOTED)
         if found:
             raise self.refusal(f"has {what}: {found}; correct its config.json or get the file again", of=of)

@@ -1,6 +1,7 @@
-"""Load a head from its files, and from its target's what they leave out. Called by the draft worker.
+"""Load a head from its files, with the embedding and lm_head of its target if it has none. Called by the draft worker.
 
-Like a model, a head is self-tested at load: on the KV cache, with chains and trees, against itself without a cache.
+Like a model, a head is self-tested at load: its logits with the KV cache, on chains and trees, are compared with its
+logits without a cache.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 EXACT = re.compile(r"\.e_score_correction_bias$")
-"""Names of tensors that keep their own dtype, as in transformers: a lower precision would change the expert routing."""
+"""Pattern of names of tensors that keep their own dtype, as in transformers: a lower precision would change the routing
+to experts."""
 TEST_CONTEXT = 64
-"""Maximum length of a sequence of the self-test, in tokens, without a block after it."""
+"""Maximum length of a text in the self-test, in tokens; a block may be appended to it."""
 AnyHeadPath = HeadPath | FusedHeadPath
 
 
@@ -53,37 +55,40 @@ PATHS: Mapping[str, Callable[[HeadNetwork, ModelFacts], AnyHeadPath]] = {
     "fused": FusedHeadPath,
     "paged": _create_paged,
 }
-"""Constructors of heads' attention paths by name."""
+"""Functions that create a head's attention path, by the path's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head of any family, ready to draft for its target."""
+    """Head of any family, loaded and ready to draft for its target."""
 
     network: HeadNetwork
-    """The head's network. The wiring test sets the facts that `undecided` names."""
+    """The head's network. The wiring test decides the fields of its facts that `undecided` names, and sets them."""
     opening: Projection
-    """Projection of the target's hidden states, on the CPU."""
+    """Projection of the target's hidden states to features, on the CPU."""
     facts: ModelFacts
     num_layers: int
     """Number of the target's layers."""
     runner: ModelRunner | None = None
-    """Runner of rows with features; None for heads without a cache. Logits are `UNMAPPED` where the head has no row."""
+    """Runner of forwards with features, which holds the head's KV cache; None for heads without a cache. A logit is
+    `UNMAPPED` for a token id for which the lm_head has no row."""
     undecided: tuple[str, ...] = ()
-    """Names of facts that the files leave open, as in `HeadFiles`."""
+    """Names of boolean fields of the network's facts that the files leave open, as in `HeadFiles`."""
 
     @property
     def path(self) -> AnyHeadPath:
-        """The runner's path, which keeps the hidden states of the last forward."""
+        """The runner's attention path, which keeps the hidden states of the last forward. The head must have a
+        cache.
+        """
         assert self.runner is not None and isinstance(self.runner.path, HeadPath | FusedHeadPath), "it has no cache"
         return self.runner.path
 
 
 def load_head(config: WorkerConfig, target: str, family: HeadFamily, allow_pickle: bool = False) -> LoadedHead:
-    """Load the head in `config.model` for a target, given as a folder or hub id, and size its cache.
+    """Load the head in `config.model` for a target, given as a folder or hub id, and size its KV cache.
 
-    What the head's files leave out is taken from the target's. `allow_pickle`: as for `Checkpoint`. Raises
-    `ConfigError` for anything that cannot be served, naming it.
+    An embedding or lm_head that the head's files leave out is taken from the target. `allow_pickle`: as for
+    `Checkpoint`. Raises a `ConfigError` that names what cannot be served.
     """
     assert family.network is not None and family.read is not None, "a model has its own loader"
     device = resolve_device(config.device)
@@ -117,8 +122,8 @@ def load_head(config: WorkerConfig, target: str, family: HeadFamily, allow_pickl
 
 
 def dtype_of(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> torch.dtype:
-    """Return the configured dtype for a head with these tensors; auto is float32 on a CPU, the lm_head's dtype on a
-    GPU.
+    """Return the torch dtype of a head with these tensors for the setting `dtype`. auto: float32 on a CPU, the dtype of
+    the lm_head in `tensors` on a GPU.
     """
     if dtype == "auto" and device.type != "cpu":
         return next(tensor.dtype for name, tensor in tensors.items() if name.startswith("lm_head"))

@@ -1,4 +1,6 @@
-"""Attention paths of heads: rows carry features, and a forward keeps the hidden states that the head passes on."""
+"""Attention paths of heads: their rows carry features, and a forward keeps the hidden states that the head passes on to
+the next token.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,26 @@ from outrider.engine.step_plan import Row
 
 
 class HeadPath(PagedPath):
-    """Path that runs the head's own modules.
+    """Attention path that runs the modules of a head's network, on paged keys and values.
 
-    In a carry head each new token of a row has a feature. In a block head the first new tokens of a row have features,
-    which the head reads in their place, and the rest are a block. Whoever feeds a block truncates it away afterwards.
-    Rows request logits of the block alone.
+    In a carry head each new token of a row has a feature. In a block head a row has C features and at least C new
+    tokens: the features are read in place of the first C tokens, and the tokens after them are a block. The caller
+    truncates the block from the block table afterwards. Rows request logits of the block alone.
     """
 
     hidden: Tensor
-    """[sum(num_logits), d] of the last forward, in the head's dtype on its device, rows in order."""
+    """Hidden states [sum(num_logits), d] of the last forward at the positions whose logits were requested, in the order
+    of the rows, in the head's dtype on its device."""
 
     def __init__(self, head: HeadNetwork) -> None:
         super().__init__(head, head.facts.vocab_size)
         self.head = head
-        """The head's network. Changes of its facts take effect at the next forward."""
+        """The head's network. A change of its facts takes effect at the next forward."""
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        """Replace the storage and allocate it: a layer's shape is known once its first keys are written."""
+        """Replace the storage of keys and values by one of `num_blocks` blocks of `block_size` tokens. A forward of one
+        token allocates it, since the shape of a layer's keys is known only then.
+        """
         super().set_storage(num_blocks, block_size)
         table = KVPool(1, block_size).new_table()
         table.reserve(1)
@@ -48,7 +53,7 @@ class HeadPath(PagedPath):
             self.forward([Row(table, [0], 0, 0, (), features=torch.zeros(1, self.head.facts.width))])
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Return logits as `ForwardPath` does, and set `hidden`."""
+        """Return the logits of the rows as `ForwardPath.forward` does, and set `hidden`."""
         head = self.head
         none = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
         features = torch.cat([none, *(to_device(features_of(row, head), head.device).to(head.dtype) for row in rows)])
@@ -79,16 +84,20 @@ class HeadPath(PagedPath):
 
 
 class FusedHeadPath(FusedPath):
-    """Path that runs an EAGLE-3 head in our C++ forward, whose first layer reads features beside tokens (CPU).
+    """Attention path that runs an EAGLE-3 head in our C++ forward (CPU). The first layer reads features and token
+    embeddings.
 
-    The head passes on the hidden state tapped after the last layer.
+    The hidden state after the last layer is what the head passes on.
     """
 
     hidden: Tensor
-    """[sum(num_logits), d] of the last forward, in the head's dtype, rows in order."""
+    """Hidden states [sum(num_logits), d] of the last forward at the positions whose logits were requested, in the order
+    of the rows, in the head's dtype."""
 
     def __init__(self, head: Eagle3Head, facts: ModelFacts) -> None:
-        """Pack the head's weights. Raises `PathUnavailable`, naming what this path cannot run."""
+        """Pack the head's weights for the C++ forward. Raises a `PathUnavailable` that names what this path cannot
+        run.
+        """
         if not head.facts.reads_normed:
             raise PathUnavailable("is made for a projection that reads the normed output")
         shape = FusedShape.of(head, head, facts)
@@ -98,7 +107,7 @@ class FusedHeadPath(FusedPath):
         self._followed: Eagle3Config | None = None
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Return logits as `ForwardPath` does, and set `hidden`."""
+        """Return the logits of the rows as `ForwardPath.forward` does, and set `hidden`."""
         head = self.head
         self._follow()
         none = torch.empty(0, head.facts.width)
@@ -137,7 +146,9 @@ def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def features_of(row: Row, head: HeadNetwork) -> Tensor:
-    """Return the row's features [C, d]: one for each new token; in a block head, for the first C new tokens."""
+    """Return the features [C, d] of a row, checked: one for each new token in a carry head; one for each of the first C
+    new tokens in a block head.
+    """
     features = row.features
     assert features is not None and features.shape[1] == head.facts.width, "no features of the head's width"
     num_masks = row.num_new - len(features)

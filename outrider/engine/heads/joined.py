@@ -1,10 +1,11 @@
-"""Heads that project a token's embedding joined with a feature, and run decoder layers over it: EAGLE-1 and 2
-(2401.15077, 2406.16858), in files of their own, and the MTP heads of DeepSeek-V3 (2412.19437), GLM and similar models,
-inside a target's checkpoint or in speculators' own file.
+"""Heads that join a token's embedding with a feature, project both together and run decoder layers over the result.
 
-The layers are transformers' own, of the configuration's class, so latent attention and experts need no code here. In
-all layouts the projection's input is [embedding, feature], and the feature is the target's last hidden state after its
-final norm.
+They are EAGLE-1 and 2 (2401.15077, 2406.16858), in files of their own, and the MTP heads of DeepSeek-V3 (2412.19437),
+GLM and similar models, inside a target's checkpoint or in speculators' own file.
+
+The layers are modules of transformers, of the configuration's class, so latent attention and experts need no code here.
+In all layouts the projection's input is [embedding, feature], and the feature is the target's last hidden state after
+its final norm.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ DEEPSEEK_NAMES = (
     (r"shared_head\.head\.", "lm_head."),
     ("", "layers.0."),
 )
-"""Names of DeepSeek's and GLM's layout, after `model.layers.{n}.`, where n is the number of the target's layers."""
+"""Patterns and replacements that turn tensor names of DeepSeek's and GLM's layout into the network's. They apply after
+`model.layers.{n}.`, where n is the number of the target's layers."""
 QWEN_NAMES = (
     (r"pre_fc_norm_embedding\.", "enorm."),
     (r"pre_fc_norm_hidden\.", "hnorm."),
     (r"fc\.", "eh_proj."),
 )
-"""Names of Qwen's layout, after `mtp.`."""
+"""Patterns and replacements that turn tensor names of Qwen's layout into the network's. They apply after `mtp.`."""
 SPECULATORS_NAMES = (
     (r"mtp_layers\.0\.token_layernorm\.", "enorm."),
     (r"mtp_layers\.0\.hidden_layernorm\.", "hnorm."),
@@ -49,11 +51,11 @@ SPECULATORS_NAMES = (
     (r"mtp_layers\.0\.final_layernorm\.", "norm."),
     (r"mtp_layers\.0\.", "layers.0."),
 )
-"""Names of speculators' layout."""
+"""Patterns and replacements that turn tensor names of speculators' layout into the network's."""
 MTP = "the MTP head"
-"""Subject of errors about its tensors."""
+"""How errors about the tensors of an MTP head name it."""
 AROUND = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "lm_head.weight")
-"""Names of an MTP head's tensors that are not of its layers' class."""
+"""Names of an MTP head's tensors that have no counterpart in transformers' class for its layers."""
 JOINING = (*AROUND, "norm.weight", "embed_tokens.weight")
 """Names of an MTP head's tensors outside of its layers."""
 _FIRST = re.compile(r"(.*\.)?layers\.(\d+)\.eh_proj\.weight")
@@ -62,24 +64,30 @@ _EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedConfig(HeadFacts):
-    """Configuration of a head, whatever the layout of its files. The lm_head has a row for every id."""
+    """Configuration of an EAGLE-1 or MTP head, whatever the layout of its files. The lm_head has a row for every token
+    id.
+    """
 
     layers: PreTrainedConfig
-    """Configuration of the decoder layers: their number, class and width, with the target's vocabulary size."""
+    """Configuration of the decoder layers: their number, class and width. Its vocabulary size is the target's."""
     joins_normed: bool
-    """Whether embedding and feature are normed before they are joined, and the output before the lm_head (MTP)."""
+    """Whether embedding and feature are normed before they are joined, and the output before the lm_head. True for MTP
+    heads, False for EAGLE-1."""
     join_bias: bool = False
-    """Whether the projection of both has a bias (EAGLE-1)."""
+    """Whether the projection of embedding and feature has a bias (some EAGLE-1 heads)."""
     is_exchanged: bool = False
-    """Whether the feature comes before the embedding, as in files that are misread."""
+    """Whether the feature comes before the embedding in the projection's input. False as files are read; the wiring
+    test sets it to find files that mean the contrary."""
     swaps_norms: bool = False
-    """Whether the norms of embedding and feature are swapped, as in files that are misread."""
+    """Whether the norms of embedding and feature are exchanged. False as files are read; the wiring test sets it to
+    find files that mean the contrary."""
 
 
 class JoinedHead(CarryHead):
-    """The network y = layers(eh_proj(cat[enorm(embedding), hnorm(feature)])), with logits lm_head(norm(y)).
+    """Network of an EAGLE-1 or MTP head: y = layers(eh_proj(cat[enorm(embedding), hnorm(feature)])), with the logits
+    lm_head(norm(y)).
 
-    EAGLE-1 has none of these norms, nor the one before the first layer's attention.
+    EAGLE-1 has none of these norms, nor the norm before the first layer's attention.
     """
 
     facts: JoinedConfig
@@ -123,7 +131,7 @@ class JoinedHead(CarryHead):
 
 
 def num_mtp_layers(files: Checkpoint) -> int:
-    """Return the number of MTP layers in a target's checkpoint, according to its config.json."""
+    """Return the number of MTP layers in a target's checkpoint, according to its config.json; 0 if it gives none."""
     text = files.part("text_config") or files.config
     for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
         number = text.get(key)
@@ -133,14 +141,17 @@ def num_mtp_layers(files: Checkpoint) -> int:
 
 
 def has_mtp(names: frozenset[str]) -> bool:
-    """Return whether a target's checkpoint has the tensors of an MTP head in a supported layout."""
+    """Return whether tensors of these names include those of an MTP head in a supported layout. `names`: tensor names
+    of a target's checkpoint.
+    """
     return "mtp.fc.weight" in names or any(_FIRST.fullmatch(name) for name in names)
 
 
 def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """Read an EAGLE-1 or EAGLE-2 head. They are the same: EAGLE-2 builds its trees at run time.
+    """Read the files of an EAGLE-1 or EAGLE-2 head for the target. The two have the same files: EAGLE-2 differs in how
+    it builds trees at run time.
 
-    Raises `ConfigError` for what is missing, unknown or does not fit, naming it.
+    Raises `ConfigError` naming what is missing, unknown or does not fit.
     """
     reader = HeadReader(files, target, EAGLE1_NAMES)
     raw = files.part("model") or files.config  # vLLM nests it
@@ -159,7 +170,8 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 
 def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """Read an MTP head: the first of several layers, which then drafts token after token from its own carries.
+    """Read the files of an MTP head for the target. Of several MTP layers the first is read, which then drafts token
+    after token from its own output.
 
     Raises `ConfigError` as `read_eagle1` does.
     """

@@ -16,19 +16,20 @@ from outrider.engine.heads.network import HeadFacts, HeadNetwork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaFacts(HeadFacts):
-    """Configuration of a head with Llama's layers after a projection."""
+    """Configuration of a head that consists of a projection of hidden states and layers like Llama's."""
 
     layers: LlamaConfig
     taps: tuple[int, ...]
     """Indices of the target's hidden states that the projection reads, as in `ProjectionSpec.taps`."""
     target_width: int
-    """Width of the target's hidden states."""
+    """dt, width of the target's hidden states."""
 
 
 def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: Mapping[str, Any]) -> LlamaConfig:
-    """Return the configuration of a head's layers, with the shapes of the layers of another model.
+    """Return the configuration of a head's layers: shapes and attention of the layers of `like`, another model's
+    config, with the width, vocabulary size, number of layers and rotary parameters given here.
 
-    Raises AttributeError for layers that are not shaped like Llama's.
+    Raises AttributeError if `like` lacks the fields of a Llama config.
     """
     return LlamaConfig(
         vocab_size=vocab_size,
@@ -46,13 +47,15 @@ def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: 
 
 
 class LlamaHead(HeadNetwork):
-    """Head whose layers have Llama's shapes and rotary positions. A subclass adds `layers`, of transformers' class."""
+    """Base class of heads whose layers have Llama's shapes and rotary positions. A subclass adds the modules in
+    `layers`.
+    """
 
     config_class = LlamaConfig
     config: LlamaConfig
 
     def __init__(self, facts: Any) -> None:
-        """Create the modules around the layers. `facts`: a `LlamaFacts`."""
+        """Create the modules around the layers. facts: configuration of the head, a `LlamaFacts`."""
         super().__init__(deepcopy(facts.layers), facts)
         self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)
         self.norm = LlamaRMSNorm(facts.width, eps=self.config.rms_norm_eps)

@@ -1,7 +1,8 @@
-"""Medusa's heads (2401.10774) and blockwise ones (1811.03115): one residual network per head, over one hidden state.
+"""Medusa's heads (2401.10774) and blockwise heads (1811.03115): a residual network per head, on one hidden state of the
+target.
 
-Head i predicts the token 2 + i positions after the token whose hidden state it reads, whatever stands in between. Files
-have the names of Medusa's repository or of vLLM. Blockwise heads have no lm_head of their own.
+Head i predicts the token 2 + i positions after the token whose hidden state it reads, without the tokens between them.
+Tensors have the names of Medusa's repository or of vLLM. Blockwise heads have no lm_head of their own.
 """
 
 from __future__ import annotations
@@ -24,33 +25,37 @@ from outrider.engine.host_copy import to_device
 from outrider.engine.model_runner import ModelRunner
 
 PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")
-"""Prefixes of all names of a head in some files; other tensors in them are the base model's."""
+"""Prefixes that some files put before the names of all tensors of the heads; tensors without it are then the base
+model's."""
 
 
 NAMES = ((r"(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."), (r"(\d+)\.\d+\.weight$", r"lm_heads.\1.weight"))
-"""Names of Medusa's repository, and vLLM's."""
+"""Pairs of a pattern and a replacement that turn tensor names of Medusa's repository, then vLLM's, into the
+network's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaConfig(HeadFacts):
-    """Configuration of the heads, whatever the layout of their files.
+    """Configuration of Medusa or blockwise heads, whatever the layout of their files.
 
     Their width is that of the target's hidden states after its final norm, which they read.
     """
 
     num_heads: int
     num_layers: int
-    """Number of residual layers of a head; 0 for none."""
+    """Number of residual layers of a head; 0 = the lm_head reads the hidden state itself."""
     shares_projection: bool
-    """Whether all heads share one lm_head, as blockwise ones share the target's."""
+    """Whether all heads share one lm_head, as blockwise heads share the target's. False = each has its own."""
     has_bias: bool = True
     """Whether the residual layers have a bias."""
     scale: float = 1.0
-    """Factor on the logits."""
+    """Factor on the logits of the lm_heads."""
 
 
 class MedusaHeads(HeadNetwork):
-    """All heads of a checkpoint. Tensors have vLLM's names: blocks.{head}.layers.{layer} and lm_heads.{head}."""
+    """Network of all Medusa or blockwise heads of a checkpoint. Tensors have vLLM's names: blocks.{head}.layers.{layer}
+    and lm_heads.{head}.
+    """
 
     config_class = PreTrainedConfig
     facts: MedusaConfig
@@ -66,7 +71,9 @@ class MedusaHeads(HeadNetwork):
             self.lm_heads.append(nn.Linear(facts.width, facts.draft_vocab_size, bias=False))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., num_heads, V] float32 for hidden states [..., dt], of any device and dtype."""
+        """Return the logits [..., num_heads, V] float32 for hidden states [..., dt], which may have any device and
+        dtype.
+        """
         hidden = to_device(hidden, self.device).to(self.dtype)
         inner = torch.stack([block(hidden) for block in self.blocks], dim=-2)  # [..., num_heads, dt]
         if self.facts.shares_projection:
@@ -78,7 +85,9 @@ class MedusaHeads(HeadNetwork):
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] as every head does, of the first of these heads."""
+        """Return the logits [P, V] as described in `HeadNetwork.score_text`, of the first of these heads. `runner`,
+        `ahead`: not used.
+        """
         return self(features[:-1])[:, 0]
 
 
@@ -98,9 +107,10 @@ class _Block(nn.Module):
 
 
 def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """Read the heads for that target. They are counted by their tensors, since many published configs are wrong.
+    """Read the files of Medusa or blockwise heads for the target. Heads and layers are counted by their tensors, since
+    many published configs are wrong.
 
-    Raises `ConfigError` for what is missing, unknown or does not fit, naming it.
+    Raises `ConfigError` naming what is missing, unknown or does not fit.
     """
     reader = HeadReader(files, target, NAMES, prefix=_find_prefix(files.names))
     tensors, vocab_size = reader.tensors, target.vocab_size

@@ -1,9 +1,9 @@
 """Base classes of the networks of all heads.
 
-A head with a cache is a small transformers model of its own, so that `HeadPath` runs it with block tables. The feature
-of a token is the target's hidden states projected by its `Projection`. A `CarryHead` joins a token with the feature of
-the token before it, and passes its output on as the feature of the next token. A `BlockHead` caches the features
-themselves, and fills a block of positions after them.
+A head with a cache is a small transformers model of its own, so that `HeadPath` can run it with block tables. The
+feature of a token is made from the target's hidden states of the token by the head's `Projection`. A `CarryHead` joins
+a token with the feature of the token before it, and passes its output on as the feature of the next token. A
+`BlockHead` caches the features themselves, and fills a block of positions after them.
 """
 
 from __future__ import annotations
@@ -25,84 +25,88 @@ from outrider.engine.step_plan import Row
 H = TypeVar("H", bound="HeadNetwork")
 
 RMS_NORMS = (LlamaRMSNorm, Qwen3RMSNorm)
-"""Classes that compute what torch.nn.RMSNorm does, in six operations."""
+"""Classes of transformers that compute what torch.nn.RMSNorm does, in six operations. `HeadNetwork.of` replaces them by
+it."""
 MASKED_POSITIONS = 8
-"""Default size of a block, in tokens, for files of a mask-filling draft that do not give it: as many as released PARD
-drafts were trained to fill."""
+"""Number of tokens of a block, for PARD and P-EAGLE drafts, whose files do not give it. Released PARD drafts were
+trained to fill this many."""
 UNMAPPED = -1e9
-"""Logit of an id that has no row in the head's lm_head. Its probability after softmax is 0, and it is finite, so that a
-check for infinities still finds faults."""
+"""Logit of a token id for which the head's lm_head has no row. Its probability after softmax is 0. It is finite, so
+that checks for infinities still find faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
-    """Configuration of a head, whatever the layout of its files."""
+    """Configuration of a head's network, whatever the layout of its files. Each family has a subclass."""
 
     width: int
-    """d, width of its features and hidden states."""
+    """d, width of the head's features and hidden states."""
     vocab_size: int
     """V, the target's vocabulary size."""
     draft_vocab_size: int
-    """Vd, number of rows of the lm_head."""
+    """Vd, number of rows of the lm_head; less than V in a head that can draft only some of the token ids."""
     reads_normed: bool = True
-    """Whether the lm_head reads the output after the final norm."""
+    """Whether the lm_head reads the output after the final norm; False = before it."""
     carries_normed: bool = False
-    """Whether the head passes on the output after the final norm."""
+    """Whether the head passes on its output after the final norm; False = before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOutput:
-    """Output of a forward at the N requested positions."""
+    """Output of a head's forward at the N requested positions."""
 
     logits: Tensor
-    """[1, N, V] float32, `UNMAPPED` where the head has no row."""
+    """Logits [1, N, V] float32; `UNMAPPED` for token ids for which the lm_head has no row."""
     hidden: Tensor
-    """[1, N, d] in the head's dtype, which the head passes on: the feature of the next token (its carry), or the input
-    of a block's sequential head."""
+    """Hidden states [1, N, d] in the head's dtype. In a carry head they are the features of the next tokens; in a block
+    head they are the input of the sequential head."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """Layout of a block that a draft fills in one forward: the last committed token (the anchor), then masks."""
+    """Layout of a block that a draft fills in one forward: the last committed token (the anchor), then mask tokens."""
 
     size: int
     """B, number of tokens of a block, including the anchor."""
     mask_id: int
     from_anchor: bool = True
-    """Whether the anchor's logits predict the token after it, so that the last mask's predict the B-th draft token. If
-    not, a mask's logits predict the token at its own position, and the anchor's nothing."""
+    """Whether the logits at a position predict the token after it, beginning with the anchor's; the B-th draft token is
+    then that of the last mask. False = logits of a mask predict the token at the mask's own position, and those of the
+    anchor are not used."""
     feature: Tensor | None = None
-    """[d], feature of each mask; None where masks have none."""
+    """[d], the feature of each mask token; None = mask tokens have no features."""
 
     @property
     def num_drafts(self) -> int:
-        """Number of tokens that a block proposes after the anchor."""
+        """Number of draft tokens that one block gives: B, or B - 1 if the anchor predicts none."""
         if self.from_anchor:
             return self.size
         return self.size - 1
 
     def token_ids(self, anchor: int, max_tokens: int) -> list[int]:
-        """Return the token ids of a block, cut to `max_tokens`, which must be at least 1.
+        """Return the token ids of a block with this anchor, cut to `max_tokens`, which must be at least 1.
 
-        Example: size 4 and mask id 9 give [anchor, 9, 9, 9]; `max_tokens` 2 gives [anchor, 9].
+        Example: size 4 and mask id 9 give [anchor, 9, 9, 9]; with `max_tokens` 2, [anchor, 9].
         """
         return [anchor, *[self.mask_id] * (min(self.size, max_tokens) - 1)]
 
 
 class HeadNetwork(PreTrainedModel):
-    """A head's network, built from its facts and the tensors of its files."""
+    """Base class of the networks of heads, built from the facts and tensors of their files."""
 
     _supports_attention_backend = True
     _supports_sdpa = True
     lag: ClassVar[int] = 1
-    """Number of tokens by which a cache entry's position is after the token of its feature."""
+    """Distance in tokens from the token whose feature an entry of the head's cache contains to the entry's own
+    position: 1 in carry heads, 0 in block heads."""
     facts: Any
-    """`HeadFacts` of the head's kind. They may be replaced by facts that change no tensor, from the next forward on."""
+    """Configuration of the network (a subclass of `HeadFacts`). It may be replaced by one that needs the same tensors;
+    this takes effect at the next forward."""
     norm: nn.Module
-    """The final norm."""
+    """The final norm, after the last layer."""
     lm_head: nn.Linear
     draft_ids: Tensor | None
-    """[Vd] int64, the target ids of the lm_head's rows; None where there is a row for every id."""
+    """[Vd] int64, the target's token id for each row of the lm_head; None if there is a row for every id."""
 
     def __init__(self, config: PreTrainedConfig, facts: Any) -> None:
         super().__init__(config)
@@ -114,7 +118,8 @@ class HeadNetwork(PreTrainedModel):
 
     @classmethod
     def of(cls: type[H], facts: Any, tensors: Mapping[str, Tensor]) -> H:
-        """Return a head with these tensors, named as by `state_dict`, in eval mode. Nothing is copied.
+        """Return a network with these facts and tensors, in eval mode. `tensors`: a state dict, of which nothing is
+        copied.
 
         Raises RuntimeError for tensors that are missing, unknown or of another shape.
         """
@@ -132,7 +137,7 @@ class HeadNetwork(PreTrainedModel):
 
     @property
     def block(self) -> BlockShape | None:
-        """Layout of the blocks that the head fills; None for a head that fills none."""
+        """Layout of the blocks that the head fills; None for a head that drafts one token after the other."""
         return None
 
     def forward(
@@ -146,10 +151,10 @@ class HeadNetwork(PreTrainedModel):
     ) -> HeadOutput:
         """Run the head over T tokens, input_ids [1, T] int64, and features [1, C, d].
 
-        A carry head needs one feature for each token. A block head has C features before the T tokens of its blocks; C
-        or T may be 0. `position_ids`: [1, T], or [1, C + T] in a block head, which has those of the features first;
-        None counts from 0. `logits_to_keep`: indices [N] int64 of the tokens whose output is returned, or how many of
-        the last; 0 for all.
+        A carry head needs one feature for each token (C = T). In a block head the C features come before the T tokens
+        of its blocks, and C or T may be 0. `position_ids`: [1, T]; in a block head [1, C + T], those of the features
+        first; None = counted from 0. `logits_to_keep`: indices [N] int64 of the tokens whose output is returned, or the
+        number of last tokens; 0 = all.
         """
         if position_ids is None:
             num_positions = input_ids.shape[1]
@@ -166,17 +171,17 @@ class HeadNetwork(PreTrainedModel):
         return HeadOutput(self.spread(logits), normed if self.facts.carries_normed else hidden)
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
-        """Return the last layer's output [1, T, d]."""
+        """Return the last layer's output [1, T, d], before the final norm. The parameters are those of `forward`."""
         raise NotImplementedError
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] that predict the tokens after the second and the next P - 1 tokens of a text.
+        """Return the logits [P, V] that predict the tokens of a text, each from the tokens before it (teacher forcing).
 
-        All earlier tokens are given (teacher forcing). `features`: [T, d] of the T tokens. `ahead`: 2 returns the
-        logits of a `CarryHead`'s second step, one fewer, which predict one token further on. Its feature is the head's
-        own carry, or its input a mask where the head fills masks.
+        The first row predicts the text's third token, and so on. `features`: [T, d], one for each of the T tokens.
+        `ahead`: 2 = return the logits of a `CarryHead`'s second step instead, one row fewer, which predict one token
+        further on. The second step reads the head's own output as its feature or, in a head that fills masks, a mask.
 
         `runner`: runner of the head's path; None for a head without a cache. A `CarryHead` holds cache blocks while it
         runs, and raises `OutOfBlocks`.
@@ -184,13 +189,15 @@ class HeadNetwork(PreTrainedModel):
         raise NotImplementedError
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
-        """Return the known ways to misread files of this kind, other than by wrong layers: a label and the facts of
-        each.
+        """Return the known ways to misread files of this family, other than by wrong layers: pairs of a label and the
+        facts that such a misreading gives.
         """
         return ()
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Return logits [..., V] float32 for logits [..., Vd]."""
+        """Return logits [..., V] float32 for logits [..., Vd] of the lm_head's rows; `UNMAPPED` for token ids without a
+        row.
+        """
         logits = logits.float()
         if self.draft_ids is None:
             return logits
@@ -198,14 +205,18 @@ class HeadNetwork(PreTrainedModel):
         return whole.index_copy_(-1, self.draft_ids, logits)
 
     def mapped(self, logits: Tensor) -> Tensor:
-        """Return the columns [..., Vd] of logits [..., V] for which the head has rows: without `UNMAPPED` ones."""
+        """Return the columns [..., Vd] of logits [..., V] of token ids for which the lm_head has rows. This is the
+        inverse of `spread`.
+        """
         if self.draft_ids is None:
             return logits
         return logits.index_select(-1, self.draft_ids)
 
 
 class CarryHead(HeadNetwork):
-    """A head that passes its own output on as the feature of the next token."""
+    """Base class of heads that read a feature with each token and pass their own output on as the feature of the next
+    token.
+    """
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
@@ -233,7 +244,9 @@ class CarryHead(HeadNetwork):
 
 
 class BlockHead(HeadNetwork):
-    """A head that caches features alone. The blocks after them leave nothing in the cache."""
+    """Base class of heads that cache features and fill a block of positions after them in one forward. A block is not
+    kept in the cache.
+    """
 
     lag = 0
     layers: nn.ModuleList
@@ -253,7 +266,9 @@ class BlockHead(HeadNetwork):
         return self.fill(input_ids, position_ids[:, num_read:], cache)
 
     def read(self, features: Tensor, position_ids: Tensor, cache: Cache) -> None:
-        """Write keys and values of features [1, C, d] at positions [1, C] into the cache. No layer norms them first."""
+        """Write keys and values of features [1, C, d] at positions [1, C] into the cache of every layer. Features are
+        not normed before.
+        """
         features = features.to(self.dtype)
         rotary = self.rotary_emb(features, position_ids)
         for layer in self.layers:
@@ -265,13 +280,17 @@ class BlockHead(HeadNetwork):
             cache.update(key, value, attention.layer_idx)
 
     def fill(self, input_ids: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
-        """Return the last layer's output [1, T, d] for the tokens of blocks, after the features in the cache."""
+        """Return the last layer's output [1, T, d] for the token ids [1, T] of blocks, which attend to the features in
+        the cache.
+        """
         raise NotImplementedError
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] as every head does. Each block's anchor is the last token of the previous one."""
+        """Return the logits [P, V] as described in `HeadNetwork.score_text`. The text is filled block by block; the
+        anchor of a block is the last token of the previous one.
+        """
         block = self.block
         features = to_device(features, self.device)[None]  # [1, T, d]
         first = 0 if block.from_anchor else 1
@@ -285,8 +304,8 @@ class BlockHead(HeadNetwork):
         return torch.cat(logits)
 
     def biased(self, logits: Tensor, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:
-        """Return a block's logits [N, V] with the biases of a sequential head, if any, added.
+        """Return the logits [N, V] of a block with the biases of the sequential head added, if the head has one.
 
-        `hidden`: hidden states [N, d]. `token_ids`: the token before each position, the anchor first.
+        `hidden`: hidden states [N, d] of the positions. `token_ids`: the token before each position, the anchor first.
         """
         return logits

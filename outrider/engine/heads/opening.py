@@ -1,7 +1,8 @@
-"""The projection of a head, from the target's hidden states of a token to one feature of the head's width.
+"""The projection of a head: from the target's hidden states of a token to one feature of the head's width.
 
 The draft reads it from the head's files and sends it at registration. The target checks and runs it, so that one
-feature is sent for each committed token instead of several hidden states. It is the identity for heads that read one.
+feature is sent for each committed token instead of several hidden states. For heads that read a single hidden state it
+is the identity.
 """
 
 from __future__ import annotations
@@ -24,32 +25,36 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.peer_text import bound_text
 
 Norm = Literal["none", "each", "all"]
-"""The RMS norm before the projection: none, one for each tap (EAGLE-3.1's fc_norm), or one over all taps concatenated.
-"""
+"""RMS norm before the projection. none: there is none; each: one norm for each tap (EAGLE-3.1's fc_norm); all: one norm
+over all taps concatenated."""
 MAX_PROJECTION_BYTES = 1 << 30
-"""Maximum bytes of a serialised projection: three taps of 8192 to a width of 8192 take 400 MB in bfloat16."""
+"""Maximum size of a serialised projection in bytes, 1 GiB. From three taps of width 8192 to features of width 8192 it
+takes 400 MB in bfloat16."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes that a projection may have. Its tensors all have the same."""
+"""Dtypes that the tensors of a projection may have. All tensors of one projection have the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectionSpec:
-    """The hidden states that a head reads, and how they are projected to a feature."""
+    """Which of the target's hidden states a head reads (its taps), and how they are projected to a feature."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
     taps: tuple[int, ...]
-    """Indices of the hidden states, in the order in which they are concatenated; see `NORMED`."""
+    """Indices of the hidden states in the order in which they are concatenated: 0 = the embeddings, k = the output of
+    layer k, `NORMED` = the last output after the final norm."""
     width: Annotated[int, Field(ge=1)]
     """d, width of the features."""
     norm: Norm = "none"
     epsilon: Annotated[float, Field(ge=0, le=1)] = 1e-6
-    """Epsilon of the norms."""
+    """Epsilon of the RMS norms."""
     norms_output: bool = False
     """Whether an RMS norm follows the projection (DFlash's hidden_norm)."""
 
     def shapes(self, target_width: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the projection's tensors by name, where it is not the identity."""
+        """Return the shapes of the projection's tensors by name, for a target of this width. Not for the identity,
+        which has no tensors.
+        """
         num_taps = len(self.taps)
         shapes: dict[str, tuple[int, ...]] = {"fc": (self.width, num_taps * target_width)}
         if self.norm == "each":
@@ -65,14 +70,16 @@ _SPEC = TypeAdapter(ProjectionSpec)
 
 
 class Projection(nn.Module):
-    """Projection of hidden states to features. The target runs it."""
+    """Projection of a token's hidden states to its feature, as a module that the target runs."""
 
     fc: Tensor | None
     norm: Tensor | None
     output_norm: Tensor | None
 
     def __init__(self, spec: ProjectionSpec, tensors: Mapping[str, Tensor]) -> None:
-        """Create a projection from tensors of `spec.shapes`, or from none for the identity of one tap."""
+        """Create a projection from tensors of the shapes `spec.shapes`. Without tensors it is the identity on its
+        single tap.
+        """
         super().__init__()
         self.spec = spec
         for name in ("fc", "norm", "output_norm"):
@@ -80,7 +87,9 @@ class Projection(nn.Module):
 
     @classmethod
     def identity(cls, width: int) -> Projection:
-        """Return the projection that returns the last hidden state after its norm, unmodified."""
+        """Return the projection that returns the last hidden state after the final norm unchanged. `width`: its
+        width.
+        """
         return cls(ProjectionSpec((NORMED,), width), {})
 
     @property
@@ -94,11 +103,15 @@ class Projection(nn.Module):
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def forward(self, taps: Tensor) -> Tensor:
-        """Return features [N, d] bfloat16 for taps [N, m, dt], in the spec's order."""
+        """Return the features [N, d] bfloat16 of N tokens. `taps` [N, m, dt]: their hidden states in the order of
+        `spec.taps`.
+        """
         return self.exact(taps).to(torch.bfloat16)
 
     def exact(self, taps: Tensor) -> Tensor:
-        """Return the features in the projection's own dtype, before `forward` rounds them for the wire."""
+        """Return the features as `forward` does, in the projection's own dtype, not rounded to the bfloat16 that is
+        sent.
+        """
         if self.fc is None:
             return taps[:, 0]
         taps = taps.to(self.fc.dtype)
@@ -113,7 +126,7 @@ class Projection(nn.Module):
         return features
 
     def to_bytes(self) -> bytes:
-        """Return spec and tensors in safetensors' format. The same projection gives the same bytes."""
+        """Return the spec and the tensors in safetensors' format. Equal projections give equal bytes."""
         spec = json.dumps(asdict(self.spec), sort_keys=True)
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}  # a pickle's may be a view
         return safetensors.torch.save(tensors, {"spec": spec})  # one key: several would have no fixed order
@@ -122,8 +135,8 @@ class Projection(nn.Module):
     def from_bytes(cls, data: bytes, target_width: int, num_layers: int) -> Projection:
         """Return the projection that a draft sent, on the CPU.
 
-        Raises `InvalidRequest` where it does not fit a target of this width and number of layers: other shapes or
-        dtypes, non-finite numbers, taps that the target does not have, or more than `MAX_OPENING_BYTES`.
+        Raises `InvalidRequest` if it does not fit a target of this width and number of layers: other shapes or dtypes,
+        non-finite numbers, taps that the target does not have, or more than `MAX_PROJECTION_BYTES`.
         """
         if len(data) > MAX_PROJECTION_BYTES:
             raise InvalidRequest(
@@ -136,7 +149,9 @@ class Projection(nn.Module):
 
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
-    """Raise `InvalidRequest` for hidden states that a target with `num_layers` layers does not have."""
+    """Raise `InvalidRequest` if `taps` are indices of hidden states that a target with `num_layers` layers does not
+    have.
+    """
     max_taps = num_layers + 2
     if not 1 <= len(taps) <= max_taps or min(taps) < NORMED or max(taps) > num_layers:
         raise InvalidRequest(
@@ -147,12 +162,12 @@ def check_taps(taps: Sequence[int], num_layers: int) -> None:
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return the SHA-256 of a serialised projection, by which workers name it."""
+    """Return the SHA-256 of a serialised projection, by which drafts and targets refer to it."""
     return hashlib.sha256(data).digest()
 
 
 def label_of(digest: bytes) -> str:
-    """Return the name of a head in metrics and logs."""
+    """Return the name of a head in metrics and logs: the first 8 hexadecimal digits of its projection's SHA-256."""
     return digest[:4].hex()
 
 

@@ -1,8 +1,8 @@
-"""Test whether a head reads the hidden states that it was trained on, by its predictions of a text.
+"""Test whether a head reads the hidden states on which it was trained, by its predictions of a text.
 
-A head that reads hidden states one layer off, or from the wrong side of a norm, drafts fluently. Its drafts are
-rejected more often, and nothing else shows it. So the positions of a text are scored as the files are read, and in the
-known ways to misread them. Where another way predicts the target better, the files are wrong.
+A head that reads hidden states one layer off, or from the wrong side of a norm, drafts fluently. Its draft tokens are
+rejected more often, and nothing else shows it. So the head's predictions of a text are scored as its files are read,
+and in the known ways to misread them. If another way predicts the target clearly better, the files are wrong.
 """
 
 from __future__ import annotations
@@ -39,57 +39,62 @@ TEXT = '''def average(values):
 The first thing that a reader of a long report wants to know is what was done, why it was done, and what came of it. The
 second is what it means for the work of the next few weeks.
 '''
-"""Default text that heads are tested on: code and prose, as most models are trained on."""
+"""Text on which heads are tested by default: code and prose, as in the training data of most models."""
 MAX_TOKENS = 128
-"""Maximum length of the text, in tokens."""
+"""Maximum length of the test's text, in tokens."""
 MAX_PROBE_TAPS = 16
 """Maximum number of hidden states of a text that a target sends in one reply: 34 MB at a width of 8192."""
 MIN_SCORE = -20.0
-"""Minimum log-probability of a score; a token without a row in the lm_head has it, too."""
+"""Minimum log-probability that is counted for a token; also counted for a token without a row in the lm_head."""
 MIN_LEAD = 3.0
-"""Number of standard errors by which another way must be better, and by which a head must predict a position's own
-token better than another's."""
+"""Least difference of mean scores, in standard errors, that counts as more than chance: between two ways to read a
+head, and between its predictions at the right and at other positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeStates:
-    """A target's hidden states and predictions over a text of T tokens."""
+    """Hidden states and predictions of a target over a text of T tokens."""
 
     token_ids: Sequence[int]
     taps: Mapping[int, Tensor]
-    """Hidden states [T, dt] by tap."""
+    """Hidden states [T, dt] by tap, the index of the hidden state."""
     best_ids: Tensor
-    """[T] int64, the target's likeliest token after each token."""
+    """[T] int64, the target's most likely next token after each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """One way to wire a head, and its scores."""
+    """One way to wire a head (which hidden states it reads, and how), with its scores on a text."""
 
     label: str
     scores: Tensor
-    """[P] log-probabilities that the head gives the target's likeliest token at each position."""
+    """[P] log-probabilities under the head of the target's most likely token at each position."""
     shifted_scores: Tensor
-    """[P] log-probabilities that the head gives the target's likeliest token half the text away."""
+    """[P] log-probabilities under the head of the target's most likely token half the text away, for comparison with
+    `scores`."""
     agreement: float
-    """Fraction of positions where the head's and the target's likeliest tokens are the same."""
+    """Fraction of positions at which the head's most likely token is the target's."""
 
     @property
     def is_predictive(self) -> bool:
-        """Whether the head predicts a position's own token better than another position's, by more than chance."""
+        """Whether the head predicts the target's token at a position better than the token at another position, by more
+        than chance.
+        """
         return _lead(self.scores, self.shifted_scores) > MIN_LEAD
 
 
 @dataclass(frozen=True, slots=True)
 class WiringScores:
-    """Scores of the wiring in the head's files and of other wirings."""
+    """Scores of a head on a text: wired as in its files, and in other ways."""
 
     configured: Wiring
     others: Sequence[Wiring]
 
     @property
     def best_other(self) -> Wiring | None:
-        """Best of the other wirings that predict anything and beat the files' own by more than chance; else None."""
+        """Best of the other wirings that are predictive and beat the one in the files by more than chance; None if
+        there is none.
+        """
         ours = self.configured.scores
         better = list[Wiring]()
         for way in self.others:
@@ -99,7 +104,7 @@ class WiringScores:
 
     @property
     def fault(self) -> str | None:
-        """Description of what is wrong with the wiring; None where nothing is."""
+        """Description of the fault in the wiring of the head's files; None if the test found none."""
         ours, winner = self.configured, self.best_other
         agreement = f"it agrees with the target at {ours.agreement:.0%} of {len(ours.scores)} positions"
         if winner is not None:
@@ -118,14 +123,17 @@ def _lead(scores: Tensor, others: Tensor) -> float:
 
 
 def probe_ids(tokenizer_json: bytes, context_limit: int, text: str = TEXT) -> list[int]:
-    """Return the token ids of the text that a head is tested on, cut to the context limit."""
+    """Return the token ids of the text on which a head is tested, cut to the context limit and to `MAX_TOKENS`.
+    `tokenizer_json`: contents of the tokenizer.json.
+    """
     return Tokenizer.from_str(tokenizer_json.decode()).encode(text).ids[: min(MAX_TOKENS, context_limit)]
 
 
 def judge(outcome: WiringScores, model: str, *, trusts: bool) -> str | None:
-    """Log the outcome; return the reason to refuse the head, or None to serve it.
+    """Log the scores of a head. Return the reason for which the head is refused; None = it is served.
 
-    `trusts`: whether the configuration in its files is served whatever the outcome.
+    `model`: the head's name in the log. `trusts`: whether the head is served as its files say even if the test finds a
+    fault.
     """
     ours, fault = outcome.configured, outcome.fault
     ways = ", ".join(f"{way.label} {way.agreement:.0%}" for way in (ours, *outcome.others))
@@ -142,7 +150,9 @@ def judge(outcome: WiringScores, model: str, *, trusts: bool) -> str | None:
 
 
 def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
-    """Return the sorted indices of the hidden states that a test of a head with these taps needs."""
+    """Return the sorted indices of the hidden states that the wiring test of a head with these taps needs: `taps` and
+    all that misreadings of them would read.
+    """
     return sorted(set(taps).union(*_misread_taps(taps, num_layers)))
 
 
@@ -173,11 +183,11 @@ def _misread_taps(taps: Sequence[int], num_layers: int) -> list[tuple[int, ...]]
 
 @torch.inference_mode()
 def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
-    """Score a head on a text, wired as its files are read and in the known ways to misread them.
+    """Score a head on a text: wired as its files are read, and in the known ways to misread them.
 
-    A block head fills one block after the other, given the tokens before. Facts that the files leave open are decided
-    first, by the head's second step. The test holds blocks of the runner's cache while it runs, and raises
-    `OutOfBlocks`. Call it on the engine thread.
+    A block head fills block after block, given the tokens before. Facts that the files leave open are decided first, by
+    the head's second step. The test holds blocks of the runner's KV cache while it runs, and raises `OutOfBlocks`. Call
+    it on the engine thread.
     """
     _decide(loaded, seen)
     opening, network, facts = loaded.opening, loaded.network, loaded.network.facts
@@ -197,9 +207,11 @@ def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
 
 
 def text_logits(loaded: LoadedHead, seen: ProbeStates, taps: Sequence[int] | None = None, ahead: int = 1) -> Tensor:
-    """Return the logits [P, V] that predict the tokens of a text from the third on. `taps`: None for the head's own.
+    """Return the logits [P, V] that predict the tokens of the test's text from the third on, each from the tokens
+    before it.
 
-    `ahead`: 2 for the second step of a `CarryHead`, which predicts one token further on.
+    `taps`: the hidden states to read; None = the head's own. `ahead`: 2 = the logits of a `CarryHead`'s second step,
+    which predicts one token further on.
     """
     states = [seen.taps[tap] for tap in taps or loaded.opening.spec.taps]
     features = loaded.opening(torch.stack(states, dim=1))  # [T, d]

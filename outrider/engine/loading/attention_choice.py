@@ -1,6 +1,6 @@
 """Choose a model's attention path: the fastest that can be built for it and passes the self-test.
 
-Called by the loader, and by the heads' loader for its checks.
+Called by the loader of models. The loader of heads calls the checks.
 """
 
 from __future__ import annotations
@@ -74,10 +74,11 @@ FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {
     "paged": _paged,
     "dense": _dense,
 }
-"""Constructors of attention paths by name, the fastest first. They raise PathUnavailable for a model, device or machine
-that the path cannot run."""
+"""Functions that create an attention path, by the path's name, the fastest path first. They raise `PathUnavailable` if
+the path cannot run the model, or cannot run on the device or machine."""
 MODULE_PATHS = ("paged", "dense")
-"""Names of the paths that call the model's own modules. On a CPU these call packed linear layers too (`pack`)."""
+"""Names of the paths that call the model's own modules. On a CPU, the linear layers among the modules are packed for
+them (`pack_weights`)."""
 
 
 def choose_path(
@@ -85,13 +86,13 @@ def choose_path(
 ) -> ModelRunner:
     """Return a runner of the model whose attention path passed the self-test.
 
-    The caller replaces its KV pool, which has the NUM_BLOCKS blocks of the self-test.
+    The runner's KV pool is that of the self-test, with NUM_BLOCKS blocks: the caller replaces it.
 
-    setting: `attention_path`: a name of FACTORIES, or "auto" for the first of them that works.
-    batch_invariant: the setting; paths that are not batch-invariant are passed over.
-    gives_features: whether heads may read the model's hidden states. That is tested here, while the model exists.
+    setting: `attention_path`, a key of FACTORIES, or "auto" for the first of them that works. batch_invariant: the
+    setting of this name; True = only batch-invariant paths are tried. gives_features: whether heads may read the
+    model's hidden states, which is then tested here, while the model exists.
 
-    Raises ConfigError with the reason for which each path that was tried was refused.
+    Raises ConfigError if no path can be used, with the reason for each path that was tried.
     """
     try:
         with selecting_few_keys(model, facts.layer_types):
@@ -189,9 +190,10 @@ def _create_tested_runner(
 
 
 def pack_weights(model: PreTrainedModel, runner: ModelRunner, reference: ReferenceLogits) -> None:
-    """Replace the model's linear layers by packed ones for the CPU, and put them back where the self-test then fails.
+    """Replace the model's linear layers by layers with packed weights for the CPU. If the self-test then fails, put the
+    original layers back.
 
-    reference: holds the logits that the plain weights gave in the self-test before.
+    reference: holds the logits that the unpacked weights gave in the self-test before.
     """
     num_packed = pack_linears(model)
     if not num_packed:
@@ -206,9 +208,9 @@ def pack_weights(model: PreTrainedModel, runner: ModelRunner, reference: Referen
 
 
 def tree_refusal(runner: ModelRunner, reference: UncachedModel | ReferenceLogits) -> str | None:
-    """Return why the runner cannot verify draft trees, for the log; None where it can.
+    """Test draft trees on the runner. Return the reason why it cannot verify them, for the log; None if it can.
 
-    Runs the self-test of trees and leaves `runner.tree_refusal` None: the caller sets it.
+    The test leaves `runner.tree_refusal` None: the caller sets it.
     """
     if not isinstance(runner.path, TreePath):
         return "it has no attention of trees"
@@ -228,9 +230,10 @@ def tree_refusal(runner: ModelRunner, reference: UncachedModel | ReferenceLogits
 
 
 def features_refusal(runner: ModelRunner, reference: UncachedModel) -> str | None:
-    """Return why heads cannot read the model's hidden states from the runner, for the log; None where they can.
+    """Test the hidden states that the runner gives to heads. Return the reason why heads cannot read them, for the log;
+    None if they can.
 
-    Runs the self-test of hidden states and leaves `runner.features_refusal` None: the caller sets it.
+    The test leaves `runner.features_refusal` None: the caller sets it.
     """
     if not isinstance(runner.path, FeaturePath):
         return "it has no taps"
@@ -249,16 +252,19 @@ def features_refusal(runner: ModelRunner, reference: UncachedModel) -> str | Non
 
 
 def describe_self_test(runner: ModelRunner) -> str:
-    """Return a phrase for the log: the largest error of the self-test's logits, and the largest allowed."""
+    """Return a phrase for the log: the largest error of the logits in the runner's self-test, and the largest that is
+    allowed.
+    """
     allowed = TOLERANCE[runner.facts.dtype]
     return f"largest difference {runner.self_test_error:.1e} of the largest logit, {allowed:g} allowed"
 
 
 def check_cache(runner: ModelRunner, reference: ReferenceLogits) -> float:
-    """Run the self-test of the KV cache and return the largest difference of a logit over the largest logit.
+    """Run the self-test of the KV cache. Return the largest difference of a logit, divided by the largest logit.
 
-    The runner's pool must be that of the self-test, with NUM_BLOCKS blocks free. Raises PathUnavailable where the model
-    does not run on the cache or the difference is above TOLERANCE; the message names the first layer that is wrong.
+    The runner's pool must be that of the self-test, with NUM_BLOCKS blocks free. Raises PathUnavailable if the model
+    does not run on the cache or the difference is above TOLERANCE; the message names the first layer that is wrong, if
+    it is found.
     """
     try:
         error = largest_error(runner, reference)

@@ -1,4 +1,4 @@
-"""Size a runner's KV cache by the settings or the free memory, and allocate it.
+"""Compute the size of a runner's KV cache from the settings or the free memory, and allocate it.
 
 Called by the loader of models and by the loader of heads, when the weights are on the device.
 """
@@ -29,17 +29,21 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 PREFILL_TOKENS_CPU = 256
-"""Most prompt tokens of a step on a CPU, where the setting names none. Running requests wait for the whole step."""
+"""Maximum number of prompt tokens in a step on a CPU, if the setting max_prefill_tokens is None. It is small since
+running requests wait until the whole step is done."""
 PREFILL_TOKENS_CUDA = 2048
-"""Most prompt tokens of a step on a GPU, where the setting names none."""
+"""Maximum number of prompt tokens in a step on a GPU, if the setting max_prefill_tokens is None."""
 ANSWER_TOKENS = 4096
-"""Most tokens that the cache of a CPU reserves for a slot; contexts may be longer."""
+"""Maximum number of tokens for which a CPU's KV cache reserves memory per slot. A context may be longer."""
 CPU_FRACTION = 0.1
-"""Part of a CPU's free memory that the KV cache may take, and again the draft buffers; other processes use the rest."""
+"""Fraction of a CPU's free memory that the KV cache may take. The draft buffers may take the same again; the rest is
+for other processes."""
 
 
 def default_prefill_tokens(device: torch.device) -> int:
-    """Return the most prompt tokens of a step where the setting names none."""
+    """Return the maximum number of prompt tokens in a step on this device, if the setting max_prefill_tokens is
+    None.
+    """
     if device.type == "cpu":
         return PREFILL_TOKENS_CPU
     return PREFILL_TOKENS_CUDA
@@ -53,14 +57,12 @@ def size_cache(
     group: Group | None = None,
     num_positions: int = VERIFY_TOKENS,
 ) -> None:
-    """Allocate the runner's KV cache, as large as the settings or the free memory allow, and set `runner.spare`.
+    """Allocate the runner's KV cache in the size that the settings or the free memory allow, and set `runner.spare`.
 
-    model_config: gives the widths from which the memory of a step is computed.
-    num_weight_bytes: bytes of the weights on this device.
-    group: the ranks of a split model, which take the size of the smallest; None for a whole model.
-    num_positions: rows of a slot in a full step.
-
-    Raises ConfigError where the memory does not suffice.
+    model_config: configuration of the model, from whose widths the memory of a step is computed. num_weight_bytes: size
+    of the weights on this device, in bytes. group: the ranks of a split model, all of which take the smallest rank's
+    size; None for a whole model. num_positions: number of rows of a slot in a full step. Raises ConfigError if the
+    memory does not suffice.
     """
     # On a CPU no memory is taken yet. Ranks count together: with the lock they would wait for each other forever.
     lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()

@@ -1,7 +1,7 @@
 """Read look-ahead embeddings and append them to a target's embedding table. Called by the loader.
 
-They are the method of PaSS (Monea et al., 2023, 2311.13581): the model is fed ids behind its vocabulary, each of which
-stands for a token still to come. `outrider train-head pass` trains them.
+They are the method of PaSS (Monea et al., 2023, 2311.13581): the model is fed ids beyond its vocabulary, each of which
+stands for a token that is still to come. `outrider train-head pass` trains the embeddings of these ids.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 NAME = "embeddings"
-"""Name of the one tensor in the file."""
+"""Name of the only tensor in a file of look-ahead embeddings."""
 FILE = "model.safetensors"
-"""Name of the file where the setting names a folder."""
+"""Name of the file in the folder, if the setting lookahead_embeddings is a folder."""
 
 
 def read_embeddings(source: str, width: int) -> Tensor:
-    """Return the look-ahead embeddings [L, width] of a file, in the dtype that it has.
+    """Return the look-ahead embeddings [L, width] of a file, in the file's dtype.
 
-    source: the setting: the file, or a folder with a FILE. width: hidden size of the target.
-
-    Raises ConfigError for a file that cannot be read or holds anything else, and for numbers that are not finite.
+    source: the setting lookahead_embeddings: the file, or a folder with a FILE. width: hidden size of the target.
+    Raises ConfigError for a file that cannot be read or contains anything else, and for numbers that are not finite.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -62,11 +61,11 @@ def read_embeddings(source: str, width: int) -> Tensor:
 
 
 def append_embeddings(network: PreTrainedModel, source: str) -> int:
-    """Append look-ahead embeddings to the model's embedding table, in place, and return how many there are.
+    """Append look-ahead embeddings to the model's embedding table, in place. Return their number.
 
-    The output projection is left alone. A model whose embedding and projection were one tensor then holds it twice.
-
-    Raises ConfigError as `read_embeddings` does, and for a model without one embedding table.
+    source: as for `read_embeddings`. The output projection is not changed: if it was the same tensor as the embedding
+    table, it now takes memory of its own. Raises ConfigError as `read_embeddings` does, and for a model without one
+    embedding table.
     """
     embedding = network.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding) or network.config.is_encoder_decoder:  # whose tables may be several

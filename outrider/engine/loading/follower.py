@@ -1,10 +1,11 @@
-"""Run a follower of a tensor-parallel target: a process that holds one rank's part of the weights.
+"""Run a follower of a tensor-parallel target: a process with one rank's part of the weights.
 
     python -m outrider.engine.loading.follower FOLDER RANK CORES
 
 Started by rank 0 (`parallel.team`), or inside a Ray actor by `deploy`. It connects to rank 0, loads what rank 0 loads
-in the same order, self-test included, and repeats rank 0's forwards until rank 0 sends END. When rank 0 ends without
-it, this process ends at once, in the middle of a forward if need be. Torch is imported after the process is pinned.
+in the same order, self-test included, and repeats rank 0's forwards until rank 0 sends END. If rank 0 ends without END,
+this process ends at once, in the middle of a forward if need be. Torch is imported after the process is pinned to its
+cores.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ log = get_logger(__name__)
 
 
 def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callable[[], None]) -> int:
-    """Run one follower until rank 0 ends, and return the exit code of the process: 0 after END, 1 without it.
+    """Run one follower until rank 0 ends. Return the exit code of the process: 0 after END, 1 without it.
 
-    folder: where rank 0 listens. cpu_cores: the cores to pin the process to, as the setting writes them.
-    on_abandoned: called, perhaps from another thread, just before this process ends because rank 0 ended without END.
-
-    Raises OutriderError for what cannot be loaded, after reporting it to rank 0.
+    folder: folder with the socket on which rank 0 listens. rank: this follower's number, from 1. cpu_cores: the setting
+    of this name, the cores to which the process is pinned. on_abandoned: called, perhaps from another thread, just
+    before this process ends because rank 0 ended without END. Raises OutriderError for a model that cannot be loaded,
+    after reporting it to rank 0.
     """
     cores = prepare_process(cpu_cores)
     host = connect_to_rank_zero(folder, rank, MEETING_TIMEOUT_S)
@@ -100,7 +101,9 @@ def _end_with_rank_0(host: RankZeroLines, ended: threading.Event, on_abandoned: 
 
 
 def main(argv: list[str]) -> int:
-    """Run one follower from the command line's arguments, and return the exit code of the process."""
+    """Run one follower with the command line's arguments: folder, rank and cores. Return the exit code of the
+    process.
+    """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # terminals and `systemctl kill` send them to all; rank 0 handles them
     configure_logging("info", f"target rank {argv[1]}")

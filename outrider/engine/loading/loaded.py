@@ -1,4 +1,5 @@
-"""Load the state that the engine thread of a worker owns: runner, slots and tokenizer, whole or split over ranks.
+"""Load the state that the engine thread of a worker owns: runner, slots and tokenizer. The model is whole or split over
+ranks.
 
 Called by the target worker, by draft workers with a model, by training and by `outrider alpha`.
 """
@@ -32,20 +33,21 @@ log = get_logger(__name__)
 
 @dataclass
 class ModelWorkerState(WorkerState):
-    """State of a worker with a model: what every worker has, and the runner of the model."""
+    """State of a worker with a model: the state that every worker has, and the model's runner."""
 
     runner: ModelRunner = field(kw_only=True)
-    """Runs the model on its KV cache."""
+    """Runner of the model's forwards on its KV cache."""
     sampling_defaults: dict[str, float] = field(default_factory=dict)
-    """Values of sampling parameters by name, from the checkpoint, for requests that leave them out."""
+    """Values of sampling parameters by name, from the checkpoint's generation_config.json, for requests that leave them
+    out."""
 
     @property
     def max_prefill_tokens(self) -> int:
-        """Most prompt tokens of a step: the setting, else the default of the device."""
+        """Maximum number of prompt tokens in a step: the setting or, if it is None, the default for the device."""
         return self.config.max_prefill_tokens or default_prefill_tokens(self.runner.device)
 
     def info(self) -> pb.WorkerInfo:
-        """Return the worker's description for GetInfo."""
+        """Return the worker's description, with which GetInfo is answered."""
         info = super().info()
         info.MergeFrom(describe_model(self.runner.facts, self.runner))
         info.trees = info.beams = self.runner.supports_trees
@@ -56,7 +58,9 @@ class ModelWorkerState(WorkerState):
 
 
 def describe_model(facts: ModelFacts, runner: ModelRunner | None) -> pb.WorkerInfo:
-    """Return the description of a model or a head for GetInfo. runner: None for a head without a KV cache."""
+    """Return the description of a model or a head, with which GetInfo is answered. runner: None for a head without a KV
+    cache.
+    """
     info = pb.WorkerInfo(
         model_id=facts.model_id,
         vocab_size=facts.vocab_size,
@@ -89,13 +93,12 @@ def load(
     on_lost: Callable[[OutriderError], None] = lambda error: None,
     ranks_folder: str | None = None,
 ) -> ModelWorkerState:
-    """Load the model of `config` and the tokenizer, and allocate the slots. Call it on the engine thread.
+    """Load the model and the tokenizer of `config`, and allocate the slots. Call it on the engine thread.
 
-    epoch: number of the worker's life.
-    on_lost: called from another thread when a follower of a tensor-parallel target ends by itself.
-    ranks_folder: where followers that another process starts connect; None = this process starts them.
-
-    Raises ConfigError for anything that cannot be served, naming it, and Unavailable for a lost follower.
+    epoch: number of the worker's life. on_lost: called from another thread when a follower of a tensor-parallel target
+    ends by itself. ranks_folder: folder with the socket to which followers that another process starts connect; None =
+    this process starts the followers. Raises a ConfigError that names what cannot be served, and Unavailable for a lost
+    follower.
     """
     if not isinstance(config, TargetConfig) or config.tensor_parallel == 1:
         return _create_state(load_runner(config), config, epoch)
@@ -117,13 +120,12 @@ def load_split(
 ) -> tuple[ModelRunner, Team]:
     """Load a model as `load_runner` does, split over this process (rank 0) and its followers.
 
-    Returns the runner, and the team of followers, which the caller closes.
-
-    on_lost, step_timeout: as for `Team`. ranks_folder: as for `load`.
+    Returns the runner, and the team of followers, which the caller closes. on_lost, step_timeout: as for `Team`.
+    ranks_folder: as for `load`.
 
     Raises ConfigError as `load_runner` does, and Unavailable when a follower does not connect or is lost meanwhile; no
     follower is left running then. A follower that ended without a report may be the reason why every path failed here,
-    so its loss is raised; where it reported its error, this rank's own ConfigError is.
+    so the error raised is its loss. If it reported its error, this rank's own ConfigError is raised.
     """
     if ":" in config.device:
         raise ConfigError(

@@ -1,7 +1,8 @@
 """Load a model from a folder, GGUF file or hub id into a runner that passed its self-test.
 
 `load_runner` is called by workers with a model, by training and by `outrider alpha`. The checks before it
-(`read_config`, `check_class`, `check_weights`) read no weights; the heads' loader and `outrider doctor` call them too.
+(`read_config`, `check_class`, `check_weights`) read no weights; the loader of heads and `outrider doctor` call them,
+too.
 """
 
 from __future__ import annotations
@@ -65,10 +66,9 @@ log = get_logger(__name__)
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:
     """Load the model of `config`, decoder-only or encoder-decoder, test its attention paths and allocate its KV cache.
 
-    join: for tensor_parallel > 1: called with the device when everything that needs no other rank is checked; returns
-    the group of ranks, each of which loads by this function.
-
-    Raises ConfigError for anything that cannot be served, naming it.
+    join: function that returns the group of ranks, each of which loads by this function; needed if tensor_parallel > 1.
+    It is called with the device, after all checks that need no other rank. Raises a ConfigError that names what cannot
+    be served.
     """
     device = resolve_device(config.device)
     with memory.explain_out_of_memory(config.model, device):
@@ -149,18 +149,18 @@ def _describe_reading(model: str) -> str:
 
 
 def keep_soft_caps(config: PreTrainedConfig) -> None:
-    """Select eager attention for a model with soft caps on its attention scores, in place.
+    """Select eager attention in the configuration, in place, if the model has soft caps on its attention scores.
 
-    Where transformers chooses, some classes take an attention that leaves the caps out (Gemma 2's before 5.21).
+    Transformers' own choice may be an attention that leaves the caps out (for Gemma 2 before 5.21).
     """
     if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None):
         config._attn_implementation = "eager"
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the device that the setting `device` names; for "auto" the first GPU, else the CPU.
+    """Return the device that the setting `device` names; for "auto" the first GPU or, if there is none, the CPU.
 
-    Raises ConfigError where this process sees no such device.
+    Raises ConfigError if this process has no such device.
     """
     if device == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -177,7 +177,8 @@ def resolve_device(device: str) -> torch.device:
 
 
 def read_config(model: str) -> PreTrainedConfig:
-    """Return transformers' configuration of a folder, GGUF file or hub id: of the part that writes text.
+    """Return the transformers configuration of a folder, GGUF file or hub id. For a multimodal model it is the part
+    that generates text.
 
     Raises ConfigError for a configuration that cannot be read or used, and for a folder with an adapter.
     """
@@ -227,11 +228,10 @@ def _architecture(config: PreTrainedConfig) -> str:
 
 
 def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | None = None) -> PreTrainedModel:
-    """Compare the configuration with the headers of the weight files, and return the network on the meta device.
+    """Compare the configuration with the headers of the weight files. Return the network on the meta device.
 
-    source: the form in which the weights will be loaded; None = as they are stored.
-
-    Raises ConfigError for weights that the files do not hold, and for a model without a KV cache.
+    source: the form in which the weights will be loaded; None = as they are stored. Raises ConfigError if the files do
+    not contain the network's weights, and for a model without a KV cache.
     """
     source = source or WeightSource.as_stored(model, config)
     headers = read_headers(model)
@@ -257,7 +257,9 @@ def _has_cache(network: PreTrainedModel) -> bool:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """Raise ConfigError for a model without a class that writes text, and for layers whose state is not served."""
+    """Raise ConfigError if transformers has no class that generates text for the model, or if the state of its layers
+    is not served.
+    """
     name = _architecture(config)
     model_class = network_class(config)
     try:
@@ -270,7 +272,7 @@ def check_class(config: PreTrainedConfig) -> None:
 
 
 def network_class(config: PreTrainedConfig) -> Any:
-    """Return transformers' class of the network. Raises ConfigError as `check_class` does."""
+    """Return the transformers class of the network. Raises ConfigError if there is none that generates text."""
     return served_class(config).model_class
 
 

@@ -1,4 +1,4 @@
-"""Read a model's weights into its network, through transformers. Called by the loader, after all checks."""
+"""Read a model's weights into its network, by transformers. Called by the loader, after all checks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def load_weights(
 ) -> PreTrainedModel:
     """Return the network with its weights on the device, in eval mode, without gradients.
 
-    dtype: the setting. quantization: "int8" quantises the linear layers after reading. num_ranks: ranks over which
-    transformers splits the weights; this process reads its part.
-
-    Raises ConfigError for files that are damaged, or that lack tensors of the network.
+    source: the weights and the form in which they are loaded. dtype: the setting of this name. quantization: "int8" =
+    the linear layers are quantised after reading. num_ranks: number of ranks over which transformers splits the
+    weights; this process reads its own part. Raises ConfigError for files that are damaged, or that lack tensors of the
+    network.
     """
     model = source.model
     config = source.config

@@ -1,4 +1,4 @@
-"""Check whether a model's KV cache fails in transformers too. Called by `attention_choice` when no path passed."""
+"""Check whether a model's KV cache fails in transformers, too. Called by `attention_choice` when no path passed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from outrider.engine.model_facts import ModelFacts
 
 @torch.inference_mode()
 def own_cache_refusal(model: PreTrainedModel, facts: ModelFacts) -> str | None:
-    """Feed several tokens behind the cache that transformers gives the model, as verifying drafts does.
+    """Feed several tokens at once after a prefill, with the KV cache that transformers gives the model, as verifying
+    draft tokens does. Compare the logits with those without a cache.
 
-    Returns what is wrong with the logits, a clause for an error; None where they are those without a cache. Few
-    different tokens are fed, each of them often, and fewer than the reference is computed of: some classes choose among
-    keys whose scores are then equal.
+    Returns a clause for an error that says what is wrong; None if the logits agree. The sequence repeats a few
+    different token ids, and is shorter than the reference's: some classes choose among keys, whose scores are then
+    equal.
     """
     generator = random.Random(3)
     few = random_ids(generator, facts.vocab_size, 8)

@@ -1,7 +1,7 @@
 """Test at load, with the real weights, that an attention path computes what the model computes without a KV cache.
 
-Without this test a class that keeps state elsewhere, takes positions in its own way or ignores the mask would give
-wrong text without any error. `attention_choice` runs it on every path that it tries.
+Without this test a class that keeps state elsewhere, numbers positions in its own way or ignores the mask would
+generate wrong text without any error. `attention_choice` runs the test on every path that it tries.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import EncoderSource, Row
 
 NUM_BLOCKS = 16
-"""Blocks of 16 tokens that the tests need: three sequences, and the sources of an encoder-decoder model."""
+"""Number of blocks, of 16 tokens each, that the tests need: for three sequences, and for the sources of an
+encoder-decoder model."""
 TOLERANCE = {"float32": 2e-3, "float16": 3e-2, "bfloat16": 1.5e-1}
-"""Largest difference of a logit allowed, over the largest logit, by dtype. A wrong position or mask gives about 1."""
+"""Largest error of a logit that is allowed, by dtype, as a fraction of the largest logit. A wrong position or mask
+gives about 1."""
 
 
 class ReferenceLogits:
-    """Logits of a model without a KV cache, computed once for each sequence.
+    """Logits of a model without a KV cache, computed once for each sequence and kept.
 
-    The self-test uses the same sequences each time. After the weights are packed, a second self-test still compares
-    with the logits of the plain weights.
+    The self-test uses the same sequences each time. So a second self-test, after the weights are packed, still compares
+    with the logits of the unpacked weights.
     """
 
     def __init__(self, model: UncachedModel) -> None:
@@ -40,9 +42,10 @@ class ReferenceLogits:
         self._logits: dict[tuple[tuple[int, ...], ...], Tensor] = {}
 
     def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
-        """Return the logits [T, V] float32 of a sequence, and of a source where there is an encoder.
+        """Return the logits [T, V] float32 of a sequence. source_ids: token ids of the source, for an encoder-decoder
+        model.
 
-        Raises PathUnavailable where transformers itself does not run the model.
+        Raises PathUnavailable if transformers itself does not run the model.
         """
         key = (tuple(token_ids), tuple(source_ids))
         if key not in self._logits:
@@ -56,12 +59,12 @@ class ReferenceLogits:
         return self._logits[key]
 
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the hidden states [T, taps, H] float32 of a sequence, as `UncachedModel.hidden_states`."""
+        """Return the hidden states [T, taps, H] float32 of a sequence, as `UncachedModel.hidden_states` does."""
         return self._model.hidden_states(token_ids)
 
 
 def random_ids(generator: random.Random, vocab_size: int, num_ids: int) -> list[int]:
-    """Return token ids drawn uniformly from a vocabulary."""
+    """Return `num_ids` token ids, drawn uniformly from a vocabulary of `vocab_size`."""
     return [generator.randrange(vocab_size) for _ in range(num_ids)]
 
 
@@ -125,14 +128,14 @@ class _Sequence:
 
 
 Observer = Callable[[Row, Tensor, Tensor], None]
-"""Called with a row of a step, its logits [num_logits, V] float32 and its hidden states [num_new, taps, H]."""
+"""Function called with a row of a step, its logits [num_logits, V] float32 and its hidden states [num_new, taps, H]."""
 
 
 def largest_error(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> float:
-    """Prefill, decode, verify, share prefixes and roll back in batches of uneven rows, and compare the logits.
+    """Test the runner: prefill, decode, verify, share prefixes and roll back in batches of rows of different length.
 
-    Returns the largest difference of a logit over the largest logit; NaN where any is NaN. The runner's pool must have
-    NUM_BLOCKS blocks free. Errors that the model raises pass through.
+    Returns the largest difference of a logit from `model`'s, as a fraction of the largest logit; NaN if any logit is
+    NaN. The runner's pool must have NUM_BLOCKS blocks free. Errors that the model raises pass through.
     """
     errors: list[float] = []
 
@@ -187,7 +190,7 @@ def _run_sequences(runner: ModelRunner, observe: Observer) -> None:
 
 
 def layer_that_raised(error: BaseException) -> int | None:
-    """Return the index of the decoder layer in whose forward the error was raised; None where it was in none."""
+    """Return the index of the decoder layer in whose forward the error was raised; None if it was raised in none."""
     layer = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = frame.f_locals.get("self")
@@ -198,9 +201,10 @@ def layer_that_raised(error: BaseException) -> int | None:
 
 
 def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> int | None:
-    """Run the sequences of `largest_error`, and return the first decoder layer whose output is not transformers'.
+    """Run the sequences of `largest_error` again. Return the index of the first decoder layer whose output is not
+    transformers'.
 
-    Returns None where the path gives no hidden states, and where no layer differs. Replaces the runner's pool.
+    Returns None if the path gives no hidden states, or if no layer differs. The runner's pool is replaced.
     """
     if not isinstance(runner.path, FeaturePath) or runner.facts.decoder_start_ids:
         return None
@@ -227,17 +231,19 @@ def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogi
 
 
 PARENTS = (-1, 0, 0, 2, 1, 3, 2)
-"""Parent of each node of the tree that is tested. It has siblings, so that a node's index in the cache is not its
+"""Parent of each node of the tree in the test. The tree has siblings, so that a node's index in the cache is not its
 position. It is fed in two forwards, of 4 and of 3 nodes."""
 PATHS = ((0, 2, 3, 5), (0, 1, 4))
-"""Paths from the root whose logits are compared. When the first is accepted, two of its nodes move in the cache."""
+"""Paths from the root on which logits are compared, as indices of nodes. When the first path is accepted, two of its
+nodes move in the cache."""
 
 
 def largest_tree_error(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> float:
-    """Feed a draft tree in two forwards, beside a chain, accept a path and decode behind it, and compare the logits.
+    """Test draft trees: feed a tree in two forwards, in a batch with a chain, accept a path of it and decode one token
+    after it.
 
-    Returns the largest difference of a logit over the largest logit; NaN where any is NaN. The runner's pool must have
-    NUM_BLOCKS blocks free. Errors that the model raises pass through.
+    Returns the largest difference of a logit from `model`'s, as a fraction of the largest logit; NaN if any logit is
+    NaN. The runner's pool must have NUM_BLOCKS blocks free. Errors that the model raises pass through.
     """
     generator = random.Random(1)
     ids = random_ids(generator, runner.facts.vocab_size, 9 + len(PARENTS) + 1)
@@ -269,11 +275,12 @@ def _tokens_on(path: Sequence[int], nodes: Sequence[int]) -> list[int]:
 
 
 def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
-    """Read all hidden states of pieces of prompts, verified rows and a draft tree, and compare them.
+    """Test hidden states: read all that the runner gives for pieces of prompts, verified rows and a draft tree.
 
-    Returns the largest distance of a hidden state from transformers' own, over its length; NaN where any is NaN. All
-    layers are compared: in the middle of a deep model one layer changes little, and a tap that is one layer off shows
-    at the ends. The runner's pool must have NUM_BLOCKS blocks free. Errors that the model raises pass through.
+    Returns the largest distance of a hidden state from transformers' own, as a fraction of its length; NaN if any is
+    NaN. All layers are compared: in the middle of a deep model one layer changes little, and a tap that is one layer
+    off shows at the ends. The runner's pool must have NUM_BLOCKS blocks free. Errors that the model raises pass
+    through.
     """
     generator = random.Random(2)
     vocab_size = runner.facts.vocab_size
@@ -323,5 +330,7 @@ def _largest(errors: Sequence[float]) -> float:
 
 
 def relative_error(logits: Tensor, reference: Tensor) -> float:
-    """Return the largest difference of two tensors [T, V], over the largest number of the second; NaN where any is."""
+    """Return the largest difference between the tensors, each [T, V], as a fraction of the largest number in
+    `reference`; NaN if any number is NaN.
+    """
     return float((logits - reference).abs().max() / reference.abs().max())

@@ -1,6 +1,6 @@
 """Read a model's vocabulary size, context limit and end ids without its weights.
 
-Called by draft workers that have no model of their own, such as tables, for the target that they draft for.
+Called by draft workers without a model of their own, such as n-gram tables, for the target for which they draft.
 """
 
 from __future__ import annotations
@@ -16,31 +16,30 @@ from outrider.engine.loading.loader import read_config
 from outrider.wire.models.model_id import local_path
 
 UNLIMITED_CONTEXT = 1 << 20
-"""Tokens that a request may have where neither a setting nor a configuration limits them."""
+"""Maximum number of tokens of a request, if neither a setting nor a configuration limits it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Facts of a target that a drafter without weights needs."""
+    """Facts about a target's vocabulary and context, which a drafter without weights needs."""
 
     size: int
-    """Number of the model's logits, which may be more than the tokens of its tokenizer."""
+    """Number of the model's logits, which may be larger than the number of its tokenizer's tokens."""
     context_limit: int
-    """Most tokens of prompt and output together."""
+    """Maximum number of tokens of prompt and output together."""
     eos_token_ids: tuple[int, ...]
-    """Ids that end an output."""
+    """Token ids that end an output."""
     decoder_start_ids: tuple[int, ...] = ()
-    """Ids that every output of an encoder-decoder model begins with; empty for other models."""
+    """Token ids with which every output of an encoder-decoder model begins; empty for other models."""
 
 
 def read_vocabulary(model: str, tokenizer_json: bytes, context_limit: int | None) -> Vocabulary:
     """Return the vocabulary of a folder, GGUF file or hub id.
 
-    A folder may hold a tokenizer alone: then its largest id gives the size, and no id ends an output.
-
-    tokenizer_json: content of the tokenizer's file. context_limit: the setting, in tokens; None = the model's own.
-
-    Raises ConfigError for a configuration that cannot be read, and for a limit above the model's.
+    If a folder contains a tokenizer alone, the size follows from its largest id, and no id ends an output.
+    tokenizer_json: content of the tokenizer's file. context_limit: the setting of this name, in tokens; None = the
+    model's own limit. Raises ConfigError for a configuration that cannot be read, and for a setting above the model's
+    limit.
     """
     path = local_path(model)
     if path is not None and path.is_dir() and model_file(model, CONFIG) is None:

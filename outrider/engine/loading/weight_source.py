@@ -33,29 +33,29 @@ from outrider.wire.settings.config import WorkerConfig
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """The weights of one model before they are read: where they are and how they are converted."""
+    """Weights of one model before they are read: their files, and how they are converted."""
 
     model: str
     """Folder, GGUF file or hub id."""
     config: PreTrainedConfig
-    """Configuration of the network to build: without a quantisation where the weights are unpacked."""
+    """Configuration of the network to build; without its quantisation if the weights are unpacked."""
     gguf: Path | None = None
-    """The GGUF file; None where the weights are safetensors."""
+    """Path of the GGUF file; None if the weights are safetensors."""
     packed: PackedCheckpoint | None = None
-    """The quantised checkpoint to unpack at load; None where it is loaded as stored."""
+    """Quantised checkpoint to unpack at load; None if the weights are loaded as stored or from GGUF."""
     why_unpacked: str | None = None
-    """Reason for unpacking, a clause for the log and for errors; None where nothing is unpacked."""
+    """Reason for unpacking, a clause for the log and for errors; None if nothing is unpacked."""
 
     @classmethod
     def as_stored(cls, model: str, config: PreTrainedConfig) -> WeightSource:
-        """Return the weights of a folder, GGUF file or hub id in the form that they are stored in."""
+        """Return the weights of a folder, GGUF file or hub id, to be loaded in the form in which they are stored."""
         return cls(model, config, gguf_path(model))
 
     @classmethod
     def find(cls, model: str, config: PreTrainedConfig, device: torch.device, quantization: str) -> WeightSource:
-        """Return the weights in the form that the device can run: unpacked where it has no kernels for them as stored.
+        """Return the weights in the form that the device can run: unpacked if it has no kernels for the stored form.
 
-        quantization: the setting. Raises ConfigError where the device runs them in no form.
+        quantization: the setting of this name. Raises ConfigError if the device can run them in no form.
         """
         gguf = gguf_path(model)
         if gguf is not None:
@@ -67,9 +67,9 @@ class WeightSource:
         return cls(model, unpacked_config(config), packed=packed, why_unpacked=why)
 
     def check(self, network: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> None:
-        """Raise ConfigError unless the files hold the weights of the network.
+        """Raise ConfigError unless the files contain the weights of the network.
 
-        network: built on the meta device. headers: of the tensors in the files, by name.
+        network: built on the meta device. headers: headers of the tensors in the files, by tensor name.
         """
         is_as_stored = self.gguf is None and self.packed is None and method_of(self.config) is None
         stored_names: Iterable[str] = headers
@@ -84,9 +84,9 @@ class WeightSource:
             check_tied_names(self.model, network, stored_names)
 
     def dtype(self, device: torch.device, setting: str) -> torch.dtype | str:
-        """Return the dtype to load the weights in; "auto" for the one that they are stored in.
+        """Return the dtype in which the weights are loaded; "auto" = the dtype in which they are stored.
 
-        setting: a name of a dtype of torch, or "auto", which is float32 on a CPU.
+        setting: name of a torch dtype, or "auto", which is float32 on a CPU.
         """
         if setting != "auto":
             dtype: torch.dtype = getattr(torch, setting)
@@ -100,15 +100,17 @@ class WeightSource:
         return "auto"
 
     def check_memory(self, settings: WorkerConfig, network: PreTrainedModel, device: torch.device) -> None:
-        """Log the memory that unpacked weights take.
+        """If weights are to be unpacked, log the memory that they take.
 
-        Raises ConfigError where the device has less, or where the settings refuse to unpack.
+        Raises ConfigError if the device has less memory, or if the settings forbid unpacking.
         """
         if self.why_unpacked is not None:
             check_unpacked(settings, self.why_unpacked, network, self.dtype(device, settings.dtype), device)
 
     def arguments(self, dtype: torch.dtype | str) -> tuple[str | None, dict[str, Any]]:
-        """Return the arguments of `from_pretrained`: the folder or hub id, None with a state dict; and the options."""
+        """Return the arguments of `from_pretrained`: the folder or hub id (None if a state dict is among the options),
+        and the options by name.
+        """
         options: dict[str, Any] = {"config": self.config, "dtype": dtype, "use_safetensors": True}
         if self.gguf is not None:
             return str(self.gguf.parent), options | weight_options(self.gguf)
@@ -117,7 +119,7 @@ class WeightSource:
         return self.model, options
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context manager in which `from_pretrained` must be called."""
+        """Return the context manager in which `from_pretrained` must be called to read the weights."""
         if self.gguf is None:
             return contextlib.nullcontext()
         return reading()

@@ -1,8 +1,8 @@
 """Compile the C++ library for the processor of this machine and keep it in the cache folder. Called by `library`.
 
-The file's name has a hash of the sources, flags and processor, and one of the compiler, so that a folder which machines
-or versions share holds a file for each. Two workers that start at once both compile, and the last rename wins. Without
-a compiler, a file that any compiler made from these sources for this processor is used.
+The file's name contains a hash of the sources, flags and processor, and a hash of the compiler, so that a folder that
+several machines or versions share has a file for each. If two workers start at once, both compile, and the last rename
+wins. Without a compiler, a file that any compiler made from these sources for this processor is used.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-"""Flags for the compiler. None of them lets it reorder sums, which must have the same bits everywhere."""
+"""Compiler flags. None of them allows the compiler to reorder sums, which must have the same bits everywhere."""
 FOLDER = Path(__file__).parent
-"""Folder of the sources."""
+"""Folder of the C++ sources."""
 COMPILE_TIMEOUT_S = 300
-"""Seconds that one compilation may take. An unfinished file that is twice as old was abandoned, and is removed."""
+"""Maximum time in seconds of one compilation. An unfinished file that is twice as old is left from a killed process,
+and is removed."""
 
 _REMEDY = "set OUTRIDER_CACHE_DIR to a folder that can be"
 
 
 class BuildError(Exception):
-    """Raised when there is no compiler, or it refuses the sources; the message is one line."""
+    """Raised if there is no compiler, or if it rejects the sources. The message is one line."""
 
 
 def built_library() -> Path:
-    """Return the path of this machine's library, which is compiled first if it does not exist. Raises BuildError."""
+    """Return the path of this machine's library. It is compiled first if it does not exist. Raises BuildError."""
     path, compiler = library_path()
     if not path.exists():
         log_phase("compiling the C++ forward, once on this machine")
@@ -55,9 +56,9 @@ def built_library() -> Path:
 
 
 def library_path() -> tuple[Path, str]:
-    """Return the path of this machine's library, which may not exist yet, and the compiler for it.
+    """Return the path of this machine's library, which may not exist yet, and the path of the compiler for it.
 
-    Without a compiler it is the path of an existing library, with an empty string. Raises BuildError where there is
+    Without a compiler, return the path of an existing library and an empty string. Raises BuildError if there is
     neither.
     """
     folder = cache_folder()
@@ -73,7 +74,9 @@ def library_path() -> tuple[Path, str]:
 
 
 def find_compiler() -> str:
-    """Return the path of the compiler $CXX, or without that variable of c++, g++ or clang++. Raises BuildError."""
+    """Return the path of the compiler that $CXX names or, if it is not set, of c++, g++ or clang++. Raises BuildError
+    if it is not found.
+    """
     names = ["c++", "g++", "clang++"]
     chosen = os.environ.get("CXX")
     if chosen:
@@ -86,7 +89,9 @@ def find_compiler() -> str:
 
 
 def check_owner(path: Path) -> None:
-    """Raise BuildError for a library that another account wrote or may write: loading it runs that account's code."""
+    """Raise BuildError for a library file that another account owns or may write to: loading it would run that
+    account's code.
+    """
     status = path.stat()
     if status.st_uid not in (os.getuid(), 0):
         raise BuildError(f"{path} belongs to another account (uid {status.st_uid})")
@@ -95,7 +100,7 @@ def check_owner(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise BuildError where `compile_to` could not create a file in the folder, or the folder itself."""
+    """Raise BuildError if `compile_to` could not create a file in the folder, or the folder itself."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
@@ -106,7 +111,7 @@ def check_writable(folder: Path) -> None:
 def compile_to(path: Path, compiler: str) -> None:
     """Compile the library to `path`. Raises BuildError.
 
-    It is written under another name first, so that no process loads half a file.
+    The file is written under another name first, so that no process loads half a file.
     """
     temporary = None
     try:

@@ -27,7 +27,7 @@ NO_LAYER = 0
 
 
 class NativeSpec(ctypes.Structure):
-    """Sizes of a model. Mirrors `Spec` in model.h, field by field."""
+    """Sizes and options of a model. Mirrors `Spec` in model.h, field by field."""
 
     _fields_ = (
         ("num_layers", c_int32),
@@ -50,7 +50,7 @@ class NativeSpec(ctypes.Structure):
 
 
 class NumberKind(IntEnum):
-    """How numbers are stored. Mirrors the C++ enumeration."""
+    """Storage format of numbers. Mirrors the C++ enumeration."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -58,15 +58,15 @@ class NumberKind(IntEnum):
 
 
 class Activation(IntEnum):
-    """Activation of an MLP's gate. Mirrors the C++ enumeration."""
+    """Activation function of an MLP's gate. Mirrors the C++ enumeration."""
 
     SILU = 0
     GELU = 1
-    """The approximation by tanh."""
+    """GELU in its approximation by tanh."""
 
 
 class MatrixName(IntEnum):
-    """Name of a packed matrix: a layer's projections, or the head."""
+    """Packed matrix of a model: a layer's projection, or the lm_head."""
 
     QKV = 0
     OUT = 1
@@ -76,7 +76,9 @@ class MatrixName(IntEnum):
 
 
 class RowPart(IntEnum):
-    """Which outputs of a packed matrix a weight's rows become: consecutive ones, or those of GATE_UP's gate or up."""
+    """Part of a packed matrix's outputs to which a weight's rows belong: STRAIGHT = consecutive outputs, GATE and UP =
+    the gate's or the up projection's outputs in GATE_UP.
+    """
 
     STRAIGHT = 0
     GATE = 1
@@ -84,7 +86,7 @@ class RowPart(IntEnum):
 
 
 class VectorName(IntEnum):
-    """Name of a norm's weight or of a rotary table. Layers with the same table number share a rotary table."""
+    """Vector of a model: a norm's weight or a rotary table. Layers with the same table number share a rotary table."""
 
     ATTENTION_NORM = 0
     MLP_NORM = 1
@@ -114,12 +116,12 @@ SIGNATURES = {
 }
 
 
-"""(result, arguments) of each function of the library, as fused.cpp declares them."""
+"""Result type and argument types of each function of the library, as fused.cpp declares them."""
 
 
 @functools.lru_cache
 def library() -> ctypes.CDLL:
-    """Return the library, loaded once. It is built when it is missing, and again when it does not load.
+    """Return the library, loaded once. It is built if it is missing, and built again if it does not load.
 
     Raises BuildError.
     """
@@ -137,7 +139,7 @@ def library() -> ctypes.CDLL:
 def load_at_start() -> None:
     """Load the library when a worker starts, on any device: workers on a GPU draw on the host, too.
 
-    Where it cannot be loaded a warning is logged, and `loaded` returns None from then on.
+    If it cannot be loaded, a warning is logged, and `loaded` returns None from then on.
     """
     try:
         library()
@@ -146,7 +148,7 @@ def load_at_start() -> None:
 
 
 def loaded() -> ctypes.CDLL | None:
-    """Return the library if it was loaded before, else None."""
+    """Return the library if it is loaded already; None otherwise."""
     if not library.cache_info().currsize:
         return None
     return library()
@@ -170,13 +172,13 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 class NativeModel:
-    """A model's packed weights, and the threads that run it. The threads end when the object is dropped."""
+    """Packed weights of a model, with the threads that run its forward. The threads end when the object is dropped."""
 
     def __init__(self, spec: NativeSpec, windows: Sequence[int], rotaries: Sequence[int]) -> None:
-        """Allocate a model without weights. Raises BuildError, MemoryError.
+        """Allocate a model without weights. Raises BuildError and MemoryError.
 
-        windows: keys that the queries of each layer see, 0 for all. rotaries: number of each layer's rotary table; the
-        numbers begin at 0.
+        windows: for each layer, the number of keys that a query attends to; 0 = all. rotaries: for each layer, the
+        number of its rotary table, from 0.
         """
         self._library = library()
         window_array = array("i", windows)  # in variables, so that they exist until the call has returned
@@ -200,9 +202,10 @@ class NativeModel:
         part: RowPart = RowPart.STRAIGHT,
         scale: Tensor | None = None,
     ) -> None:
-        """Pack a weight [rows, columns] of the matrix's kind into its outputs from `first` on. Raises MemoryError.
+        """Pack a weight [rows, columns] as outputs of the matrix `which`, from the output `first` on. Raises
+        MemoryError.
 
-        scale: factor of each row, [rows], for int8.
+        part: as `RowPart`. scale: factor on each row, [rows], for int8; None otherwise.
         """
         weight = weight.detach().contiguous()
         if scale is None:
@@ -215,24 +218,27 @@ class NativeModel:
     def bias(
         self, layer: int, which: MatrixName, bias: Tensor, first: int = 0, part: RowPart = RowPart.STRAIGHT
     ) -> None:
-        """Set the bias [rows], of any dtype, of a matrix's outputs from `first` on. Raises MemoryError."""
+        """Set the bias [rows], of any dtype, for outputs of the matrix `which`, from the output `first` on. part: as
+        `RowPart`. Raises MemoryError.
+        """
         bias = bias.detach().float().contiguous()
         self._check(self._library.outrider_bias(self._handle, layer, which, bias.data_ptr(), len(bias), first, part))
 
     def set_vector(self, layer: int, which: VectorName, values: Tensor) -> None:
-        """Set a norm's weight or a rotary table, of any shape and dtype. Raises MemoryError."""
+        """Set a norm's weight or a rotary table; `values` may have any shape and dtype. Raises MemoryError."""
         values = values.detach().float().contiguous()
         self._check(self._library.outrider_vector(self._handle, layer, which, values.data_ptr(), values.numel()))
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the packed matrices."""
+        """Size of the packed matrices in bytes."""
         return int(self._library.outrider_weight_bytes(self._handle))
 
     def storage(self, embedding: Tensor | None, keys: Tensor, values: Tensor, num_blocks: int) -> None:
-        """Use these contiguous tensors, which the caller keeps alive, as embedding and storage of keys and values.
+        """Use these contiguous tensors, which the caller keeps alive, as embedding and as storage of keys and values.
 
-        embedding: [V, H] in the model's dtype; None where it equals the packed head. num_blocks: with the trash block.
+        embedding: [V, H] in the model's dtype; None if it is the same as the packed lm_head. num_blocks: number of
+        blocks, including the trash block.
         """
         embedding_address = None
         if embedding is not None:
@@ -240,12 +246,16 @@ class NativeModel:
         self._library.outrider_storage(self._handle, embedding_address, keys.data_ptr(), values.data_ptr(), num_blocks)
 
     def taps(self, taps: Sequence[int]) -> None:
-        """Tap these hidden states in later forwards, as `GivesFeatures.set_taps`. Raises MemoryError."""
+        """Set the hidden states that later forwards write to `features`, as `FeaturePath.set_taps`. Raises
+        MemoryError.
+        """
         numbers = array("i", taps)
         self._check(self._library.outrider_taps(self._handle, numbers.buffer_info()[0], len(numbers)))
 
     def set_residual(self, *, normed: bool) -> None:
-        """Choose the residual of a paired model's layer 0: the states that it reads, after their norm or before it."""
+        """Set what the residual of a paired model's layer 0 is: the features after their norm (True) or before it
+        (False).
+        """
         self._library.outrider_residual(self._handle, normed)
 
     def forward(
@@ -257,11 +267,13 @@ class NativeModel:
         features: Tensor | None = None,
         read: Tensor | None = None,
     ) -> int | None:
-        """Run the step that `plan` (int32, see model.h) describes, and write its results into logits and features.
+        """Run the step that `plan` (int32, see model.h) describes. The results are written into `logits` and
+        `features`.
 
-        logits: [N, head_rows] float32. features: [num_tokens, taps, hidden padded to a multiple of 16] float32; None
-        where nothing is tapped. read: the states that a paired model reads, [num_tokens, hidden] float32, contiguous.
-        Returns None, or the index of a token id outside the vocabulary; nothing is computed then. Raises MemoryError.
+        logits: [N, head_rows] float32. features: [num_tokens, taps, hidden padded to a multiple of 16] float32; None if
+        there are no taps. read: the features that a paired model reads, [num_tokens, hidden] float32, contiguous; None
+        for other models. Returns None; for a token id outside the vocabulary its index among the ids, and then nothing
+        is computed. Raises MemoryError.
         """
         addresses = (_address(logits), _address(features), _address(read))
         status = self._library.outrider_forward(self._handle, plan.buffer_info()[0], num_tokens, num_rows, *addresses)

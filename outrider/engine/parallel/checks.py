@@ -17,9 +17,10 @@ _KEY_PROJECTIONS = ("k_proj", "qkv_proj", "query_key_value")
 
 
 def check_can_split(config: PreTrainedConfig, num_ranks: int, quantization: str, batch_invariant: bool) -> None:
-    """Raise ConfigError unless the model can be split over `num_ranks`, with the class or the numbers that prevent it.
+    """Raise ConfigError unless the model can be split over `num_ranks`; the message names the class or the numbers that
+    prevent it.
 
-    quantization, batch_invariant: the settings of these names; with either a model is not split.
+    quantization, batch_invariant: the settings of these names; a model with either of them is not split.
     """
     if config.is_encoder_decoder:
         raise _refuse(f"a {config.model_type} is an encoder-decoder model, which is not split")
@@ -59,7 +60,7 @@ def _split_heads(text: Any, plan: dict[str, str]) -> tuple[list[int], list[int]]
 
 
 def check_devices(device: torch.device, num_ranks: int) -> None:
-    """Raise ConfigError unless this process sees a GPU for each rank. On a CPU all ranks share the machine."""
+    """Raise ConfigError unless this process can use a GPU for each rank. On a CPU all ranks share the machine."""
     if device.type == "cuda" and torch.cuda.device_count() < num_ranks:
         raise ConfigError(
             f"tensor_parallel is {num_ranks} and this process sees {torch.cuda.device_count()} GPUs; "

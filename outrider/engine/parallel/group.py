@@ -1,4 +1,4 @@
-"""torch's process group of the ranks, and the numbers in which they must agree. Used by rank 0 and by followers."""
+"""Torch's process group of the ranks, and the numbers on which they must agree. Used by rank 0 and by followers."""
 
 from __future__ import annotations
 
@@ -17,40 +17,47 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.telemetry.log import get_logger
 
 JOIN_TIMEOUT = timedelta(seconds=60)
-"""Time in which ranks must join the group, once all have connected and are ready to."""
+"""Maximum time for all ranks to join the group, after all have connected and are ready to join."""
 LOAD_TIMEOUT = timedelta(minutes=30)
-"""Time for one collective during load: ranks read their shares of the weights at different speeds."""
+"""Maximum time of one collective operation during load, where ranks read their parts of the weights at different
+speeds."""
 STEP_TIMEOUT = timedelta(seconds=60)
-"""Time for one collective in a forward. A rank that is later is taken for dead."""
+"""Maximum time of one collective operation in a forward. A rank that takes longer is considered dead."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """This process in the group of ranks. All ranks must call the collectives, in the same order."""
+    """Membership of this process in the group of ranks. All ranks must call the collective operations, in the same
+    order.
+    """
 
     rank: int
-    """Number of this process, from 0."""
+    """Number of this process among the ranks, from 0."""
     num_ranks: int
-    """Number of all processes."""
+    """Number of ranks, that is of processes, in the group."""
 
     def smallest(self, number: int) -> int:
-        """Return the smallest `number` of all ranks."""
+        """Return the smallest `number` that any of the ranks passes. A collective operation."""
         return self._reduced(number, dist.ReduceOp.MIN)
 
     def check_same(self, what: str, value: str) -> None:
-        """Raise ConfigError unless all ranks pass the same value. what: its name, for the message."""
+        """Raise ConfigError unless all ranks pass the same value. A collective operation. what: name of the value, for
+        the message.
+        """
         number = zlib.crc32(value.encode())
         if self._reduced(number, dist.ReduceOp.MIN) != self._reduced(number, dist.ReduceOp.MAX):
             raise ConfigError(f"the ranks differ in {what}: rank {self.rank} has {value!r}; use tensor_parallel 1")
 
     def begin_steps(self, timeout: timedelta = STEP_TIMEOUT) -> None:
-        """Shorten the timeout of collectives, once all ranks have loaded: a rank that is later is taken for dead."""
+        """Shorten the time limit of collective operations to `timeout`, after all ranks have loaded: a rank that takes
+        longer is considered dead.
+        """
         _set_timeout(timeout)
 
     def leave(self) -> None:
-        """Destroy this process's part of the group. Idempotent."""
+        """Take this process out of the group. Further calls do nothing."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -62,10 +69,10 @@ class Group:
 
 
 def join_group(store_path: Path, rank: int, num_ranks: int, device_type: str) -> Group:
-    """Join the process group; block until all ranks have joined. Raises RuntimeError when one does not.
+    """Join the process group; block until all ranks have joined. Raises RuntimeError if one of them does not.
 
     store_path: the file through which the ranks find each other. device_type: cpu or cuda; a rank uses the first GPU
-    that it sees. Data is sent over the loopback interface, so that nothing listens to the network.
+    that is visible to it. Data is sent over the loopback interface, so that nothing listens on the network.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

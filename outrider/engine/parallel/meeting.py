@@ -1,7 +1,7 @@
 """Connect the ranks of one machine through a socket in a private folder. Imported before torch.
 
 Every follower has two connections to rank 0: one for commands, and a life line that carries nothing but the reason for
-which a follower ends. However a process ends, its connections close, and that is noticed at once.
+which a follower ends. However a process ends, its connections close, and the other side notices it at once.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from outrider.wire.errors import ConfigError, Unavailable
 from outrider.wire.processes import folders
 
 SOCKET = "control.sock"
-"""Name of the socket in the ranks' folder."""
+"""File name of the socket in the ranks' folder."""
 _HEADER = struct.Struct("<I")  # bytes of the message that follows
 
 MEETING_TIMEOUT_S = 120.0
-"""Seconds in which all followers must start and connect."""
+"""Maximum time in seconds in which all followers must start and connect."""
 GRACE_S = 1.0
-"""Seconds that a failure waits for its cause to be noticed, such as a follower that has ended."""
+"""Seconds for which a failure waits for its cause to be noticed, such as a follower that has ended."""
 
 
 def make_meeting_place(folder: Path) -> Path:
-    """Create the ranks' folder, for this user alone; return it.
+    """Create the folder of the ranks' socket, accessible to this user alone. Return its path.
 
-    Raises ConfigError where the folder is another user's, or its name too long for a socket.
+    Raises ConfigError if the folder belongs to another user, or if its name is too long for a socket.
     """
     if len(os.fsencode(folder / SOCKET)) > folders.MAX_SOCKET_PATH_BYTES:
         raise ConfigError(f"the ranks' folder is {str(folder)!r}, too long for a socket; give a shorter one")
@@ -40,21 +40,23 @@ def make_meeting_place(folder: Path) -> Path:
 
 
 class MessageConnection:
-    """One connection that carries messages of bytes, each preceded by its length."""
+    """Connection that carries messages of bytes, each preceded by its length."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Set the seconds that each part of a message may take, sent or received."""
+        """Set the maximum time in seconds that each part of a message may take, sent or received."""
         self._connection.settimeout(timeout_s)
 
     def send(self, message: bytes) -> None:
-        """Send a message. Raises OSError when it cannot be sent; a part of it may have been, so the line is useless."""
+        """Send a message. Raises OSError if it cannot be sent; a part of it may have been sent, so the connection is no
+        longer of use.
+        """
         self._connection.sendall(_HEADER.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
-        """Return the next message, or None when the other end has closed the line. Raises TimeoutError."""
+        """Return the next message; None if the other end has closed the connection. Raises TimeoutError."""
         header = self._receive_exactly(_HEADER.size)
         if header is None:
             return None
@@ -75,11 +77,11 @@ class MessageConnection:
         return bytes(data)
 
     def fileno(self) -> int:
-        """Return the file descriptor, by which a selector watches the line."""
+        """Return the file descriptor of the connection, for a selector."""
         return self._connection.fileno()
 
     def close(self) -> None:
-        """Close this end of the line; a thread that waits in `receive` returns."""
+        """Close this end of the connection; a thread that waits in `receive` returns."""
         with contextlib.suppress(OSError):  # wakes a thread that reads
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -90,30 +92,32 @@ class FollowerLines:
     """Rank 0's connections to one follower."""
 
     rank: int
-    """The follower's rank, from 1."""
+    """Rank of the follower, from 1."""
     commands: MessageConnection
-    """Line for rank 0's commands."""
+    """Connection for rank 0's commands."""
     life: MessageConnection
-    """Line that closes when the follower ends, after a message if it could give the reason."""
+    """Connection that closes when the follower ends. Before that it carries the reason, if the follower could send
+    it."""
 
     def await_ready(self) -> bool:
-        """Wait until the follower is about to join the process group; return False when it has ended instead.
+        """Wait until the follower is about to join the process group. Return True then, and False if it has ended
+        instead.
 
         Raises TimeoutError.
         """
         return self.commands.receive() is not None
 
     def close(self) -> None:
-        """Close both lines."""
+        """Close both connections."""
         self.commands.close()
         self.life.close()
 
 
 def accept_followers(folder: Path, num_ranks: int, timeout_s: float) -> list[FollowerLines]:
-    """Listen, on rank 0, until every follower has connected; return them by rank.
+    """Listen, on rank 0, until every follower has connected. Return the connections in the order of the ranks.
 
-    timeout_s, in seconds, is for all of them together, and is set on their command lines. Raises Unavailable with the
-    ranks that did not connect.
+    timeout_s: maximum time in seconds for all of them together; it is also set on their command connections. Raises
+    Unavailable with the ranks that did not connect.
     """
     path = folder / SOCKET
     path.unlink(missing_ok=True)
@@ -155,27 +159,28 @@ def _close_all(lines: dict[tuple[int, str], MessageConnection]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RankZeroLines:
-    """A follower's connections to rank 0."""
+    """Connections of a follower to rank 0."""
 
     commands: MessageConnection
-    """Line for rank 0's commands."""
+    """Connection for rank 0's commands."""
     life: MessageConnection
-    """Line that closes when either process ends."""
+    """Connection that closes when either process ends."""
 
     def send_ready(self) -> None:
-        """Send that this follower is about to join rank 0's process group. Raises OSError."""
+        """Send to rank 0 that this follower is about to join the process group. Raises OSError."""
         self.commands.send(b"ready")
 
     def report(self, message: str) -> None:
-        """Send the reason for which this follower is about to end, if rank 0 still reads."""
+        """Send to rank 0 the reason for which this follower is about to end. A closed connection is ignored."""
         with contextlib.suppress(OSError):
             self.life.send(message.encode())
 
 
 def connect_to_rank_zero(folder: Path, rank: int, timeout_s: float) -> RankZeroLines:
-    """Connect a follower to rank 0, for which it waits up to timeout_s seconds.
+    """Connect a follower to rank 0. Return the two connections.
 
-    Raises Unavailable when rank 0 does not listen in the folder by then.
+    folder: folder of the ranks' socket. timeout_s: seconds to wait for rank 0. Raises Unavailable if rank 0 does not
+    listen in the folder by then.
     """
     commands = _connect(folder, rank, "commands", timeout_s)
     return RankZeroLines(commands, _connect(folder, rank, "life", timeout_s))

@@ -1,4 +1,4 @@
-"""The messages of rank 0 to its followers: the next call of the attention path and its arguments, integers alone.
+"""Messages of rank 0 to its followers: the next call of the attention path and its arguments, encoded as integers.
 
 Used by `team` on rank 0 and by `loading.follower`.
 """
@@ -17,32 +17,32 @@ from outrider.engine.step_plan import Row
 _KIND = struct.Struct("<16s")  # the kind's name; integers of 64 bits follow
 
 FORWARD = "forward"
-"""Kind of message, as the method of `ForwardPath`."""
+"""Kind of a message that calls `ForwardPath.forward`."""
 COPY = "copy_blocks"
-"""Kind of message, as the method of `ForwardPath`."""
+"""Kind of a message that calls `ForwardPath.copy_blocks`."""
 MOVE = "move_tokens"
-"""Kind of message, as the method of `RunsTrees`."""
+"""Kind of a message that calls `TreePath.move_tokens`."""
 STORAGE = "set_storage"
-"""Kind of message, as the method of `ForwardPath`."""
+"""Kind of a message that calls `ForwardPath.set_storage`."""
 END = "end"
-"""Kind of message: the worker stops in good order."""
+"""Kind of a message that ends the follower in good order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteTable:
-    """A follower's copy of a block table: what an attention path reads of it."""
+    """A follower's copy of a block table, with the fields that an attention path reads."""
 
     blocks: list[int]
-    """The blocks, in order."""
+    """Block numbers of the sequence, in order."""
     block_size: int
-    """Tokens in a block."""
+    """Number of tokens in a block."""
 
 
 def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
-    """Encode a forward over these rows.
+    """Return the message that calls a forward over these rows.
 
-    with_past: whether the last cached tokens are sent, too: a row gets as many tokens as the widest has new ones, since
-    `dense` feeds some cached tokens again (`Row.last_ids`).
+    with_past: whether the last cached tokens are sent, too, as `dense` needs, which feeds some of them again
+    (`Row.last_ids`). Each row then gets as many tokens as the widest row has new ones.
     """
     max_new = max((row.num_new for row in rows), default=0)
     block_size = 1
@@ -63,16 +63,16 @@ def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
 
 
 def encode(kind: str, numbers: Sequence[int] = ()) -> bytes:
-    """Encode a message of another kind than FORWARD.
+    """Return the message of a kind other than FORWARD.
 
-    numbers: of COPY each block copied from and to, [from, to, from, to, ..]; of MOVE all sources and then all
-    destinations; of STORAGE its arguments; of END nothing.
+    numbers: for COPY the blocks of each copy, [from, to, from, to, ..]; for MOVE all sources and then all destinations;
+    for STORAGE the arguments of `set_storage`; for END nothing.
     """
     return _KIND.pack(kind.encode()) + np.array(numbers, dtype="<i8").tobytes()
 
 
 def decode(message: bytes) -> tuple[str, tuple[Any, ...]]:
-    """Return the kind of a message, and the arguments of its method."""
+    """Return the kind of a message, and the arguments of the method that it calls."""
     kind = _KIND.unpack_from(message)[0].rstrip(b"\0").decode()
     numbers: list[int] = np.frombuffer(message, dtype="<i8", offset=_KIND.size).tolist()
     match kind:

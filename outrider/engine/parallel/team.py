@@ -1,6 +1,7 @@
-"""Rank 0's part of tensor parallelism: start the followers, send them each call of the path, notice when one ends.
+"""Rank 0's part of tensor parallelism: start the followers, send them each call of the path, notice if one ends.
 
-`Team` is made by the loader of a target with `tensor_parallel` above 1; `ParallelPath` wraps the path of its model.
+`Team` is created by the loader of a target with `tensor_parallel` above 1; `ParallelPath` wraps the attention path of
+its model.
 """
 
 from __future__ import annotations
@@ -53,20 +54,20 @@ class Team:
     def __init__(
         self, num_ranks: int, on_lost: Callable[[OutriderError], None], step_timeout: timedelta = STEP_TIMEOUT
     ) -> None:
-        """Start nothing; `gather` does.
+        """Create a team without starting followers; `gather` starts them.
 
-        on_lost: called once, from any thread, when a follower ends before `close`, or when the ranks may not be in the
-        same step any more. The worker must end then. step_timeout: a rank that is later in a forward is taken for dead.
+        on_lost: called once, from any thread, if a follower ends before `close`, or if the ranks may no longer be in
+        the same step. The worker must end then. step_timeout: a rank that takes longer in a forward is considered dead.
         """
         self.num_ranks = num_ranks
         """Number of ranks, rank 0 included."""
         self._on_lost = on_lost
         self._step_timeout = step_timeout
         self.processes: list[subprocess.Popen[bytes]] = []
-        """Followers that this process started."""
+        """Follower processes that this process started."""
         self._guests: list[FollowerLines] = []
         self.group: Group | None = None
-        """The process group; None before `gather`."""
+        """Process group of the ranks; None before `gather`."""
         self._folder: Path | None = None
         self._has_own_folder = False  # to be removed at the end
         self._closing = threading.Event()
@@ -74,12 +75,12 @@ class Team:
         self._lock = threading.Lock()  # of the first loss
         self._lost: OutriderError | None = None
         self.lost_in_silence = False
-        """Whether the team was lost to a follower that ended without a message: most likely it was killed."""
+        """Whether the team was lost because a follower ended without a message: most likely it was killed."""
 
     def gather(self, device: torch.device, config: TargetConfig, shared_folder: str | None) -> Group:
-        """Connect to the followers and join a process group with them, as `meet` does first.
+        """Start or await the followers by `meet`, and join a process group with them. Return the group.
 
-        Raises OutriderError where not all of them join.
+        Raises OutriderError unless all of them join.
         """
         store = self.meet(device, config, shared_folder)
         with self.together():
@@ -90,10 +91,11 @@ class Team:
         return self.group
 
     def meet(self, device: torch.device, config: TargetConfig, shared_folder: str | None) -> Path:
-        """Start the followers, or wait for those that others start, and send them the settings to load by.
+        """Start the followers, or wait for followers that another process starts, and send them the settings with which
+        they load.
 
-        shared_folder: the folder in which followers that others start connect; None to start them here. Returns the
-        file through which the ranks join the process group. Raises OutriderError.
+        shared_folder: the folder in which followers that another process starts connect; None = they are started here.
+        Returns the path of the file through which the ranks join the process group. Raises OutriderError.
         """
         if shared_folder is None:
             check_devices(device, self.num_ranks)
@@ -113,7 +115,7 @@ class Team:
         return store
 
     def begin_steps(self) -> None:
-        """Shorten the timeouts, once all ranks have loaded: a rank that is later is taken for dead."""
+        """Shorten the time limits, after all ranks have loaded: a rank that takes longer is considered dead."""
         assert self.group is not None
         self.group.begin_steps(self._step_timeout)
         for guest in self._guests:
@@ -121,11 +123,12 @@ class Team:
 
     @contextlib.contextmanager
     def together(self, message: bytes | None = None) -> Iterator[None]:
-        """Send `message` to the followers, then run within what all ranks do together.
+        """Context manager: send `message` to the followers, then run a body that makes the same collective operations
+        as they do.
 
-        If it fails on this rank, followers may be in the midst of it, and would add their next sums to other ones of
-        this rank. So any error ends the team. Raises Unavailable in its place, and the same error at every later call,
-        without sending anything.
+        After an error on this rank, the followers may still be inside a collective operation, and would take part in
+        this rank's next one with the wrong sums. So any error ends the team: Unavailable is raised in its place, and
+        again at every later call, which sends nothing.
         """
         if self._lost is not None:
             raise self._lost
@@ -141,7 +144,9 @@ class Team:
 
     @property
     def lost(self) -> OutriderError | None:
-        """Why the team is lost, or None. Waits up to GRACE_S seconds: an error may come before its cause is noticed."""
+        """Error with which the team was lost; None if it was not. Waits up to GRACE_S seconds, since an error may come
+        before its cause is noticed.
+        """
         if self._guests:
             self._is_lost.wait(GRACE_S)
         return self._lost
@@ -162,7 +167,7 @@ class Team:
         return error
 
     def close(self) -> None:
-        """End the followers, and kill those that do not end in time. Idempotent."""
+        """End the followers, and kill those that do not end in time. Further calls do nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -225,9 +230,9 @@ class Team:
 
 
 class ParallelPath:
-    """Runs the path of a split model on rank 0: sends each call to the followers, then makes it here, too.
+    """Attention path of a split model on rank 0: it sends each call to the followers, then makes the call here, too.
 
-    Implements `ForwardPath`, `RunsTrees` and `GivesFeatures`, as far as the path does.
+    Implements `ForwardPath`, and `TreePath` and `FeaturePath` if the wrapped path does.
     """
 
     batch_invariant = False  # partial sums are added in an order that depends on where in a step a token lies
@@ -260,7 +265,7 @@ class ParallelPath:
             self._path.move_tokens(sources, destinations)
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Tap the hidden states on this rank: after each layer they are whole on every rank."""
+        """Set the taps on this rank alone, since the hidden states after each layer are whole on every rank."""
         assert isinstance(self._path, FeaturePath)
         self._path.set_taps(taps)
 
@@ -270,7 +275,9 @@ class ParallelPath:
         return self._path.features
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Run a forward on all ranks. When one of them fails, raises Unavailable, and the team is lost."""
+        """Run a forward on all ranks and return the logits. If one rank fails, raises Unavailable, and the team is
+        lost.
+        """
         if rows:  # a bad request must be found before it is sent to the followers
             check_ids(np.concatenate([np.asarray(row.new_ids, dtype=np.int64) for row in rows]), self._vocab_size)
         with self._team.together(rank_messages.encode_forward(rows, with_past=self.name == "dense")):

@@ -1,8 +1,8 @@
 """Compute weights from the tensors of quantised checkpoints: one function for each layout. Chosen by `packed_weights`.
 
-Each takes a weight's tensors by their roles in the layout and returns the weight as float32, [N, K]: N output and K
-input features. Experts that are stored together have a dimension more in front. A tensor of another shape than the
-layout has raises ValueError or what torch raises.
+Each function takes a weight's tensors by their roles in the layout and returns the weight as float32, [N, K]: N output
+and K input features. Experts that are stored together have one more dimension in front. A tensor of another shape than
+that of the layout raises ValueError or an error of torch.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Values of the 16 numbers of 4 bits: sign, two bits of exponent, one of mantissa (E2M1, OCP microscaling formats)."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Index in a word of each of eight columns: AWQ's kernels take the even ones first."""
+"""Index in a word of each of eight columns. AWQ stores the even columns first, in the order of its kernels."""
 Parts = Mapping[str, Tensor]
-"""A weight's tensors by their roles in the layout."""
+"""Tensors of one weight by their roles in the layout, such as "scale"."""
 
 
 def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
-    """Return the weight of FP8 or INT8 numbers [..., N, K]: numbers, less their zero points, times their scales.
+    """Return the weight of FP8 or INT8 numbers [..., N, K]: the numbers, minus their zero points, times their scales.
 
-    A scale is for all numbers, a row, a group of columns or a block. block: (rows, columns) of a block, of which the
-    last may be smaller; None to infer it from the scale's shape.
+    A scale applies to all numbers, a row, a group of columns or a block. block: number of rows and columns of a block,
+    of which the last may be smaller; None = they follow from the scale's shape.
     """
     # numbers [4, 6], scale [2, 3]: blocks of 2 x 2
     numbers = parts["weight"].float()
@@ -36,7 +36,7 @@ def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
 
 
 def exponents(scale: Tensor) -> Tensor:
-    """Return scales as float32. Scales of uint8 are exponents of two (E8M0): 127 is 1, 128 is 2."""
+    """Return scales as float32. Scales of dtype uint8 are exponents of two (E8M0): 127 is 1, 128 is 2."""
     if scale.dtype is torch.uint8:
         return torch.exp2(scale.float() - 127)
     return scale.float()
@@ -63,10 +63,10 @@ def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> 
 
 
 def packed_integers(parts: Parts) -> Tensor:
-    """Return the weight of compressed-tensors' `pack-quantized`: integers in words of 32 bits along the columns.
+    """Return the weight of compressed-tensors' `pack-quantized` layout: integers in words of 32 bits along the columns.
 
-    The integers are stored with half of their range added. A scale and a zero point hold for a group of columns;
-    `g_idx` has the group of each column where groups are not consecutive columns.
+    The integers are stored with half of their range added. A scale and a zero point apply to a group of columns; if
+    groups are not consecutive columns, `g_idx` has the group of each column.
     """
     rows, columns = (int(size) for size in parts["shape"])
     bits = parts["packed"].shape[1] * 32 // columns
@@ -83,9 +83,11 @@ def packed_integers(parts: Parts) -> Tensor:
 
 
 def gptq(parts: Parts, bits: int, first_zero: int) -> Tensor:
-    """Return the weight of GPTQ: integers in words along the rows of [K, N], a zero point and a scale for each group.
+    """Return the weight of GPTQ: integers in words along the rows of [K, N], with a zero point and a scale for each
+    group.
 
-    bits: of an integer. first_zero: added to stored zero points: 1, or 0 in the second version of the format.
+    bits: width of an integer. first_zero: number that is added to stored zero points: 1, or 0 in the second version of
+    the format.
     """
     scale = parts["scales"].float()  # [groups, N]
     num_columns = scale.shape[1]
@@ -127,7 +129,7 @@ def _groups_of(stated: Tensor | None, num_columns: int, num_groups: int) -> Tens
 
 
 def fp4(parts: Parts, group: int) -> Tensor:
-    """Return the weight of FP4: two numbers in a byte [N, K / 2], the lower half first, with a scale for `group`
+    """Return the weight of FP4: two numbers in a byte [N, K / 2], the lower half first, with a scale for each `group`
     columns.
 
     A global scale divides the scales (role `divisor`, compressed-tensors) or multiplies them (`factor`, modelopt).
@@ -144,15 +146,17 @@ def fp4(parts: Parts, group: int) -> Tensor:
 
 
 def fp4_numbers(packed: Tensor) -> Tensor:
-    """Return the numbers [..., K] float32 of bytes [..., K / 2], the lower half of each byte first."""
+    """Return the FP4 numbers [..., K] as float32, from bytes [..., K / 2] with the first of two numbers in the lower
+    half.
+    """
     values = torch.tensor(FP4)
     halves = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [..., K]
     return values[halves.long()]
 
 
 def fp4_blocks(parts: Parts) -> Tensor:
-    """Return the weights of gpt-oss's experts, [E, K, N]: bytes [E, N, blocks, 16] with an exponent
-    for each block of 32.
+    """Return the weights of gpt-oss's experts, [E, K, N], from bytes [E, N, blocks, 16] and an exponent for each block
+    of 32 numbers.
     """
     numbers = fp4_numbers(parts["packed"])  # [E, N, blocks, 32]
     scale = exponents(parts["scale"])  # [E, N, blocks]
@@ -163,8 +167,8 @@ def bits_and_bytes4(parts: Parts) -> Tensor:
     """Return the weight of bitsandbytes' 4 bits: indices into a table of 16 values, two in a byte, the upper half
     first.
 
-    A scale holds for a block of numbers. The scales may be quantised themselves, to 8 bits, with a scale for a block of
-    them and an offset.
+    A scale applies to a block of numbers. The scales may be quantised themselves, to 8 bits, with a scale for each
+    block of scales and an offset.
     """
     stated = json.loads(bytes(parts["state"].tolist()))
     scale = parts["absmax"]  # [scales]
@@ -187,8 +191,8 @@ def bits_and_bytes8(parts: Parts) -> Tensor:
 
 
 def unpack_words(words: Tensor, bits: int, num_columns: int) -> Tensor:
-    """Return the integers [R, num_columns] int64 in words of 32 bits [R, W]: a row is a stream of
-    bits, lowest first.
+    """Return the integers [R, num_columns] int64 that are stored in words of 32 bits [R, W]. A row is a stream of bits,
+    the lowest first; each integer has `bits` of them.
     """
     # 4 bits, the word 0x87654321: [1, 2, 3, 4, 5, 6, 7, 8]. Of 3 bits the 11th integer lies in two words.
     stream = torch.nn.functional.pad(words.long() & 0xFFFFFFFF, (0, 1))  # the last number may end with the last word

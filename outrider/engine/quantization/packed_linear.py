@@ -1,11 +1,11 @@
-"""Linear layers over weights that oneDNN has laid out beforehand. Called by `attention_choice` for models on a CPU.
+"""Linear layers with weights that oneDNN has laid out beforehand. Called by `attention_choice` for models on a CPU.
 
-The operators are torch's own but private (the inductor uses them), so this module alone calls them, the one that
-`quantize` uses for int8 included. Each shape is compared with the plain layer before it is relied on; where an operator
-is missing or differs, the plain layer stays.
+The operators are torch's own but private (the inductor uses them), so this module alone calls them, including the one
+that `quantize` uses for int8. For each shape the packed layer is compared with the plain one before it is used; if an
+operator is missing or its results differ, the plain layer stays.
 
-Measured as a share of the plain layer's time (AVX-512, one thread, 1024 x 1024): float32 0.9 for one row, 0.54 for two,
-0.37 for six; bfloat16 0.5, 0.7, 0.6. A float32 weight of 384 x 384 takes twice the plain time for one row.
+Measured as a fraction of the plain layer's time (AVX-512, one thread, 1024 x 1024): float32 0.9 for one row, 0.54 for
+two, 0.37 for six; bfloat16 0.5, 0.7, 0.6. A float32 weight of 384 x 384 takes twice the plain time for one row.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 SMALLEST = {torch.float32: 1 << 18, torch.bfloat16: 1 << 16}
-"""Elements of the smallest weight that is packed, by dtype. In smaller ones a call's fixed cost outweighs the gain."""
+"""Number of elements of the smallest weight that is packed, by dtype. For smaller ones a call's fixed cost outweighs
+the gain."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Largest difference accepted from the plain layer, as a share of its largest output, by dtype."""
+"""Largest difference from the plain layer that is accepted, as a fraction of the plain layer's largest output, by
+dtype."""
 ROWS = (1, 2, 6, 17)
-"""Numbers of rows with which layers are compared: one token, two, a verify, part of a prompt."""
+"""Numbers of rows with which a packed layer is compared with the plain one: one token, two, a verify, part of a
+prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """torch's operators for packed weights."""
+    """Torch's operators for packed weights."""
 
     pack: Callable[..., Tensor]
-    """(weight [N, K], number of rows or None) -> an opaque tensor"""
+    """Function (weight [N, K], number of rows or None) -> packed weight, an opaque tensor."""
     apply: Callable[..., Tensor]
-    """(x [..., K], packed, bias [N] or None, "none", [], "") -> [..., N]"""
+    """Function (x [..., K], packed weight, bias [N] or None, "none", [], "") -> product [..., N]."""
 
 
 def operators() -> Operators | None:
-    """Return the operators, or None where torch was built without them."""
+    """Return the operators; None if torch was built without them."""
     if not torch.backends.mkldnn.is_available():
         return None
     try:
@@ -54,10 +57,10 @@ def operators() -> Operators | None:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer in place of an nn.Linear or a Conv1D of transformers. It holds the packed weight alone."""
+    """Linear layer that replaces an nn.Linear or a Conv1D of transformers. It holds only the packed weight."""
 
     def __init__(self, plain: nn.Module, packed: Operators) -> None:
-        """Pack the weight of `plain`, which the caller releases. Raises what torch raises."""
+        """Pack the weight of `plain`, which the caller releases. Raises torch's errors if it cannot be packed."""
         super().__init__()
         weight = _weight(plain)  # [N, K]
         self.out_features, self.in_features = weight.shape
@@ -68,19 +71,19 @@ class PackedLinear(nn.Module):
         self._apply_packed = packed.apply
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product [..., N] of x [..., K]."""
+        """Return the product [..., N] of x [..., K] with the weight, plus the bias."""
         return self._apply_packed(x, self._packed, self.bias, "none", [], "")
 
     @property
     def weight(self) -> Tensor:
-        """A copy of the weight in the plain layer's layout: [N, K], or [K, N] of a Conv1D."""
+        """Copy of the weight in the plain layer's layout: [N, K], or [K, N] for a Conv1D."""
         weight = self._packed.to_dense()
         if self._is_conv1d:
             weight = weight.t()
         return weight
 
     def unpacked(self) -> nn.Module:
-        """Return a plain layer, equal to the one that this layer replaced."""
+        """Return a plain layer with the same weight and bias as the one that this layer replaced."""
         plain: nn.Module
         if self._is_conv1d:
             plain = Conv1D(self.out_features, self.in_features)
@@ -92,9 +95,9 @@ class PackedLinear(nn.Module):
 
 
 def int8_operator() -> Callable[..., Tensor]:
-    """Return torch's function (x [M, K] bfloat16, weight [N, K] int8, scale [N] bfloat16) -> [M, N], for a CPU.
+    """Return torch's operator (x [M, K] bfloat16, weight [N, K] int8, scale [N] bfloat16) -> [M, N], for a CPU.
 
-    Raises AttributeError where torch does not have it.
+    Raises AttributeError if torch does not have it.
     """
     operator: Callable[..., Tensor] = torch.ops.aten._weight_int8pack_mm
     return operator
@@ -102,7 +105,9 @@ def int8_operator() -> Callable[..., Tensor]:
 
 @functools.lru_cache
 def int8_product(num_outputs: int, num_inputs: int) -> Callable[..., Tensor] | None:
-    """Return `int8_operator` if it computes what the plain product of this shape does, else None. For a CPU."""
+    """Return `int8_operator` if its product agrees with the plain one for a weight of this shape; None otherwise. For a
+    CPU.
+    """
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, (num_outputs, num_inputs), dtype=torch.int8, generator=generator)  # [N, K]
     scale = torch.rand(num_outputs, generator=generator).bfloat16()  # [N]
@@ -122,10 +127,10 @@ def int8_product(num_outputs: int, num_inputs: int) -> Callable[..., Tensor] | N
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace the linear layers that run faster packed, in place; return how many. Weights are packed one by one, so
-    that the plain one of each is freed before the next.
+    """Replace the linear layers that run faster packed, in place. Return the number of replaced layers. Weights are
+    packed one by one, so that the plain form of each is freed before the next is packed.
 
-    A weight that another module also holds (a tied head) stays plain: it would be in memory twice.
+    A weight that another module uses, too (a tied lm_head), stays plain: it would be in memory twice.
     """
     packed_operators = operators()
     if packed_operators is None:
@@ -146,7 +151,7 @@ def pack_linears(model: nn.Module) -> int:
 
 
 def unpack_linears(model: nn.Module) -> None:
-    """Replace the packed layers of `pack_linears` by plain ones, in place."""
+    """Replace the layers that `pack_linears` packed by plain ones, in place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):

@@ -1,7 +1,7 @@
 """Find the weights of a quantised checkpoint by the names of its tensors. Called by `unpack`.
 
-Layouts are recognised by names, not by lists of modules in the configuration. So the same code reads a wrapper's text
-part, and layers that are not quantised.
+Layouts are recognised by tensor names, not by the configuration's lists of modules. So the same code reads the text
+part of a multimodal model, and layers that are not quantised.
 """
 
 from __future__ import annotations
@@ -31,39 +31,41 @@ NO_WEIGHTS = (
     ".q_scale",
     ".weight_format",
 )
-"""Ends of the names of tensors for activations and keys, which are not used: both stay in the model's dtype."""
+"""Endings of names of tensors for quantised activations and keys. They are not used: activations and keys stay in the
+model's dtype."""
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 """Dtypes of FP8, as safetensors names them."""
 BYTES = (*FLOAT8, "I8", "U8")
-"""Dtypes whose numbers are no weights without a scale."""
+"""Dtypes of safetensors whose numbers are weights only together with a scale."""
 NV_GROUP = 16
-"""Columns of a scale in NVFP4."""
+"""Number of columns for which one scale applies in NVFP4."""
 MX_GROUP = 32
-"""Columns of a scale in MXFP4."""
+"""Number of columns for which one scale applies in MXFP4."""
 
 Headers = Mapping[str, TensorHeader]
-"""Header of each tensor of a checkpoint by its name."""
+"""Header of each tensor of a checkpoint, by tensor name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight that is computed from several tensors of a checkpoint."""
+    """A weight of the network that is computed from several tensors of a checkpoint."""
 
     name: str
     """Name of the weight in the network."""
     shape: tuple[int, ...] | None
-    """Shape of the unpacked weight; None where it does not follow from the headers."""
+    """Shape of the unpacked weight; None if it does not follow from the headers."""
     parts: dict[str, str]
-    """Names of the tensors by their roles in the layout."""
+    """Names of the tensors in the checkpoint, by their roles in the layout."""
     unpack: Callable[[Mapping[str, Tensor]], Tensor]
-    """Function from the tensors by their roles to the weight, float32."""
+    """Function that computes the weight, as float32, from the tensors by their roles."""
 
 
 def find_packed(model: str, headers: Headers, quantization: Mapping[str, Any]) -> dict[str, PackedWeight | None]:
-    """Return the weights of a checkpoint by their names in the network; None for one that is stored as a plain tensor.
+    """Return how each weight is computed, by its name in the network; None = it is stored as a plain tensor of this
+    name.
 
-    model: folder or hub id, for messages. quantization: the `quantization_config`. Raises ConfigError for a layout that
-    is not read here.
+    model: folder or hub id, for messages. headers: headers of the checkpoint's tensors. quantization: the
+    `quantization_config`. Raises ConfigError for a layout that cannot be unpacked here.
     """
     if quantization.get("transform_config"):
         raise ConfigError(

@@ -1,12 +1,12 @@
 """Round weights to 8 bits at load (`quantization=int8`), and check that quantised checkpoints can be read.
 
-Int8 is weight only: activations keep the model's dtype. It is symmetric, with one scale for each output channel, so
-that a product of the integers is scaled once, at its end. Embeddings are not rounded. The head is: on the demo target
-the largest error of a logit is 4.3 % of the largest logit (4.2 % without), and the most likely token is the same as
-without any rounding at 98.8 % of positions either way.
+Int8 applies to weights only: activations keep the model's dtype. It is symmetric, with one scale for each output
+channel, so that a product of the integers is scaled once, at its end. Embeddings are not rounded. The lm_head is: on
+the demo target the largest error of a logit is 4.3 % of the largest logit (4.2 % if the lm_head is not rounded), and
+the most likely token is the same as without any rounding at 98.8 % of positions either way.
 
-transformers reads quantised checkpoints by a quantizer for each method, which states the package and the device that it
-needs. Where one is missing, `unpack` reads the common methods. Called by the loader.
+Transformers reads quantised checkpoints by a quantizer for each method, which states the package and the device that it
+needs. If one is missing, `unpack` reads the common methods. Called by the loader.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from outrider.wire.settings.config import WorkerConfig
 from outrider.wire.telemetry.log import get_logger
 
 GPU_ALONE = ("compressed-tensors",)
-"""Methods whose library, on devices other than a GPU, unpacks each weight at its first use and keeps it unpacked."""
+"""Methods that are unpacked here unless the device is a GPU. On other devices their library unpacks each weight at its
+first use and keeps it unpacked."""
 
 log = get_logger(__name__)
 
 
 def quantization_of(config: PreTrainedConfig) -> Any:
-    """Return the `quantization_config` of a model or of its text part, a dict or transformers' object; else None."""
+    """Return the `quantization_config` of a model or of its text part, as a dict or transformers' object; None if the
+    weights are not quantised.
+    """
     for part in (config, config.get_text_config(decoder=True)):
         found = getattr(part, "quantization_config", None)
         if found is not None:
@@ -46,8 +49,8 @@ def quantization_of(config: PreTrainedConfig) -> Any:
 
 
 def method_of(config: PreTrainedConfig) -> str | None:
-    """Return the checkpoint's method of quantisation as it states it (gptq, awq, torchao, ..); None
-    for whole weights.
+    """Return the checkpoint's method of quantisation as its config.json names it (gptq, awq, torchao, ..); None if its
+    weights are not quantised.
     """
     found = quantization_of(config)
     if found is None:
@@ -60,9 +63,10 @@ def method_of(config: PreTrainedConfig) -> str | None:
 
 
 def unpack_reason(model: str, config: PreTrainedConfig, device: torch.device, setting: str) -> str | None:
-    """Return why a checkpoint's weights have to be unpacked at load: kernels or a package are missing. None otherwise.
+    """Return the reason why a checkpoint's weights have to be unpacked at load: kernels or a package are missing. None
+    = they need not be.
 
-    setting: the setting `quantization`. Raises ConfigError, with the method, what is missing and the remedy, where the
+    setting: the setting `quantization`. Raises ConfigError, with the method, what is missing and the remedy, if the
     checkpoint cannot be read at all.
     """
     method = method_of(config)
@@ -89,10 +93,11 @@ def unpack_reason(model: str, config: PreTrainedConfig, device: torch.device, se
 def check_unpacked(
     settings: WorkerConfig, why: str, network: PreTrainedModel, dtype: torch.dtype | str, device: torch.device
 ) -> None:
-    """Log how much memory the unpacked weights take. Raises ConfigError where less is free, or `unpack_weights` is
-    false.
+    """Log how much memory the unpacked weights take. Raises ConfigError if less is free, or if the setting
+    `unpack_weights` is false.
 
-    why: the reason for unpacking, from `why_to_unpack`. network: the model on the meta device.
+    why: the reason for unpacking, from `unpack_reason`. network: the model on the meta device. dtype: the dtype to
+    which the weights are unpacked.
     """
     model = settings.model
     if not settings.unpack_weights:
@@ -137,7 +142,9 @@ def _missing_to_run(config: PreTrainedConfig, method: str, device: torch.device)
 
 
 def unpacked_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a copy of the configuration without quantisation: that of the same model with whole weights."""
+    """Return a copy of the configuration without its quantisation: that of the same model with weights that are not
+    quantised.
+    """
     whole = copy.deepcopy(config)
     for part in (whole, whole.get_text_config(decoder=True)):
         if getattr(part, "quantization_config", None) is not None:
@@ -146,10 +153,10 @@ def unpacked_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def check_int8(device: torch.device, setting: str) -> None:
-    """Raise ConfigError where the setting `quantization` is int8 and the device a GPU.
+    """Raise ConfigError if the setting `quantization` is int8 and the device is a GPU.
 
-    `Int8Linear` unpacks a whole weight for each product there: it reads 8 bits, writes 16 and reads 16, two and a half
-    times the traffic of bfloat16.
+    On a GPU `Int8Linear` unpacks a whole weight for each product: it reads 8 bits, writes 16 and reads 16, two and a
+    half times the traffic of bfloat16.
     """
     if setting == "int8" and device.type == "cuda":
         raise ConfigError(
@@ -161,20 +168,24 @@ def check_int8(device: torch.device, setting: str) -> None:
 
 
 NARROW = 4
-"""Tokens up to which torch's kernel for bfloat16 x int8 is faster than unpacking the weights. Measured on a CPU at
-1024 x 2816: 1 token 0.15 against 0.62 ms, 6 tokens 0.50 against 0.92, 32 tokens 2.4 against 1.4."""
+"""Maximum number of tokens for which torch's kernel for bfloat16 x int8 is used, since it is faster than unpacking the
+weights. Measured on a CPU at 1024 x 2816: 1 token 0.15 against 0.62 ms, 6 tokens 0.50 against 0.92, 32 tokens 2.4
+against 1.4."""
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with int8 weights. No subclass of `nn.Linear`, so that its weights are not
-    packed or read as whole.
+    """Linear layer with int8 weights. It is no subclass of `nn.Linear`, so that its weights are not packed or read as
+    whole numbers of the model's dtype.
     """
 
     def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None) -> None:
-        """weight_int8: [N, K] int8. scale, bias: [N] each, in the dtype of the activations."""
+        """weight_int8: [N, K] int8. scale: [N], one for each output channel. bias: [N]. Scale and bias have the dtype
+        of the activations.
+        """
         super().__init__()
         self.is_copy = False
-        """Whether the embedding still has the weights from which these were rounded."""
+        """Whether the weights were rounded from those of the embedding (a tied lm_head), which the embedding still
+        has."""
         self.out_features, self.in_features = weight_int8.shape
         self.weight = nn.Parameter(weight_int8.contiguous(), requires_grad=False)
         self.register_buffer("scale", scale)
@@ -183,7 +194,7 @@ class Int8Linear(nn.Module):
             self.bias = nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product [..., N] of x [..., K], in the dtype of x."""
+        """Return the product [..., N] of x [..., K] with the weight, plus the bias, in the dtype of x."""
         flat = x.reshape(-1, self.in_features)  # [M, K]
         product = None
         if flat.shape[0] <= NARROW and x.dtype is torch.bfloat16:
@@ -227,7 +238,9 @@ def quantize_int8(network: PreTrainedModel) -> None:
 
 
 def num_parameters(network: PreTrainedModel) -> int:
-    """Return the number of weights as published: a rounded head counts once with the embedding that it was tied to."""
+    """Return the number of weights, tied ones counted once. A rounded lm_head that was tied to the embedding is not
+    counted again.
+    """
     count = sum(parameter.numel() for parameter in network.parameters())
     head = network.get_output_embeddings()
     if isinstance(head, Int8Linear) and head.is_copy:

@@ -1,6 +1,7 @@
-"""Unpack a quantised checkpoint as it is read, where the device has no kernels for it. Called by the loader.
+"""Unpack a quantised checkpoint while it is read, if the device has no kernels for its packed form. Called by the
+loader.
 
-`packed_weights` finds the weights, `packed_layouts` computes them. A tensor is read when transformers takes it.
+`packed_weights` finds the weights, `packed_layouts` computes them. A tensor is read when transformers needs it.
 """
 
 from __future__ import annotations
@@ -18,24 +19,26 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.peer_text import bound_text
 
 METHODS = ("fp8", "mxfp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "mxfp4", "gptq", "awq", "bitsandbytes")
-"""Methods whose layouts are read here, as `quant_method` names them."""
+"""Methods whose layouts can be unpacked here, by the name in `quant_method`."""
 
 
 class PackedCheckpoint:
-    """A quantised checkpoint whose weights are unpacked as they are read."""
+    """Quantised checkpoint whose weights are unpacked while they are read."""
 
     def __init__(self, model: str, headers: Headers, weights: dict[str, PackedWeight | None]) -> None:
-        """weights: by their names in the network; None for one that is stored as a plain tensor of that name."""
+        """weights: how each weight is computed, by its name in the network; None = it is stored as a plain tensor of
+        this name.
+        """
         self._model = model
         self._headers = headers
         self._weights = weights
 
     @classmethod
     def read(cls, model: str, quantization: Any) -> PackedCheckpoint:
-        """Find the weights of a folder or hub id by the headers of its files.
+        """Find the weights of a folder or hub id by the headers of its files. Return the checkpoint.
 
         quantization: the `quantization_config`, a dict as in config.json or transformers' object. Raises ConfigError
-        for a layout that is not read here.
+        for a layout that cannot be unpacked here.
         """
         stated = quantization
         if not isinstance(quantization, dict):
@@ -45,11 +48,13 @@ class PackedCheckpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the unpacked weights."""
+        """Names of the checkpoint's weights after unpacking, as in the network."""
         return frozenset(self._weights)
 
     def check_shapes(self, network: nn.Module) -> None:
-        """Raise ConfigError for a weight that would have another shape than in the network, on the meta device."""
+        """Raise ConfigError if an unpacked weight would have another shape than in the network. network: on the meta
+        device.
+        """
         tensors = network.state_dict(keep_vars=True)
         for name, weight in self._weights.items():
             if weight is None:
@@ -64,9 +69,10 @@ class PackedCheckpoint:
                 )
 
     def state(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Return the `state_dict` for `from_pretrained`: each weight by its name, read when it is indexed.
+        """Return the `state_dict` for `from_pretrained`: each weight by its name, as an object that is read when it is
+        indexed.
 
-        dtype: that of the unpacked weights.
+        dtype: dtype of the unpacked weights.
         """
         files = OpenFiles(self._headers)
         state: dict[str, Any] = {}
@@ -79,7 +85,7 @@ class PackedCheckpoint:
 
 
 class UnpackedTensor:
-    """A weight that is unpacked when it is indexed by `[...]`, as transformers reads a slice of a safetensors file."""
+    """Weight that is unpacked when it is indexed by `[...]`, as transformers reads a slice of a safetensors file."""
 
     def __init__(self, weight: PackedWeight, files: OpenFiles, dtype: torch.dtype) -> None:
         self._weight = weight
@@ -87,7 +93,7 @@ class UnpackedTensor:
         self._dtype = dtype
 
     def __getitem__(self, _: object) -> Tensor:
-        """Return the whole weight. Raises ConfigError where its tensors do not fit together."""
+        """Return the whole weight, whatever the index. Raises ConfigError if its tensors do not fit together."""
         weight = self._weight
         try:
             parts = {role: self._files.read(name) for role, name in weight.parts.items()}
@@ -102,7 +108,7 @@ class UnpackedTensor:
 
 
 class OpenFiles:
-    """The safetensors files of a checkpoint, each opened once."""
+    """Safetensors files of a checkpoint, each opened once."""
 
     def __init__(self, headers: Headers) -> None:
         self._headers = headers
@@ -115,10 +121,10 @@ class OpenFiles:
         return self._open[path]
 
     def slice(self, name: str) -> Any:
-        """Return a tensor of a file that is read when it is indexed."""
+        """Return an object for the tensor `name` that is read from its file when it is indexed."""
         return self._file(name).get_slice(name)
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor of a file."""
+        """Return the tensor `name`, read from its file."""
         found: Tensor = self._file(name).get_tensor(name)
         return found
