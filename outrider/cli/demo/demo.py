@@ -29,7 +29,7 @@ from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.system import DEMO_NAME, SystemConfig, demo_model
 
 _NEAR_TIE = 1e-4
-"""Difference of two logits below which the order of float32 additions may decide which is larger."""
+"""Difference of two logits below which the order of float32 additions may decide which of them is larger."""
 
 
 def demo(
@@ -122,7 +122,12 @@ def _speed(measured: Measurement) -> str:
 
 
 def report(shown: Sequence[DemoPart], measured: Sequence[Measurement], comparison: Comparison) -> None:
-    """Print a table of the parts, why one does not pay on this machine, and whether the text is the target's."""
+    """Print a table of the ways to draft, an explanation of those that do not pay on this machine, and whether every
+    output is the target's own.
+
+    shown, measured: the ways to draft and their measurements, in the same order. comparison: of all outputs with those
+    of transformers.
+    """
     console = answer_console()
     answers = _answers_of(measured)
     wrong = {id(answers[difference["answer"]]) for difference in comparison.differences}

@@ -1,4 +1,4 @@
-"""`outrider pull`: fetches what is served of a model from a hub, before it is started."""
+"""`outrider pull`: fetches the files of a model that are needed to serve it from a hub, before a worker is started."""
 
 from __future__ import annotations
 

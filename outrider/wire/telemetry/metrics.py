@@ -446,7 +446,7 @@ class WorkerMetrics:
         was the target's when they were paired. Compare acceptance by position."""
 
     def forget_link(self, peer: str) -> None:
-        """Remove the series of the connection to `peer`, which was closed, so that their number does not grow for ever."""
+        """Remove the series of the closed connection to `peer`, so that their number does not grow for ever."""
         for fate in FEATURE_FATES:
             for series in (self.feature_rows, self.feature_bytes):
                 series.labels(peer=peer, fate=fate)  # `remove` needs it to exist

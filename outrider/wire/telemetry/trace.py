@@ -231,7 +231,7 @@ def not_installed(endpoint: str) -> ConfigError:
 
 
 def shut_down(provider: Any, exporter: Any) -> None:
-    """Send what is queued at an OpenTelemetry provider, waiting at most CLOSE_S seconds, and end provider and exporter."""
+    """Send what is queued at an OpenTelemetry provider, waiting at most CLOSE_S seconds, and end the provider."""
     timer = threading.Timer(0.8 * CLOSE_S, exporter.shutdown)  # ends a call that is in progress
     timer.daemon = True
     timer.start()
