@@ -109,15 +109,26 @@ class Generation:
         """Return these options as keyword arguments of `Client.generate`. model: id of the served model; None = the
         only one.
         """
-        options = GenerateOptions(max_tokens=max_tokens, temperature=self.temperature, stop=self.stop or ()) given =
-        {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p, "seed": self.seed, "model": model}
-        options.update({name: value for name, value in given.items() if value is not None})  # type:
-        ignore[typeddict-item] if self.json_schema is not None or self.regex is not None or self.choice: schema = None
-        if self.json_schema is not None: schema = _schema_text(self.json_schema) options["structured_outputs"] =
-        StructuredOutputs(json=schema, regex=self.regex, choice=self.choice or None) num_draft_tokens = None if
-        self.num_draft_tokens is not None: num_draft_tokens = read_num_draft_tokens(self.num_draft_tokens)
-        options["speculation"] = Speculation( enabled=not self.no_speculation, num_draft_tokens=num_draft_tokens,
-        acceptance=self.acceptance, drafter=self.drafter, tree=self.tree, lenience=self.lenience, ) return options
+        options = GenerateOptions(max_tokens=max_tokens, temperature=self.temperature, stop=self.stop or ())
+        given = {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p, "seed": self.seed, "model": model}
+        options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+        if self.json_schema is not None or self.regex is not None or self.choice:
+            schema = None
+            if self.json_schema is not None:
+                schema = _schema_text(self.json_schema)
+            options["structured_outputs"] = StructuredOutputs(json=schema, regex=self.regex, choice=self.choice or None)
+        num_draft_tokens = None
+        if self.num_draft_tokens is not None:
+            num_draft_tokens = read_num_draft_tokens(self.num_draft_tokens)
+        options["speculation"] = Speculation(
+            enabled=not self.no_speculation,
+            num_draft_tokens=num_draft_tokens,
+            acceptance=self.acceptance,
+            drafter=self.drafter,
+            tree=self.tree,
+            lenience=self.lenience,
+        )
+        return options
 
 
 @dataclass(frozen=True)

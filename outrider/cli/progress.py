@@ -91,7 +91,9 @@ class StageProgress(_Shown):
 
 
 class StartProgress(_Shown):
-    """Shows the progress of a system's start, with a line for each part. It implements `Reporter` of `supervisor.py`."""
+    """Shows the progress of a system's start, with a line for each part. It implements `Reporter` of
+    `supervisor.py`.
+    """
 
     def __init__(self, console: Console) -> None:
         part, text = TextColumn("{task.fields[part]:<10}"), TextColumn("{task.description}", markup=False)

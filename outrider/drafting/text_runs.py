@@ -22,7 +22,9 @@ class TokenBoundary(NamedTuple):
 
 
 class TextRun:
-    """Text of consecutive committed tokens, none of which is special. Bytes that are not a character decode to U+FFFD."""
+    """Text of consecutive committed tokens, none of which is special. Bytes that are not a character decode
+    to U+FFFD.
+    """
 
     def __init__(self) -> None:
         self.text = ""
@@ -63,7 +65,9 @@ def piece_tokenizer(tokenizer_json: bytes) -> Tokenizer:
 
 
 def start_ids_of(tokenizer_json: bytes) -> tuple[int, ...]:
-    """Return the ids of the special tokens that a tokenizer puts before a text. `tokenizer_json`: content of the file."""
+    """Return the ids of the special tokens that a tokenizer puts before a text. `tokenizer_json`: content of
+    the file.
+    """
     encoding = Tokenizer.from_buffer(tokenizer_json).encode("a")
     if 0 not in encoding.special_tokens_mask:
         return ()
@@ -71,7 +75,9 @@ def start_ids_of(tokenizer_json: bytes) -> tuple[int, ...]:
 
 
 def last_texts(spelling: Sequence[bytes | None], ids: Sequence[int]) -> Sequence[int]:
-    """Return those of `ids` that come after the last special token among them. `spelling`: bytes by id, None = special."""
+    """Return those of `ids` that come after the last special token among them. `spelling`: bytes by id, None
+    = special.
+    """
     begin = len(ids)
     while begin and bytes_of(spelling, ids[begin - 1]) is not None:
         begin -= 1

@@ -213,7 +213,9 @@ def compare(
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the value of `prompt` in each line of a JSONL file. Raises ConfigError naming the file and the wrong line."""
+    """Return the value of `prompt` in each line of a JSONL file. Raises ConfigError naming the file and the
+    wrong line.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:

@@ -105,7 +105,9 @@ def with_own_ports(config: GatewayConfig, index: int, num_gateways: int) -> Gate
 
 
 def _port_step(ports: Sequence[int], num_gateways: int) -> int:
-    """Return the smallest number by which the ports of successive gateways must differ so that no two ports are equal."""
+    """Return the smallest number by which the ports of successive gateways must differ so that no two ports
+    are equal.
+    """
     for step in itertools.count(1):
         numbers = {port + index * step for port, index in itertools.product(ports, range(num_gateways))}
         if len(numbers) == len(ports) * num_gateways:

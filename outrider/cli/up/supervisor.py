@@ -336,7 +336,9 @@ class Supervisor:
         self._progress(name, "ready", ready["address"])
 
     def _where(self) -> dict[str, str | None]:
-        """Return the gateway's settings that contain addresses: either the registry's, or those of the running workers."""
+        """Return the gateway's settings that contain addresses: either the registry's, or those of the
+        running workers.
+        """
         if self._registry is not None:
             return {"registry": self._registry}
         addresses = {worker.name: worker.address for worker in self._workers if worker.name in self._children}
@@ -438,7 +440,9 @@ class Supervisor:
         raise Unavailable(f"the gateway serves no request after {_SERVED_TIMEOUT_S:g} s: {reason}")
 
     def _chats(self, url: str) -> bool:
-        """Return whether the first model's chat template marks the roles of messages. False also if it cannot be read."""
+        """Return whether the first model's chat template marks the roles of messages. False also if it cannot
+        be read.
+        """
         headers = {}
         if self._api_key is not None:
             headers["authorization"] = f"Bearer {self._api_key}"
@@ -494,7 +498,9 @@ def _check_drafts_used(gateways: Sequence[Gateway]) -> None:
 
 
 def _reason(part: str, last_line: str) -> str | None:
-    """Return the reason for a part's end, given the last line of its log (text or JSON). None = the line has no reason."""
+    """Return the reason for a part's end, given the last line of its log (text or JSON). None = the line has
+    no reason.
+    """
     # "target: out of memory", or {"level": "critical", "message": "out of memory"}
     if last_line.startswith(f"{part}: "):
         return last_line
