@@ -42,7 +42,7 @@ class Corpus:
 
     def __init__(self, min_n: int, max_n: int, max_tokens: int) -> None:
         self.num_tokens = 0
-        """Number of tokens of all outputs."""
+        """Number of tokens of all kept outputs."""
         self._sizes = (min_n, max_n)
         self._max_tokens = max_tokens
         self._shelves: dict[bytes, SuffixIndex] = {}
@@ -137,7 +137,8 @@ class LookupWalk:
     def __init__(self, source: SuffixIndex, position: int | None) -> None:
         self._source = source
         self._position = position
-        """Position of the token to copy next, in the source or behind its end; None = no match."""
+        """Position of the token to copy next, in the source or among the walk's own copies after its end; None = there
+        is nothing to copy."""
         self._draft_ids: list[int] = []
 
     def next(self) -> Counts | None:

@@ -32,7 +32,7 @@ class Prediction:
         self._ids = np.array(self.ids, dtype=np.int64)
         pairs = (self._ids[:-2] << 32) | self._ids[1:-1]  # of tokens that another follows
         self._starts = np.argsort(pairs, kind="stable")
-        """Positions at which pairs of tokens begin; equal pairs are adjacent and ascending."""
+        """Positions in the prediction at which pairs of tokens begin, sorted by pair; those of equal pairs ascend."""
         self._pairs = pairs[self._starts]
 
     def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> PredictionFollower:
@@ -93,7 +93,7 @@ class PredictionFollower(TokenSequence):
         self._text = text
         self._num_prompt = num_prompt
         self._states = [_State(0, 1)]
-        """States after the prompt and after each token of the output."""
+        """State after the prompt, then the state after each token of the output."""
         self.append(token_ids[num_prompt:])
 
     def append(self, token_ids: Sequence[int]) -> None:

@@ -28,10 +28,10 @@ class TextRun:
 
     def __init__(self) -> None:
         self.text = ""
-        """The whole characters so far."""
+        """Text of the whole characters appended so far."""
         self.ends: dict[int, int] = {}
-        """Maps a length of the text, in characters, at which a token ends, to the number of committed tokens up to
-        there."""
+        """Where committed tokens end in `text`: maps a length of the text, in characters, to the number of committed
+        tokens up to there."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, raw: bytes, num_committed: int) -> None:

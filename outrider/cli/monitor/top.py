@@ -116,7 +116,7 @@ class SystemReader:
         self._url = url
         self._clock = clock
         self._last: dict[str, Scrape] = {}
-        """Last scrape by URL, of those that replied the last time."""
+        """Last scrape of each process that replied the last time, by URL."""
         self._view: SystemView | None = None
 
     async def read(self) -> SystemView:

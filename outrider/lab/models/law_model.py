@@ -33,10 +33,10 @@ class _Sequence:
     def __init__(self, runner: ModelRunner, prompt: Sequence[int]) -> None:
         start = runner.facts.decoder_start_ids
         self.ids = list(start or prompt)
-        """Tokens of the decoder."""
+        """Token ids that the decoder is fed."""
         self.num_cached = 0
         self.num_before = len(prompt) - len(self.ids)
-        """Number of prompt tokens that the decoder is not fed."""
+        """Number of prompt tokens that are not fed to the decoder, since an encoder reads them."""
         self._table = runner.pool.new_table()
         self._source: EncoderSource | None = None
         if start:

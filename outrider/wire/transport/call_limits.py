@@ -53,7 +53,7 @@ class CallLimits:
         self._total = total
         self._share = share
         self._num_open: Counter[str] = Counter()
-        """Open calls by caller."""
+        """Number of open calls by caller."""
 
     @contextmanager
     def one(self, caller: str) -> Iterator[None]:
