@@ -128,8 +128,8 @@ def tune(
 ) -> None:
     """Measure what a pair's speculation gains, and recommend K and drafter, or none.
 
-    Every K is measured, then each drafter at the best K, beside plain decoding and what theory says (Leviathan et al.
-    2023, Theorem 3.8). One answer at a time: on machines that do nothing else.
+    Every K is measured, then each drafter at the best K, and compared with plain decoding and with theory (Leviathan et
+    al. 2023, Theorem 3.8). Requests run one at a time; use machines that do nothing else.
     """
     notes = note_console()
     with failures_as_lines(notes):

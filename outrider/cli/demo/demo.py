@@ -37,9 +37,9 @@ def demo(
     no_ray: Annotated[bool, typer.Option("--no-ray", help="Plain processes instead of Ray actors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log.")] = False,
 ) -> None:
-    """Start the demo pair, show three ways to draft, measure each beside plain decoding, and prove the text.
+    """Start the demo pair, show three ways to draft, compare each with plain decoding, and prove the text.
 
-    Exit code 1 when a part could not start, or when an answer is not the target's own.
+    The exit code is 1 if a part could not start, or if an answer is not the target's own.
     """
     began = time.perf_counter()
     notes = note_console()

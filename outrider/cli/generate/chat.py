@@ -23,7 +23,7 @@ def chat(
     generation: opt.Generation,
     connection: opt.CallOptions,
 ) -> None:
-    """Talk with the model. /reset forgets, /quit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    """Chat with the model. /reset clears the history, /quit or Ctrl-D ends the chat, Ctrl-C stops an answer."""
     with errors_as_lines():
         options = generation.options(connection.model, max_tokens)
         with Client(address, timeout_s=connection.timeout, **connection.options) as client:

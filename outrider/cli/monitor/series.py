@@ -47,7 +47,7 @@ class Scrape:
 
     @property
     def started_s(self) -> float | None:
-        """Start of the process, in Unix seconds; None where it is not exported."""
+        """Time at which the process started, in Unix seconds; None = the process does not export it."""
         return self.value(_STARTED)
 
 

@@ -153,9 +153,9 @@ def up(
     """Start workers and gateways; serve until Ctrl-C.
 
     A draft, a target and a gateway, unless --config names pools of several (docs/cluster.md). Any setting of a worker
-    is --target-NAME or --draft-NAME (`python -m target_service --help`). vLLM's flags are taken, or say what is here.
+    is --target-NAME or --draft-NAME (`python -m target_service --help`). vLLM's flags are translated or explained.
 
-    Exit code 0 after Ctrl-C, SIGTERM or SIGHUP, 1 when a part could not start or ended by itself. No process is left.
+    Exit code 0 after Ctrl-C, SIGTERM or SIGHUP; 1 if a part could not start or ended by itself. No process is left.
     """
     if model is not None and target is not None:
         raise typer.BadParameter(f"is {target!r}, and {model!r} stands before it; name one", param_hint="--target")

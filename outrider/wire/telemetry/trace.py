@@ -215,8 +215,8 @@ def open_spans(endpoint: str | None, service: str, registry: CollectorRegistry) 
 
 
 def resource_attributes(service: str) -> dict[str, str]:
-    """Return the attributes of this process's OpenTelemetry resource: the name of the service, and that of this process
-    among those of the service.
+    """Return the attributes of this process's OpenTelemetry resource: service.name and service.instance.id (host name
+    and pid). service: "gateway", "draft" or "target".
     """
     return {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
 

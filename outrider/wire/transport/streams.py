@@ -235,8 +235,8 @@ it."""
 
 
 class ControlStreams:
-    """The open Control streams of a worker. Each stream has a number, by which slots know their owner. A server that
-    stops ends all of them.
+    """The open Control streams of a worker. Each stream has a number, which identifies it as the owner of its slots. A
+    server that stops ends all streams.
     """
 
     def __init__(self) -> None:
