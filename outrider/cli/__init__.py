@@ -1,7 +1,7 @@
 """The command line `outrider`: a file or a folder for each command.
 
-Start at `main.py`, which names them. It imports the SDK, `wire`, and of `lab` the commands that live there; no torch,
-and no service: those run as child processes.
+Start at `main.py`, which lists the commands. This package imports the SDK, `wire`, and the commands that live in `lab`.
+It imports no torch and no service, which run as child processes.
 """
 
 import os

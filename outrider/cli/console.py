@@ -1,6 +1,6 @@
-"""Consoles of the commands: answers go to stdout, everything about them to stderr.
+"""Consoles of the commands: models' outputs and results go to stdout, everything else to stderr.
 
-Texts from elsewhere, such as names of models and errors of servers, neither style nor steer the terminal.
+Texts from outside, such as model names and errors of servers, cannot style or control the terminal.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from outrider.wire.telemetry.log_writer import LogWriter
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 _MAX_COLUMNS = 1000
-"""Most characters of a table's line."""
+"""Maximum number of characters in a line of a table."""
 _UNSEEN = "\ufffd"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """Return text that cannot steer a terminal: controls but tab and newline become control pictures of Unicode.
+    """Return the text with all control characters except tab and newline replaced, so that it cannot control a
+    terminal.
 
-    Controls without a picture, and halves of surrogate pairs, which cannot be written, become U+FFFD.
+    They are replaced by Unicode's control pictures. Control characters without a picture, and halves of surrogate
+    pairs, which cannot be written, become U+FFFD.
     """
     return _CONTROLS.sub(_picture, text)
 
@@ -44,7 +46,9 @@ def _picture(match: re.Match[str]) -> str:
 
 
 class _Console(Console):
-    """A console that shows brackets as text, unless a call has markup=True, and controls as pictures."""
+    """A rich console that prints brackets as they are, unless a call has markup=True, and control characters as
+    pictures.
+    """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -52,17 +56,17 @@ class _Console(Console):
 
 
 def answer_console() -> Console:
-    """Return a console of the present stdout, which tests replace. Only a terminal gets colour codes."""
+    """Return a console for what sys.stdout is now (tests replace it). Colour codes are printed on a terminal only."""
     return _Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def note_console() -> Console:
-    """Return a console of the present stderr."""
+    """Return a console for what sys.stderr is now."""
     return _Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
 class _WriterFile(io.TextIOBase):
-    """A file for a console whose writes never block."""
+    """A text file for a console, whose writes never block."""
 
     encoding = "utf-8"
 
@@ -80,33 +84,34 @@ class _WriterFile(io.TextIOBase):
 
 
 def serving_console() -> Console:
-    """Return a console of stderr for a process that serves meanwhile: lines that are not read in time are dropped, and
-    a line counts them.
+    """Return a console of stderr for a process that serves requests at the same time, so that printing never blocks it.
+    Lines that are not read in time are dropped, and a later line has their number.
     """
     writer = stderr_writer(lambda num_dropped: f"{num_dropped} lines were dropped here: they were not read in time\n")
     return _Console(file=cast("IO[str]", _WriterFile(writer)), highlight=False, soft_wrap=True, markup=False)
 
 
 def screen_console() -> Console:
-    """Return a console of stdout that cuts lines to the terminal's width. For tables."""
+    """Return a console of stdout for tables. It cuts lines to the terminal's width."""
     return _Console(highlight=False, markup=False)
 
 
 def widen(console: Console, shown: RenderableType) -> None:
-    """Make a console wide enough that it neither cuts nor wraps this."""
+    """Make a console so wide that it neither cuts nor wraps what will be shown. Its width is at most _MAX_COLUMNS."""
     everything = console.options.update(max_width=_MAX_COLUMNS)
     console.width = max(console.width, console.measure(shown, options=everything).maximum)
 
 
 def print_error(message: str, console: Console | None = None) -> None:
-    """Print the message as one line, on stderr unless a console is given."""
+    """Print an error message as one line. console: where to print it; None = on stderr."""
     line = visible(" ".join(message.split()))
     (console or note_console()).print(Text.assemble(("error: ", "bold red"), line))
 
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """Turn an error of the error tree into a line and exit code 1, and Ctrl-C into exit code 130.
+    """Context manager: if the block raises an OutriderError, print its message as one line and exit with code 1. On
+    Ctrl-C exit with code 130.
 
     Other exceptions are bugs and keep their traceback.
     """

@@ -1,7 +1,7 @@
-"""Runs a system for one program: the process that `outrider.LLM` starts. It ends when the program does.
+"""Runs a system for one Python program: the process that `outrider.LLM` starts. It ends when the program ends.
 
-It reads a line of JSON from stdin: the models, the settings and the program's process id. It writes a line of JSON to
-stdout: the event "ready" with the gateway's address, or "failed" with the reason. Progress goes to stderr.
+It reads one line of JSON from stdin: the models, the settings and the program's process id. It writes one line of JSON
+to stdout: the event "ready" with the gateway's address, or "failed" with the reason. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ from outrider.wire.settings.config import GatewayConfig, WorkerConfig
 from outrider.wire.settings.system import SystemConfig, gateway_config
 
 _LOOK_S = 0.2
-"""Seconds between two looks whether the program still runs."""
+"""Seconds between two checks whether the program still runs."""
 _DECIDED = frozenset(
     {
         *("model", "host", "port", "grpc_port", "metrics_port", "target", "draft", "target_for_draft", "registry"),
         *("model_name", "api_keys", "tls_dir", "public_tls_dir"),
     }
 )
-"""Settings that a program may not make: nobody else calls its gateway, and `target` and `draft` name the models."""
+"""Names of the settings that the program must not give. Addresses and ports are chosen here, since only the program
+calls the gateway, and the arguments `target` and `draft` of LLM name the models."""
 _DECIDED_VARIABLES = frozenset(
     f"OUTRIDER_{part}_{name}".upper() for part in ("target", "draft", "gateway") for name in _DECIDED
 )
-"""Environment variables of these settings: they are of services on this machine, not of an LLM."""
+"""Names of the environment variables for these settings. They are ignored: they are meant for services on this machine,
+not for an LLM."""
 
 
 def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a system, as `SystemConfig.read` takes them.
+    """Return the settings of a system, in the form that `SystemConfig.read` accepts, from the arguments of LLM.
 
-    target, draft: a model, or a worker's settings by name; a draft of None is none. settings: settings that all workers
-    have, and settings of the gateway, by name. Raises ConfigError for a name that is neither.
+    target, draft: a model, or a worker's settings by name; draft=None means no draft. settings: settings of all workers
+    and of the gateway, by name. Raises ConfigError for a name that is neither.
     """
     workers: dict[str, Any] = {}
     for role, part in (("target", target), ("draft", draft)):
@@ -74,14 +76,16 @@ def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dic
 
 
 def remove_variables() -> None:
-    """Remove the variables of settings that are not the program's to make; all parts inherit the others."""
+    """Remove from this process's environment the variables for settings that the program must not give. The processes
+    of the system inherit all others.
+    """
     for name in list(os.environ):
         if name.upper() in _DECIDED_VARIABLES:
             del os.environ[name]
 
 
 def main() -> int:
-    """Run the system until the program or a signal ends it, and return the exit code."""
+    """Run the system until the program ends or a signal arrives. Return the exit code."""
     remove_variables()
     task = json.loads(sys.stdin.readline())
     stop = StopFlag()
@@ -111,7 +115,7 @@ def main() -> int:
 
 
 def _end_with(parent: int, stop: StopFlag) -> None:
-    """Stop the system, and running requests at once, when the process that started this one has ended."""
+    """Wait until the process `parent` has ended; then stop the system and end running requests at once."""
     if hasattr(os, "pidfd_open"):  # Linux
         with contextlib.suppress(ProcessLookupError):
             select.select([os.pidfd_open(parent)], [], [])

@@ -1,4 +1,6 @@
-"""Options that several commands share: single ones, and groups as dataclasses, which `grouped` unfolds for typer."""
+"""Command-line options that several commands share: single options, and groups as dataclasses, which `grouped` expands
+for typer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part'
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with an option for each field of its dataclass parameters, for typer."""
+    """Decorator of a command: replace each parameter that is a dataclass by one option per field of it, for typer."""
     # f(name: str, *, limits: Limits) with Limits(a: int, b: int): f(*, name: str, a: int, b: int)
     groups: dict[str, Any] = {}
     options: list[inspect.Parameter] = []
@@ -58,7 +60,7 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 @dataclass(frozen=True)
 class Generation:
-    """Options of a request. The SDK and the server have defaults for those that are not given."""
+    """Command-line options of a request: sampling and speculation. SDK and server have defaults for absent ones."""
 
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0
     top_p: TopP = None
@@ -104,7 +106,9 @@ class Generation:
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="Plain decoding: the target alone.")] = False
 
     def options(self, model: str | None, max_tokens: int) -> GenerateOptions:
-        """Return the SDK's arguments of a request for this model; None for the only one."""
+        """Return these options as keyword arguments of `Client.generate`. model: id of the served model; None = the
+        only one.
+        """
         options = GenerateOptions(max_tokens=max_tokens, temperature=self.temperature, stop=self.stop or ())
         given = {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p, "seed": self.seed, "model": model}
         options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
@@ -129,7 +133,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class CallOptions:
-    """Options of a call: the model, the timeout, and how the gateway is reached."""
+    """Command-line options of a call: the model, the timeout, and the connection to the gateway."""
 
     model: Annotated[str | None, typer.Option(help="A served model's id; absent = the only one.")] = None
     timeout: Annotated[float, typer.Option(help="Seconds until an answer is given up.")] = DEFAULT_TIMEOUT_S
@@ -146,7 +150,7 @@ class CallOptions:
 
     @property
     def options(self) -> ConnectOptions:
-        """The SDK's arguments of a connection."""
+        """The options of the connection, as keyword arguments of `Client`."""
         return ConnectOptions(
             tls=self.tls, tls_ca=self.tls_ca, tls_cert=self.tls_cert, tls_key=self.tls_key, api_key=self.api_key
         )
@@ -154,7 +158,7 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Devices, CPU cores and dtype of the workers of a pair."""
+    """Command-line options for the devices, CPU cores and dtype of a pair's workers."""
 
     target_device: Annotated[str | None, typer.Option(help="cpu, cuda or auto; without Ray also cuda:N.")] = None
     draft_device: Annotated[str | None, typer.Option(help="The same for the draft.")] = None
@@ -163,7 +167,9 @@ class PlacementOptions:
     draft_cores: Annotated[str | None, typer.Option(help="CPU cores of the draft.")] = None
 
     def workers(self, target: str | None, draft: str | None) -> dict[str, dict[str, str | None]]:
-        """Return the settings of both workers by role and name; None for a setting that was not given."""
+        """Return the settings of both workers by role and setting name; None = the setting was not given. target,
+        draft: their models.
+        """
         return {
             "target": {
                 "model": target,
@@ -183,9 +189,9 @@ def _schema_text(path: Path) -> str:
 
 
 def completed_draft(incomplete: str) -> list[str]:
-    """Return the drafters without a model, and the folders, whose names begin so.
+    """Return completions for the value of --draft: drafters without a model, and folders, that begin with `incomplete`.
 
-    Empty where no drafter's does: the shell then completes folders by itself, and better.
+    If no drafter begins so, the list is empty, and the shell completes folders by itself, which it does better.
     """
     words = list[str]()
     for drafter in TABLE_DRAFTERS:

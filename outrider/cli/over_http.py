@@ -1,4 +1,4 @@
-"""Finds a gateway's HTTP server, and whom to trust over https. For `top` and `lab/tune.py`."""
+"""Finds the HTTP server of a gateway, and makes TLS contexts for https. For `top` and `lab/tune.py`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.address import join_host_port
 
 HTTP_PORT: int = GatewayConfig.model_fields["port"].default
-"""Port of an address that names none."""
+"""HTTP port to use for an address without a port: the default of the gateway's setting `port`."""
 
 
 def gateway_url(text: str, connect: ConnectOptions) -> str:
-    """Return the base URL of a gateway's HTTP server. text: its address, or that of its gRPC server.
+    """Return the base URL of a gateway's HTTP server. text: address of the gateway's HTTP server or of its gRPC server.
+    connect: options of the connection.
 
-    Raises ConfigError for what is no address.
+    Raises ConfigError if `text` is not an address.
     """
     url = parse_url(text, credentials_of(connect) is not None)
     with contextlib.suppress(httpx.ConnectError):
@@ -48,9 +49,10 @@ async def _http_of(url: httpx.URL, connect: ConnectOptions) -> str | None:
 
 
 def parse_url(text: str, with_tls: bool) -> str:
-    """Return the base URL for what a person typed: scheme and port may be missing, and a /v1 at the end is dropped.
+    """Return the base URL for an address that a user typed. Scheme and port may be missing, and a /v1 at the end is
+    dropped. with_tls: whether a missing scheme means https.
 
-    Raises ConfigError for what is no address of an HTTP server.
+    Raises ConfigError if the text is not the address of an HTTP server.
     """
     has_scheme = "://" in text
     scheme = "https" if with_tls else "http"
@@ -71,7 +73,9 @@ def parse_url(text: str, with_tls: bool) -> str:
 
 
 def create_tls_context(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
-    """Return the TLS context of these files: CAs to trust, and a certificate to show. Raises ConfigError."""
+    """Return a TLS context for https requests, made of PEM files: the CAs to trust (None = the system's), and the
+    client's certificate with its key (None = no certificate). Raises ConfigError if a file cannot be used.
+    """
     if (certificate is None) != (key is None):
         missing, given = "--tls-cert", "--tls-key"
         if key is None:

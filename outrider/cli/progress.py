@@ -1,4 +1,4 @@
-"""Shows the progress of a start or of a measurement: with spinners and bars on a terminal, else in plain lines."""
+"""Shows the progress of a start or a measurement: by spinners and bars on a terminal, otherwise by plain lines."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from rich.progress import (
 from rich.text import Text
 
 Tell = Callable[[str], None]
-"""Called with a line of progress."""
+"""Callback that shows one line of text about the progress."""
 
 
 @contextmanager
 def reporting(console: Console, first: str) -> Iterator[Tell]:
-    """Yield a function that shows a message: behind a spinner, at first with `first`, or as a line off a terminal."""
+    """Context manager: yield a function that shows a message about the progress. On a terminal the message stands
+    behind a spinner, at first `first`; otherwise each message is printed as a line.
+    """
     if not console.is_interactive:
         yield lambda text: console.print(text, markup=False)
         return
@@ -36,13 +38,13 @@ def reporting(console: Console, first: str) -> Iterator[Tell]:
 
 
 LINE_EVERY_S = 10.0
-"""Seconds between two lines of a stage off a terminal."""
+"""Seconds between two progress lines of one stage, if the output is not a terminal."""
 _STAGE_BAR_WIDTH = 20
-"""Columns of a bar: beside stage, times and text it fits a terminal of 80."""
+"""Width of a progress bar, in characters. With stage, times and text it fits a terminal of 80 columns."""
 
 
 class _Shown:
-    """A `Progress` of rich with these columns, drawn on a terminal alone. Use as `with`."""
+    """A rich `Progress` with the given columns, which is drawn only on a terminal. Use it as `with`."""
 
     def __init__(self, console: Console, *columns: ProgressColumn) -> None:
         self._console = console
@@ -60,9 +62,9 @@ class _Shown:
 
 
 class StageProgress(_Shown):
-    """Shows a bar for each stage of long work, with the remaining time.
+    """Shows a bar with the remaining time for each stage of a long task.
 
-    Off a terminal it prints a line when a stage begins, every LINE_EVERY_S, and when it is through.
+    If the output is not a terminal, it prints a line when a stage begins, then every LINE_EVERY_S, and at its end.
     """
 
     def __init__(self, console: Console) -> None:
@@ -73,7 +75,9 @@ class StageProgress(_Shown):
         self._printed_s: dict[str, float] = {}
 
     def tell(self, stage: str, text: str, done: int, total: int, unit: str = "") -> None:
-        """Show that `done` of `total` of a stage is through, with a text. unit: what both count, such as " s"."""
+        """Show that `done` of `total` units of a stage are finished. text: a note on the present work. unit: the unit
+        of `done` and `total`, as text to print after them, such as " s".
+        """
         if not self._console.is_terminal:
             now_s = time.monotonic()
             if done >= total or now_s - self._printed_s.get(stage, -LINE_EVERY_S) >= LINE_EVERY_S:
@@ -87,14 +91,16 @@ class StageProgress(_Shown):
 
 
 class StartProgress(_Shown):
-    """Shows the progress of a system's start, a line for each part: a `Reporter` of `supervisor.py`."""
+    """Shows the progress of a system's start, with a line for each part. It implements `Reporter` of
+    `supervisor.py`.
+    """
 
     def __init__(self, console: Console) -> None:
         part, text = TextColumn("{task.fields[part]:<10}"), TextColumn("{task.description}", markup=False)
         super().__init__(console, SpinnerColumn(finished_text="[green]✓[/]"), part, TimeElapsedColumn(), text)
 
     def progress(self, part: str, state: str, detail: str) -> None:
-        """Show the state of a part, such as "loading", and a detail."""
+        """Show the state of a part of the system, such as "loading", and a detail on it."""
         text = f"{state} {detail}".rstrip()
         if not self._console.is_terminal:
             self._console.print(f"{part}: {text}", markup=False)

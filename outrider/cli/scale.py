@@ -20,7 +20,7 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 _CALL_TIMEOUT_S = 10.0
 _POLL_S = 0.5
-"""Seconds between two calls while a pool changes."""
+"""Seconds between two calls to the registry while the command waits for a pool to change."""
 _ROLES = {pb.ROLE_TARGET: "target", pb.ROLE_DRAFT: "draft"}
 
 
@@ -38,7 +38,7 @@ def scale(
 ) -> None:
     """Show the pools of a running system, or give POOL another COUNT of workers.
 
-    Workers that are too many finish what runs on them and are then ended.
+    Workers that are no longer needed first finish their running requests.
     """
     with errors_as_lines():
         folder = None

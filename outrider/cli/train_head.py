@@ -1,4 +1,4 @@
-"""`outrider train-head`: trains a draft head, or a draft, for a target on text that the target generates."""
+"""`outrider train-head`: trains a draft head or a draft model for a target, on text that the target generates."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from outrider.wire.requests.params import ANY_VOCABULARY, SamplingParams
 KINDS = ("eagle3", "medusa", "pass", "draft")
 LOSSES = ("kl", "lk")
 DEPTHS = {"eagle3": 3, "medusa": 4, "pass": 4, "draft": 1}
-"""Draft tokens of a proposal that are trained for, by kind; those of a draft model are all alike."""
+"""Default number of draft tokens per proposal that are trained, by kind. A draft model needs one, since it makes all
+its draft tokens in the same way."""
 HELD_APART = 48
-"""Most prompts that acceptance is measured on, the first of the file: their intervals are narrow enough to compare."""
+"""Maximum number of prompts on which acceptance is measured, the first of the file. With so many the confidence
+intervals are narrow enough to compare."""
 STOP_S = 60.0
-"""Seconds that a training has, once it is stopped, to finish an update and save it."""
+"""Seconds that a training has to finish an update and save it, once it is asked to stop."""
 HELD_APART_OF = 8
-"""One prompt in this many is held apart where --held-apart names no others."""
+"""If --held-apart is absent, one prompt in this many is not trained on, but used to measure acceptance."""
 
 Kind = Annotated[str, typer.Argument(help=f"What to train: {', '.join(KINDS)}.", show_default=False)]
 Target = Annotated[str, typer.Option(help="Folder of the target.", show_default=False)]
@@ -110,10 +112,10 @@ def train_head(
 ) -> None:
     """Train a draft head (EAGLE-3, Medusa), look-ahead embeddings (PaSS) or a draft on text that the target writes.
 
-    Prompts go through the target's chat template, where it has one. The target writes at the temperatures that are
-    served, and its whole law is what is learnt. Ctrl-C saves; the same
-    command goes on from there, to the same weights as if it had not been interrupted. At the end the acceptance of
-    each draft token is told, before and after, on prompts that were not trained on.
+    The target's chat template, if there is one, is applied to prompts. The target writes at the temperatures that are
+    served, and its whole distributions are learnt. Ctrl-C saves; the same
+    command continues from there, to the same weights as if it had not been interrupted. At the end the acceptance of
+    each draft token is printed, before and after, on prompts that were not trained on.
     """
     with errors_as_lines():
         trained_on, apart = _split(_prompts(prompts)[:num_prompts], held_apart)
@@ -152,10 +154,10 @@ def train_head(
 
 
 def train(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
-    """Train in a child process, which imports torch, and return its report; None when it was stopped.
+    """Train in a child process, which imports torch, and return its report. None = the training was stopped.
 
-    task: as `outrider.training.train_head` takes it. Raises OutriderError. On KeyboardInterrupt it waits until that
-    process has saved.
+    task: the task that `outrider.training.train_head` reads. notes: console for the progress. Raises OutriderError. On
+    KeyboardInterrupt it waits until the child process has saved its work.
     """
     report = None
     found = run_module("outrider.training.train_head", task, "training", STOP_S)
@@ -175,14 +177,19 @@ def train(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
 
 
 def describe_stop(work: Path) -> str:
-    """Return a sentence: whether a training that was stopped left something to go on from in its folder `work`."""
+    """Return a sentence on a stopped training: whether its folder `work` contains a state from which it can
+    continue.
+    """
     if any(work.glob("text-*/*.npz")) or any(work.glob("*/checkpoint.pt")):
         return "stopped; the same command goes on from here"
     return "stopped before anything was written; the same command begins anew"
 
 
 def show(report: dict[str, Any], out: Path, console: Console) -> None:
-    """Print a training's report: the acceptance probability of each draft token, and what the training took."""
+    """Print the report of a training: the acceptance probability of each draft token, and the cost of the training.
+
+    out: folder of the trained head.
+    """
     rows = report["acceptance"]
     depths = sorted({row["depth"] for row in rows})
     table = Table(title="acceptance of each draft token", title_justify="left", box=None, pad_edge=False)
@@ -213,7 +220,9 @@ def show(report: dict[str, Any], out: Path, console: Console) -> None:
 
 
 def _split(texts: list[str], held_apart: Path | None) -> tuple[list[str], list[str]]:
-    """Return the prompts to train on, and those to measure on: the other file's, or some of these."""
+    """Return (prompts to train on, prompts to measure acceptance on). The latter are from the file `held_apart`, or
+    some of `texts` if it is None.
+    """
     if held_apart is not None:
         return texts, first_prompts(held_apart, HELD_APART)
     if len(texts) < 2:
@@ -248,7 +257,7 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
 
 
 def _check(task: dict[str, Any], num_prompts: int, depth: int | None) -> None:
-    """Raise ConfigError for a wrong value, and for an option that the kind does not have."""
+    """Raise ConfigError for a wrong value, and for an option that the kind of head does not have."""
     kind = task["kind"]
     counts = {
         "num-prompts": num_prompts,

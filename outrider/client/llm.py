@@ -84,7 +84,9 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End every call in progress, stop workers and gateway, and wait until these processes have ended. Idempotent."""
+        """End every call in progress, stop workers and gateway, and wait until these processes have ended.
+        Idempotent.
+        """
         self._stop_client()
         self._finalizer()
 

@@ -42,7 +42,9 @@ class RetryPolicy:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be 0 or more", param=name)
 
     def delay_s(self, error: OutriderError, attempt: int) -> float | None:
-        """Return the seconds to wait after attempt number `attempt` (from 0) failed with `error`. None = do not retry."""
+        """Return the seconds to wait after attempt number `attempt` (from 0) failed with `error`. None = do
+        not retry.
+        """
         if not error.retryable or attempt >= self.retries:
             return None
         retry_after_s = error.retry_after_s or 0.0

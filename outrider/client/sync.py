@@ -57,7 +57,9 @@ class LoopThread:
 
     @property
     def is_of_another_process(self) -> bool:
-        """Whether this process was forked from the process that started the thread. The thread does not run here then."""
+        """Whether this process was forked from the process that started the thread. The thread does not run
+        here then.
+        """
         return os.getpid() != self._pid
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:

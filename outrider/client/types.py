@@ -76,7 +76,7 @@ class AcceptanceRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How a request is drafted for. A field that is None takes the server's default.
+    """Speculation options of a request. A field that is None takes the server's default.
 
     Fields that are enums may be given by value, such as `acceptance="coupled"`.
     """
@@ -87,13 +87,16 @@ class Speculation:
     """Maximum number of draft tokens that a round verifies (K), 0 to 64. "auto" = the number that gives the most tokens
     per second, chosen step by step."""
     draft_logprobs: DraftLogprobs | str | None = None
+    """Which part of the draft's distributions is sent to the target."""
     draft_topk: int | None = None
     """Number of tokens in each distribution if `draft_logprobs` is TOPK, at least 1."""
     acceptance: AcceptanceRule | str | None = None
+    """Rule by which the target accepts draft tokens at temperature > 0."""
     lenience: float | None = None
     """Factor on draft probabilities in the acceptance rule, greater than 0 and at most 1. With 1 the output follows the
     target's distribution exactly. With less, more draft tokens are accepted and the output no longer does so."""
     drafter: Drafter | str | None = None
+    """What proposes draft tokens."""
     tree: str | None = None
     """Shape of a draft tree to verify in place of a chain. "4x2x1" = each node has 4, 2 and 1 children at depths 0, 1
     and 2. "best:12x4" = the 12 most likely nodes up to a depth of 4. Not with num_draft_tokens or lenience."""

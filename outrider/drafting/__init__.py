@@ -1,5 +1,5 @@
-"""Drafters without a model, by counts of n-grams and by copies of earlier text, and maps between vocabularies.
+"""Drafters without a model, which count n-grams or copy earlier text, and maps between vocabularies.
 
-Targets, drafts and `outrider alpha` use them. May import `outrider.wire`, numpy and tokenizers, and no torch. Start at
-`drafter`, which has the protocols.
+Used by targets, drafts and `outrider alpha`. May import `outrider.wire`, numpy and tokenizers, and no torch. Start at
+`sequence_drafter`, which has the protocols.
 """

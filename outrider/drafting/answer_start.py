@@ -1,7 +1,8 @@
-"""Keep drafters that copy from a prompt from proposing a chat template's marks where an answer begins.
+"""A wrapper for drafters that copy from the prompt. It keeps them from proposing a special token of the chat template
+as the first token of an output.
 
-The last tokens of a prompt are the template's, which also stand at the start of earlier messages. Their continuation
-there, such as the mark of the next turn, does not begin an answer.
+A chat prompt ends with tokens of the chat template that also stand before earlier messages of the prompt. What followed
+them there, such as the special token of another turn, does not begin an answer.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from outrider.drafting.sequence_drafter import ChainWalk, Counts, Follower, Sequ
 
 
 class AnswerStart:
-    """Drafter that wraps another, so that its followers propose no mark as the first output token."""
+    """Drafter that wraps another drafter, so that no special token is proposed as the first token of an output."""
 
     def __init__(self, drafter: SequenceDrafter, mark_ids: Set[int]) -> None:
-        """Wrap a drafter. `mark_ids`: the tokenizer's special tokens."""
+        """Wrap a drafter. `mark_ids`: ids of the tokenizer's special tokens."""
         self._drafter = drafter
         self._mark_ids = np.array(sorted(mark_ids), dtype=np.int64)
 
@@ -26,7 +27,7 @@ class AnswerStart:
 
 
 class AnswerFollower:
-    """Follower that wraps another."""
+    """Follower of an AnswerStart drafter. It wraps a follower of the inner drafter."""
 
     def __init__(self, follower: Follower, num_prompt: int, mark_ids: np.ndarray) -> None:
         self._follower = follower

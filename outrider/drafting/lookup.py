@@ -1,5 +1,6 @@
-"""A drafter that copies: it proposes the continuation of an earlier occurrence of the last tokens, in the sequence
-itself or in the outputs of requests that have ended (prompt lookup: Saxena, "Prompt lookup decoding", 2023).
+"""The drafter `lookup`, which copies: it searches an earlier occurrence of the sequence's last tokens and proposes what
+followed there. It searches the sequence itself and the outputs of ended requests (Saxena, "Prompt lookup decoding",
+2023).
 """
 
 from __future__ import annotations
@@ -11,20 +12,19 @@ from outrider.drafting.sequence_drafter import Counts, sorted_counts
 from outrider.drafting.suffixes import SuffixIndex
 
 MIN_N = 2
-"""Minimum length of a match in tokens."""
+"""Minimum length of a match, in tokens."""
 MAX_N = 8
-"""Length in tokens beyond which a longer match is no better."""
+"""Maximum length of a match, in tokens. Matches that are longer count as equal."""
 CORPUS_TOKENS = 65536
-"""Number of tokens of ended outputs that are kept for later requests, about 1 MiB."""
+"""Number of tokens of ended outputs that are kept for later requests. They take about 1 MiB."""
 
 
 class Lookup:
-    """Drafter that copies from the sequence itself and from a corpus."""
+    """Drafter that copies from the sequence itself and from a corpus of ended outputs."""
 
     def __init__(self, min_n: int = MIN_N, max_n: int = MAX_N, corpus_tokens: int = CORPUS_TOKENS) -> None:
-        """Copy after matches of at least `min_n` tokens; prefer longer ones up to `max_n`.
-
-        `corpus_tokens`: tokens of ended outputs to keep, for all corpus ids together.
+        """`min_n`: minimum length of a match, in tokens. `max_n`: length up to which a longer match is preferred.
+        `corpus_tokens`: number of tokens of ended outputs to keep, for all corpus ids together.
         """
         self._sizes = (min_n, max_n)
         self.corpus = Corpus(min_n, max_n, corpus_tokens)
@@ -34,14 +34,15 @@ class Lookup:
 
 
 class Corpus:
-    """The latest outputs, separate for each corpus id, so that no user's text is proposed to another.
+    """The latest ended outputs, with a separate index for each corpus id, so that no user's text is proposed to
+    another.
 
     Outputs with an empty corpus id are not kept.
     """
 
     def __init__(self, min_n: int, max_n: int, max_tokens: int) -> None:
         self.num_tokens = 0
-        """Number of tokens of all outputs."""
+        """Number of tokens of all kept outputs."""
         self._sizes = (min_n, max_n)
         self._max_tokens = max_tokens
         self._shelves: dict[bytes, SuffixIndex] = {}
@@ -50,11 +51,11 @@ class Corpus:
         """corpus_id and number of tokens of each output, the oldest first."""
 
     def index_of(self, corpus_id: bytes) -> SuffixIndex | None:
-        """Return the index of the outputs with a corpus id; None where there are none."""
+        """Return the index of the kept outputs with a corpus id; None = there are no such outputs."""
         return self._shelves.get(corpus_id)
 
     def add(self, output_ids: Sequence[int], corpus_id: bytes) -> None:
-        """Keep an output, or the end of one that is longer than the corpus."""
+        """Add an ended output to the corpus. Of an output that is longer than the corpus only the end is kept."""
         kept = output_ids[max(0, len(output_ids) - self._max_tokens) :]
         if not corpus_id or len(kept) <= self._sizes[0]:
             return  # too short to have a match with a token after it
@@ -76,12 +77,14 @@ class Corpus:
 
 
 class LookupFollower:
-    """Follower of one sequence, with an index of its n-grams."""
+    """Follower of one sequence for the drafter Lookup, with an index of the sequence's n-grams."""
 
     def __init__(
         self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes, sizes: tuple[int, int], corpus: Corpus
     ) -> None:
-        """Follow a sequence. `sizes`: lengths of the shortest and the longest match, in tokens."""
+        """Follow a sequence of which the first `num_prompt` tokens are the prompt. `sizes`: minimum and maximum length
+        of a match, in tokens. `corpus`: the drafter's corpus, of which only outputs with `corpus_id` are used.
+        """
         self._own = SuffixIndex(*sizes)
         self._num_prompt = num_prompt
         self._corpus_id = corpus_id
@@ -102,9 +105,10 @@ class LookupFollower:
             self._own.pop()
 
     def walk(self) -> LookupWalk:
-        """Return a walk from the longest match; of equals, from the one in the sequence itself, then the latest.
+        """Return a walk that copies what follows the longest match. Of equally long matches, one in the sequence itself
+        is preferred, then the latest.
 
-        sequence [1, 2, 3, 9, 1, 2, 3]: the match is [1, 2, 3] at 0, and the walk proposes 9, 1, 2, 3, 9, ...
+        sequence [1, 2, 3, 9, 1, 2, 3]: the match is [1, 2, 3] at position 0, and the walk proposes 9, 1, 2, 3, 9, ...
         """
         tail = self._own.last(self._max_n)
         own = self._own.longest(tail)
@@ -126,12 +130,15 @@ class LookupFollower:
 
 
 class LookupWalk:
-    """Walk that copies on from one position. A text that repeats itself is copied beyond its own end."""
+    """Walk that copies tokens from one position onwards. If it reaches the end of the sequence itself, it continues
+    with its own copies, so that a repeating text is continued.
+    """
 
     def __init__(self, source: SuffixIndex, position: int | None) -> None:
         self._source = source
         self._position = position
-        """Position of the token to copy next, in the source or behind its end; None = no match."""
+        """Position of the token to copy next, in the source or among the walk's own copies after its end; None = there
+        is nothing to copy."""
         self._draft_ids: list[int] = []
 
     def next(self) -> Counts | None:

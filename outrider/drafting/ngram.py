@@ -1,4 +1,4 @@
-"""A drafter that counts which tokens followed the last ones, in the sequence itself."""
+"""The drafter `ngram`, which counts which tokens followed the sequence's last tokens earlier in the sequence."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_counts
 
 ORDERS = (4, 3, 2)
-"""Lengths of the counted n-grams in tokens, the longest first. The longest with a count decides."""
+"""Lengths of the counted n-grams, in tokens, the longest first. The longest length for which there is a count is used.
+"""
 HISTORY = 512
-"""Number of last tokens, of prompt and output, in which n-grams are counted."""
+"""Number of last tokens of the sequence (prompt and output) in which n-grams are counted."""
 
 
 class Ngram:
-    """Drafter by the counts of the tokens that followed the last three, two or one, in the sequence's last tokens."""
+    """Drafter that proposes the tokens that most often followed the last three tokens, or else the last two or one, in
+    the recent part of the sequence.
+    """
 
     def __init__(self, orders: Sequence[int] = ORDERS, history: int = HISTORY) -> None:
-        """Count n-grams of these lengths, each from 2 to `history` tokens."""
+        """`orders`: lengths of the n-grams to count, each from 2 to `history`. `history`: number of last tokens of the
+        sequence in which they are counted.
+        """
         self._orders = tuple(sorted(orders, reverse=True))
         self._history = history
 
@@ -25,10 +30,12 @@ class Ngram:
 
 
 class NgramFollower(TokenSequence):
-    """Counts of the n-grams in the last `history` tokens. Adding or removing a token costs one update per order."""
+    """Follower of one sequence for the drafter Ngram: counts of the n-grams in the last `history` tokens. Adding or
+    removing a token takes one update per n-gram length.
+    """
 
     def __init__(self, token_ids: Sequence[int], orders: Sequence[int], history: int) -> None:
-        """Follow a sequence. `orders`: lengths of the n-grams, the longest first."""
+        """Follow a sequence. `orders`: lengths of the n-grams, the longest first. `history`: see `Ngram`."""
         super().__init__(())
         self._orders = orders
         self._history = history
@@ -36,7 +43,7 @@ class NgramFollower(TokenSequence):
         num_uncounted = max(0, len(token_ids) - history)
         self.ids.extend(token_ids[:num_uncounted])
         self._start = num_uncounted
-        """Position of the first token that is counted: `history` before the end, or 0."""
+        """Position of the first token that is counted: `history` tokens before the sequence's end, or 0."""
         self.append(token_ids[num_uncounted:])
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -61,8 +68,8 @@ class NgramFollower(TokenSequence):
         return NgramWalk(self._followers, self._orders, last_ids)
 
     def has_next(self) -> bool:
-        """Return whether the last two tokens, or as many as the longest order needs, occurred before: one predicts
-        little.
+        """Return whether the last two tokens occurred before in the counted part. (Fewer if the longest n-gram has only
+        two tokens.) A single token predicts too little to be worth verifying.
         """
         min_context = min(2, self._orders[0] - 1)
         num_counted = len(self.ids) - self._start
@@ -97,12 +104,17 @@ class NgramFollower(TokenSequence):
 
 
 class NgramWalk:
-    """Walk by the counts after the last tokens, its own draft tokens included, which are not counted."""
+    """Walk that proposes by the counts of an NgramFollower. Its own draft tokens belong to the last tokens but are not
+    counted.
+    """
 
     def __init__(
         self, followers: dict[tuple[int, ...], dict[int, int]], orders: Sequence[int], last_ids: list[int]
     ) -> None:
-        """Create a walk. `last_ids`: as many tokens as the longest order needs, or all of a shorter sequence."""
+        """`followers`: by n-gram without its last token, the counts of the tokens that followed. `orders`: lengths of
+        the n-grams, the longest first. `last_ids`: the sequence's last tokens, one fewer than the longest n-gram, or
+        all of a shorter sequence.
+        """
         self._followers = followers
         self._orders = orders
         self._last_ids = last_ids

@@ -1,9 +1,10 @@
-"""A drafter that copies a text which the request predicts, such as a file before an edit (OpenAI's predicted outputs).
+"""The drafter `prediction`, which copies the request's prediction: a text that the output may resemble, such as a file
+before an edit (OpenAI's predicted outputs).
 
-It starts at the beginning of the text and copies as long as the output agrees. After a mismatch it continues where the
-output's last tokens occur in the text. It checks its draft tokens against the output, verified or not: the more of the
-latest were wrong, the more tokens must match before it proposes again. So a useless text leaves the proposals to other
-drafters.
+It starts at the beginning of the prediction and copies as long as the output agrees. After a mismatch it continues
+where the output's last tokens occur in the prediction. It compares its draft tokens with the output, whether they were
+verified or not. The more of the latest ones were wrong, the more tokens must match before it proposes again, so that a
+useless prediction leaves the proposals to other drafters.
 """
 
 from __future__ import annotations
@@ -16,30 +17,32 @@ import numpy as np
 from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_counts
 
 MAX_N = 16
-"""Maximum number of tokens that must match before it proposes; after a jump, at least two must."""
+"""Maximum number of tokens that must match before tokens are proposed. After a jump to another position of the
+prediction at least two must match."""
 MAX_OCCURRENCES = 256
-"""Maximum number of occurrences compared for the longest match, from the last correct position on, and as many again
-from the beginning."""
+"""Maximum number of occurrences in the prediction that are compared for the longest match: this many after the last
+correct position, then this many from the start of the prediction."""
 
 
 class Prediction:
-    """A predicted text. Each request has its own."""
+    """Drafter that copies one request's prediction, given as token ids."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.ids = list(token_ids)
         self._ids = np.array(self.ids, dtype=np.int64)
         pairs = (self._ids[:-2] << 32) | self._ids[1:-1]  # of tokens that another follows
         self._starts = np.argsort(pairs, kind="stable")
-        """Positions at which pairs of tokens begin; equal pairs are adjacent and ascending."""
+        """Positions in the prediction at which pairs of tokens begin, sorted by pair; those of equal pairs ascend."""
         self._pairs = pairs[self._starts]
 
     def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> PredictionFollower:
         return PredictionFollower(self, token_ids, num_prompt)
 
     def longest(self, tail: Sequence[int], near: int) -> tuple[int, int] | None:
-        """Return the position after the longest run of tokens that ends as `tail` does, and its length, 2 to `MAX_N`.
+        """Search the prediction for the longest match with the last tokens of `tail`. Return (position after the match,
+        its length), with a length from 2 to `MAX_N`. None = not even the last two tokens occur.
 
-        None without a run of two. Of equal runs, the first from position `near` on; without one, the first of all.
+        Of equally long matches, the first after position `near` is taken, or else the first of all.
         """
         if len(tail) < 2:
             return None
@@ -65,30 +68,32 @@ class Prediction:
 
 
 class _State(NamedTuple):
-    """State after one token of the output."""
+    """State of the follower after one token of the output."""
 
     position: int
-    """Position in the text of the token expected next; the text's length where the output does not occur in it."""
+    """Position in the prediction of the token that is expected next. It is the prediction's length if the output's last
+    tokens do not occur in the prediction."""
     num_agreed: int
-    """Number of consecutive tokens that agree up to there, including the match that led there."""
+    """Number of consecutive output tokens that agree with the prediction before `position`, including those of the
+    match that led there."""
     num_needed: int = 1
-    """Number of agreeing tokens needed to propose: doubled by each wrong draft token, decremented by each correct one.
-    """
+    """Number of agreeing tokens that are needed to propose. Each wrong draft token doubles it, each correct one
+    decrements it."""
     num_confirmed: int = 0
-    """Position after the last correct draft token."""
+    """Position in the prediction after the last correct draft token."""
     was_correct: bool | None = None
-    """Whether the draft token proposed for the previous position was correct; None where none was proposed."""
+    """Whether the draft token proposed for this output token was correct; None = none was proposed."""
 
 
 class PredictionFollower(TokenSequence):
-    """Follower of an output along the text."""
+    """Follower of one output for the drafter Prediction. It keeps the position in the prediction."""
 
     def __init__(self, text: Prediction, token_ids: Sequence[int], num_prompt: int) -> None:
         super().__init__(token_ids[:num_prompt])
         self._text = text
         self._num_prompt = num_prompt
         self._states = [_State(0, 1)]
-        """States after the prompt and after each token of the output."""
+        """State after the prompt, then the state after each token of the output."""
         self.append(token_ids[num_prompt:])
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -111,7 +116,9 @@ class PredictionFollower(TokenSequence):
         return self._proposes(self._states[-1])
 
     def outcomes(self, num_tokens: int) -> list[bool]:
-        """Return whether each draft token proposed for the last `num_tokens` output tokens was correct."""
+        """Return, for each draft token that was proposed for one of the last `num_tokens` output tokens, whether it was
+        correct.
+        """
         states = self._states[max(1, len(self._states) - num_tokens) :]
         return [state.was_correct for state in states if state.was_correct is not None]
 
@@ -138,7 +145,7 @@ class PredictionFollower(TokenSequence):
 
 
 class PredictionWalk:
-    """Walk that copies from one position to the text's end."""
+    """Walk that copies the prediction from one position to its end."""
 
     def __init__(self, ids: Sequence[int], position: int) -> None:
         self._ids = ids

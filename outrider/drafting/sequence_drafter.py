@@ -1,7 +1,7 @@
-"""The protocols of a drafter without a model, as a target worker, a draft service and `outrider alpha` use it.
+"""The protocols of a drafter without a model. Targets, drafts and `outrider alpha` use such drafters through them.
 
-A drafter opens a follower for a sequence. To propose tokens, a walk continues from the sequence's end over its own
-draft tokens, without changing the follower.
+A drafter opens a follower for each sequence. To propose tokens, the follower returns a walk, which starts at the
+sequence's end and continues over its own draft tokens. A walk does not change the follower.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 Counts = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Ids [N] in ascending order, and their counts [N], each above 0. N is at least 1."""
+"""(token ids [N] in ascending order, their counts [N]). All counts are above 0, and N is at least 1. Divided by their
+sum, counts are a distribution."""
 
 
 class ChainWalk(Protocol):
-    """Draft tokens from the end of a sequence onwards. A walk is invalid once the sequence has changed."""
+    """Walk over a chain of draft tokens that begins at the end of a sequence. It becomes invalid when the sequence
+    changes.
+    """
 
     def next(self) -> Counts | None:
-        """Return the ids that may come next, with counts; None where none is known."""
+        """Return the token ids that may come next, with their counts; None = the drafter has no proposal here."""
 
     def step(self, token_id: int) -> None:
-        """Continue after this draft token."""
+        """Move on by one draft token: `next` then returns what may come after it."""
 
 
 class Follower(Protocol):
-    """State of a drafter for one sequence.
+    """State of a drafter for one sequence, whose end may grow and shrink.
 
-    Its draft tokens depend on the sequence alone, however it came to be so, and on other sequences for a drafter that
-    learns from them.
+    Its draft tokens depend only on the sequence's present tokens, not on earlier changes of them. A drafter that learns
+    from other sequences may use those too.
     """
 
     @property
@@ -47,25 +50,28 @@ class Follower(Protocol):
         """Return a walk from the end of the sequence."""
 
     def has_next(self) -> bool:
-        """Return whether a draft token from here is worth verifying."""
+        """Return whether draft tokens after the sequence's end are likely enough to be worth verifying."""
 
     def close(self) -> None:
-        """End the sequence; the drafter may learn from it. It learns nothing from a follower that is only dropped."""
+        """End the sequence, so that the drafter may learn from it. From a follower that is dropped without this call it
+        learns nothing.
+        """
 
 
 class SequenceDrafter(Protocol):
     """A drafter without a model, which opens followers. The drafter and its followers belong to one thread."""
 
     def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> Follower:
-        """Follow a sequence of prompt and output so far, of which the first `num_prompt` tokens are the prompt.
+        """Return a follower for a sequence of a prompt and the output so far. The first `num_prompt` tokens are the
+        prompt.
 
-        What is learnt from an ended sequence is used for sequences with the same `corpus_id` alone. With an empty one
-        nothing is learnt or used.
+        What the drafter learns from an ended sequence is used only for sequences with the same `corpus_id`. With an
+        empty `corpus_id` nothing is learnt or used.
         """
 
 
 class TokenSequence:
-    """A sequence that grows and shrinks at its end."""
+    """A sequence of token ids that grows and shrinks at its end. Base of followers."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.ids = list(token_ids)
@@ -84,6 +90,6 @@ class TokenSequence:
 
 
 def sorted_counts(counts: dict[int, int]) -> Counts:
-    """Return the counts of token ids as arrays, by ascending id."""
+    """Convert counts by token id to a pair of arrays, in ascending order of the ids."""
     ids = np.array(sorted(counts), dtype=np.int64)
     return ids, np.array([counts[token_id] for token_id in ids.tolist()], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Find earlier occurrences of the last tokens of a sequence, by an index that grows and shrinks with it."""
+"""An index that finds earlier occurrences of the last tokens of a sequence. It grows and shrinks with the sequence."""
 
 from __future__ import annotations
 
@@ -6,41 +6,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_OCCURRENCES = 32
-"""Maximum number of latest occurrences that are compared for the longest match. It bounds the time on repetitive text.
-"""
+"""Maximum number of occurrences, the latest, that are compared for the longest match. It bounds the time on repetitive
+text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An earlier occurrence of the last tokens."""
+    """An earlier occurrence of a sequence's last tokens."""
 
     end: int
-    """Position after the match: the token there is the continuation."""
+    """Position after the match. The token at this position is the continuation."""
     length: int
-    """Length of the match in tokens, at most the index's `max_n`."""
+    """Length of the match, in tokens, at most the index's `max_n`."""
 
 
 class SuffixIndex:
-    """Index of a sequence of tokens by every `min_n` consecutive ones.
+    """Index of a sequence of tokens: every `min_n` consecutive tokens lead to their latest occurrence.
 
-    A None token separates texts: no match spans it. Positions stay valid when tokens at the front are dropped.
+    A None in the sequence separates two texts, and no match spans it. Positions are counted from the first token ever
+    added, so that they stay valid when tokens at the front are dropped.
     """
 
     def __init__(self, min_n: int, max_n: int) -> None:
-        """Index matches of `min_n` to `max_n` tokens, 1 <= min_n <= max_n."""
+        """`min_n`, `max_n`: minimum and maximum length of a match, in tokens; 1 <= min_n <= max_n."""
         self._min_n = min_n
         self._max_n = max_n
         self._ids: list[int | None] = []
         self._first = 0
         """Position of the first token that is kept."""
         self._last: dict[tuple[int | None, ...], int] = {}
-        """Maps `min_n` consecutive tokens to the end of their latest occurrence."""
+        """Maps `min_n` consecutive tokens to the position after their latest occurrence."""
         self._earlier: list[int | None] = []
-        """By token: the end of the previous occurrence of the `min_n` tokens that end with it."""
+        """For each token, the position after the previous occurrence of the `min_n` tokens that end with it."""
 
     @property
     def end(self) -> int:
-        """Position after the last token."""
+        """Position after the last token of the sequence."""
         return self._first + len(self._ids)
 
     @property
@@ -48,11 +49,11 @@ class SuffixIndex:
         return not self._ids
 
     def last(self, count: int) -> list[int | None]:
-        """Return the last `count` tokens, or all of a shorter sequence."""
+        """Return the last `count` tokens of the sequence, or all tokens of a shorter one."""
         return self._ids[max(0, len(self._ids) - count) :]
 
     def at(self, position: int) -> int | None:
-        """Return the token at a position; None between texts and outside the sequence."""
+        """Return the token at a position; None = it is a boundary between texts or outside the sequence."""
         if not self._first <= position < self.end:
             return None
         return self._ids[position - self._first]
@@ -77,7 +78,7 @@ class SuffixIndex:
         self._ids.pop()
 
     def drop(self, count: int) -> None:
-        """Remove the first `count` tokens. Matches that begin in them are no longer found."""
+        """Remove the first `count` tokens of the sequence. Matches that begin in them are no longer found."""
         for end in range(self._first + 1, min(self._first + count + self._min_n, self.end + 1)):
             key = self._key(end)
             if key is not None and self._last.get(key) == end:
@@ -87,10 +88,10 @@ class SuffixIndex:
         self._first += count
 
     def longest(self, tail: Sequence[int | None]) -> Match | None:
-        """Return the longest match with `tail` that has a token after it, among its latest occurrences; of equals the
-        latest.
+        """Search the sequence for the longest match with the end of `tail`, among the latest occurrences; of equally
+        long matches return the latest. A match must have a token after it. None = there is no match.
 
-        `tail`: the last `max_n` tokens or more, or all of a shorter sequence.
+        `tail`: last tokens of a sequence, at least `max_n` or all of them.
         """
         if len(tail) < self._min_n:
             return None

@@ -1,5 +1,5 @@
 """Pieces of text between special tokens: their bytes, their characters, and the tokens that a tokenizer makes of them.
-`translation` retokenizes committed tokens and drafts with it.
+`translation` uses it to retokenize committed tokens and draft tokens.
 """
 
 from __future__ import annotations
@@ -13,46 +13,50 @@ from tokenizers import Encoding, Tokenizer
 
 
 class TokenBoundary(NamedTuple):
-    """A position in a text where a token of both the target and the draft begins."""
+    """A position in a text where both a token of the target and a token of the draft begin."""
 
     num_committed: int
-    """Number of the target's tokens before it."""
+    """Number of the target's (committed) tokens before this position."""
     num_own: int
-    """Number of the draft's tokens before it."""
+    """Number of the draft's tokens before this position."""
 
 
 class TextRun:
-    """The text of consecutive tokens without special ones. Bytes that are no character decode to U+FFFD."""
+    """Text of consecutive committed tokens, none of which is special. Bytes that are not a character decode
+    to U+FFFD.
+    """
 
     def __init__(self) -> None:
         self.text = ""
-        """The whole characters so far."""
+        """Text of the whole characters appended so far."""
         self.ends: dict[int, int] = {}
-        """Maps a length of the text, in characters, at which a token ends, to the number of committed tokens up to
-        there."""
+        """Where committed tokens end in `text`: maps a length of the text, in characters, to the number of committed
+        tokens up to there."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, raw: bytes, num_committed: int) -> None:
-        """Append the bytes of a token, which is the last of `num_committed` committed ones."""
+        """Append the bytes of one token. `num_committed`: number of committed tokens up to and including this token."""
         self.text += self._decoder.decode(raw)
         if self.is_whole:
             self.ends[len(self.text)] = num_committed
 
     @property
     def is_whole(self) -> bool:
-        """Whether the bytes so far end with a whole character."""
+        """Whether the bytes appended so far end with a whole character."""
         return not self._decoder.getstate()[0]
 
 
 def bytes_of(spelling: Sequence[bytes | None], token_id: int) -> bytes | None:
-    """Return the bytes of an id; None for a special token and for an id beyond the spelling."""
+    """Return the bytes of a token id. None = it is a special token, or not in `spelling`, the bytes by id."""
     if token_id >= len(spelling):
         return None
     return spelling[token_id]
 
 
 def piece_tokenizer(tokenizer_json: bytes) -> Tokenizer:
-    """Return a tokenizer for pieces of text: it adds nothing, truncates nothing, and parses no special tokens."""
+    """Return a tokenizer for pieces of text, made from the content of a tokenizer.json. It adds and truncates nothing,
+    and takes the texts of special tokens as plain text.
+    """
     document = json.loads(tokenizer_json)
     document |= dict.fromkeys(("post_processor", "truncation", "padding"))
     tokenizer = Tokenizer.from_str(json.dumps(document))
@@ -61,7 +65,9 @@ def piece_tokenizer(tokenizer_json: bytes) -> Tokenizer:
 
 
 def start_ids_of(tokenizer_json: bytes) -> tuple[int, ...]:
-    """Return the special tokens that a tokenizer puts before a text."""
+    """Return the ids of the special tokens that a tokenizer puts before a text. `tokenizer_json`: content of
+    the file.
+    """
     encoding = Tokenizer.from_buffer(tokenizer_json).encode("a")
     if 0 not in encoding.special_tokens_mask:
         return ()
@@ -69,7 +75,9 @@ def start_ids_of(tokenizer_json: bytes) -> tuple[int, ...]:
 
 
 def last_texts(spelling: Sequence[bytes | None], ids: Sequence[int]) -> Sequence[int]:
-    """Return the ids behind the last special token."""
+    """Return those of `ids` that come after the last special token among them. `spelling`: bytes by id, None
+    = special.
+    """
     begin = len(ids)
     while begin and bytes_of(spelling, ids[begin - 1]) is not None:
         begin -= 1
@@ -77,8 +85,8 @@ def last_texts(spelling: Sequence[bytes | None], ids: Sequence[int]) -> Sequence
 
 
 def index_at(encoding: Encoding, start: int) -> int | None:
-    """Return the index of the token that begins at the character `start`; None where an earlier one reaches beyond
-    it.
+    """Return the index in `encoding` of the token that begins at the character with index `start`. None = no token
+    begins there, since an earlier one reaches beyond it.
     """
     furthest = 0
     for index, (begin, end) in enumerate(encoding.offsets):
@@ -91,6 +99,6 @@ def index_at(encoding: Encoding, start: int) -> int | None:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> Encoding:
-    """Return the encoding of a text without special tokens."""
+    """Tokenize a text without adding special tokens, and return the encoding."""
     # A batch of one: `encode_batch` releases the GIL, the tokenizer's `encode` does not.
     return tokenizer.encode_batch([text], add_special_tokens=False)[0]

@@ -1,5 +1,5 @@
-"""The bytes that a tokenizer's ids add to a text, read from its tokenizer.json. Called by the gateway, which streams
-them, and where a draft's tokens are mapped to a target's.
+"""The bytes that each token id of a tokenizer adds to a text, read from its tokenizer.json. Used by the gateway, which
+streams text, and by the map between a draft's and a target's tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _BYTE_OF_CHAR = _byte_alphabet()
 
 
 def byte_level(token: str) -> bytes:
-    """Return the bytes of a byte-level token; an added token may be written in letters outside the byte alphabet."""
+    """Return the bytes of a token of a byte-level tokenizer, in whose vocabulary each letter stands for a byte. An
+    added token may contain letters outside this byte alphabet; they stand for themselves.
+    """
     try:
         return bytes(map(_BYTE_OF_CHAR.__getitem__, token))
     except KeyError:
@@ -41,7 +43,7 @@ def byte_level(token: str) -> bytes:
 
 
 def fallback_byte(token: str) -> bytes | None:
-    """Return the byte of a token `<0xNN>`; None for any other."""
+    """Return the byte of a byte-fallback token, which is spelled `<0xNN>`; None = it is another token."""
     if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
         return None
     return bytes.fromhex(token[3:5])
@@ -49,22 +51,25 @@ def fallback_byte(token: str) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """The bytes of a tokenizer's ids."""
+    """The bytes that a tokenizer's token ids stand for."""
 
     of: list[bytes | None]
-    """UTF-8 bytes by id, which need not be whole characters. None for special tokens and the unknown token, which stand
-    for no text, and for ids that the tokenizer lacks."""
+    """UTF-8 bytes by token id; they need not be whole characters. None = the id stands for no text: a special token,
+    the unknown token, or an id without a token."""
     fallback_ids: frozenset[int]
-    """Ids of single bytes that are written only where no other token fits."""
+    """Ids of single-byte tokens that the tokenizer uses only where no other token fits."""
 
     @property
     def num_texts(self) -> int:
-        """Number of ids that stand for text."""
+        """Number of token ids that stand for text."""
         return sum(map(bool, self.of))
 
 
 def read_spelling(tokenizer_json: bytes) -> Spelling:
-    """Read the bytes of all ids. Raises `ConfigError` where a token adds other bytes than its own."""
+    """Return the bytes of all token ids of a tokenizer. `tokenizer_json`: content of the file tokenizer.json.
+
+    Raises `ConfigError` for a tokenizer whose decoded text is not the concatenation of its tokens' bytes.
+    """
     tokenizer = Tokenizer.from_buffer(tokenizer_json)
     model = json.loads(tokenizer_json)["model"]
     parts = _decoders(fields_of(tokenizer.decoder))

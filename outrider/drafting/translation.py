@@ -1,14 +1,15 @@
-"""Map between a target's tokens and those of a draft with another vocabulary. The target's committed tokens are
-retokenized for the draft, and the draft's tokens are mapped to the target's.
+"""The map between a target's tokens and the tokens of a draft with another vocabulary. The target's committed tokens
+are retokenized for the draft, and the draft's tokens are mapped to the target's.
 
-Two tokens are the same where they are the same bytes, of whole characters. Special tokens are never the same, however
-they are spelled. A draft's distribution is restricted to the tokens that are in both vocabularies and renormalised
-(token-level intersection, Timor et al. 2025, arXiv 2502.05202, algorithm 4). So every draft token has an id of the
-target's, and is drawn from a distribution over those ids. Where few tokens are in both, draft tokens at temperature 0
-are instead the draft's own text, retokenized for the target (string-level exact match, algorithm 2).
+A token of the target and a token of the draft are the same if they have the same bytes, which must be whole characters.
+Special tokens are never the same, however they are spelled. A draft's distribution is restricted to the tokens that are
+in both vocabularies, and renormalised (token-level intersection, Timor et al. 2025, arXiv 2502.05202, algorithm 4). So
+every draft token has an id in the target's vocabulary, and is drawn from a distribution over such ids. If only few
+tokens are in both vocabularies, draft tokens at temperature 0 are instead the text that the draft writes, retokenized
+for the target (string-level exact match, algorithm 2).
 
-The draft's context need not match exactly: committed tokens are decoded to bytes and encoded by the draft's tokenizer.
-Where that is inexact, only acceptance suffers.
+For the draft's context, committed tokens are decoded to bytes and encoded by the draft's tokenizer. This context need
+not be exact: where it is not, fewer draft tokens are accepted, but outputs stay the same.
 """
 
 from __future__ import annotations
@@ -36,64 +37,69 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.models.fingerprint import first_difference, tokenizer_fingerprint
 
 LOOK_BEHIND = 16
-"""Number of committed tokens before the first new one that are retokenized again: new text may merge with them. A
-draft's token that reaches further back stays split, which costs acceptance."""
+"""Number of committed tokens before the first new one that are retokenized again, because new text may merge with them.
+A token of the draft that would reach further back stays split, so that fewer draft tokens are accepted."""
 
 SMALL_OVERLAP = 0.4
-"""Fraction of the target's tokens that are shared, below which draft tokens at temperature 0 are retokenized text of
-the draft. Measured (`make bench-tokenizers`): at 44 % both ways have as many tokens accepted, and text takes the draft
-1.4 times the steps; at 20 % text has 1.2 times as many accepted."""
+"""If less than this fraction of the target's tokens is in both vocabularies, draft tokens at temperature 0 are the
+draft's text, retokenized. Measured by `make bench-tokenizers`: at 44 % both methods have equally many tokens accepted,
+and text takes the draft 1.4 times as many steps; at 20 % text has 1.2 times as many accepted."""
 
 Logits = NDArray[np.float32]
 
 
 class Retokenization(Protocol):
-    """The committed tokens of one slot as tokens of the draft."""
+    """The committed tokens of one slot, retokenized as tokens of the draft."""
 
     ids: list[int]
-    """Token ids that the draft is fed; never empty."""
+    """Token ids of the draft's vocabulary that are fed to the draft; never empty."""
     is_whole: bool
-    """Whether the text ends with a whole character. If not, the next draft token cannot be predicted."""
+    """Whether the committed text ends with a whole character. If not, no draft token can be proposed."""
 
     def commit(self, committed: Sequence[int], num_same: int) -> int:
-        """Retokenize the committed tokens; return how many of `ids` are unchanged.
+        """Retokenize the committed tokens and update `ids`. Return the number of leading `ids` that are unchanged.
 
-        `num_same`: how many committed tokens are unchanged since the last call.
+        `committed`: all committed tokens of the slot, as ids of the target. `num_same`: number of leading committed
+        tokens that are unchanged since the last call.
         """
 
     def num_of(self, num_committed: int) -> int:
-        """Return how many of `ids` stand for the first `num_committed` committed tokens alone."""
+        """Return the number of leading `ids` whose text lies within the first `num_committed` committed tokens."""
 
 
 class Translation(Protocol):
-    """Map between a draft's vocabulary and that of a target."""
+    """Map between a draft's vocabulary and a target's vocabulary."""
 
     def logits(self, row: Logits) -> Logits:
-        """Return logits [target's V] for a draft's logits [draft's V]; -inf for ids that the draft has no token for."""
+        """Map one row of the draft's logits [draft's V] to logits over the target's ids [target's V]. Target ids
+        without a token of the draft get -inf.
+        """
 
     by_strings: bool
-    """Whether so few tokens are shared that draft tokens at temperature 0 had better be retokenized text."""
+    """Whether draft tokens at temperature 0 should be the draft's text, retokenized, since few tokens are shared."""
 
     def draft_id(self, token_id: int) -> int:
-        """Return the draft's id for a target id that has a finite logit."""
+        """Return the draft's id for a target's id. Only for ids to which `logits` gives a finite logit."""
 
     def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
-        """Retokenize the draft's output after the committed tokens for the target; return the ids, and whether it has
-        ended.
+        """Retokenize for the target what the draft has written after the committed tokens. Return (ids of the target,
+        whether the draft's text has ended).
 
-        While the text has not ended, the last token is left out: the text that follows may change it.
+        `committed`: committed tokens, as ids of the target. `own_ids`: tokens that the draft has written since, as its
+        own ids. While the text has not ended, its last token is left out, since further text may change it.
         """
 
     def retokenization(self) -> Retokenization:
-        """Create the retokenization of a new slot, without committed tokens."""
+        """Return a new retokenization for a slot that has no committed tokens yet."""
 
 
 def create_translation(
     target_json: bytes, draft_json: bytes, target_size: int, draft_size: int, end_ids: Sequence[int]
 ) -> Translation | None:
-    """Return the map between two vocabularies; None where they are the same. For the arguments see `Intersection`.
+    """Return the map between a draft's and a target's vocabulary; None = they are the same. For the arguments see
+    `Intersection`.
 
-    Raises `ConfigError` where the draft cannot serve that target.
+    Raises `ConfigError` if the draft cannot draft for this target.
     """
     if tokenizer_fingerprint(target_json) == tokenizer_fingerprint(draft_json):
         if target_size == draft_size:
@@ -115,7 +121,9 @@ def create_translation(
 
 
 class PaddedTranslation:
-    """Implements `Translation` where ids mean the same, and one model has padding logits that no token has."""
+    """Translation between vocabularies whose ids mean the same, but of which one has more logits, as padding without
+    tokens.
+    """
 
     by_strings = False
 
@@ -156,7 +164,7 @@ class _SameIds:
 
 
 class Intersection:
-    """Implements `Translation` where ids mean different things."""
+    """Translation between vocabularies whose ids have different meanings, by the tokens that are in both."""
 
     def __init__(
         self,
@@ -166,12 +174,13 @@ class Intersection:
         draft_size: int,
         end_ids: Sequence[int],
     ) -> None:
-        """Compare two vocabularies. It takes about a second for vocabularies of 128,000 tokens.
+        """Compare two vocabularies. This takes about a second for vocabularies of 128,000 tokens.
 
-        `target_json`, `draft_json`: contents of tokenizer.json. `target_size`, `draft_size`: widths of the logits.
-        `end_ids`: end-of-text ids of the draft; the first begins a text where the draft's tokenizer adds nothing there.
+        `target_json`, `draft_json`: contents of the files tokenizer.json. `target_size`, `draft_size`: numbers of
+        logits per row. `end_ids`: end-of-text ids of the draft. The first of them is put before a text if the draft's
+        tokenizer puts nothing there.
 
-        Raises `ConfigError` where a tokenizer's tokens are not bytes.
+        Raises `ConfigError` if the text of a tokenizer's tokens is not the concatenation of their bytes.
         """
         target = read_spelling(target_json)
         draft = read_spelling(draft_json)
@@ -191,19 +200,19 @@ class Intersection:
             for other in others:
                 more.append((token_id, other))
         self._shared = np.array(shared, dtype=np.int64)
-        """Ids of the target that are shared, ascending [N]."""
+        """The target's ids of the tokens that are in both vocabularies, ascending [N]."""
         self._columns = np.array(columns, dtype=np.int64)
-        """For each of them the draft's id with the same text [N]."""
+        """The draft's id with the same text for each id in `_shared` [N]."""
         self._more = np.array(more, dtype=np.int64).reshape(-1, 2).T
-        """Further ids of the draft with the same text: the target's id and the draft's [2, M]."""
+        """Further ids of the draft with the same text as a shared token: rows of target ids and of draft ids [2, M]."""
         self.num_shared = len(shared)
         self.num_texts = min(target.num_texts, draft.num_texts)
-        """Number of tokens that stand for text, in the smaller of both vocabularies."""
+        """Number of tokens that stand for text, in the smaller of the two vocabularies."""
         self.by_strings = self.num_shared < SMALL_OVERLAP * target.num_texts
 
     @property
     def share(self) -> float:
-        """Fraction of the smaller vocabulary that is shared."""
+        """Fraction of the smaller vocabulary's tokens that are in both vocabularies."""
         return self.num_shared / max(1, self.num_texts)
 
     def logits(self, row: Logits) -> Logits:
@@ -251,12 +260,13 @@ class Intersection:
         return _RetokenizedText(self)
 
     def retokenize(self, committed: Sequence[int]) -> tuple[list[int], list[TokenBoundary], bool]:
-        """Return the draft's token ids of a text, the marks where tokens of both begin, and whether it ends whole.
+        """Retokenize committed tokens for the draft. Return (the draft's token ids, the boundaries where tokens of both
+        vocabularies begin, whether the text ends with a whole character).
 
-        A special token splits the text: nothing merges across it, and the draft has no token for it.
+        A special token splits the text: no token spans it, and the draft gets no token for it.
 
-        Example: the target commits "un", "able", "!" and the draft has the tokens "unable" and "!".
-        ids are those of "unable", "!"; marks are (0, 0), (2, 1), (3, 2): no token of both begins after "un".
+        Example: the target commits "un", "able", "!" and the draft has the tokens "unable" and "!". The ids are those
+        of "unable" and "!". The boundaries are (0, 0), (2, 1), (3, 2), and there is none after "un".
         """
         ids = list[int]()
         marks = [TokenBoundary(0, 0)]
@@ -360,7 +370,7 @@ def _by_text(target: Spelling, size: int) -> dict[bytes, int]:
 
 
 def _shared(by_text: Mapping[bytes, int], draft: Spelling, size: int) -> dict[int, list[int]]:
-    """Return the draft's ids with the same text, by target id. The one that its tokenizer writes comes first."""
+    """Return the draft's ids with the same text, by target id. The id that the draft's tokenizer uses comes first."""
     found = dict[int, list[int]]()
     for draft_id, raw in enumerate(draft.of[:size]):
         if raw is None:

@@ -28,7 +28,7 @@ from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.system import demo_model
 
 KINDS = (Drafter.MODEL, *TABLE_DRAFTERS)
-"""Drafters that can be measured."""
+"""Drafters that `outrider alpha` can measure."""
 DTYPES = get_args(TargetConfig.model_fields["dtype"].annotation)
 
 Draft = Annotated[
@@ -60,9 +60,9 @@ def alpha(
 ) -> None:
     """Measure how often a target would accept what drafters propose, per sampling setting.
 
-    alpha is the mean of the sum of min(target, draft), the probability that a draft token is kept under rejection
+    alpha is the mean of the sum of min(target, draft), the probability that a draft token is accepted by rejection
     (Leviathan et al. 2023, Table 3); coupled and greedy are how often the draft's token is the target's under those
-    rules. Beside them stands the temperature at which the draft alone would have to draw for the largest alpha.
+    rules. A further table has the temperature of the draft alone at which alpha would be largest.
     """
     with errors_as_lines():
         for name, value in (("max-tokens", max_tokens), ("num-prompts", num_prompts)):
@@ -95,7 +95,7 @@ def alpha(
 
 
 def _check_paths(target: str | None, drafters: list[dict[str, str | None]]) -> None:
-    """Raise ConfigError for a model's path that leads nowhere, before anything is measured."""
+    """Raise ConfigError if the path of a model does not exist. Call it before anything is measured."""
     if target is not None:
         local_path(target)
     for drafter in drafters:
@@ -113,9 +113,10 @@ def _is_combined(text: str) -> bool:
 
 
 def parse_drafter(text: str) -> dict[str, str | None]:
-    """Parse a drafter of the command line, such as model:FOLDER. Returns its kind and source; None for no source.
+    """Parse a drafter given on the command line, such as model:FOLDER or ngram. Return {"kind", "source"}; a source of
+    None = the drafter has none.
 
-    Raises ConfigError for a text that names none.
+    Raises ConfigError if the text does not name a drafter.
     """
     kind, _, source = text.partition(":")
     if _is_combined(text):
@@ -141,9 +142,10 @@ def parse_drafter(text: str) -> dict[str, str | None]:
 
 
 def measure(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
-    """Measure in a child process, which imports torch, and return a row for each setting and drafter.
+    """Measure in a child process, which imports torch. Return a row of estimates for each pair of a sampling setting
+    and a drafter.
 
-    task: as `outrider.lab.models.alpha` takes it. Raises OutriderError.
+    task: the task that `outrider.lab.models.alpha` reads. notes: console for the progress. Raises OutriderError.
     """
     found = run_module("outrider.lab.models.alpha", task, "measurement", grace_s=1.0)
     with reporting(notes, "starting") as tell, closing(found) as events:
@@ -156,7 +158,7 @@ def measure(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """Print a table for each setting, and one of the draft's best temperatures."""
+    """Print one table per sampling setting, and one with the best temperature of each draft."""
     names = names_of({row["drafter"] for row in rows})
     rows_by_setting = dict[str, list[dict[str, Any]]]()
     for row in rows:
@@ -208,7 +210,9 @@ def _show_temperatures(rows: list[dict[str, Any]], names: Mapping[str, str], con
 
 
 def format_estimate(mean: float | None, error: float | None) -> str:
-    """Return an estimate as text. error: half the width of its 95 % interval; None where it has none."""
+    """Return an estimate as text. mean: None = there is none. error: half the width of its 95 % interval; None = it has
+    no interval.
+    """
     if mean is None:
         return "-"
     if error is None:
@@ -217,7 +221,9 @@ def format_estimate(mean: float | None, error: float | None) -> str:
 
 
 def names_of(drafters: Collection[str]) -> dict[str, str]:
-    """Return the short name of each drafter: its kind and as much of the end of its path as no other drafter has."""
+    """Return a short name for each drafter, by its full name. It consists of the kind and of the end of the path, as
+    long as is needed to differ from the other drafters.
+    """
     # "model:/a/x", "model:/b/x": "model:a/x", "model:b/x"
     num_drafters = Counter[str]()
     for drafter in drafters:

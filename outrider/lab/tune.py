@@ -1,4 +1,4 @@
-"""`outrider tune`: measures a pair at every K and with each drafter, what the money buys, and recommends settings."""
+"""`outrider tune`: measures a pair's speed at every K and with each drafter, and its cost, and recommends settings."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from outrider.wire.requests.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, Samp
 from outrider.wire.settings.system import flag_of
 
 CONCURRENCIES = (1, 2, 4, 8, 16)
-"""Requests at a time under `--price`, where no --concurrency is given."""
+"""Default of --concurrency: the numbers of concurrent requests that are measured with --price."""
 SECONDS = 30.0
-"""Seconds of each concurrency and deployment under `--price`, where no --seconds is given."""
+"""Default of --seconds: the time that is measured per concurrency and deployment with --price."""
 
 Address = Annotated[
     str | None,
@@ -75,31 +75,31 @@ _NEEDS_MODEL = "every K is measured with a draft model (--draft FOLDER), and wha
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What is measured, whoever serves it."""
+    """Options of the measurement, apart from those of the system that is measured."""
 
     prompts: list[str]
     max_tokens: int
-    """Output tokens of each request."""
+    """Number of output tokens of each request."""
     temperatures: list[float]
     cuts: dict[str, float]
-    """top_p, top_k and min_p, where they are given."""
+    """Those of the parameters top_p, top_k and min_p that were given, by name."""
     max_k: int
-    """Largest K."""
+    """Largest K (draft tokens per round) to measure."""
     repeats: int
-    """Outputs for each prompt under each setting."""
+    """Number of outputs for each prompt under each setting."""
     connection: opt.CallOptions
     stop: StopFlag
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """All that was measured."""
+    """All results of `outrider tune`."""
 
     served: Model
     studies: list[Study]
-    """One for each temperature."""
+    """Results at each temperature."""
     money: Money | None
-    """None without a price."""
+    """Speeds and prices under load; None = --price was not given."""
 
 
 @opt.grouped
@@ -128,8 +128,8 @@ def tune(
 ) -> None:
     """Measure what a pair's speculation gains, and recommend K and drafter, or none.
 
-    Every K is measured, then each drafter at the best K, beside plain decoding and what theory says (Leviathan et al.
-    2023, Theorem 3.8). One answer at a time: on machines that do nothing else.
+    Every K is measured, then each drafter at the best K, and compared with plain decoding and with theory (Leviathan et
+    al. 2023, Theorem 3.8). Requests run one at a time; use machines that do nothing else.
     """
     notes = note_console()
     with failures_as_lines(notes):
@@ -218,7 +218,7 @@ def _hourly(price: str | None) -> Price | None:
 
 
 def _check_pair(address: str | None, workers: Workers) -> None:
-    """Raise ConfigError for workers that are not to be started, or cannot be tuned."""
+    """Raise ConfigError for workers that are given together with an address, or that cannot be tuned."""
     given_flags = list[str]()
     for role, settings in workers.items():
         given_flags += [flag_of(role, name) for name, value in settings.items() if value is not None]
@@ -254,7 +254,9 @@ def _tune_started(workers: Workers, options: TuneOptions, notes: Console, verbos
 def _tune_with_price(
     workers: Workers, options: TuneOptions, plan: Plan, price: Price, notes: Console, verbose: bool
 ) -> TuneResult:
-    """Measure the pair on two devices, one request at a time and under load, then under load on the target's device."""
+    """Measure the pair with the draft on its own device, one request at a time and under load. Then measure it under
+    load with both on the target's device.
+    """
     placed = deployments_of(with_cache(workers, options.prompts, options.max_tokens, max(plan.concurrencies)))
     with serving(placed[SPLIT], options.stop, notes, max_k=options.max_k, verbose=verbose) as endpoints:
         result = _tune_served(endpoints.grpc, options, notes)
@@ -322,7 +324,7 @@ def _chosen(models: tuple[Model, ...], wanted: str | None, address: str) -> Mode
 
 
 def up_command(workers: Workers, *, with_draft: bool = True) -> str:
-    """Return the command `outrider up` for the same pair, or for its target alone."""
+    """Return the command line of `outrider up` that starts the same pair, or only its target."""
     roles = ["target"]
     if with_draft:
         roles.append("draft")
@@ -341,7 +343,9 @@ def up_command(workers: Workers, *, with_draft: bool = True) -> str:
 
 
 def start_with(study: Study, workers: Workers | None) -> str:
-    """Return what to type for the recommendation. workers: the pair that was started here; None for another's."""
+    """Return the command that starts the system with the study's recommendation. workers: the pair that `outrider tune`
+    started; None = the gateway already ran, and only the environment variables for its settings are returned.
+    """
     options = study.options[study.choice.name]
     settings = environment(gateway_settings(options))
     if workers is None:
@@ -367,7 +371,7 @@ def _show(result: TuneResult, options: TuneOptions, started: Workers | None) -> 
 
 
 def _commands(workers: Workers) -> dict[str, str]:
-    """Return what to type for each deployment."""
+    """Return the command that starts each deployment, by name of the deployment."""
     alone = up_command(workers, with_draft=False)
     return {
         PLAIN: alone,

@@ -29,7 +29,7 @@ from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.system import DEMO_NAME, SystemConfig, demo_model
 
 _NEAR_TIE = 1e-4
-"""Difference of two logits below which the order of float32 additions may decide which is larger."""
+"""Difference of two logits below which the order of float32 additions may decide which of them is larger."""
 
 
 def demo(
@@ -37,9 +37,9 @@ def demo(
     no_ray: Annotated[bool, typer.Option("--no-ray", help="Plain processes instead of Ray actors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log.")] = False,
 ) -> None:
-    """Start the demo pair, show three ways to draft, measure each beside plain decoding, and prove the text.
+    """Start the demo pair, show three ways to draft, compare each with plain decoding, and prove the text.
 
-    Exit code 1 when a part could not start, or when an answer is not the target's own.
+    The exit code is 1 if a part could not start, or if an answer is not the target's own.
     """
     began = time.perf_counter()
     notes = note_console()
@@ -122,7 +122,12 @@ def _speed(measured: Measurement) -> str:
 
 
 def report(shown: Sequence[DemoPart], measured: Sequence[Measurement], comparison: Comparison) -> None:
-    """Print a table of the parts, why one does not pay on this machine, and whether the text is the target's."""
+    """Print a table of the ways to draft, an explanation of those that do not pay on this machine, and whether every
+    output is the target's own.
+
+    shown, measured: the ways to draft and their measurements, in the same order. comparison: of all outputs with those
+    of transformers.
+    """
     console = answer_console()
     answers = _answers_of(measured)
     wrong = {id(answers[difference["answer"]]) for difference in comparison.differences}

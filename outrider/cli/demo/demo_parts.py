@@ -1,7 +1,7 @@
-"""The three ways to draft that `outrider demo` shows, each with prompts for whose outputs it is made.
+"""The three ways to draft that `outrider demo` shows, each with prompts that suit it.
 
-The demo target follows no instructions: it continues Python. With a penalty on repetition its greedy output has no
-loops.
+The demo target does not follow instructions: it continues Python code. A penalty on repetition keeps its greedy output
+from loops.
 """
 
 from __future__ import annotations
@@ -16,26 +16,30 @@ from outrider.wire.settings.system import demo_model
 
 REPETITION_PENALTY = 1.1
 NUM_DRAFT_TOKENS = 5
-"""Draft tokens of the draft model a round, fixed: the demo shows them whether they pay on this machine or not."""
+"""Number of draft tokens per round that the draft model proposes in the demo. It is fixed, so that the demo shows draft
+tokens even where they do not pay."""
 NUM_PROMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPart:
-    """One way to draft."""
+    """One way to draft that the demo shows: its description, prompts and options."""
 
     title: str
     says: str
-    """A sentence on what this way does."""
+    """A sentence on how draft tokens are made."""
     prompts: tuple[str, ...]
-    """Prompts that are measured; the output of the first is printed, too."""
+    """Prompts whose outputs are measured. The output of the first is also printed."""
     speculation: Speculation
     before: Callable[[str], str] | None = None
-    """Returns the request's prediction, a text before an edit, from the plain output; None for no prediction."""
+    """Function that returns the request's prediction (a text before an edit), given the output of plain decoding; None
+    = requests have no prediction."""
 
 
 def parts() -> list[DemoPart]:
-    """Return the three ways in order. Raises ConfigError where the demo pair is not installed."""
+    """Return the three ways to draft, in the order in which the demo shows them. Raises ConfigError if the demo pair is
+    not installed.
+    """
     held_out = read_prompts(Path(demo_model("target")).parent / "prompts.jsonl")
     return [
         DemoPart(
@@ -61,7 +65,9 @@ def parts() -> list[DemoPart]:
 
 
 def before_edit(after: str) -> str:
-    """Return the text without its third line, which an edit is taken to have put in."""
+    """Return the text `after` without its third line. The demo takes it as the text before an edit that inserted this
+    line.
+    """
     lines = after.split("\n")
     return "\n".join(lines[:2] + lines[3:])
 

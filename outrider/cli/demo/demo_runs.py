@@ -1,4 +1,4 @@
-"""Measures the same greedy outputs with drafts and without, and compares them with transformers' own. For `demo.py`."""
+"""Measures the same greedy outputs with drafting and without, and compares them with transformers'. For `demo.py`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.system import demo_model
 
 REFERENCE_TIMEOUT_S = 600.0
-"""Seconds that transformers may take for its own outputs."""
+"""Maximum seconds for transformers to generate the outputs to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOutput:
-    """One greedy output."""
+    """One greedy output with its usage and time."""
 
     prompt: str
     text: str
     ids: list[int]
     usage: Usage
     elapsed_s: float
-    """Seconds from the call to the last token, by the client's clock."""
+    """Seconds from the call to the last token, measured by the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRequests:
-    """What all requests of the demo have in common."""
+    """Client and parameters that all requests of the demo share."""
 
     client: Client
     max_tokens: int
@@ -49,7 +49,10 @@ class DemoRequests:
         prediction: str | None = None,
         show: Callable[[Round], None] = lambda round_: None,
     ) -> DemoOutput:
-        """Stream one greedy output. show: called with each round. Raises StopRequested between two rounds."""
+        """Send a request, read its greedy output to the end and return it.
+
+        show: called with each round. Raises StopRequested between two rounds if a stop was requested.
+        """
         started = time.perf_counter()
         rounds: list[Round] = []
         options = GenerateOptions(
@@ -78,42 +81,42 @@ class DemoRequests:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The same output without drafts and with them, each generated twice."""
+    """The output to one prompt by plain decoding and with drafting, each generated twice."""
 
     plain: tuple[DemoOutput, DemoOutput]
     drafted: tuple[DemoOutput, DemoOutput]
 
     @property
     def answers(self) -> list[DemoOutput]:
-        """All four outputs."""
+        """All four outputs to the prompt."""
         return [*self.plain, *self.drafted]
 
     @property
     def speedup(self) -> float:
-        """Speed with drafts over that without."""
+        """Speed with drafting divided by the speed of plain decoding."""
         return _elapsed_s(self.plain) / _elapsed_s(self.drafted)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The outputs of one way to draft."""
+    """All outputs that were measured for one way to draft."""
 
     pairs: list[Pair]
-    """Outputs by prompt."""
+    """The four outputs of each prompt."""
 
     @property
     def speedup(self) -> float:
-        """Median over the prompts of the speed with drafts over that without."""
+        """Speed with drafting divided by the speed of plain decoding: the median over the prompts."""
         return statistics.median(self.speedups)
 
     @property
     def speedups(self) -> list[float]:
-        """Speed with drafts over that without, of each prompt, ascending."""
+        """Speed with drafting divided by the speed of plain decoding, one value per prompt, ascending."""
         return sorted(pair.speedup for pair in self.pairs)
 
     @property
     def usage(self) -> Usage:
-        """Total usage of the outputs with drafts."""
+        """Total usage of the outputs with drafting."""
         return _total_usage(self._drafted)
 
     @property
@@ -140,12 +143,12 @@ class Measurement:
 
     @property
     def round_cost(self) -> float:
-        """Time of a round with drafts over that of a plain step."""
+        """Time of a step with drafting divided by the time of a plain step."""
         return _step_s(self._drafted) / _step_s(self._plain)
 
 
 def _step_s(answers: Sequence[DemoOutput]) -> float:
-    """Return the seconds of an output for each step of the target."""
+    """Return the mean seconds per step of the target."""
     usage = _total_usage(answers)
     return _elapsed_s(answers) / max(1, usage.num_rounds + usage.num_plain_steps)
 
@@ -160,19 +163,21 @@ def _total_usage(answers: Sequence[DemoOutput]) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Differences between outputs and those of transformers' `generate` on the target."""
+    """Result of comparing outputs with those of transformers' `generate` on the target's model."""
 
     num_answers: int
     num_tokens: int
-    """Tokens of all outputs that were compared."""
+    """Number of tokens of all compared outputs."""
     differences: list[dict[str, Any]]
-    """First difference of each output that has one: answer, position, expected, found, top2_gap."""
+    """The first difference of each output that has one, as a dict: answer (index of the output), position (in it),
+    expected and found (token ids), top2_gap (difference of the two largest logits there)."""
 
 
 def measure(asking: DemoRequests, prompt: str, speculation: Speculation, before: Callable[[str], str] | None) -> Pair:
-    """Generate the output for a prompt plain, twice with drafts, and plain: what else the machine does falls on both.
+    """Generate the output for a prompt four times: by plain decoding, twice with drafting, and by plain decoding again.
+    In this order other load of the machine affects both alike.
 
-    before: returns the request's prediction from the plain output; None for no prediction.
+    before: returns the request's prediction, given the plain output; None = the request has no prediction.
     """
     first = asking.answer(prompt, False)
     prediction = None
@@ -186,7 +191,10 @@ def measure(asking: DemoRequests, prompt: str, speculation: Speculation, before:
 def compare(
     model: str, max_tokens: int, repetition_penalty: float, answers: Sequence[DemoOutput], stop: StopFlag
 ) -> Comparison:
-    """Generate from the same prompts with transformers in another process, and return the differences."""
+    """Generate outputs to the prompts of `answers` with transformers, in another process, and compare them.
+
+    model: path of the target's model. Raises OutriderError if the process fails, StopRequested after a stop.
+    """
     task = {
         "model": model,
         "max_tokens": max_tokens,
@@ -205,7 +213,9 @@ def compare(
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the `prompt` of each line of a JSONL file. Raises ConfigError naming the file and the line."""
+    """Return the value of `prompt` in each line of a JSONL file. Raises ConfigError naming the file and the
+    wrong line.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -218,7 +228,9 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def first_prompts(path: Path | None, count: int) -> list[str]:
-    """Return the first `count` prompts of a file, by default the demo pair's. Raises ConfigError where it has none."""
+    """Return the first `count` prompts of a JSONL file; path=None means the demo pair's file. Raises ConfigError if the
+    file has no prompts.
+    """
     file = path or Path(demo_model("target")).parent / "prompts.jsonl"
     texts = read_prompts(file)[:count]
     if not texts:

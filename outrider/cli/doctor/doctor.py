@@ -48,10 +48,11 @@ def doctor(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help=f"Of all models: {', '.join(DTYPES)}.")] = "auto",
 ) -> None:
-    """Say what would go wrong here: versions, cores, ports, memory, GPU, compiler, a draft that cannot serve a target.
+    """Check what would go wrong here: versions, cores, ports, memory, GPU, compiler, a draft that does not fit a
+    target.
 
-    A line for each check, with the remedy below what is wrong. Of models only configurations and tokenizers are read,
-    of heads the weights, too. Exit code 1 when there is a problem.
+    Prints a line for each check, and the remedy below each problem. Of models only configurations and tokenizers are
+    read, of heads also the weights. The exit code is 1 if there is a problem.
     """
     with errors_as_lines():
         if dtype not in DTYPES:
@@ -93,11 +94,11 @@ def findings_of(
     console: Console,
     no_models: Finding | None,
 ) -> Iterator[Finding]:
-    """Yield the findings of the machine's checks, then of the pair's.
+    """Yield the findings of the checks of this machine, then those of the checks of the pair.
 
-    task: target, drafts, device and dtype as `outrider.engine.checkup` takes them. tables: drafters without a model.
-    console: console of the findings; on a terminal the spinner is drawn below them. no_models: the finding that there
-    is no target; None where there is one.
+    task: target, drafts, device and dtype, in the form that `outrider.engine.checkup` reads. tables: labels of the
+    drafters without a model. console: where the findings are printed; on a terminal a spinner is drawn below them.
+    no_models: finding to yield instead of the pair's if there is no target; None = there is one.
     """
     has_engine = True
     for finding in checks(host, port, grpc_port, min(1, len(task["drafts"]))):  # each draft is checked by itself
@@ -124,7 +125,7 @@ def findings_of(
 
 
 def show(console: Console, finding: Finding) -> None:
-    """Print a finding as a line, and its remedy as another."""
+    """Print a finding on one line and its remedy, if it has one, on another."""
     state = Text(f"{finding.state:<8}", STYLES[finding.state])
     console.print(Text.assemble(state, " ", (finding.check, "bold"), f": {finding.found}"))
     if finding.remedy and finding.state != "ok":

@@ -1,4 +1,4 @@
-"""Checks of this machine for `outrider doctor`, each with what was found and a remedy. Imports no torch."""
+"""Checks of this machine for `outrider doctor`. Each yields what was found, and a remedy. Imports no torch."""
 
 from __future__ import annotations
 
@@ -32,32 +32,35 @@ WITHOUT: dict[str, tuple[State, str]] = {
     "trace": ("ok", "no trace_endpoint"),
     "tune": ("ok", "no `--png` of `outrider tune`"),
 }
-"""By extra of the package: the state of a finding that a library of it is missing, and what does not work then."""
+"""What a missing library means, by the extra of the package that it belongs to: (state of the finding, what does not
+work then)."""
 RAY_STORE_BYTES = 100 << 20
-"""Shared memory that `outrider up` gives Ray's object store."""
+"""Bytes of shared memory that `outrider up` gives to Ray's object store."""
 OWN_FILES = 256
-"""Files that a gateway holds beside its users' connections, about."""
+"""Approximate number of files that a gateway has open in addition to its users' connections."""
 SPARE_DISK_BYTES = 1 << 30
-"""Free bytes below which there is a warning: logs, the compiled forward and downloads need them."""
+"""Number of free bytes on the disk below which there is a warning. Logs, the compiled forward and downloads need
+them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check."""
+    """The result of one check of `outrider doctor`."""
 
     check: str
     """Name of the check."""
     state: State
     found: str
-    """What was found, for people."""
+    """What was found, as text for the user."""
     remedy: str = ""
-    """What to do where the state is not ok."""
+    """What the user should do if the state is not ok; empty = nothing."""
 
 
 def checks(host: str, port: int, grpc_port: int, num_drafts: int) -> Iterator[Finding]:
     """Yield the findings of all checks that need no torch.
 
-    host, port, grpc_port: where the gateway would listen. num_drafts: draft workers that would share the cores.
+    host, port, grpc_port: host, HTTP port and gRPC port on which the gateway would listen. num_drafts: number of draft
+    workers among which cores would be divided.
     """
     yield from versions()
     yield from settings()
@@ -70,7 +73,9 @@ def checks(host: str, port: int, grpc_port: int, num_drafts: int) -> Iterator[Fi
 
 
 def versions(package: str = "outrider") -> Iterator[Finding]:
-    """Check Python and the libraries against the requirements of an installed package, a finding for each extra."""
+    """Check the versions of Python and of the libraries against the requirements of an installed package. Yields one
+    finding per extra of the package.
+    """
     try:
         requirements = list(map(Requirement, metadata.requires(package) or ()))
         python = metadata.metadata(package)["Requires-Python"]
@@ -125,7 +130,9 @@ def _check_libraries(requirements: list[Requirement], extra: str) -> Finding:
 
 
 def settings() -> list[Finding]:
-    """Check the environment for variables that name no setting: a finding for the first of each part."""
+    """Check for environment variables that look like settings but are none. Returns a finding on the first such
+    variable of each part (target, draft, gateway).
+    """
     messages = list[str]()
     for config in (TargetConfig, DraftConfig, GatewayConfig):
         try:
@@ -144,9 +151,10 @@ def _variables(*prefixes: str) -> list[str]:
 
 
 def cores(offered: frozenset[int], num_drafts: int, cgroup: Path = Path("/sys/fs/cgroup")) -> Finding:
-    """Check how many cores `outrider up` would give target and draft, and whether the container may use them.
+    """Check how many cores `outrider up` would give to target and drafts, and whether the container may use that many.
 
-    offered: cores of this process. num_drafts: draft workers. cgroup: folder of the container's limits.
+    offered: cores that this process may use. num_drafts: number of draft workers. cgroup: folder with the container's
+    limits.
     """
     of_target, of_draft = shares(len(offered), 1, num_drafts)
     found = f"{len(offered)}: the target gets {of_target:g}"
@@ -165,7 +173,7 @@ def cores(offered: frozenset[int], num_drafts: int, cgroup: Path = Path("/sys/fs
 
 
 def _quota(cgroup: Path) -> float | None:
-    """Return the cores that the container may use at a time, by cgroup v2 or v1; None without a limit."""
+    """Return the number of cores that the container may use at a time, by cgroup v2 or v1; None = there is no limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -180,7 +188,7 @@ def _quota(cgroup: Path) -> float | None:
 
 
 def ports(host: str, wanted: Mapping[str, int]) -> Iterator[Finding]:
-    """Check whether a gateway could listen on these ports. wanted: ports by option."""
+    """Check whether a gateway could listen on `host` and the given ports. wanted: port by its command-line option."""
     for option, port in wanted.items():
         try:
             check_free(host, port, option)
@@ -194,7 +202,9 @@ def ports(host: str, wanted: Mapping[str, int]) -> Iterator[Finding]:
 
 
 def open_files(limit: int) -> Finding:
-    """Check whether a gateway may hold a connection for each request that runs or waits. limit: the hard limit."""
+    """Check whether a gateway may have a connection open for each request that runs or waits. limit: hard limit of open
+    files per process.
+    """
     if limit == resource.RLIM_INFINITY:
         return Finding("open files", "ok", "no limit")
     fields = GatewayConfig.model_fields
@@ -205,7 +215,9 @@ def open_files(limit: int) -> Finding:
 
 
 def shared_memory(folder: Path) -> Finding:
-    """Check whether Ray's object store fits into shared memory; Ray takes a disk where it does not."""
+    """Check whether Ray's object store fits into shared memory. If it does not, Ray uses the disk. folder: where shared
+    memory is mounted.
+    """
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -218,7 +230,9 @@ def shared_memory(folder: Path) -> Finding:
 
 
 def temporary_files() -> Finding:
-    """Check whether the paths of Ray's sockets fit into the folder for temporary files, or into another."""
+    """Check whether there is a folder for temporary files with so short a path that the paths of Ray's sockets in it
+    are valid.
+    """
     check = "temporary files"
     wanted = tempfile.gettempdir()
     try:
@@ -231,7 +245,9 @@ def temporary_files() -> Finding:
 
 
 def disk(home: Path) -> Finding:
-    """Check whether there is room to fetch models and to keep the compiled C++ forward."""
+    """Check whether the disk has space to download models and to keep the compiled C++ forward. home: folder whose disk
+    is checked.
+    """
     folder = Path(os.environ.get("HF_HOME") or home / ".cache")
     while not folder.exists():
         folder = folder.parent

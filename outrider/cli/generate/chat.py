@@ -23,7 +23,7 @@ def chat(
     generation: opt.Generation,
     connection: opt.CallOptions,
 ) -> None:
-    """Talk with the model. /reset forgets, /quit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    """Chat with the model. /reset clears the history, /quit or Ctrl-D ends the chat, Ctrl-C stops an answer."""
     with errors_as_lines():
         options = generation.options(connection.model, max_tokens)
         with Client(address, timeout_s=connection.timeout, **connection.options) as client:
@@ -36,7 +36,7 @@ def chat(
 
 
 def _loop(conversation: Conversation) -> bool:
-    """Read and answer lines until /quit or the end of input. Return whether the last message was answered."""
+    """Read lines and answer each until /quit or the end of input. Return whether the last message was answered."""
     if sys.stdin.isatty():
         with suppress(ImportError):
             import readline  # noqa: F401  editing and recall, by being imported
@@ -64,7 +64,9 @@ def _loop(conversation: Conversation) -> bool:
 
 
 class Conversation:
-    """The messages of a chat. A message is kept with its answer alone, so that a failed one can be sent again."""
+    """The messages of a chat so far. A message is kept only together with its answer, so that after a failure it can be
+    sent again.
+    """
 
     def __init__(self, client: Client, options: GenerateOptions, system: str | None) -> None:
         self._client = client
@@ -75,11 +77,13 @@ class Conversation:
         self._messages = list(self._first)
 
     def reset(self) -> None:
-        """Forget all messages but the system's."""
+        """Remove all messages except the system message."""
         self._messages = list(self._first)
 
     def say(self, text: str) -> bool:
-        """Send a message and print its answer. Return whether there was one; an error is printed."""
+        """Send a message of the user and print the answer. If the request fails, print the error. Return whether there
+        was an answer.
+        """
         messages: list[Message] = [*self._messages, {"role": "user", "content": text}]
         try:
             answer = self._answer(messages)
@@ -94,7 +98,7 @@ class Conversation:
         return True
 
     def _answer(self, messages: list[Message]) -> str:
-        """Print and return the answer. Ctrl-C cancels the rest of it."""
+        """Print and return the answer to the messages. Ctrl-C cancels the rest of it."""
         printer = AnswerPrinter(answer_console())
         options: GenerateOptions = {**self._options, "messages": messages}
         parts: list[str] = []

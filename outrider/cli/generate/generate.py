@@ -89,7 +89,7 @@ def _show(stream: SyncRoundStream) -> None:
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
-    """Return what `--json` prints of a completion."""
+    """Return the JSON object that `--json` prints for a completion."""
     return {
         "request_id": completion.request_id,
         "choices": list(map(_choice_json, completion.choices)),

@@ -1,4 +1,4 @@
-"""Prints an output with its tokens coloured by kind, as Figure 1 of Leviathan et al. (2023), and sums it up."""
+"""Prints an output with its tokens coloured by kind, as in Figure 1 of Leviathan et al. (2023), and a summary of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STYLES = {
     TokenKind.PREDICTED: "magenta",
 }
 _FRAGMENT = "\ufffd"
-"""Text of a piece of a character in a token's own text."""
+"""Character that stands for a part of a UTF-8 character in the text of a token."""
 
 
 def legend() -> Text:
-    """Return the names of the kinds in their colours."""
+    """Return the names of the token kinds, each in the colour in which its tokens are printed."""
     text = Text("tokens: ")
     for kind, style in STYLES.items():
         text.append(f"{kind.value} ", style)
@@ -31,15 +31,15 @@ def legend() -> Text:
 
 
 def served_ids(client: Client) -> str:
-    """Return the ids of the served models."""
+    """Return the ids of the models that the gateway serves, as one text."""
     return ", ".join(model.id for model in client.models())
 
 
 class KindPainter:
-    """Assigns the kinds of one output's tokens to the characters of its text deltas.
+    """Assigns to each character in the text deltas of an output the kind of the token that it comes from.
 
-    Tokens and deltas differ in length: a character may take several tokens, and text that may begin a stop string is
-    held back. Every character of every delta comes out once, in order; only its kind is inferred.
+    The text of a round's tokens and its text delta differ: a character may take several tokens, and text that may begin
+    a stop string is held back. Every character of every delta is returned once, in order; only the kind is inferred.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class KindPainter:
         self._last = TokenKind.PLAIN
 
     def paint(self, round_: Round) -> list[tuple[TokenKind, str]]:
-        """Return [(kind, text)] whose texts join to `round_.text_delta`."""
+        """Split `round_.text_delta` by token kind. Return pieces (kind, text) whose texts join to the delta."""
         self._pending.extend((token.kind, token.text) for token in round_.tokens)
         rest, spans = round_.text_delta, []
         while rest and self._pending:
@@ -61,7 +61,7 @@ class KindPainter:
         return [(kind, text) for kind, text in spans if text]
 
     def _size_in(self, rest: str, text: str) -> int:
-        """Return how many characters at the start of `rest` come from a token with this text."""
+        """Return the number of characters at the start of `rest` that come from a token with the text `text`."""
         if rest.startswith(text):
             return len(text)
         if text.startswith(rest):
@@ -77,7 +77,9 @@ class KindPainter:
 
 
 class AnswerPrinter:
-    """Prints rounds as they come: on a terminal coloured and with visible control characters, elsewhere as they are."""
+    """Prints the text of rounds as they arrive. On a terminal it is coloured and control characters are visible;
+    elsewhere it is printed unchanged.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -99,14 +101,17 @@ class AnswerPrinter:
         self._console.file.flush()
 
     def end(self) -> None:
-        """End the line where the text did not."""
+        """End the printed line, unless the text ended with a newline."""
         if not self._at_line_start:
             self._console.file.write("\n")
             self._console.file.flush()
 
 
 def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:
-    """Return two lines on an output: its tokens and speed, by the client's clock, and its speculation."""
+    """Return two lines of text on an output: its tokens and speed, and its speculation.
+
+    elapsed_s, first_token_s: seconds from the call to the last and to the first token, measured by the client.
+    """
     made = (
         f"{usage.num_completion_tokens} tokens in {elapsed_s:.2f} s, "
         f"{usage.num_completion_tokens / elapsed_s:.1f} tokens/s, first after {first_token_s * 1000:.0f} ms"
@@ -119,7 +124,7 @@ def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:
 
 
 def tokens_per_pass(usage: Usage) -> str:
-    """Return the tokens per step of the target as text, and the lenience of an output that is not exact."""
+    """Return a text with the output tokens per step of the target, and with the lenience if the output is not exact."""
     text = f"{figure(usage.tokens_per_target_pass)} tokens per target pass"
     if usage.lenience is not None and usage.num_draft_tokens:
         text += f"; not exact: lenience {usage.lenience:g}"
@@ -127,7 +132,7 @@ def tokens_per_pass(usage: Usage) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Return a number as text; "none" for None."""
+    """Return a number as text, or "none" if it is None."""
     if value is None:
         return "none"
     return f"{value:.2f}"

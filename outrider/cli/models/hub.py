@@ -1,4 +1,5 @@
-"""Fetches a model's files from a hub, into the hub's cache, where the workers look, or into a folder. For `pull.py`.
+"""Fetches a model's files from a hub, either into the hub's cache, where the workers look, or into a folder. For
+`pull.py`.
 
 huggingface_hub transfers them, and has settings of its own (HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE). This
 module chooses the files, checks the disk's free space and the checksums, and turns the library's errors into ours.
@@ -21,9 +22,9 @@ from outrider.wire.models.model_json import parse_weight_map
 DEFAULT_REVISION = "main"
 _CONFIGURATION_ENDS = (".json", ".jinja")
 _OTHER_TOKENIZER_ENDS = (".model", "merges.txt")
-"""Ends of the files, beside JSON, from which a tokenizer is made where there is no tokenizer.json."""
+"""Ends of the names of files, other than JSON files, from which a tokenizer is made if there is no tokenizer.json."""
 _MAX_NAMES = 10
-"""Most files of a repository that an error names: a repository may have thousands."""
+"""Maximum number of a repository's files that an error lists. A repository may have thousands."""
 
 
 def is_offline() -> bool:
@@ -34,13 +35,14 @@ def is_offline() -> bool:
 
 
 def pull(model: str, revision: str, to: Path | None) -> Path:
-    """Fetch the files of a hub id that are not there yet, and return their folder; of a GGUF file's id its path.
+    """Fetch those files of a model that are not on this machine yet. Return the folder of the files, or for the hub id
+    of a GGUF file the file's path.
 
-    The files are the configuration, tokenizer, chat templates and safetensors; or the GGUF file alone. to: folder to
-    put them into; None for the hub's cache.
+    The files are configuration, tokenizer, chat templates and safetensors, or only the GGUF file. model: hub id.
+    revision: branch, tag or commit. to: folder to put the files into; None = the hub's cache.
 
-    Raises ConfigError for a missing repository or file, a missing permission, and too small a disk; Unavailable where
-    the hub is out of reach; OutriderError where a file has another checksum than the repository lists.
+    Raises ConfigError for a missing repository, file or permission and for too little disk space, Unavailable if the
+    hub cannot be reached, and OutriderError if the checksum of a file is not the one that the repository lists.
     """
     from huggingface_hub import HfApi
 
@@ -66,7 +68,8 @@ def pull(model: str, revision: str, to: Path | None) -> Path:
 
 
 def find(model: str, revision: str, to: Path | None) -> Path:
-    """Return the folder of a hub id that was fetched before, without the network; of a GGUF file's id its path.
+    """Return the folder of a model that was fetched before, or for the hub id of a GGUF file the file's path. The
+    network is not used. For the arguments see `pull`.
 
     Raises ConfigError with the names of missing files.
     """
@@ -103,7 +106,9 @@ def find(model: str, revision: str, to: Path | None) -> Path:
 
 
 def remove_unfinished() -> None:
-    """Remove the files that this process is fetching: huggingface_hub begins each again. Does nothing without /proc."""
+    """Remove the incomplete files that this process is fetching; huggingface_hub would start each anew anyway. Does
+    nothing on systems without /proc.
+    """
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
         return
@@ -229,7 +234,9 @@ def _size(num_bytes: int) -> str:
 
 
 def _check_checksums(repository: str, revision: str, to: Path | None, folder: Path, names: Collection[str]) -> None:
-    """Remove files whose checksum is not the repository's, and raise OutriderError where there is one."""
+    """Remove the files whose checksum is not the one that the repository lists, and raise OutriderError if there is
+    any.
+    """
     from huggingface_hub import HfApi, constants
 
     if to is None:
@@ -252,7 +259,7 @@ def _check_checksums(repository: str, revision: str, to: Path | None, folder: Pa
 
 @contextmanager
 def _errors_of(repository: str, revision: str) -> Iterator[None]:
-    """Turn the library's errors into ours."""
+    """Turn errors of huggingface_hub into OutriderErrors."""
     from huggingface_hub import errors
 
     try:

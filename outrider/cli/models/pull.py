@@ -1,4 +1,4 @@
-"""`outrider pull`: fetches what is served of a model from a hub, before it is started."""
+"""`outrider pull`: fetches the files of a model that are needed to serve it from a hub, before a worker is started."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pull(
 ) -> None:
     """Fetch a model: its configuration, tokenizer, chat template and weights as safetensors, and no other form of them.
 
-    Files that are whole are not fetched again. HF_ENDPOINT names another hub, HF_TOKEN a token for models that ask for
+    Complete files are not fetched again. HF_ENDPOINT names another hub, and HF_TOKEN is the token for models that need
     one.
     """
     notes = note_console()

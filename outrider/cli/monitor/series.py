@@ -1,4 +1,4 @@
-"""Parses Prometheus' text format, and compares two scrapes of one process. For `top`; no I/O."""
+"""Parses replies of /metrics in Prometheus' text format, and compares two scrapes of one process. For `top`; no I/O."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ _STARTED = "process_start_time_seconds"
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """All samples of one reply of /metrics."""
+    """All samples of one reply of a process's /metrics."""
 
     at_s: float
     """Monotonic time of the reply, in seconds."""
     samples: Mapping[str, list[tuple[Labels, float]]]
-    """Labels and values by the sample's name, such as spec_rounds_total."""
+    """Samples by name, such as spec_rounds_total: a list of (labels, value)."""
 
     @classmethod
     def parse(cls, text: str, at_s: float) -> Scrape:
-        """Parse a reply of /metrics. at_s: monotonic time. Raises ValueError for a text in another format."""
+        """Parse the text of a reply of /metrics. at_s: monotonic time of the reply, in seconds. Raises ValueError for a
+        text in another format.
+        """
         samples: dict[str, list[tuple[Labels, float]]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -31,13 +33,13 @@ class Scrape:
         return cls(at_s, samples)
 
     def find(self, name: str, **labels: str) -> Iterator[tuple[Labels, float]]:
-        """Yield labels and values of the samples of a name that have these labels, and perhaps others."""
+        """Yield (labels, value) of the samples with a name whose labels include the given ones."""
         for found, value in self.samples.get(name, ()):
             if labels.items() <= found.items():
                 yield found, value
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the sum of the samples that `find` yields; None where there is none."""
+        """Return the sum of the values that `find` yields; None = it yields none."""
         values = [value for _, value in self.find(name, **labels)]
         if not values:
             return None
@@ -45,24 +47,28 @@ class Scrape:
 
     @property
     def started_s(self) -> float | None:
-        """Start of the process, in Unix seconds; None where it is not exported."""
+        """Time at which the process started, in Unix seconds; None = the process does not export it."""
         return self.value(_STARTED)
 
 
 @dataclass(frozen=True, slots=True)
 class ScrapeInterval:
-    """The time between two scrapes of one process. Every method returns None where a scrape lacks the series."""
+    """Two successive scrapes of one process, from which rates are computed. Every method returns None if a scrape does
+    not have the series.
+    """
 
     before: Scrape
     after: Scrape
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is only one scrape so far."""
+        """Whether there was only one scrape so far, so that there are no rates yet."""
         return self.after.at_s <= self.before.at_s
 
     def increase(self, name: str, **labels: str) -> float | None:
-        """Return the increase of these counters, in sum: from 0 where the process was restarted, or a series is new."""
+        """Return the increase, between the scrapes, of the sum of the counters with this name and labels. If the
+        process was restarted, or a counter is new, the increase is counted from 0.
+        """
         after = self.after.value(name, **labels)
         if self.is_empty or after is None:
             return None
@@ -71,19 +77,20 @@ class ScrapeInterval:
         return after - (self.before.value(name, **labels) or 0.0)
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """Return the increase per second."""
+        """Return the increase per second of the counters with this name and labels."""
         increase = self.increase(name, **labels)
         if increase is None:
             return None
         return increase / (self.after.at_s - self.before.at_s)
 
     def mean(self, name: str, **labels: str) -> float | None:
-        """Return the mean of a histogram's observations."""
+        """Return the mean of the values that a histogram observed between the scrapes."""
         return ratio(self.increase(f"{name}_sum", **labels), self.increase(f"{name}_count", **labels))
 
     def quantile(self, share: float, name: str, **labels: str) -> float | None:
-        """Return a quantile of a histogram's observations, as PromQL's histogram_quantile: linear within a bucket, and
-        the lower bound of the last one, which has no upper bound.
+        """Return a quantile of the values that a histogram observed between the scrapes; share: 0 to 1. It is computed
+        as by PromQL's histogram_quantile: linearly within a bucket. In the last bucket, which has no upper bound, it is
+        the lower bound.
         """
         texts = {float(found["le"]): found["le"] for found, _ in self.after.find(f"{name}_bucket", **labels)}
         counts = dict[float, float]()  # observations up to each bound
@@ -106,7 +113,7 @@ class ScrapeInterval:
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
-    """Return part over whole; None where one of them is None, or the whole is 0."""
+    """Return `part` divided by `whole`; None = one of them is None, or `whole` is 0."""
     if part is None or not whole:
         return None
     return part / whole

@@ -29,7 +29,7 @@ from outrider.wire.errors import Unavailable
 from outrider.wire.transport.address import is_host_port
 
 TIMEOUT_S = 2.0
-"""Seconds after which a gateway or worker without a reply counts as away."""
+"""Seconds to wait for a reply of a gateway or worker. Without a reply it counts as away."""
 
 
 def top(
@@ -46,7 +46,7 @@ def top(
 ) -> None:
     """Show a running system: workers, slots, KV cache, acceptance, tokens/s, where time goes, what is wrong.
 
-    q or Ctrl-C ends it. Off a terminal it prints one frame.
+    q or Ctrl-C ends it. If the output is not a terminal, it prints one frame.
     """
     with errors_as_lines():
         trust = create_tls_context(tls_ca, tls_cert, tls_key)
@@ -85,7 +85,7 @@ async def _watch(console: Console, reader: SystemReader, view: SystemView, inter
 
 @contextlib.contextmanager
 def _ended_by_keys() -> Iterator[None]:
-    """Cancel the running task on q and on signals, until the block ends. Typed keys are not shown."""
+    """Context manager: during the block the key q and signals cancel the running task, and typed keys are not shown."""
     task, loop, keyboard = asyncio.current_task(), asyncio.get_running_loop(), sys.stdin.fileno()
     assert task is not None
 
@@ -109,18 +109,20 @@ def _ended_by_keys() -> Iterator[None]:
 
 
 class SystemReader:
-    """Scrapes a gateway and its workers, and keeps the last scrape of each: rates need two."""
+    """Scrapes a gateway and its workers again and again. It keeps the last scrape of each, since rates need two."""
 
     def __init__(self, http: httpx.AsyncClient, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._http = http
         self._url = url
         self._clock = clock
         self._last: dict[str, Scrape] = {}
-        """Last scrape by URL, of those that replied the last time."""
+        """Last scrape of each process that replied the last time, by URL."""
         self._view: SystemView | None = None
 
     async def read(self) -> SystemView:
-        """Scrape all once more. Where the gateway is away the view has the reason, and the previous scrapes."""
+        """Scrape the gateway and all workers once more, and return a view of the results. If the gateway does not
+        reply, the view has the reason and the previous scrapes.
+        """
         try:
             metrics, ready, groups = await asyncio.gather(
                 self._scrape(self._url), self._json("/readyz"), self._json("/sd")
@@ -167,7 +169,7 @@ class SystemReader:
 
 
 def _readiness(reply: Any) -> Mapping[str, Any]:
-    """Return the reply of /readyz. Raises ValueError where it is no gateway's."""
+    """Return the JSON object of a reply of /readyz. Raises ValueError if it is not from a gateway."""
     if not isinstance(reply, dict):
         raise ValueError("/readyz is none of a gateway's")
     refused = reply.get("refused", [])
@@ -177,9 +179,9 @@ def _readiness(reply: Any) -> Mapping[str, Any]:
 
 
 def _members(groups: Any) -> dict[str, str]:
-    """Return the addresses of the workers' metrics by the member's name, from the reply of /sd.
+    """Return the addresses of the workers' metrics by worker name, from the JSON of a reply of /sd.
 
-    Raises ValueError, LookupError or TypeError where it is no gateway's.
+    Raises ValueError, LookupError or TypeError if the reply is not from a gateway.
     """
     members = dict[str, str]()
     for group in groups:

@@ -14,32 +14,33 @@ from rich.text import Text
 from outrider.cli.monitor.series import Labels, Scrape, ScrapeInterval, ratio
 
 BAR_WIDTH = 30
-"""Columns of the bar of a whole round: beside label and figures it fits a terminal of 80."""
+"""Width, in characters, of the bar that stands for a whole round. With label and figures it fits 80 columns."""
 WIDE = 110
-"""Terminal columns from which on pool and role have columns of their own; a worker's name has both."""
+"""Minimum width of the terminal, in characters, at which pool and role are columns of the table. On a narrower terminal
+they are left out, since a worker's name contains both."""
 _NAMES = ("target", "draft")
 
 
 @dataclass(frozen=True, slots=True)
 class SystemView:
-    """The last scrapes of a system."""
+    """The data that one frame of `outrider top` shows: the last scrapes of a system."""
 
     url: str
     """URL of the gateway's HTTP server."""
     now_s: float
     """Time of the last scrapes, in Unix seconds."""
     gateway: ScrapeInterval
-    """The gateway's last two scrapes."""
+    """The last two scrapes of the gateway."""
     readiness: Mapping[str, Any]
-    """Reply of /readyz: ready, reason, refused."""
+    """JSON object of the gateway's last reply of /readyz, with the keys ready, reason and refused."""
     workers: Mapping[str, ScrapeInterval] = field(default_factory=dict)
-    """The last two scrapes of each worker that could be scraped, by the member's name."""
+    """The last two scrapes of each worker that could be scraped, by worker name."""
     away: str | None = None
-    """Why the gateway could not be scraped now; the other fields are older then. None where it was."""
+    """Why the gateway could not be scraped now, in which case the other fields are older; None = it was scraped."""
 
 
 def screen(view: SystemView, width: int) -> RenderableType:
-    """Draw the view for a terminal of `width` columns."""
+    """Return the frame that shows a view on a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(view), *_figures(view.gateway)]
     parts += [Text(f"! {trouble}", style="bold red") for trouble in troubles(view)]
     parts += [Text(), _workers(view, width), Text(), _pairs(view)]
@@ -90,7 +91,7 @@ def _line(*figures: tuple[str, str]) -> Text:
 
 
 def troubles(view: SystemView) -> Iterator[str]:
-    """Yield sentences on what a person should look at; none where all is well."""
+    """Yield a sentence on each problem that a person should look at. Yields nothing if all is well."""
     now = view.gateway.after
     if view.away is not None:
         yield f"the gateway is gone ({view.away}): what follows is what it said last; asking again"
@@ -117,7 +118,7 @@ def troubles(view: SystemView) -> Iterator[str]:
 
 
 def _pool_states(gateway: ScrapeInterval) -> dict[str, Counter[str]]:
-    """Return the number of members by pool and state."""
+    """Return the number of workers in each state, by pool."""
     pools: dict[str, Counter[str]] = {}
     for labels, count in gateway.after.find("outrider_members"):
         if count:
@@ -126,10 +127,10 @@ def _pool_states(gateway: ScrapeInterval) -> dict[str, Counter[str]]:
 
 
 def state_of(gateway: ScrapeInterval, member: Labels) -> str:
-    """Return a member's state as far as it follows from the series.
+    """Return the state of a worker, as far as the gateway's series show it.
 
-    The state itself is known where all members of its pool are in one; else only whether the member is connected, lost
-    or away. member: its labels.
+    They show the exact state only if all workers of the pool are in the same one. Otherwise the result is only whether
+    the worker is connected, lost or away. member: labels of the worker.
     """
     states = _pool_states(gateway).get(member["pool"], Counter())
     if len(states) == 1:
@@ -164,9 +165,9 @@ def _workers(view: SystemView, width: int) -> Table:
 
 
 def _worker_figures(worker: ScrapeInterval | None, gateway: ScrapeInterval, member: Labels) -> tuple[str | Text, ...]:
-    """Return the cells model, busy, slots, KV blocks, steps/s and batch.
+    """Return the cells model, busy, slots, KV blocks, steps/s and batch of a worker's line.
 
-    Without metrics of the worker: how many requests this gateway has there.
+    If the worker was not scraped, the cells have only the number of requests that this gateway has there.
     """
     if worker is None:
         placed = gateway.after.value("outrider_member_requests", member=member["member"])
@@ -191,7 +192,9 @@ def _in_use(worker: Scrape, what: str) -> str:
 
 
 def _busy(worker: ScrapeInterval) -> float | None:
-    """Return the share of the time in steps. A step counts when it ends, also what of it was before the interval."""
+    """Return the fraction of the time that a worker spent in steps. A step counts as a whole when it ends, even if it
+    began before the interval.
+    """
     share = worker.rate("outrider_worker_busy_seconds_total")
     if share is None:
         return None
@@ -302,21 +305,21 @@ def _name(text: str, style: str = "") -> Text:
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """Return a number as text; "-" for None."""
+    """Return a number as text with `digits` decimals, or "-" if it is None."""
     if value is None:
         return "-"
     return f"{value:.{digits}f}"
 
 
 def percent(share: float | None) -> str:
-    """Return a share as text; "-" for None."""
+    """Return a fraction as text in percent, or "-" if it is None."""
     if share is None:
         return "-"
     return f"{100 * share:.0f} %"
 
 
 def seconds(value: float | None) -> str:
-    """Return seconds as text, in ms below 1 s; "-" for None."""
+    """Return a time in seconds as text, in ms below 1 s, or "-" if it is None."""
     if value is None:
         return "-"
     if value < 1:
@@ -325,7 +328,7 @@ def seconds(value: float | None) -> str:
 
 
 def duration(value_s: float) -> str:
-    """Return a long time in its two largest units: 1 h 5 min."""
+    """Return a long time, given in seconds, as text in its two largest units, such as "1 h 5 min"."""
     rest_s = max(0, int(value_s))
     parts = list[str]()
     for size_s, name in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):

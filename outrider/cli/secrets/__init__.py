@@ -1,1 +1,1 @@
-"""`outrider keys` and `outrider certs`: make API keys, and certificates for TLS (`authority.py`)."""
+"""`outrider keys` and `outrider certs`: they make API keys, and certificates for TLS (`authority.py`)."""

@@ -1,7 +1,7 @@
-"""Makes certificates for mutual TLS between the parts, and for the gateway's users. For `certs.py`.
+"""Makes certificates for mutual TLS between the parts of a system, and for the gateway's users. For `certs.py`.
 
-A certificate authority of one's own signs them. Its key and certificate are in a folder, which has a folder for each
-part. Needs cryptography (the extra `certs`).
+They are signed by a private certificate authority. The authority's key and certificate are in a folder, which also has
+a folder for the certificate of each part. Needs the library cryptography (the extra `certs`).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CA, CERTIFICATE, KEY
 
 CA_KEY = "ca-key.pem"
-"""File of the authority's key."""
+"""Name of the file with the certificate authority's private key."""
 PUBLIC = "public"
-"""Folder of the gateway's certificate for its users."""
+"""Name of the folder with the gateway's certificate for its users."""
 CA_LIFE = timedelta(days=3650)
-"""Time that an authority's certificate is valid."""
+"""Time for which the certificate of a new authority is valid."""
 LIFE = timedelta(days=365)
-"""Time that a part's certificate is valid."""
+"""Time for which the certificate of a part is valid."""
 _BACKDATED = timedelta(minutes=5)
-"""Time before its making from which a certificate is valid: the parts' clocks differ."""
+"""How long before its creation the validity of a certificate begins, since the clocks of machines differ."""
 
 _NO_HOST = re.compile("[ :/,]")
-"""Matches a character that no host name has."""
+"""Matches a character that a host name cannot contain."""
 
 PrivateKey = ec.EllipticCurvePrivateKey
 Names = Sequence[x509.GeneralName]
@@ -43,14 +43,14 @@ Names = Sequence[x509.GeneralName]
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority: its key and its own certificate."""
+    """A certificate authority: its private key and its own certificate."""
 
     key: PrivateKey
     certificate: x509.Certificate
 
     @classmethod
     def create(cls, now: datetime) -> Authority:
-        """Make a new authority, valid for CA_LIFE from `now`."""
+        """Create a new authority, whose certificate is valid for CA_LIFE from `now`."""
         key = _new_key()
         name = _name("Outrider CA")
         builder = _builder(name, name, key, now, now + CA_LIFE)
@@ -61,7 +61,9 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> Authority | None:
-        """Read the authority of a folder; None where it has none. Raises ConfigError for files that are damaged."""
+        """Read the authority whose files are in a folder; None = there are none. Raises ConfigError for
+        damaged files.
+        """
         if not (folder / CA_KEY).exists() and not (folder / CA).exists():
             return None
         try:
@@ -78,9 +80,9 @@ class Authority:
         return cls(key, certificate)
 
     def issue(self, common_name: str, names: Names, now: datetime, life: timedelta = LIFE) -> tuple[bytes, bytes]:
-        """Make a certificate for either end of a connection, and return it and its key as PEM.
+        """Issue a certificate that can be used by servers and clients. Return (certificate, private key) in PEM form.
 
-        It is valid for `life` from `now`, and no longer than the authority. names: host names and URIs of its owner.
+        It is valid for `life` from `now`, but not longer than the authority. names: host names and URIs of its owner.
         """
         key = _new_key()
         until = min(now + life, self.certificate.not_valid_after_utc)
@@ -96,11 +98,12 @@ class Authority:
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], now: datetime) -> list[Path]:
-    """Write new certificates for every role and for the gateway's users, and the CA where there is none.
+    """Write new certificates for every role and for the gateway's users into `folder`. If there is no authority yet,
+    create one. Return the folders of the certificates.
 
-    Returns the folders of the certificates. hosts: names and addresses by which users reach the gateway; empty for
-    those of its present certificate, else for this machine's. The parts' certificates name roles, not hosts, so that
-    users take no worker for the gateway. Raises ConfigError.
+    hosts: names and addresses by which users reach the gateway. If it is empty, those of the present certificate are
+    used, or else those of this machine. The certificates of parts name roles instead of hosts, so that users cannot
+    mistake a worker for the gateway. Raises ConfigError for files or hosts that cannot be used.
     """
     users = folder / PUBLIC
     names = list(map(host_name, hosts)) or _names_in(users / CERTIFICATE) or _this_machine()
@@ -125,7 +128,9 @@ def _write_pair(folder: Path, certificate: bytes, key: bytes) -> None:
 
 
 def host_name(text: str) -> x509.GeneralName:
-    """Parse an IP address or a DNS name such as *.example.com. Raises ConfigError for anything else."""
+    """Parse an IP address, or a DNS name such as *.example.com, into a name for a certificate. Raises ConfigError for
+    any other text.
+    """
     try:
         return x509.IPAddress(ip_address(text))
     except ValueError:

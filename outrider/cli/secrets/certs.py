@@ -24,8 +24,8 @@ def certs(
 ) -> None:
     """Make or renew certificates: FOLDER/gateway, draft, target and launcher for tls_dir, public for public_tls_dir.
 
-    Running parts take renewed files up by themselves. They last a year, the CA ten. Keep ca-key.pem off the machines
-    that serve.
+    Running parts read renewed files by themselves. Certificates are valid for a year, the CA for ten. Keep ca-key.pem
+    off the machines that serve.
     """
     with errors_as_lines():
         try:

@@ -40,7 +40,7 @@ def new(
         str, typer.Option(help="text: control tokens in what its chats hold are text; allow = as the gateway has it.")
     ] = "allow",
 ) -> None:
-    """Make a key: printed once on stdout, its hash added to the file."""
+    """Make a key. The key is printed on stdout, this once only, and its hash is added to the file."""
     with errors_as_lines():
         keys: tuple[ApiKey, ...] = ()
         if file.exists():
@@ -73,7 +73,7 @@ def new(
 
 @app.command("list")
 def list_(file: KeyFile = DEFAULT_FILE) -> None:
-    """List names, limits and expiry."""
+    """List the keys of the file with their limits and expiry."""
     with errors_as_lines():
         table = Table("name", "requests/min", "tokens/min", "at once", "weight", "expires")
         for key in read_keys(file):
@@ -93,7 +93,7 @@ def _limit(value: int | None) -> str:
 
 @app.command("revoke")
 def revoke(name: Name, file: KeyFile = DEFAULT_FILE) -> None:
-    """Take a key out of the file; a running gateway refuses it within seconds."""
+    """Remove a key from the file; a running gateway refuses it within seconds."""
     with errors_as_lines():
         keys = read_keys(file)
         remaining = tuple(key for key in keys if key.name != name)

@@ -15,12 +15,13 @@ from outrider.wire.processes.stop_flag import StopFlag
 def run_module(
     module: str, task: dict[str, Any], what: str, grace_s: float, env: Mapping[str, str] | None = None
 ) -> Generator[Event, None, None]:
-    """Start `python -m module` with the task as a line of JSON on its stdin, and yield its events until it ends.
+    """Run `python -m module` as a child process, with the task as a line of JSON on its stdin. Yield the child's events
+    until it ends.
 
-    what: its name in errors. env: its environment; None for this process's. When the generator is closed, the process
-    has `grace_s` seconds to stop; a second signal ends it at once. Raises ConfigError with the message of the event
-    "failed", OutriderError for an exit code other than 0, and KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP, with the
-    process stopped. Call from the main thread.
+    what: name of the child in errors. env: its environment; None = that of this process. When the generator is closed,
+    the child has `grace_s` seconds to stop; a second signal ends it at once. Raises ConfigError with the message of the
+    child's event "failed", and OutriderError if its exit code is not 0. On SIGINT, SIGTERM and SIGHUP it stops the
+    child and raises KeyboardInterrupt. Call it from the main thread.
     """
     stop = StopFlag()
     with stop.installed():

@@ -8,33 +8,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StartedWorker:
-    """A worker that was there at the start; with Ray there may be others later."""
+    """A worker that was started with the system. With Ray there may be other workers later."""
 
     name: str
     role: str
-    """target or draft."""
+    """Role of the worker, "target" or "draft"."""
     address: str
-    """host:port of its gRPC server."""
+    """host:port of the worker's gRPC server."""
     metrics: str | None
-    """host:port of its Prometheus endpoint; None where it has none."""
+    """host:port of the worker's Prometheus endpoint; None = it has none."""
     memory: str
-    """Memory that it takes, for people."""
+    """Memory that the worker takes, as text for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Addresses of a gateway."""
+    """Addresses of one running gateway."""
 
     http: str
-    """host:port of its HTTP server."""
+    """host:port of the gateway's HTTP server."""
     grpc: str
-    """host:port of its gRPC server."""
+    """host:port of the gateway's gRPC server."""
     url: str
-    """URL of its HTTP server."""
+    """URL of the gateway's HTTP server."""
     metrics_url: str
-    """URL of the server that has /metrics."""
+    """URL of the gateway's server that has /metrics."""
     refused: Sequence[str] = ()
-    """Workers that it does not use, each with the reason."""
+    """Workers that the gateway does not use, each as a text with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Endpoints:
     gateways: list[Gateway]
     workers: list[StartedWorker]
     registry: str | None
-    """host:port of the launcher's registry; None without Ray."""
+    """host:port of the launcher's registry; None = the system runs without Ray."""
     chats: bool = False
-    """Whether the first model's chat template shows that it is made for chats."""
+    """Whether the first served model is made for chats, judged by its chat template."""
 
     @property
     def http(self) -> str:
@@ -59,7 +59,7 @@ class Endpoints:
         return self.gateways[0].grpc
 
     def first(self, role: str) -> StartedWorker:
-        """Return the first worker of a role, in a pair the only one. Raises LookupError where there is none."""
+        """Return the first worker of a role ("target" or "draft"). Raises LookupError if there is none."""
         for worker in self.workers:
             if worker.role == role:
                 return worker

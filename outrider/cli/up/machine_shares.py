@@ -1,4 +1,4 @@
-"""Shares this machine's GPUs, CPU cores and ports among the parts of a system. For `supervisor.py`."""
+"""Divides this machine's GPUs, CPU cores and ports among the parts of a system. For `supervisor.py`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from outrider.wire.settings.system import SystemConfig, gateway_config
 from outrider.wire.transport.address import next_free
 
 GPU_DEVICE = Path("/dev/nvidiactl")
-"""Device file that exists where a GPU's driver is loaded."""
+"""Device file that exists if the driver of an NVIDIA GPU is loaded."""
 _MAX_PORT = 65535
 
 
 def own_gpu_memory(pools: Iterable[Pool], wanted: float | None = None) -> dict[str, float]:
-    """Return `gpu_memory_utilization` by name of the pools whose workers share a GPU here and do not set it themselves.
+    """Return the value of `gpu_memory_utilization` for each pool whose workers share a GPU of this machine, by pool
+    name. Pools that have a value in their settings are left out.
 
-    wanted: share of a GPU's memory that its workers may take together, also a worker that is alone there. Raises
-    ConfigError.
+    wanted: fraction of a GPU's memory that all its workers may take together, or that a single worker on it may take;
+    None = the default. Raises ConfigError if nothing remains for some workers.
     """
     pools_by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:
@@ -42,9 +43,10 @@ def own_gpu_memory(pools: Iterable[Pool], wanted: float | None = None) -> dict[s
 
 
 def own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
-    """Return the CPU cores by worker, as `cpu_cores` takes them; None for a worker on a GPU, which is not pinned.
+    """Return the CPU cores of each worker, by worker name, as values of `cpu_cores`. None = the worker runs on a GPU
+    and is not pinned.
 
-    pools: the pool by worker. Raises ConfigError.
+    pools: the pool of each worker, by worker name. Raises ConfigError for cores that this machine does not have.
     """
     cpu_devices = {"cpu", "auto"}
     if GPU_DEVICE.exists():
@@ -62,7 +64,8 @@ def own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
 
 
 def with_grpc_port(config: SystemConfig) -> SystemConfig:
-    """Return the settings with gRPC on the next free port after HTTP's, where HTTP's port alone is set.
+    """Return the settings with a gRPC port. If they set the HTTP port but not the gRPC port, the gRPC port is the next
+    free port after the HTTP port.
 
     Raises ConfigError for wrong settings.
     """
@@ -81,9 +84,10 @@ def _is_set(setting: str, config: SystemConfig) -> bool:
 
 
 def with_own_ports(config: GatewayConfig, index: int, num_gateways: int) -> GatewayConfig:
-    """Return the settings of gateway `index`, with ports that no other gateway has. A port of 0 stays 0.
+    """Return the settings of the gateway with an index, with ports that no other gateway of the system has. A port of 0
+    stays 0.
 
-    Raises ConfigError where a port would be too large.
+    Raises ConfigError if a port would be too large.
     """
     # ports 8000 and 8001, two gateways: the second has 8002 and 8003
     ports = {"port": config.port, "grpc_port": config.grpc_port}
@@ -101,7 +105,9 @@ def with_own_ports(config: GatewayConfig, index: int, num_gateways: int) -> Gate
 
 
 def _port_step(ports: Sequence[int], num_gateways: int) -> int:
-    """Return the smallest step by which the ports of gateways count up so that no two are equal."""
+    """Return the smallest number by which the ports of successive gateways must differ so that no two ports
+    are equal.
+    """
     for step in itertools.count(1):
         numbers = {port + index * step for port, index in itertools.product(ports, range(num_gateways))}
         if len(numbers) == len(ports) * num_gateways:

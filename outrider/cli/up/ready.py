@@ -1,4 +1,4 @@
-"""Prints the lines of `outrider up` once it serves: addresses, the workers' memory, and a first call to copy."""
+"""Prints what `outrider up` shows once the system serves: addresses, the workers' memory, and a first call to copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.wire.settings.system import DEMO_NAME, SystemConfig
 
 
 def show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:
-    """Print the lines for a system that serves at these endpoints."""
+    """Print addresses, memory and a first call of a system that now serves at `endpoints`."""
     own = Drafter(settings.gateway.get("drafter", Drafter.AUTO)).own
     with_draft = any(worker.role == "draft" for worker in endpoints.workers)
     workers = ", ".join(f"{worker.name} {worker.address}" for worker in endpoints.workers)
@@ -64,7 +64,7 @@ def _show_addresses(console: Console, endpoints: Endpoints, settings: SystemConf
 
 
 def _show_example(console: Console, endpoints: Endpoints, settings: SystemConfig, *, has_drafts: bool) -> None:
-    """Print commands that work as they are, but for the key and the CA."""
+    """Print example commands that work as they are, except that an API key and a CA may have to be filled in."""
     has_key = bool(settings.gateway.get("api_keys"))
     is_secured = bool(settings.gateway.get("public_tls_dir"))
     adapts = has_drafts and _adapts(settings.gateway)
@@ -99,7 +99,7 @@ def _adapts(gateway: Mapping[str, object]) -> bool:
 
 
 def _first_call(endpoints: Endpoints) -> tuple[str, str]:
-    """Return URL and body of a first call: of a chat where the model is made for chats."""
+    """Return (URL, body) of an example call. It is a chat if the model is made for chats."""
     base = f"{endpoints.gateways[0].url}/v1"
     if endpoints.chats:
         return f"{base}/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}'

@@ -6,29 +6,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 STEADY_S = 30.0
-"""Seconds of being ready after which an end counts as an accident; a part that ends sooner may end so every time."""
+"""Seconds for which a part must have been ready so that its end counts as an accident. If it ends sooner, which is
+called a short life, it may end so every time."""
 DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before each start, by the number of short lives in a row."""
+"""Seconds to wait before a part is started again, by the number of short lives in a row. After more than these it is
+not started again."""
 
 
 @dataclass(slots=True)
 class Restarts:
-    """When one part is started again. Times are of one monotonic clock, in seconds."""
+    """Decides when one part of the system is started again. All times are monotonic, in seconds."""
 
     start: Callable[[], object]
-    """Starts the part and returns at once, before the part is ready."""
+    """Function that starts the part, and returns before the part is ready."""
     num_short: int = 0
-    """Short lives in a row."""
+    """Number of short lives in a row (see STEADY_S)."""
     due_at_s: float | None = None
-    """Time of the next start; None while the part runs, and once it is given up."""
+    """Time of the next start; None = the part runs, or it will not be started again."""
     _ready_at_s: float | None = None
 
     def ready(self, now_s: float) -> None:
-        """Record that the part is ready."""
+        """Record that the part became ready at time `now_s`."""
         self._ready_at_s = now_s
 
     def ended(self, now_s: float) -> bool:
-        """Record that the part has ended. Return whether it is to be started again."""
+        """Record that the part ended at time `now_s`. Return whether it will be started again."""
         self.num_short += 1
         if self._ready_at_s is not None and now_s - self._ready_at_s >= STEADY_S:
             self.num_short = 1
@@ -39,7 +41,7 @@ class Restarts:
         return True
 
     def start_if_due(self, now_s: float) -> None:
-        """Start the part if its time has come."""
+        """Start the part if the time of its next start has come."""
         if self.due_at_s is not None and now_s >= self.due_at_s:
             self.due_at_s = None
             self.start()

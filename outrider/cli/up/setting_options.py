@@ -1,6 +1,7 @@
-"""Makes an option of `outrider up` from each setting of its parts. For `up.py`.
+"""Makes a command-line option of `outrider up` from each setting of gateway and workers. For `up.py`.
 
-A gateway's setting has its own name (--max-queue), a worker's the role before it (--target-max-slots).
+The option of a gateway's setting has the setting's name (--max-queue). The option of a worker's setting has the role
+before it (--target-max-slots).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _OF_UP = {
     "target": frozenset({"model", "device", "cpu_cores", "tls_dir"}),
     "draft": frozenset({"model", "device", "cpu_cores", "tls_dir", "drafter", "drafter_text", "target_model"}),
 }
-"""Settings for which `outrider up` has options of its own, or which it fills in."""
+"""Settings, by part, for which no option is made: `outrider up` has its own options for them, or sets them itself."""
 _WHERE = frozenset({"target", "draft", "target_for_draft", "registry"})
-"""Settings of the gateway that follow from the workers' addresses."""
+"""Names of the gateway's settings that are set from the workers' addresses."""
 _PARTS: dict[str, type[BaseSettings]] = {"gateway": GatewayConfig, "target": TargetConfig, "draft": DraftConfig}
 _GATEWAYS = "Settings of the gateway"
 
@@ -37,12 +38,12 @@ class _Setting:
 
     @property
     def argument(self) -> str:
-        """Name of the command's parameter."""
+        """Name of the parameter of the command's function for this setting."""
         return f"{self.part}_{self.name}"
 
     @property
     def option(self) -> Any:
-        """Annotation of this parameter, for typer."""
+        """Annotation of the parameter for this setting, from which typer makes the option."""
         flag = self.name.replace("_", "-")
         panel: dict[str, Any] = {"rich_help_panel": _GATEWAYS}
         if self.part != "gateway":
@@ -63,9 +64,10 @@ def _settings() -> Iterator[_Setting]:
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with an option for each setting in place of its parameter `settings`.
+    """Decorator of a command with a parameter `settings`: typer gets one option per setting in place of that parameter.
 
-    That parameter gets the values by part and name, None for an option that was not given.
+    The command is called with the options' values as `settings`, by part and setting name; None = the option was not
+    given.
     """
     options = {setting.argument: setting for setting in _settings()}
     before = inspect.signature(command).parameters

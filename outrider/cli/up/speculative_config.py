@@ -1,4 +1,4 @@
-"""Translates vLLM's `--speculative-config` into flags of `outrider up`. For `vllm_flags.py`.
+"""Translates the value of vLLM's flag `--speculative-config` into flags of `outrider up`. For `vllm_flags.py`.
 
 Keys and methods are those of vLLM's SpeculativeConfig.
 """
@@ -14,15 +14,15 @@ from outrider.wire.settings.config import GatewayConfig
 
 _DEFAULT_MAX = GatewayConfig.model_fields["max_draft_tokens"].default
 OWN_DRAFTERS = {"ngram": "ngram", "ngram_gpu": "ngram", "[ngram]": "ngram", "suffix": "lookup"}
-"""Drafter for each of vLLM's methods without a model."""
+"""Outrider's drafter for each of vLLM's methods that need no model."""
 WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "dspark")
-"""Methods whose `model` becomes --draft: the folder's configuration tells its kind."""
+"""vLLM's methods whose `model` is passed on as --draft. The kind of model is then read from its configuration."""
 REFUSED_METHODS = {
     "mlp_speculator": "train a head of this target with `outrider train-head`, or name an EAGLE, Medusa or MTP head",
     "extract_hidden_states": "leave it out: `outrider train-head` takes the hidden states of the target itself",
     "custom_class": "one of the methods that are here, or `outrider train-head` for a head of your own",
 }
-"""What to do instead, by method that is not served."""
+"""What the user can do instead of each of vLLM's methods that Outrider does not have, by method."""
 _RUN_TIME = "leave it out: how a draft is run follows from its device"
 _NO_EFFECT = {
     "prompt_lookup_max": "n-grams of 2 to 4 tokens are counted, the longest that was seen before decides",
@@ -36,7 +36,7 @@ _NO_EFFECT = {
     "num_speculative_tokens_per_batch_size": "-K auto, the default, chooses by what pays at each load",
     "enable_adaptive_verification": "-K auto, the default, chooses by what pays at each load",
 }
-"""Notes by key that is accepted and changes nothing."""
+"""Note that is printed for each key that is accepted but has no effect, by key."""
 _REFUSED_KEYS = {
     "draft_tensor_parallel_size": "1, or leave it out: a draft is not split",
     "tensor_parallel_size": "--tensor-parallel-size, which is the target's",
@@ -57,7 +57,7 @@ _REFUSED_KEYS = {
     "disable_by_batch_size": "-K auto, the default, drafts less as the load grows",
     "acceptance_method": "--acceptance",
 }
-"""What to type instead, by key that is refused."""
+"""What the user should type instead of each key that is refused, by key."""
 _HARMLESS = {
     "draft_tensor_parallel_size": (1,),
     "rejection_sample_method": ("standard", "strict", "probabilistic"),
@@ -66,15 +66,15 @@ _HARMLESS = {
     "disable_padded_drafter_batch": (False,),
     "kv_cache_dtype": ("auto",),
 }
-"""Values of refused keys that are accepted: they ask for what is so here."""
+"""Values with which a refused key is accepted all the same, by key: they select what Outrider does anyway."""
 _TAKEN = ("model", "method", "num_speculative_tokens", "quantization", "max_model_len")
-"""Keys that have an effect."""
+"""Keys of a speculative config that have an effect."""
 
 
 def draft_flags(config: Mapping[str, object]) -> tuple[list[str], list[str]]:
-    """Return the flags of `outrider up` for a speculative config, and notes on its keys.
+    """Translate a speculative config of vLLM. Return (flags of `outrider up`, notes to print on its keys).
 
-    Raises ConfigError for a key, or a value, that is not accepted, with what to type instead.
+    Raises ConfigError for a key or value that is not accepted, with what to type instead.
     """
     # {"method": "ngram", "num_speculative_tokens": 4}: --no-draft --drafter ngram -K 4
     notes = list[str]()
@@ -127,7 +127,7 @@ def _lengths(number: object) -> list[str]:
 
 
 def _notes_on(key: str, value: object) -> list[str]:
-    """Return the notes on a key, none or one. Raises ConfigError for a key that is not accepted."""
+    """Return a list with the note on a key, or an empty list. Raises ConfigError for a key that is not accepted."""
     if key in _TAKEN or value in _HARMLESS.get(key, ()):
         return []
     if key in _NO_EFFECT:

@@ -1,8 +1,8 @@
 """Starts a whole system, watches it, and ends all of it. For `outrider up`, `demo`, `tune` and `outrider.LLM`.
 
-Its child processes are the gateways and, without Ray, the workers; with Ray the launcher, which starts the workers. A
-gateway that ends is started again, as is a launcher that finds its workers again: later each time, and no more once it
-keeps ending.
+Its child processes are the gateways and, without Ray, the workers. With Ray they are the gateways and the launcher,
+which starts the workers. A gateway that ends is started again, and so is a launcher that can take over its workers. The
+delay grows each time, and a process that keeps ending is not started again.
 """
 
 from __future__ import annotations
@@ -44,29 +44,31 @@ from outrider.wire.telemetry.phases import phase_in
 from outrider.wire.transport.address import check_free
 
 _POLL_S = 0.1
-"""Seconds between two requests to a gateway that is starting."""
+"""Seconds between two requests to a starting gateway that ask whether it serves."""
 _SERVED_TIMEOUT_S = 120.0
-"""Seconds that a gateway whose workers are ready may take until it serves."""
+"""Maximum seconds until a gateway serves, counted from when its workers are ready."""
 _GRACE_S = 5.0
-"""Seconds beyond its drain_timeout_s in which a gateway ends running requests with a message to their clients."""
+"""Seconds, after its drain_timeout_s, that a gateway has to end running requests with a message to their clients."""
 _HURRIED_GRACE_S = 1.0
-"""Seconds that a gateway has for these messages after a second signal."""
+"""Seconds that a gateway has for these messages after a second signal to stop."""
 _WORKERS_GRACE_S = 30.0
-"""Seconds for the launcher to stop its actors and Ray, beyond the workers' drain_timeout_s."""
+"""Seconds, after the workers' drain_timeout_s, that the launcher has to stop its actors and Ray."""
 _SHOWN_LINES = 20
-"""Last lines of a part's log that are shown where it fails."""
+"""Number of last lines of a part's log that are shown if the part fails."""
 _LAUNCHER = "launcher"
 
 
 class Reporter(Protocol):
-    """Shows the progress of a start."""
+    """Interface of an object that shows the progress of a system's start."""
 
     def progress(self, part: str, state: str, detail: str) -> None:
-        """Show a part's state, "starting", "loading", "ready" or a phase between them, and a detail. Thread-safe."""
+        """Show the state of a part of the system ("starting", "loading", "ready" or a phase in between) and a detail on
+        it. Any thread may call it.
+        """
 
 
 class PartFailed(Unavailable):
-    """A process of the system ended by itself, or was never ready."""
+    """A process of the system ended by itself, or did not become ready."""
 
     def __init__(self, message: str, log_lines: list[str]) -> None:
         super().__init__(message)
@@ -75,7 +77,9 @@ class PartFailed(Unavailable):
 
 
 class Supervisor:
-    """Runs one system. Use as `with`, in a process without other children: leaving the block ends all of them."""
+    """Runs one system. Use it as `with`. Leaving the block ends all child processes of this process, so use it only in
+    a process that has no other ones.
+    """
 
     def __init__(
         self,
@@ -86,10 +90,11 @@ class Supervisor:
         *,
         api_key: str | None = None,
     ) -> None:
-        """Prepare a system; nothing starts yet.
+        """Prepare a system without starting it.
 
-        stop: set to end it. on_log: called with each line of a part's log and the part's name. gateway_module: run as a
-        gateway. api_key: key to read the models with, where the gateway needs one.
+        stop: flag that is set to end the system. on_log: called with a part's name and each line of its log; None =
+        not. gateway_module: name of the Python module that is run as a gateway. api_key: API key for reading the list
+        of models; needed if the gateway requires keys.
         """
         self._gateway_module = gateway_module
         self._api_key = api_key
@@ -101,7 +106,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._roles: dict[str, str] = {}
         self._restarts: dict[str, Restarts] = {}
-        """Parts that are started again when they end, by name."""
+        """Restarts of the parts that are started again when they end, by name of the part."""
         self._workers: list[StartedWorker] = []
         self._registry: str | None = None
         self._ray_folder: str | None = None
@@ -116,10 +121,10 @@ class Supervisor:
         self.stop()
 
     def start(self, reporter: Reporter, *, needs_drafts: bool = True) -> Endpoints:
-        """Start all parts, and return their addresses once a request would be served.
+        """Start all parts of the system. Return their addresses once a request would be served.
 
-        needs_drafts: whether the start fails where a draft cannot start, or the gateway does not use it. Raises
-        OutriderError, or StopRequested.
+        needs_drafts: whether the start fails if a draft cannot start or the gateway does not use it; False = the system
+        then runs without that draft. Raises OutriderError if a part fails, and StopRequested after a stop.
         """
         self._reporter = reporter
         self._needs_drafts = needs_drafts
@@ -146,9 +151,11 @@ class Supervisor:
         return Endpoints(gateways, self._workers, self._registry, self._chats(gateways[0].url))
 
     def _find_models(self) -> None:
-        """Raise ConfigError for a model's path that leads nowhere, and report models that will be fetched from a hub.
+        """Raise ConfigError if the path of a model does not exist, and report the models that will be fetched from a
+        hub.
 
-        A hub may take a minute to refuse. Models on the machines of another Ray cluster are not checked.
+        Models on the machines of an existing Ray cluster are not checked. The check comes first because a hub may take
+        a minute to refuse a request.
         """
         if self._config.ray is not None and self._config.ray.address is not None:
             return
@@ -164,9 +171,9 @@ class Supervisor:
                 self._progress(pool.setting, "fetching", f"{model}: there is no such folder here, so a hub is asked")
 
     def watch(self) -> None:
-        """Block until a stop is requested, and start parts again that end.
+        """Block until a stop is requested. Meanwhile start parts that end again.
 
-        Raises PartFailed when a part that is needed has ended for good.
+        Raises PartFailed if a part that is needed has ended and is not started again.
         """
         while not self._stop_flag.wait(self._until_next_look_s()):
             for name, child in list(self._children.items()):
@@ -187,7 +194,7 @@ class Supervisor:
         return until_s
 
     def stop(self) -> None:
-        """End the gateways, then the workers, then whatever they left behind. Idempotent."""
+        """End the gateways, then the workers, then any other descendants of this process. Idempotent."""
         gateways, others = list[Child](), list[Child]()
         for name, child in self._children.items():
             if name.startswith("gateway"):
@@ -214,7 +221,7 @@ class Supervisor:
 
     @property
     def drain_timeout_s(self) -> float:
-        """Seconds that running requests have to end once a stop is requested."""
+        """Seconds for which running requests may continue after a stop was requested."""
         return gateway_config(self._config.gateway, target="127.0.0.1:0").drain_timeout_s
 
     def _is_hurried(self) -> bool:
@@ -222,11 +229,11 @@ class Supervisor:
 
     @property
     def _joins_cluster(self) -> bool:
-        """Whether the workers run on a Ray cluster that was there before."""
+        """Whether the workers run on a Ray cluster that existed before this system was started."""
         return self._config.ray is not None and self._config.ray.address is not None
 
     def _go_on_without(self, name: str, child: Child) -> None:
-        """Start a part that has ended again, or go on without it. Raises PartFailed where neither is possible."""
+        """Start a part that has ended again, or continue without it. Raises PartFailed if neither is possible."""
         failed = _ended(child)
         restarts = self._restarts.get(name)
         if restarts is not None and restarts.ended(time.monotonic()):
@@ -238,7 +245,9 @@ class Supervisor:
         child.close()
 
     def _give_up(self, name: str, failed: PartFailed) -> str:
-        """Return the consequence of a part's end for the log. Raises PartFailed where the part is needed."""
+        """Return what the end of a part means for the system, as text for the log. Raises PartFailed if the part is
+        needed.
+        """
         restarts = self._restarts.pop(name, None)
         consequence = ""
         if restarts is not None:
@@ -327,7 +336,9 @@ class Supervisor:
         self._progress(name, "ready", ready["address"])
 
     def _where(self) -> dict[str, str | None]:
-        """Return the gateway's settings of the workers' addresses: the registry's, or those of running workers."""
+        """Return the gateway's settings that contain addresses: either the registry's, or those of the
+        running workers.
+        """
         if self._registry is not None:
             return {"registry": self._registry}
         addresses = {worker.name: worker.address for worker in self._workers if worker.name in self._children}
@@ -379,7 +390,9 @@ class Supervisor:
             self._reporter.progress(part, state, detail)
 
     def _spawn(self, name: str, args: list[str], stdin: str | None = None, without: Collection[str] = ()) -> Child:
-        """Start a part. without: settings of the gateway that it must not read from the environment."""
+        """Start a part as a child process. without: names of the gateway's settings that it must not read from the
+        environment.
+        """
         hidden = {f"OUTRIDER_GATEWAY_{setting}".upper() for setting in without}
         env = {key: value for key, value in os.environ.items() if key not in hidden}
         args = [sys.executable, *args]
@@ -406,7 +419,9 @@ class Supervisor:
         raise PartFailed(f"{child.name} is not ready after {timeout_s:g} s", child.last_lines(_SHOWN_LINES))
 
     def _await_served(self, url: str) -> Sequence[str]:
-        """Wait until `/readyz` replies with 200, when requests are served, and return the workers that are not used."""
+        """Wait until a gateway serves, which is when `/readyz` replies with 200. Return the workers that it does not
+        use.
+        """
         give_up = time.monotonic() + _SERVED_TIMEOUT_S
         reason = "it does not answer"
         while time.monotonic() < give_up:
@@ -425,7 +440,9 @@ class Supervisor:
         raise Unavailable(f"the gateway serves no request after {_SERVED_TIMEOUT_S:g} s: {reason}")
 
     def _chats(self, url: str) -> bool:
-        """Return whether the first model's chat template marks the roles; False where that cannot be read."""
+        """Return whether the first model's chat template marks the roles of messages. False also if it cannot
+        be read.
+        """
         headers = {}
         if self._api_key is not None:
             headers["authorization"] = f"Bearer {self._api_key}"
@@ -436,7 +453,7 @@ class Supervisor:
             return False
 
     def _show(self, name: str, event: Event) -> None:
-        """Log an event of a running part: of the launcher's workers, or that the part is ready again."""
+        """Log an event of a running part: one on the launcher's workers, or that the part is ready again."""
         if event["event"] == "ready" and name in self._restarts:
             self._restarts[name].ready(time.monotonic())
             self._warn(name, "it serves again")
@@ -444,7 +461,9 @@ class Supervisor:
             self._on_log(event["part"], f"{event['state']} {event['detail']}")
 
     def _log(self, name: str, line: str) -> None:
-        """Pass on a line of a part's log; during the start, report a worker's phase instead. Called from threads."""
+        """Pass a line of a part's log to `on_log`. During the start, a line with a worker's phase goes to the reporter
+        instead. Called on reader threads.
+        """
         if self._reporter is not None:
             phase = phase_in(name, line)
             if phase is not None:
@@ -458,7 +477,7 @@ class Supervisor:
             self._on_log(name, f" WARNING {text}")
 
     def _check_running(self) -> None:
-        """Raise PartFailed for a part that has ended; go on without a draft that is not needed."""
+        """Raise PartFailed if a part has ended, unless it is a draft that is not needed."""
         for name, child in list(self._children.items()):
             if not child.has_ended() or not child.events.empty():
                 continue
@@ -479,7 +498,9 @@ def _check_drafts_used(gateways: Sequence[Gateway]) -> None:
 
 
 def _reason(part: str, last_line: str) -> str | None:
-    """Return a part's own reason for its end, in either form of log; None where the line is none."""
+    """Return the reason for a part's end, given the last line of its log (text or JSON). None = the line has
+    no reason.
+    """
     # "target: out of memory", or {"level": "critical", "message": "out of memory"}
     if last_line.startswith(f"{part}: "):
         return last_line
@@ -491,7 +512,9 @@ def _reason(part: str, last_line: str) -> str | None:
 
 
 def _ended(child: Child) -> PartFailed:
-    """Return the error of a part that has ended: its own reason where it could not start, else the end of its log."""
+    """Return the error for a part that has ended. Its message is the reason that the part logged if it could not start,
+    otherwise the last lines of its log.
+    """
     lines = child.last_lines(_SHOWN_LINES)
     if child.returncode == 1 and lines:
         reason = _reason(child.name.partition("-")[0], lines[-1])

@@ -31,8 +31,8 @@ from outrider.wire.settings.pools import Values
 from outrider.wire.settings.system import merge_settings, read_yaml
 
 _ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to | is back\b')
-"""Matches, in either form of log, the lines shown without --verbose: faults, workers that are back after one, and
-pools that grow or shrink."""
+"""Matches the log lines (text or JSON) that are shown even without --verbose: faults, workers that are back after a
+fault, and pools that grow or shrink."""
 
 Model = Annotated[
     str | None,
@@ -104,7 +104,7 @@ TlsDir = Annotated[
 
 
 class VllmCommand(TyperCommand):
-    """A command that accepts vLLM's flags, too."""
+    """A typer command that also accepts vLLM's flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Translate vLLM's flags, print notes on them, and parse the command line."""
@@ -153,9 +153,9 @@ def up(
     """Start workers and gateways; serve until Ctrl-C.
 
     A draft, a target and a gateway, unless --config names pools of several (docs/cluster.md). Any setting of a worker
-    is --target-NAME or --draft-NAME (`python -m target_service --help`). vLLM's flags are taken, or say what is here.
+    is --target-NAME or --draft-NAME (`python -m target_service --help`). vLLM's flags are translated or explained.
 
-    Exit code 0 after Ctrl-C, SIGTERM or SIGHUP, 1 when a part could not start or ended by itself. No process is left.
+    Exit code 0 after Ctrl-C, SIGTERM or SIGHUP; 1 if a part could not start or ended by itself. No process is left.
     """
     if model is not None and target is not None:
         raise typer.BadParameter(f"is {target!r}, and {model!r} stands before it; name one", param_hint="--target")
@@ -206,7 +206,7 @@ def up(
 
 
 def _names_draft(file: Values) -> bool:
-    """Return whether the file, or the environment, names a draft, or pools."""
+    """Return whether the file or the environment names a draft, or whether the file names pools."""
     if {"draft", "drafts", "targets"} & set(file):
         return True
     return bool(os.environ.get("OUTRIDER_DRAFT_MODEL") or os.environ.get("OUTRIDER_DRAFT_DRAFTER"))
@@ -214,7 +214,9 @@ def _names_draft(file: Values) -> bool:
 
 @contextmanager
 def _key_file(keys: Sequence[str], gateway: Values) -> Iterator[None]:
-    """Write the keys' hashes into a file, and set it in the gateway's settings, until the block ends."""
+    """Context manager: write the hashes of API keys into a file, and set that file as the gateway's `api_keys`, during
+    the block.
+    """
     if not keys:
         yield
         return
@@ -231,9 +233,10 @@ def _key_file(keys: Sequence[str], gateway: Values) -> Iterator[None]:
 
 
 def log_to(console: Console, verbose: bool, stop: StopFlag) -> Any:
-    """Return a function that prints a line of a part's log: every line with `verbose`, else those on faults.
+    """Return a function that prints lines of the parts' logs: all lines if `verbose`, otherwise only faults and the
+    like.
 
-    Once a stop is requested, faults are left out: the parts report each other's end.
+    Once a stop is requested, faults are left out, because parts then report each other's end as a fault.
     """
     style = None
     if verbose:
@@ -248,7 +251,9 @@ def log_to(console: Console, verbose: bool, stop: StopFlag) -> Any:
 
 @contextmanager
 def failures_as_lines(console: Console) -> Iterator[None]:
-    """Print an error as one line, with the end of a part's log, and exit with 1. A requested stop is no error."""
+    """Context manager: if the block raises an OutriderError, print its message, with the last lines of the failed
+    part's log, and exit with code 1. A requested stop is not an error.
+    """
     try:
         yield
     except StopRequested:

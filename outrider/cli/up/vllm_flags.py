@@ -1,4 +1,4 @@
-"""Translates vLLM's flags into those of `outrider up`, by one table. For `up.py`.
+"""Translates vLLM's command-line flags into flags of `outrider up`, by one table. For `up.py`.
 
 Names are those of vLLM 0.15's documentation and of some earlier releases. docs/vllm.md is for users.
 """
@@ -15,26 +15,26 @@ from outrider.cli.up.speculative_config import draft_flags
 from outrider.wire.errors import ConfigError
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-"""Factor by the ending of a number, as vLLM has them: 8k is 8000, 8K is 8192."""
+"""Factor for each suffix of a number, the same as in vLLM: 8k is 8000, 8K is 8192."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class VllmFlag:
-    """Translation of one of vLLM's flags."""
+    """How one of vLLM's flags is translated."""
 
     ours: Sequence[str] = ()
-    """Flags of `outrider up` that get its value, or that replace it where it has none."""
+    """Flags of `outrider up` that replace the flag. Each gets the flag's value, if it has one."""
     takes: str = "one"
-    """Number of its values: "none", "one", or "several", each of which becomes a flag of its own."""
+    """Number of values of the flag: "none", "one" or "several". Each of several values becomes a flag of its own."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """Our name by value; "" where the flag is dropped, since it asks for what is so here."""
+    """Our word for each value of the flag. An empty word = the flag is dropped, since Outrider does so anyway."""
     reads: Callable[[str], str] | None = None
-    """Converts a value. Raises ValueError."""
+    """Function that converts a value of the flag to ours, or raises ValueError; None = values stay as they are."""
     note: str = ""
-    """Note that is printed where it is accepted."""
+    """Note that is printed if the flag is given; empty = none."""
     refused: str = ""
-    """What to type instead, where it is not accepted; empty where it is."""
+    """What the user should type instead, if the flag is not accepted; empty = it is accepted."""
 
 
 def _whole(text: str) -> str:
@@ -184,7 +184,8 @@ FLAGS: dict[str, VllmFlag] = {
     "--ngram-prompt-lookup-min": VllmFlag(refused="--no-draft --drafter ngram"),
     "--speculative-draft-tensor-parallel-size": VllmFlag(refused=f"{_LEAVE_OUT}: a draft is not split"),
 }
-"""Translations by vLLM's name. A flag that has the same name and values here is not among them."""
+"""Translation of each flag, by its name in vLLM. Flags with the same name and values in `outrider up` are not
+listed."""
 
 SHORT = {
     "-tp": "--tensor-parallel-size",
@@ -196,23 +197,24 @@ SHORT = {
     "-sc": "--speculative-config",
     "-asc": "--api-server-count",
 }
-"""vLLM's short names of flags."""
+"""vLLM's long name of each of its short flags."""
 _OPTIMIZATION = re.compile(r"^-O(?=\d)")
-"""Matches vLLM's -O3, a flag and its value in one word."""
+"""Matches the flag in vLLM's -O3, where flag and value are one word."""
 _SPECULATION = "--speculative-config"
 _SIMILAR = 0.75
-"""Least similarity, by difflib from 0 to 1, of a flag that is suggested for a mistyped one."""
+"""Minimum similarity (difflib's ratio, 0 to 1) at which a flag is suggested for a mistyped one."""
 
 
 class _NotTaken(ConfigError):
-    """A flag of vLLM's is not accepted."""
+    """A flag of vLLM is not accepted."""
 
 
 def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command line with our flags in place of vLLM's, and the notes on those.
+    """Translate vLLM's flags in a command line. Return (command line with our flags instead, notes to print on the
+    replaced flags).
 
-    Other words stay as they are. Raises ConfigError for all flags that are not accepted, with what to type instead, and
-    for a wrong value.
+    Other words stay as they are. Raises ConfigError that lists all flags that are not accepted, with what to type
+    instead, and ConfigError for a wrong value.
     """
     # ["--max-model-len", "8k"]: ["--target-context-limit", "8000"]
     translation = _Translation(list(args))
@@ -222,7 +224,7 @@ def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 class _Translation:
-    """A command line that is translated word by word."""
+    """State of translating a command line word by word."""
 
     def __init__(self, rest: list[str]) -> None:
         self.rest = rest
@@ -285,7 +287,9 @@ class _Translation:
 
 
 def similar_flags(written: str, ours: Sequence[str]) -> list[str]:
-    """Return the flags, of `ours` and of vLLM's, most similar to an unknown one, at most two, the best first."""
+    """Return at most two known flags that are most similar to an unknown flag, the most similar first. Known flags are
+    `ours` and vLLM's.
+    """
     known = {*ours, *FLAGS, _SPECULATION}
     return difflib.get_close_matches(written.replace("_", "-"), known, n=2, cutoff=_SIMILAR)
 
@@ -311,7 +315,7 @@ def _next_value(name: str, rest: list[str]) -> str:
 
 
 def _ours(name: str, flag: VllmFlag, values: Sequence[str]) -> tuple[list[str], str]:
-    """Return our flags for one of vLLM's with these values, and the note on it, perhaps empty."""
+    """Return (our flags, note) for one of vLLM's flags with its values. The note may be empty."""
     is_known = bool(values) and all(value in flag.words for value in values)
     if flag.refused and not is_known:
         written = " ".join([name, *values])

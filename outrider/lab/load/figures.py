@@ -1,4 +1,4 @@
-"""Tokens per second of a load with speculation and without, and their ratio with its interval."""
+"""Tokens per second under load with speculation and without, and their ratio with a confidence interval."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from outrider.lab.load.load import RequestOutcome
 
 NUM_RESAMPLES = 2000
-"""Resamples of a bootstrap: the ends of an interval change by less than the last digit shown from run to run."""
+"""Number of resamples of a bootstrap. With so many, the ends of an interval change from run to run by less than the
+last digit that is shown."""
 MIN_TURNS = 5
-"""Fewest turns that have an interval: of four there are 35 different resamples, and the outermost is 1 in 35."""
+"""Minimum number of turns for an interval. Four turns have only 35 different resamples, too few for a 95 % interval."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value below which this share of them lies, or NaN where there is none. share: 0 to 1."""
+    """Return the quantile of the values: the value below which the fraction `share` (0 to 1) of them lies. NaN = there
+    are no values.
+    """
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -25,14 +28,14 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Turn:
-    """Requests that ran beside one another, all with speculation or all without."""
+    """A batch of requests that ran concurrently, either all with speculation or all without."""
 
     asked: tuple[RequestOutcome, ...]
-    """The requests, in order of their ends."""
+    """The requests and their outcomes, in the order in which they ended."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of output tokens of the complete outputs."""
+        """Number of output tokens in all complete outputs of the turn."""
         num_tokens = 0
         for outcome in self.asked:
             if outcome.whole:
@@ -41,12 +44,12 @@ class Turn:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds from the first request to the end of the last."""
+        """Seconds from the sending of the first request to the end of the last."""
         return max(outcome.ended_s for outcome in self.asked) - min(outcome.sent_s for outcome in self.asked)
 
 
 def tokens_per_s(turns: Sequence[Turn]) -> float:
-    """Return the tokens of complete outputs over the time of the turns; 0 where no time passed."""
+    """Return the number of tokens in complete outputs divided by the seconds of the turns; 0 if no time passed."""
     elapsed_s = 0.0
     num_tokens = 0
     for turn in turns:
@@ -59,22 +62,23 @@ def tokens_per_s(turns: Sequence[Turn]) -> float:
 
 @dataclass(frozen=True)
 class Gain:
-    """Tokens per second with speculation over those without, with the 95 % interval of a bootstrap over turns.
+    """Ratio of tokens per second with speculation to those without, with a 95 % interval by a bootstrap over turns.
 
-    Both sides run each turn with the same requests, one directly after the other. A resample draws whole turns, so that
-    a disturbance of the machine is on both sides of the ratio, and requests that ran beside one another count as one
-    observation.
+    Each turn is run with speculation and without, with the same requests, one directly after the other. A resample
+    draws such pairs of turns as a whole. So a disturbance of the machine affects both sides of the ratio, and requests
+    that ran concurrently count as one observation.
     """
 
     ratio: float
     interval: tuple[float, float] | None
-    """Ends of the interval; None for fewer turns than MIN_TURNS."""
+    """(lower, upper) end of the 95 % interval of the ratio; None = there were fewer turns than MIN_TURNS."""
 
     @classmethod
     def of(cls, speculative: Sequence[Turn], plain: Sequence[Turn]) -> Gain | None:
-        """Return the gain of these turns, turn i of one side with the requests of turn i of the other.
+        """Return the gain of the turns with speculation over the plain turns. Turn i of both lists must have the same
+        requests.
 
-        None where one side has no complete output.
+        None = one side has no complete output.
         """
         if not tokens_per_s(speculative) or not tokens_per_s(plain):
             return None
@@ -97,34 +101,34 @@ class Gain:
         return f"{self.ratio:.2f} ({self.interval[0]:.2f}-{self.interval[1]:.2f})"
 
     def times(self, factor: float) -> Gain:
-        """Return the gain with its ratio and interval multiplied by a factor."""
+        """Return a gain whose ratio and interval are multiplied by a factor."""
         if self.interval is None:
             return Gain(factor * self.ratio, None)
         return Gain(factor * self.ratio, (factor * self.interval[0], factor * self.interval[1]))
 
     @property
     def is_ahead(self) -> bool:
-        """Whether speculation makes more tokens per second, beyond noise."""
+        """Whether speculation makes more tokens per second: the whole interval is above 1."""
         return self.interval is not None and self.interval[0] > 1
 
     @property
     def is_behind(self) -> bool:
-        """Whether speculation makes fewer tokens per second, beyond noise."""
+        """Whether speculation makes fewer tokens per second: the whole interval is below 1."""
         return self.interval is not None and self.interval[1] < 1
 
 
 @dataclass(frozen=True)
 class LoadFigures:
-    """Speeds at one concurrency."""
+    """Speeds that were measured at one concurrency."""
 
     concurrency: int
-    """Requests at a time."""
+    """Number of requests that ran at a time."""
     plain_tokens_per_s: float
     """Output tokens per second of all requests together, without speculation."""
     gain: Gain | None
-    """Speed with speculation over that without; None where one side has no complete output."""
+    """Speed with speculation relative to that without; None = one side has no complete output."""
 
     @classmethod
     def of(cls, concurrency: int, speculative: Sequence[Turn], plain: Sequence[Turn]) -> LoadFigures:
-        """Return the figures of the turns of both sides."""
+        """Return the figures for the turns with speculation and the plain turns at one concurrency."""
         return cls(concurrency, tokens_per_s(plain), Gain.of(speculative, plain))

@@ -1,6 +1,5 @@
-"""Measures a gateway at one concurrency after another, the same requests with speculation and without in turn.
-
-For `outrider tune --price`.
+"""Measures the speed of a gateway at several concurrencies, one after another. At each, the same requests run with
+speculation and without, in turn. For `outrider tune --price`.
 """
 
 from __future__ import annotations
@@ -16,27 +15,28 @@ from outrider.lab.load.figures import MIN_TURNS, LoadFigures, Turn, tokens_per_s
 from outrider.lab.load.load import Load, RequestOutcome, keep_running
 
 _REQUESTS_PER_PLACE = 2
-"""Requests of a turn for each that runs at a time: half of a turn's requests start when others end."""
+"""Number of requests in a turn, as a multiple of the concurrency. With 2, half of the requests start when others
+end."""
 
 Report = Callable[[str, str, int, int], None]
-"""Called with the stage, a text, and how many seconds of how many are over."""
+"""Callback that shows the progress: `report(stage, text, elapsed seconds, total seconds)`."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Concurrencies to measure, and the time for each."""
+    """Concurrencies to measure, and the time for each of them."""
 
     concurrencies: Sequence[int]
-    """Requests at a time, one value after the other."""
+    """Numbers of concurrent requests to measure, in this order."""
     seconds: float
-    """Seconds after which no further turn starts, unless there are fewer than MIN_TURNS."""
+    """Seconds per concurrency after which no further turn starts, unless there were fewer than MIN_TURNS."""
 
 
 async def climb(client: httpx.AsyncClient, load: Load, plan: Plan, report: Report) -> AsyncIterator[LoadFigures]:
-    """Measure at each concurrency, and yield its figures.
+    """Measure at each concurrency of the plan, and yield the figures of each.
 
-    A turn is the same requests with speculation, as the gateway's default has it, and without; which comes first
-    changes from turn to turn. The first requests at a concurrency do not count.
+    The requests of a turn run twice: with speculation by the gateway's defaults, and without. Which of both comes first
+    changes from turn to turn. The first requests at each concurrency warm up and do not count.
     """
     plain_load = replace(load, extra={**load.extra, "speculation": {"enabled": False}})
     for concurrency in plan.concurrencies:
@@ -65,9 +65,8 @@ def _request_numbers(concurrency: int) -> Iterator[range]:
 
 
 def _needs_more(speculative: Sequence[Turn], plain: Sequence[Turn]) -> bool:
-    """Return whether there are too few turns for an interval, and more of them would make one.
-
-    They would not where all requests of a side fail.
+    """Return whether there are too few turns for an interval, and further turns can help. They cannot if all requests
+    of a side fail.
     """
     if not plain:
         return True
@@ -77,7 +76,7 @@ def _needs_more(speculative: Sequence[Turn], plain: Sequence[Turn]) -> bool:
 
 
 class _Stage:
-    """Clock and counts of one concurrency."""
+    """Clock and counts of the measurement at one concurrency."""
 
     def __init__(self, report: Report, name: str, seconds: float) -> None:
         self._report = report

@@ -1,7 +1,7 @@
-"""Sends requests over HTTP as users do, and records what became of each. For `outrider tune --price` and `benchmarks/`.
+"""Sends requests over HTTP as users do, and records the outcome of each. For `outrider tune --price` and `benchmarks/`.
 
-Streams are read as they come; a refused request is not sent again. Times are of the monotonic clock, which all
-processes of a machine share.
+Streams are read as they arrive. A refused request is not sent again. Times are of the monotonic clock, which is the
+same in all processes of a machine.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from typing import Any
 import httpx
 
 TEMPERATURES = (0.0, 0.8)
-"""Default temperatures of a load; request number i has the one at i modulo their number."""
+"""Default temperatures of a load. Requests use them in turn: number i uses the one with index i modulo their count."""
 _MAX_QUOTED_BYTES = 200
-"""Last bytes of a reply that an error quotes."""
+"""Number of last bytes of a reply that an error quotes."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A series of numbered requests to one server. Requests with the same number are alike, seed included."""
+    """A series of numbered requests to one server. Requests with the same number are equal, including the seed."""
 
     url: str
     """Base URL of the server."""
     prompts: tuple[str, ...]
-    """Prompts; request number i has the one at i modulo their number."""
+    """Prompts, used in turn: request number i has the one with index i modulo their count."""
     max_tokens: int
-    """Largest number of output tokens of a request."""
+    """Maximum number of output tokens of a request."""
     temperatures: tuple[float, ...] = TEMPERATURES
-    """Temperatures; request number i has the one at i modulo their number."""
+    """Temperatures, used in turn: request number i has the one with index i modulo their count."""
     ignore_eos: bool = True
-    """Whether every output has exactly `max_tokens` tokens."""
+    """Whether outputs continue after an end-of-sequence id, so that each has exactly `max_tokens` tokens."""
     shared_prefixes: bool = True
-    """Whether a worker's prefix cache may hold a prompt of an earlier request."""
+    """Whether prompts may be found in a worker's prefix cache. False = the prompt of every request is prefilled."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of the body, such as `model`."""
+    """Further fields of the requests' body, such as `model`."""
     timeout_s: float = 120.0
-    """Seconds that a connection may give nothing."""
+    """Maximum seconds without data on a connection."""
 
     def client(self) -> httpx.AsyncClient:
-        """Return a client of the server. Use as `async with`."""
+        """Return an HTTP client for the server. Use it as `async with`."""
         return httpx.AsyncClient(
             base_url=self.url,
             timeout=self.timeout_s,
@@ -54,7 +54,7 @@ class Load:
         )
 
     def body(self, number: int) -> dict[str, Any]:
-        """Return the body of the request with this number."""
+        """Return the JSON body of the request with a number."""
         fields = {
             "prompt": self.prompts[number % len(self.prompts)],
             "max_tokens": self.max_tokens,
@@ -72,22 +72,22 @@ class Load:
 
 @dataclass(frozen=True)
 class RequestOutcome:
-    """One request and its outcome. Times are seconds of the monotonic clock."""
+    """Times and outcome of one request. Times are monotonic, in seconds."""
 
     sent_s: float
     """Time at which the request was sent."""
     first_s: float | None
-    """Time of its first token; None where none came."""
+    """Time at which the first token arrived; None = no token arrived."""
     ended_s: float
-    """Time at which its stream ended."""
+    """Time at which the stream of the reply ended."""
     status: int
-    """HTTP status; 0 where no reply came."""
+    """HTTP status of the reply; 0 = no reply arrived."""
     retry_after: str | None
-    """The reply's Retry-After header."""
+    """Header Retry-After of the reply; None = it has none."""
     fault: str | None = None
-    """What went wrong; None for a complete output and for a refusal (429)."""
+    """What went wrong; None = the output is complete, or the request was refused (429)."""
     usage: Mapping[str, Any] | None = None
-    """`usage` of the last message of the stream."""
+    """Field `usage` of the last message of the stream; None = there was none."""
 
     @property
     def whole(self) -> bool:
@@ -96,7 +96,7 @@ class RequestOutcome:
 
     @property
     def refused(self) -> bool:
-        """Whether the server was too busy for the request."""
+        """Whether the server refused the request because it was too busy (429)."""
         return self.status == 429
 
     @property
@@ -106,7 +106,7 @@ class RequestOutcome:
 
     @property
     def first_token_s(self) -> float:
-        """Seconds from sending the request to its first token. Only for requests that got one."""
+        """Seconds from sending the request to its first token. Only for requests with a first token."""
         assert self.first_s is not None
         return self.first_s - self.sent_s
 
@@ -128,7 +128,8 @@ async def keep_running(
     numbers: Iterator[int],
     done: Callable[[RequestOutcome], None] = _do_nothing,
 ) -> list[RequestOutcome]:
-    """Send the requests with these numbers, `concurrency` at a time, and return their outcomes in order of their ends.
+    """Send the requests with the given numbers, `concurrency` at a time. Return their outcomes in the order in which
+    they ended.
 
     done: called with each outcome.
     """
@@ -145,7 +146,9 @@ async def keep_running(
 
 
 async def send_request(client: httpx.AsyncClient, load: Load, number: int) -> RequestOutcome:
-    """Send the request with this number, read its stream and return the outcome. Raises for no failure of it."""
+    """Send the request with a number, read its stream and return the outcome. A failure of the request does not raise;
+    it is the outcome's `fault`.
+    """
     sent_s = time.monotonic()
     first_s, status, retry_after, fault, usage = None, 0, None, None, None
     received = bytearray()
@@ -177,7 +180,7 @@ def _end_of(data: bytes | bytearray) -> str:
 
 
 def _parse_stream(stream: bytes, load: Load) -> tuple[Mapping[str, Any] | None, str | None]:
-    """Return the usage of a streamed output and what is wrong with it; None for the latter where nothing is."""
+    """Parse a streamed reply. Return (usage, fault); each is None if there is none."""
     # b"data: {...}\n\ndata: [DONE]\n\n": [b"{...}", b"[DONE]"]
     stream = stream.replace(b"\r\n", b"\n")
     events = list[bytes]()

@@ -6,8 +6,8 @@ It reads one line of JSON on stdin, a `Task`, and writes lines on stdout: {"even
 {"event": "measured", "rows": [...]} with one `Tally.row` for each drafter and setting, or {"event": "failed",
 "message"}.
 
-The target generates an output to each prompt under the setting. At each of its tokens every drafter's distribution is
-compared with the target's, after the same tokens.
+The target generates an output to each prompt under each setting. At each token of the output, the distribution of every
+drafter is compared with the target's, both after the same tokens.
 """
 
 from __future__ import annotations
@@ -40,27 +40,28 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 
 SEED = 20230101
-"""Seed of the first prompt's noise; the next prompts have the next numbers."""
+"""Seed of the random numbers for the first prompt. Prompt number i has this seed plus i."""
 
 Event = dict[str, Any]
-"""A line of stdout before it is encoded."""
+"""An event, which is written to stdout as a line of JSON."""
 
 
 @dataclass(frozen=True)
 class _Models:
-    """The models and tables of a measurement, loaded."""
+    """The loaded models and tables of a measurement."""
 
     target: DistributionModel
     drafts: dict[str, DistributionModel]
-    """Draft models by the name of their drafter."""
+    """Draft models by drafter name."""
     tables: dict[str, drafting.SequenceDrafter]
-    """Tables by the name of their drafter."""
+    """Drafters without a model, by drafter name."""
 
 
 def measure(task: Task) -> Iterator[Event]:
-    """Measure as `task` states, and yield the events; the last one has the rows.
+    """Carry out the measurement that `task` describes, and yield its events: progress, and at the end one with the
+    rows.
 
-    Raises OutriderError for anything that cannot be measured.
+    Raises OutriderError for a model or drafter that cannot be measured.
     """
     tokenizer = tokenizer_of(task.target)
     prompts: list[list[int]] = []
@@ -90,7 +91,7 @@ def measure(task: Task) -> Iterator[Event]:
 def _measure_setting(
     task: Task, models: _Models, prompts: Sequence[list[int]], setting: dict[str, float]
 ) -> Generator[Event, None, list[dict[str, Any]]]:
-    """Yield the progress of one setting, and return its rows."""
+    """Measure under one sampling setting: yield events on the progress, and return the rows."""
     temperatures = draft_temperatures(setting.get("temperature", 1.0))
     tallies = {drafter.name: Tally(temperatures, task.leniences) for drafter in task.drafters}
     params = []
@@ -131,7 +132,7 @@ def _compare(models: _Models, tallies: dict[str, Tally], ids: list[int], start: 
 def _table_laws(
     table: drafting.SequenceDrafter, ids: list[int], start: int, vocab_size: int
 ) -> Iterator[DistributionAt]:
-    """Yield the table's distribution at each token of the output; each is valid until the next is yielded."""
+    """Yield a table's distribution at each token of the output ids[start:]. Each is valid until the next is yielded."""
     follower = table.open(ids[:start], start)
     for token_id in ids[start:]:
         yield partial(_law_of_counts, follower.walk().next(), vocab_size)
@@ -159,7 +160,7 @@ def _create_table(drafter: DrafterSpec, tokenizer: Any) -> drafting.SequenceDraf
 
 
 def tokenizer_of(model: str) -> Any:
-    """Return the tokenizer of a folder, GGUF file or hub id. Raises ConfigError where there is none."""
+    """Return the tokenizer of a model, given as a folder, GGUF file or hub id. Raises ConfigError if it has none."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_buffer(tokenizer_files(model).tokenizer_json)
@@ -181,9 +182,9 @@ def check_same_tokens(target: str, draft: str) -> None:
 
 
 def load_draft(target: DistributionModel, source: str, task: Task, longest: int) -> DistributionModel:
-    """Load a draft model, and the map between its tokens and the target's where they differ.
+    """Load a draft model. If its tokens differ from the target's, also make the map between them.
 
-    source: folder or hub id. longest: most tokens of a text, in the target's tokens.
+    source: folder or hub id of the draft. longest: maximum length of prompt and output, in the target's tokens.
 
     Raises ConfigError for a head, and for a draft that is not compatible with the target.
     """
@@ -243,7 +244,7 @@ def _describe(setting: dict[str, float]) -> str:
 
 
 def main() -> int:
-    """Measure as stdin states, and return the exit code of the process."""
+    """Read a task from stdin, measure, and write events to stdout. Return the exit code of the process."""
     return write_events(lambda: measure(Task.read(sys.stdin.readline())))
 
 

@@ -1,4 +1,4 @@
-"""Settings of a measurement of acceptance, as `outrider alpha` sends them to its process. Used by `alpha`."""
+"""Settings of a measurement of acceptance, which `outrider alpha` sends to its child process. Used by `alpha`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 MODEL = "model"
-"""Kind of a drafter that is a draft model."""
+"""Kind of the drafters that are draft models."""
 
 
 @dataclass(frozen=True)
@@ -14,13 +14,13 @@ class DrafterSpec:
     """A drafter to be measured."""
 
     kind: str
-    """MODEL, or the name of a table of tokens: unigram, bigram, ngram or lookup."""
+    """MODEL, or the label of a drafter without a model: unigram, bigram, ngram or lookup."""
     source: str | None
-    """Folder or hub id of a model; text file of `unigram` and `bigram`; None for the others."""
+    """Folder or hub id of a draft model, or path of the text file of `unigram` or `bigram`; None for other kinds."""
 
     @property
     def name(self) -> str:
-        """Name in rows and in progress."""
+        """Name of the drafter in rows and progress."""
         if self.source is None:
             return self.kind
         return f"{self.kind}:{self.source}"
@@ -28,24 +28,24 @@ class DrafterSpec:
 
 @dataclass(frozen=True)
 class Task:
-    """The settings of a measurement."""
+    """Settings of one measurement of acceptance."""
 
     target: str
     """Folder or hub id of the target."""
     drafters: list[DrafterSpec]
     prompts: list[str]
     max_tokens: int
-    """Most tokens of an output."""
+    """Maximum number of tokens of an output."""
     settings: list[dict[str, float]]
-    """Fields of SamplingParams under each of which is measured: temperature, top_k, top_p, min_p."""
+    """Sampling settings to measure under. Each has fields of SamplingParams: temperature, top_k, top_p, min_p."""
     dtype: str = "auto"
     device: str = "auto"
     leniences: list[float] = field(default_factory=list)
-    """Values of lenience for each of which the rows have the acceptance on the same text."""
+    """Values of lenience. For each, the rows have the acceptance probability on the same outputs."""
 
     @classmethod
     def read(cls, line: str) -> Task:
-        """Parse a line of JSON."""
+        """Parse a task from a line of JSON."""
         values = json.loads(line)
         values["drafters"] = [DrafterSpec(**drafter) for drafter in values["drafters"]]
         return cls(**values)

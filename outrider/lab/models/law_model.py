@@ -1,4 +1,6 @@
-"""Run a draft or a target along whole sequences, and return its distribution at each token. Used by `alpha`."""
+"""`DistributionModel`, which runs a draft or a target along whole sequences and returns its distribution at each token.
+Used by `alpha`.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,21 @@ from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 
 AT_ONCE = 8
-"""Outputs that the target generates in one batch."""
+"""Number of outputs that the target generates in one batch."""
 
 
 class _Sequence:
-    """A prompt and its output so far, in the KV cache. An encoder, where there is one, reads the prompt at once."""
+    """A prompt and its output so far, in the KV cache. If the model has an encoder, that reads the prompt at
+    the start.
+    """
 
     def __init__(self, runner: ModelRunner, prompt: Sequence[int]) -> None:
         start = runner.facts.decoder_start_ids
         self.ids = list(start or prompt)
-        """Tokens of the decoder."""
+        """Token ids that the decoder is fed."""
         self.num_cached = 0
         self.num_before = len(prompt) - len(self.ids)
-        """Number of prompt tokens that the decoder is not fed."""
+        """Number of prompt tokens that are not fed to the decoder, since an encoder reads them."""
         self._table = runner.pool.new_table()
         self._source: EncoderSource | None = None
         if start:
@@ -60,28 +64,32 @@ class _Sequence:
 
 
 class DistributionModel:
-    """A draft or target model that returns its distributions along whole sequences."""
+    """A draft or target model that returns its next-token distributions along whole sequences."""
 
     def __init__(self, model: str, task: Task, num_tokens: int) -> None:
         """Load the model on the device and in the dtype of `task`.
 
-        num_tokens: tokens of all sequences that are cached at once, of which there are AT_ONCE at most. Raises
+        num_tokens: maximum number of tokens in the KV cache, of all sequences together (at most AT_ONCE). Raises
         ConfigError for a model that cannot be loaded.
         """
         num_tokens += 2 * AT_ONCE * BLOCK_SIZE  # the last block of a sequence, and of its source, may be nearly empty
         values = {"model": model, "device": task.device, "dtype": task.dtype, "kv_cache_tokens": num_tokens}
         self.runner: ModelRunner = load(TargetConfig(**values, max_slots=AT_ONCE), epoch=1).runner
         self.translation: Translation | None = None
-        """Map between the model's tokens and the target's; None where they are the same."""
+        """Map between this draft's tokens and the target's; None = they are the same, or this is the target."""
 
     def drafts(self, ids: Sequence[int], start: int) -> Iterator[DistributionAt]:
-        """Yield the distributions that `laws` yields, for a target's tokens `ids` and over the target's vocabulary."""
+        """Yield the distributions of a draft along a sequence, as `laws` does, but `ids` are the target's tokens and
+        the distributions are over the target's vocabulary.
+        """
         if self.translation is None:
             return self.laws(ids, start)
         return self._retokenized_laws(self.translation, ids, start)
 
     def laws(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], TokenDistribution]]:
-        """Yield the distributions after ids[:start], ids[:start + 1], ... ids[:-1]. The prompt is ids[:start]."""
+        """Yield the distributions after ids[:start], ids[:start + 1], ... ids[:-1], each as a function of the sampling
+        parameters. The prompt is ids[:start].
+        """
         sequence = _Sequence(self.runner, ids[:start])
         try:
             sequence.ids += ids[start:-1]
@@ -114,10 +122,11 @@ class DistributionModel:
             sequence.free()
 
     def write(self, prompts: Sequence[Sequence[int]], count: int, params: Sequence[SamplingParams]) -> list[list[int]]:
-        """Generate an output for each prompt, and return prompts and outputs.
+        """Generate an output for each prompt, with the prompt's entry in `params`. Return for each the token ids of
+        prompt and output.
 
-        Tokens are drawn by coupled noise, which is an exact draw; at temperature 0 they are the best. An output has
-        `count` tokens, or ends with the first end id.
+        Tokens are drawn with the noise of the rule `coupled`, which is an exact draw; at temperature 0 the most likely
+        token is taken. An output has `count` tokens, or ends with its first end-of-sequence id.
         """
         sequences = [_Sequence(self.runner, prompt) for prompt in prompts]
         running = list(zip(sequences, params, strict=True))

@@ -1,4 +1,4 @@
-"""Compare outputs with those of transformers' own `generate`: a process that `outrider demo` starts.
+"""Compares outputs with those of transformers' `generate`: the process that `outrider demo` starts.
 
     python -m outrider.lab.models.reference_generate
 
@@ -28,20 +28,20 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Transformers' output to one prompt."""
+    """The output of transformers to one prompt."""
 
     prompt_ids: Ids
     ids: Ids
-    """Token ids of the output, with the end id when it reached one."""
+    """Token ids of the output, including the end-of-sequence id if it reached one."""
     gaps: list[float]
-    """Difference of the two best logits at each token of `ids`: small at a near-tie."""
+    """Difference of the two largest logits at each token of `ids`. A small difference is a near-tie."""
 
 
 class Reference:
-    """A model in transformers: float32, on the CPU, one prompt at a time."""
+    """A model run by transformers, in float32 on the CPU, one prompt at a time."""
 
     def __init__(self, model: str) -> None:
-        """Load a folder, a GGUF file or a hub id."""
+        """Load a model, given as a folder, a GGUF file or a hub id."""
         place: dict[str, Any] = {"pretrained_model_name_or_path": model}
         if model.endswith(".gguf"):
             separator = "/" if os.path.exists(model) else ":"
@@ -53,7 +53,7 @@ class Reference:
         self.model: Any = whole_class(config).from_pretrained(**place, dtype=torch.float32)  # in eval mode
 
     def generate(self, prompt: str, max_tokens: int, repetition_penalty: float = 1.0) -> Generated:
-        """Return the greedy output to a prompt, of `max_tokens` tokens at most."""
+        """Return the greedy output to a prompt, at most `max_tokens` tokens."""
         inputs = self.tokenizer(prompt, return_tensors="pt")
         result = self.model.generate(
             **inputs,
@@ -73,7 +73,7 @@ class Reference:
     def search(
         self, prompt: str, width: int, max_tokens: int, length_penalty: float = 1.0, early_stopping: bool | str = False
     ) -> list[tuple[Ids, float]]:
-        """Return the ids and scores of all `width` outputs of a beam search, best first."""
+        """Return (token ids, score) of all `width` outputs of a beam search, best first."""
         inputs = self.tokenizer(prompt, return_tensors="pt")
         result = self.model.generate(
             **inputs,
@@ -93,7 +93,7 @@ class Reference:
         return outputs
 
     def without_end(self, ids: Ids) -> Ids:
-        """Return the ids of an output without the end id, where it is the last."""
+        """Return the token ids of an output without its last one if that is an end-of-sequence id."""
         if ids and ids[-1] in self._ends:
             return ids[:-1]
         return ids
@@ -118,7 +118,7 @@ class Reference:
 
 
 def first_difference(expected: Ids, found: Ids) -> int | None:
-    """Return the first index at which the ids differ, or one of the lists has ended; None when they are equal."""
+    """Return the first index at which two lists of token ids differ, or the shorter one ends; None = they are equal."""
     for index, (expected_id, found_id) in enumerate(itertools.zip_longest(expected, found)):
         if expected_id != found_id:
             return index
@@ -126,9 +126,10 @@ def first_difference(expected: Ids, found: Ids) -> int | None:
 
 
 def compare(reference: Reference, expected: Generated, found: Ids) -> dict[str, Any] | None:
-    """Return the first difference of an output from the expected one; None when they are equal.
+    """Return the first difference between an output and the expected one, with the keys of "differences" except
+    "answer"; None = they are equal.
 
-    Final end ids are ignored: the gateway sends none.
+    End-of-sequence ids at the end are ignored, since the gateway does not send them.
     """
     expected_ids = reference.without_end(expected.ids)
     found_ids = reference.without_end(found)
@@ -150,7 +151,7 @@ def _id_at(ids: Ids, index: int) -> int | None:
 
 
 def main() -> int:
-    """Compare as stdin states, and return the exit code of the process."""
+    """Read a task from stdin, compare, and write the result to stdout. Return the exit code of the process."""
     quiet: Any = transformers_logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()

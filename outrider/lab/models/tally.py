@@ -1,4 +1,4 @@
-"""Compare a drafter's distributions with the target's token by token, and estimate means. Used by `alpha`.
+"""Compares a drafter's distributions with the target's, token by token, and estimates means. Used by `alpha`.
 
 alpha = E[sum of min(target, draft)] is the expected acceptance probability of a draft token (Leviathan et al. 2023,
 Corollary 3.6).
@@ -19,27 +19,30 @@ from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.wire.requests.params import SamplingParams
 
 DRAFT_TEMPERATURES = (1.0, 0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
-"""Temperatures of a draft that are compared, as multiples of the target's, or as they are where that is 0. Each costs a
-softmax of the draft's logits a token."""
+"""Temperatures of a draft whose alpha is compared, as multiples of the target's temperature. If that is 0, they are the
+temperatures themselves. Each takes one softmax of the draft's logits per token."""
 ESTIMATES = ("alpha", "bound", "coupled", "greedy", "drafted")
-"""Names of the fields of `Tally` whose means are in each row."""
+"""Names of the fields of `Tally` whose means each row of the report has."""
 
 DistributionAt = Callable[[SamplingParams], TokenDistribution | None]
-"""Returns the distribution at one position under some parameters; None where the drafter proposes nothing."""
+"""Function that returns a drafter's distribution at one position, given sampling parameters; None = the drafter
+proposes nothing there."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tokens with its 95 % interval, in which prompts, not tokens, are independent samples."""
+    """A mean over tokens with its 95 % interval. For the interval, prompts rather than tokens are independent
+    samples.
+    """
 
     mean: float | None
-    """None where there are no values."""
+    """Mean of all values; None = there are no values."""
     error: float | None
-    """Half the width of the interval; None where fewer than two prompts have values."""
+    """Half the width of the interval; None = fewer than two prompts have values."""
 
     @classmethod
     def of(cls, by_prompt: Sequence[Sequence[float]]) -> Estimate:
-        """Estimate the mean of the values of all prompts."""
+        """Estimate the mean of all values, given a list of values per prompt."""
         prompts = list(filter(None, by_prompt))
         num = sum(map(len, prompts))
         if not num:
@@ -51,7 +54,7 @@ class Estimate:
 
 
 def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
-    """Return by how much the values of each prompt move the mean of all values."""
+    """Return, for each prompt, by how much its values change the mean of all values. mean: that mean."""
     num = sum(map(len, by_prompt))
     moves = []
     for values in by_prompt:
@@ -60,10 +63,11 @@ def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
 
 
 def half_width(moves: Sequence[float]) -> float:
-    """Return half the width of the 95 % interval of a mean, given by how much each of its clusters moves it.
+    """Return half the width of the 95 % interval of a mean over clusters (prompts). moves: by how much each cluster
+    changes the mean; at least two.
 
-    There must be two clusters at least. It is the linearised variance of a ratio of sums, or of a difference of such
-    ratios (Cochran, "Sampling techniques", section 6.4).
+    The variance is the linearised variance of a ratio of sums, or of a difference of such ratios (Cochran, "Sampling
+    techniques", section 6.4).
     """
     return 1.96 * math.sqrt(sum(move * move for move in moves) * len(moves) / (len(moves) - 1))
 
@@ -74,55 +78,60 @@ class TargetToken:
 
     id: int
     position: int
-    """Index in the sequence, prompt included."""
+    """Index of the token in the sequence of prompt and output."""
     law: TokenDistribution
-    """Distribution that the token was drawn from."""
+    """The target's distribution from which the token was drawn."""
     whole: TokenDistribution
-    """Distribution there at temperature 1, without top-k, top-p and min-p."""
+    """The target's distribution at this position at temperature 1, without top-k, top-p and min-p."""
 
     def keeps(self, token_id: int, lenience: float) -> bool:
-        """Return whether a draft token would be accepted here at temperature 0.
+        """Return whether a draft token would be accepted at this position at temperature 0.
 
-        It is when it has at least `lenience` times the probability of the best token (Leviathan et al. 2023, A.5).
+        It is accepted if it has at least `lenience` times the probability of the most likely token (Leviathan et al.
+        2023, A.5).
         """
         return self.whole.score(token_id) >= float(self.whole.scores.max()) + math.log(lenience)
 
 
 @dataclass
 class Tally:
-    """Values of one drafter under one setting: for each quantity a list by prompt, of a value for each token."""
+    """Measured values of one drafter under one sampling setting. Each quantity has a list per prompt, with one value
+    per token of the target's output.
+    """
 
     temperatures: Sequence[float]
-    """Temperatures of the draft to compare; the first is the target's own."""
+    """Temperatures of the draft whose alpha is compared. The first is the target's temperature."""
     leniences: Sequence[float] = ()
     alpha: list[list[float]] = field(default_factory=list)
     """Acceptance probability under the rejection rule."""
     bound: list[list[float]] = field(default_factory=list)
-    """Least acceptance probability under the coupled rule."""
+    """Lower bound of the acceptance probability under the coupled rule."""
     coupled: list[list[float]] = field(default_factory=list)
-    """1 where the coupled rule accepts, else 0."""
+    """1 = the coupled rule accepts the draft token, 0 = it does not."""
     greedy: list[list[float]] = field(default_factory=list)
-    """1 where draft and target have the same best token, else 0."""
+    """1 = draft and target have the same most likely token, 0 = they do not."""
     drafted: list[list[float]] = field(default_factory=list)
-    """1 where the drafter proposes anything, else 0."""
+    """1 = the drafter proposes a token, 0 = it proposes nothing."""
     at_temperature: list[list[list[float]]] = field(init=False)
-    """Alpha by the draft's temperature."""
+    """Acceptance probability under the rejection rule for each of `temperatures`: lists like `alpha`."""
     lenient: list[list[list[float]]] = field(init=False)
-    """Acceptance by lenience."""
+    """Acceptance probability for each of `leniences`: lists like `alpha`."""
 
     def __post_init__(self) -> None:
         self.at_temperature = [[] for _ in self.temperatures]
         self.lenient = [[] for _ in self.leniences]
 
     def begin(self) -> None:
-        """Begin a prompt: the tokens that are added next are of its output."""
+        """Begin the next prompt: values that are added from now on belong to its output."""
         for name in ESTIMATES:
             getattr(self, name).append([])
         for values in (*self.at_temperature, *self.lenient):
             values.append([])
 
     def add(self, token: TargetToken, draft: DistributionAt, params: SamplingParams) -> None:
-        """Compare the drafter's distribution with the target's at a token, which the noise of `params` has drawn."""
+        """Compare the drafter's distribution with the target's at one token of the output, and append a value to each
+        quantity. draft: the drafter's distribution there. params: the sampling parameters by which the token was drawn.
+        """
         distribution = draft(params)
         self.drafted[-1].append(float(distribution is not None))
         if distribution is None:
@@ -144,7 +153,9 @@ class Tally:
             values[-1].append(accepted)
 
     def row(self, drafter: str, setting: dict[str, float]) -> dict[str, Any]:
-        """Return the row of the report: the estimate of each quantity, under the names of ESTIMATES and two more."""
+        """Return the row of the report for this drafter and setting. It has an estimate of each quantity in ESTIMATES,
+        of `at_temperature` and of `lenient`.
+        """
         row: dict[str, Any] = {"drafter": drafter, "setting": setting, "num_tokens": sum(map(len, self.drafted))}
         for name in ESTIMATES:
             row[name] = asdict(Estimate.of(getattr(self, name)))
@@ -181,7 +192,9 @@ class Tally:
 
 
 def draft_temperatures(temperature: float) -> list[float]:
-    """Return the temperatures of a draft that are compared for a target at `temperature`, which is the first."""
+    """Return the temperatures of a draft to compare for a target at `temperature`. The first of them is
+    `temperature`.
+    """
     if temperature == 0.0:
         return sorted(DRAFT_TEMPERATURES)
     return [temperature * factor for factor in DRAFT_TEMPERATURES]
@@ -197,5 +210,5 @@ def overlap(target: TokenDistribution, draft: TokenDistribution, lenience: float
 
 
 def best_id(distribution: TokenDistribution) -> int:
-    """Return the likeliest id of a distribution."""
+    """Return the most likely token id of a distribution."""
     return distribution.id_of(int(distribution.scores.argmax()))

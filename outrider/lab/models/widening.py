@@ -25,11 +25,11 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from outrider.engine.files.model_files import check_folder
 
 CHECKED_TOKENS = (2, 64)
-"""Batch size and length of the texts whose logits are compared."""
+"""(batch size, length in tokens) of the random texts on which the logits of both models are compared."""
 
 
 class WideningError(ValueError):
-    """Raised for a size or a model that cannot be widened; the message names it."""
+    """A model cannot be widened, or not to a size. The message names the model or the size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class WidenedSizes:
     kv_heads: int
     """Key and value heads; divides `heads`."""
     extra_layers: int = 0
-    """Number of layers added behind the others, which change nothing."""
+    """Number of layers that are added after the model's own layers. They do not change the logits."""
 
 
 def widen(model: LlamaForCausalLM, sizes: WidenedSizes) -> LlamaForCausalLM:
@@ -97,7 +97,9 @@ def check(model: torch.nn.Module, sizes: WidenedSizes) -> None:
 
 
 def wide_config(config: LlamaConfig, sizes: WidenedSizes) -> LlamaConfig:
-    """Return a copy of the configuration with the new sizes. The width of a head, and its rotary embedding, stay."""
+    """Return a copy of the configuration with the new sizes. The width of a head and its rotary embedding do not
+    change.
+    """
     wide = copy.deepcopy(config)
     wide.head_dim = head_dim(config)
     wide.hidden_size = sizes.hidden
@@ -110,7 +112,7 @@ def wide_config(config: LlamaConfig, sizes: WidenedSizes) -> LlamaConfig:
 
 
 def head_dim(config: LlamaConfig) -> int:
-    """Return the width of an attention head."""
+    """Return the width of an attention head in a model with this configuration."""
     return int(config.head_dim or config.hidden_size // config.num_attention_heads)
 
 
@@ -156,7 +158,7 @@ def _widen_norm(new: LlamaRMSNorm, old: LlamaRMSNorm) -> None:
 
 @torch.inference_mode()
 def largest_difference(model: LlamaForCausalLM, other: LlamaForCausalLM) -> float:
-    """Return the largest difference of two models' logits on random tokens."""
+    """Return the largest absolute difference between the logits of two models on the same random tokens."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, model.config.vocab_size, CHECKED_TOKENS, generator=generator).to(model.device)  # [2, 64]
     return (model(ids).logits - other(ids).logits).abs().max().item()

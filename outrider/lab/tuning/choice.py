@@ -1,4 +1,4 @@
-"""Chooses which of the measured settings to run."""
+"""Chooses the setting to recommend from the measured speeds of several."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from dataclasses import dataclass
 from outrider.lab.tuning.settings import PLAIN
 
 TIE = 0.02
-"""Share of the speed by which a simpler setting may be behind and be chosen, if it was ahead in one repeat."""
+"""Fraction of the speed by which a simpler setting may be slower than the fastest and still be chosen, provided that it
+was faster in at least one repeat."""
 
 Speeds = Mapping[str, Sequence[float]]
-"""Tokens per second by setting, simplest first, and repeat: entries of the same repeat are compared."""
+"""Tokens per second of each setting in each repeat, by setting name. The simplest setting comes first. Only speeds of
+the same repeat are compared with each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Speeds of one setting over those of another, repeat by repeat."""
+    """Ratio of one setting's speed to another's, over the repeats of a measurement."""
 
     median: float
     low: float
-    """Smallest ratio of a repeat."""
+    """Smallest ratio of the two speeds in any repeat."""
     high: float
-    """Largest ratio of a repeat."""
+    """Largest ratio of the two speeds in any repeat."""
 
     @classmethod
     def of(cls, speeds: Sequence[float], others: Sequence[float]) -> Ratio:
-        """Compare speeds with those of another setting; both by repeat."""
+        """Return the ratio of a setting's speeds to those of another setting, both given as one speed per repeat."""
         ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
         return cls(statistics.median(ratios), min(ratios), max(ratios))
 
@@ -37,20 +39,22 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The setting to run, and the fastest measured."""
+    """The setting that is recommended, and the fastest one that was measured."""
 
     name: str
     """Name of the recommended setting."""
     fastest: str
-    """Name of the fastest setting; the same where that is recommended."""
+    """Name of the fastest setting. It may be the recommended one."""
     speedup: Ratio
-    """Speed of the recommended setting over plain decoding."""
+    """Speed of the recommended setting relative to plain decoding."""
     fastest_speedup: Ratio
-    """Speed of the fastest setting over plain decoding."""
+    """Speed of the fastest setting relative to plain decoding."""
 
 
 def choose(speeds: Speeds) -> Recommendation:
-    """Return the fastest setting, or the simplest that is as fast within noise. PLAIN is among the settings."""
+    """Recommend the fastest setting, or a simpler one that is as fast within noise (see TIE). The settings must include
+    PLAIN.
+    """
     fastest = _fastest(speeds, speeds)
     name = _simplest_tie(speeds, fastest)
     plain = speeds[PLAIN]

@@ -1,4 +1,5 @@
-"""What a round costs, by K, as a client measures it. For `outrider tune` and `benchmarks/papers`."""
+"""The time of a round and of its parts for each K, measured by a client. For `outrider tune` and
+`benchmarks/papers`."""
 
 from __future__ import annotations
 
@@ -13,28 +14,30 @@ from outrider.wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Mean seconds of a round with K draft tokens."""
+    """Times of a round with K draft tokens, in seconds: a summary over many rounds."""
 
     first_s: float
-    """Seconds from the call to the first round's tokens, the prompt's prefill included."""
+    """Seconds from the call to the first round's tokens, including the prefill of the prompt."""
     round_s: float
-    """Seconds of a later round, as the client sees it: the sum of the three that follow."""
+    """Seconds of a later round, measured by the client: the sum of `wait_s`, `verify_s` and `rest_s`."""
     wait_s: float
-    """Seconds that the target waits for draft tokens: what its own steps do not hide of drafting and of the network."""
+    """Seconds that the target waits for draft tokens. This is the time of drafting and network that the target's own
+    steps do not hide."""
     verify_s: float
     """Seconds in the target: queue, forward and acceptance."""
     rest_s: float
-    """Seconds in the gateway, the control streams, and on the way to the client."""
+    """Seconds in the gateway, on the streams between gateway and workers, and on the way to the client."""
     plain_share: float
-    """Share of the rounds that had no draft token where K were due: late, refused or paused drafting."""
+    """Fraction of the rounds that had no draft token although K were expected, since drafting was late, refused or
+    paused."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of several K of one pair."""
+    """Times of rounds of one pair, for several K."""
 
     by_k: Mapping[int, Cost]
-    """Cost by K, ascending from 0."""
+    """Times of a round by K, in ascending order from K = 0."""
 
     @property
     def step_s(self) -> float:
@@ -43,22 +46,23 @@ class Costs:
 
     @property
     def draft_token_s(self) -> float:
-        """Seconds that the target waits for a draft token, at the largest K."""
+        """Seconds that the target waits per draft token, at the largest K."""
         k = max(self.by_k)
         return self.by_k[k].wait_s / k
 
     @property
     def c(self) -> float:
-        """Time of a draft token over that of a target step (Leviathan et al. 2023, definition 3.7), as far as no step
-        of the target hides it.
+        """Time of a draft token divided by the time of a target step (Leviathan et al. 2023, definition 3.7). Only the
+        time that the target's steps do not hide is counted.
         """
         return self.draft_token_s / self.step_s
 
 
 def costs_of(passes: Mapping[int, Sequence[Pass]], max_tokens: int) -> Costs:
-    """Return the costs by K: of each value the median over passes of a pass's mean, so that a hiccup counts once.
+    """Return the times of rounds by K, given the passes measured at each K. Each time is the mean of a pass, of which
+    the median over the passes is taken, so that a disturbance affects one pass only.
 
-    Raises ConfigError where no round had all K draft tokens.
+    Raises ConfigError if no round had all K draft tokens.
     """
     by_k = dict[int, Cost]()
     for k in sorted(passes):

@@ -1,4 +1,4 @@
-"""Starts a pair in the ways in which it can be placed, and measures each under load. For `outrider tune`."""
+"""Starts a pair in each possible placement on devices, and measures each under load. For `outrider tune`."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import SystemConfig, merge_settings
 
 Workers = dict[str, dict[str, str | None]]
-"""Settings by role, target or draft, and name; None for a setting that was not given."""
+"""Settings of a pair's workers, by role (target or draft) and setting name; None = the setting was not given."""
 
 _SPARE_TOKENS = 2 * 256
-"""Tokens of KV cache for each request beside prompt and output: a last block, of 256 tokens at most (`flash`), and the
-draft tokens behind the end.
+"""Number of tokens that the KV cache holds per request in addition to prompt and output: for a partly filled last
+block, which has at most 256 tokens (`flash`), and for draft tokens after the end.
 """
 
 
 def settings_of(workers: Workers, max_k: int = 1) -> SystemConfig:
-    """Return the settings of a system of these workers, as plain processes. max_k: the largest K that is asked for."""
+    """Return the settings of a system with these workers as plain processes. max_k: largest K that requests
+    will have.
+    """
     gateway = {"port": 0, "grpc_port": 0, "max_draft_tokens": max_draft_tokens(max_k)}
     return merge_settings({}, {**workers, "gateway": gateway, "ray": {"address": None}}, no_draft=False, no_ray=True)
 
 
 def with_cache(workers: Workers, prompts: Sequence[str], max_tokens: int, num_at_once: int) -> Workers:
-    """Return the workers with KV caches that hold `num_at_once` such requests and no more.
+    """Return the workers' settings with KV caches just large enough for `num_at_once` requests with these prompts.
 
-    On one GPU the worker that loads first would else take most of the memory for its cache.
+    Without this, if both workers are on one GPU, the one that loads first takes most of the memory for its cache.
     """
     max_prompt_tokens = max(map(len, map(str.encode, prompts)))  # a token has one byte of UTF-8 at least
     num_tokens = num_at_once * (max_prompt_tokens + max_tokens + _SPARE_TOKENS)
@@ -49,9 +51,10 @@ def with_cache(workers: Workers, prompts: Sequence[str], max_tokens: int, num_at
 
 
 def deployments_of(workers: Workers) -> dict[str, Workers]:
-    """Return the workers of the pair on two devices, as `outrider up` would place it, and on the target's alone.
+    """Return the workers' settings for each deployment of a pair, by name: on two devices, as `outrider up` places it,
+    and with both workers on the target's device.
 
-    Raises ConfigError where that is the same.
+    Raises ConfigError if both deployments are the same.
     """
     pools = dict[str, Pool]()
     for pool in settings_of(workers).pools:
@@ -81,7 +84,10 @@ def _places(pool: Pool, cores: str | None) -> set[str]:
 def serving(
     workers: Workers, stop: StopFlag, notes: Console, *, max_k: int = 1, verbose: bool = False
 ) -> Iterator[Endpoints]:
-    """Start the pair and its gateway, yield their addresses, and end them. Raises OutriderError, or StopRequested."""
+    """Context manager: start a pair and its gateway, yield their addresses, and end them after the block.
+
+    max_k: largest K that requests will have. Raises OutriderError if a part fails, and StopRequested after a stop.
+    """
     with Supervisor(settings_of(workers, max_k), stop, log_to(notes, verbose, stop)) as system:
         with StartProgress(notes) as progress:
             endpoints = system.start(progress)
@@ -89,9 +95,10 @@ def serving(
 
 
 async def measure_under_load(load: Load, plan: Plan, notes: Console, stop: StopFlag) -> list[LoadFigures]:
-    """Measure at each concurrency, with speculation as the gateway's default has it and without.
+    """Measure a running system at each concurrency of the plan, with speculation by the gateway's defaults and without.
+    Return the figures of each concurrency.
 
-    Raises StopRequested.
+    Raises StopRequested after a stop.
     """
     with StageProgress(notes) as progress:
 

@@ -1,5 +1,5 @@
-"""What an hour's money buys under load: the target alone, plain or with n-grams, with its draft on a device of its own,
-or with the draft on the target's device.
+"""Output tokens for the money under load, compared between deployments: the target alone (plain or with n-grams), with
+its draft on a separate device, and with its draft on the target's device.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from outrider.lab.tuning.settings import PLAIN
 from outrider.wire.errors import ConfigError
 
 SPLIT, NGRAM, COLOCATED = "split", Drafter.NGRAM.value, "colocated"
-"""The deployments that are measured beside plain decoding."""
+"""Names of the deployments that are compared with plain decoding: the draft on its own device, the target alone with
+n-grams, and the draft on the target's device."""
 HOUR_S = 3600.0
 _FORM = "write --price target=2.5,draft=0.4: what an hour of each one's device costs, above 0, in any currency"
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Prices of an hour of each role's device, in any currency; greater than 0."""
+    """Price per hour of the target's and of the draft's device, in any currency. Both are greater than 0."""
 
     target: float
     draft: float
 
     @classmethod
     def parse(cls, text: str) -> Price:
-        """Read `target=2.5,draft=0.4`. Raises ConfigError."""
+        """Parse prices per hour, such as `target=2.5,draft=0.4`, into a Price. Raises ConfigError for any
+        other text.
+        """
         prices = dict[str, float]()
         for part in text.split(","):
             role, _, value = part.partition("=")
@@ -46,7 +49,9 @@ class Price:
         return cls(**prices)
 
     def of(self, deployment: str) -> float:
-        """Return the price of an hour of a deployment: of two devices for the split, of the target's for the others."""
+        """Return the price of a deployment per hour: that of both devices for SPLIT, of the target's device
+        for others.
+        """
         if deployment == SPLIT:
             return self.target + self.draft
         return self.target
@@ -54,25 +59,30 @@ class Price:
 
 @dataclass(frozen=True)
 class LoadPrices:
-    """Speeds and prices of the deployments at one concurrency."""
+    """Speeds and prices of all deployments at one concurrency."""
 
     concurrency: int
-    """Requests at a time."""
+    """Number of requests that ran at a time."""
     plain_tokens_per_s: float
     """Output tokens per second of plain decoding."""
     gains: Mapping[str, Gain | None]
-    """Speed over plain decoding by deployment, in turns of the same run; None where requests failed."""
+    """Speed of each deployment relative to plain decoding in turns of the same run, by its name; None = requests
+    failed."""
     price: Price
 
     def for_money(self, deployment: str) -> Gain | None:
-        """Return a deployment's tokens for the same money, over those of plain decoding; None where requests failed."""
+        """Return the ratio of a deployment's tokens to those of plain decoding for the same money; None = requests
+        failed.
+        """
         gain = self.gains[deployment]
         if gain is None:
             return None
         return gain.times(self.price.target / self.price.of(deployment))
 
     def tokens_per_money(self, deployment: str) -> float | None:
-        """Return the tokens for 1 of money of a deployment or of PLAIN; None where requests failed."""
+        """Return the number of tokens that a deployment, or PLAIN, makes per unit of currency; None =
+        requests failed.
+        """
         plain_tokens = HOUR_S * self.plain_tokens_per_s / self.price.target
         if deployment == PLAIN:
             return plain_tokens
@@ -83,7 +93,9 @@ class LoadPrices:
 
     @property
     def gains_for_money(self) -> dict[str, Gain]:
-        """Tokens for the same money over those of plain decoding, by deployment, without those that failed."""
+        """Ratio of each deployment's tokens to those of plain decoding for the same money, by name of the deployment.
+        Deployments whose requests failed are left out.
+        """
         gains = dict[str, Gain]()
         for name in self.gains:
             gain = self.for_money(name)
@@ -93,10 +105,11 @@ class LoadPrices:
 
     @property
     def cheapest(self) -> list[str]:
-        """Names of what makes the most tokens for the money, the best first.
+        """Names of the deployments that make the most tokens for the money, the best first.
 
-        Ahead of plain decoding beyond noise: the best deployment, and others whose intervals reach into its own. Plain
-        decoding where it is itself ahead of all others; empty where noise hides which is.
+        If some are better than plain decoding beyond noise, these are the best one and those whose intervals overlap
+        with its interval. If plain decoding is better than all others beyond noise, it is PLAIN alone. If noise hides
+        which is better, the list is empty.
         """
         gains = self.gains_for_money
         ahead, num_behind = list[Gain](), 0
@@ -112,8 +125,8 @@ class LoadPrices:
 
     @property
     def fair_draft_price(self) -> float | None:
-        """Price of an hour of the draft's device at which the split makes as many tokens for the money as plain
-        decoding; 0 where it does at none; None where noise hides it, or requests failed.
+        """Price per hour of the draft's device at which SPLIT makes as many tokens for the money as plain decoding. 0 =
+        it makes fewer at any price. None = noise hides it, or requests failed.
         """
         gain = self.gains[SPLIT]
         if gain is None or not (gain.is_ahead or gain.is_behind):
@@ -137,15 +150,15 @@ def _not_told_apart(gains: Mapping[str, Gain], best: Gain) -> list[str]:
 
 @dataclass(frozen=True)
 class Money:
-    """Speeds of all deployments under load."""
+    """Speeds of all deployments under load, and the prices of their devices."""
 
     ladders: Mapping[str, Sequence[LoadFigures]]
-    """Figures by deployment and concurrency; all have the same concurrencies."""
+    """Figures of each deployment at each concurrency, by name of the deployment. All have the same concurrencies."""
     price: Price
 
     @property
     def rows(self) -> list[LoadPrices]:
-        """One entry for each concurrency."""
+        """Speeds and prices at each concurrency."""
         rows = list[LoadPrices]()
         for figures in zip(*self.ladders.values(), strict=True):
             gains = dict[str, Gain | None]()
@@ -156,7 +169,7 @@ class Money:
 
 
 def tables(rows: Sequence[LoadPrices]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yield title, columns and lines of two tables: speeds, and tokens for the money."""
+    """Yield (title, column names, lines of cells) of two tables: speeds, and tokens for the money."""
     names = list(rows[0].gains)
     speeds, tokens = list[list[str]](), list[list[str]]()
     for row in rows:
@@ -193,7 +206,10 @@ def _fair_price_cell(row: LoadPrices) -> str:
 
 
 def show_money(money: Money, commands: Mapping[str, str], console: Console) -> None:
-    """Print the tables, what is the cheapest at each concurrency, and what to type for it. commands: by deployment."""
+    """Print the tables, the cheapest deployment at each concurrency, and the command that starts it.
+
+    commands: command that starts a deployment, by its name.
+    """
     for title, columns, lines in tables(money.rows):
         table = table_of(title, *columns)
         for line in lines:
@@ -215,7 +231,7 @@ def show_money(money: Money, commands: Mapping[str, str], console: Console) -> N
 
 
 def verdict(row: LoadPrices) -> str:
-    """Return a sentence: what is the cheapest at this concurrency."""
+    """Return a sentence that names the cheapest deployment at one concurrency."""
     gains, cheapest = row.gains_for_money, row.cheapest
     at_once = f"{row.concurrency} at once"
     if not gains:
@@ -235,7 +251,7 @@ def verdict(row: LoadPrices) -> str:
 
 
 def money_to_json(money: Money) -> dict[str, Any]:
-    """Return prices and speeds, and what follows from them."""
+    """Return prices, speeds and the conclusions from them as a JSON object."""
     return {"price": asdict(money.price), "loads": list(map(_row_to_json, money.rows))}
 
 

@@ -1,4 +1,4 @@
-"""Draws the picture of `outrider tune --png`: speed over plain decoding by K, a colour a temperature."""
+"""Draws the picture of `outrider tune --png`: speed relative to plain decoding by K, with a colour per temperature."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DPI = 120
 
 
 def check_can_draw(path: Path) -> None:
-    """Raise ConfigError where matplotlib is missing, or the picture cannot be written to `path`."""
+    """Raise ConfigError if matplotlib is not installed, or the picture cannot be written to `path`."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--png needs matplotlib: pip install 'outrider[tune]'")
     if path.suffix.lower() != ".png":
@@ -27,7 +27,7 @@ def check_can_draw(path: Path) -> None:
 
 
 def draw(studies: Sequence[Study], title: str, path: Path) -> None:
-    """Write the picture as PNG."""
+    """Draw the studies into one picture and write it to `path` as PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.6), dpi=_DPI, layout="constrained")

@@ -15,7 +15,7 @@ from outrider.lab.tuning.study import Study
 
 
 def show(study: Study, console: Console) -> None:
-    """Print the tables of a study and what it recommends."""
+    """Print the tables of a study and its recommendation."""
     console.print(f"\n[bold]temperature {study.temperature:g}[/]", markup=True)
     console.print(
         f"alpha {study.alpha:.3f}: share of accepted draft tokens; c {study.costs.c:.3f}: a draft token is waited for "
@@ -27,7 +27,7 @@ def show(study: Study, console: Console) -> None:
 
 
 def reason(study: Study) -> str:
-    """Return the recommendation and the numbers that it follows from."""
+    """Return a text with the study's recommendation and the numbers that it is based on."""
     choice = study.choice
     because = f"the draft's alpha {study.alpha:.2f}, c {study.costs.c:.2f}"
     if choice.name == PLAIN:
@@ -75,7 +75,7 @@ def _show_drafters(study: Study, console: Console) -> None:
 
 
 def table_of(title: str, *columns: str) -> Table:
-    """Return an empty table of numbers with these columns."""
+    """Return an empty table for numbers. columns: names of the columns."""
     table = Table(title=title, title_justify="left")
     for column in columns:
         justify: Literal["left", "right"] = "right"
@@ -86,7 +86,7 @@ def table_of(title: str, *columns: str) -> Table:
 
 
 def to_json(study: Study) -> dict[str, Any]:
-    """Return all that was measured and recommended. Times are in seconds."""
+    """Return the measurements and the recommendation of a study as a JSON object. Times are in seconds."""
     return {
         "temperature": study.temperature,
         "alpha": study.alpha,

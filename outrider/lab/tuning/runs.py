@@ -1,5 +1,5 @@
-"""Generates the prompts' outputs on a running gateway under several settings in turn, one at a time, and times each
-round. For `outrider tune` and `benchmarks/papers`.
+"""Generates outputs on a running gateway, one request at a time, under several settings in turn, and measures the time
+of each round. For `outrider tune` and `benchmarks/papers`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from outrider.wire.errors import OutriderError
 from outrider.wire.processes.stop_flag import StopFlag
 
 _LEAD_IN_TOKENS = 16
-"""Fewest output tokens of an unmeasured run before a measured one."""
+"""Minimum number of output tokens of the unmeasured request that precedes measured ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOutput:
-    """One output, round by round."""
+    """One output with the times of its rounds."""
 
     rounds: tuple[Round, ...]
     gaps_s: tuple[float, ...]
-    """Seconds that the client waited for each round: the first from its call, the others from the round before."""
+    """Seconds that the client waited for each round: for the first since the call, for others since the previous
+    round."""
 
     @property
     def num_tokens(self) -> int:
@@ -33,19 +34,19 @@ class TimedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The outputs for all prompts under one setting, once."""
+    """One output for each prompt, all under one setting."""
 
     answers: tuple[TimedOutput, ...]
     """Outputs in the order of the prompts."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of output tokens in all."""
+        """Number of output tokens of all prompts."""
         return sum(answer.num_tokens for answer in self.answers)
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens over the seconds that the client waited for them."""
+        """Number of output tokens divided by the seconds that the client waited for them."""
         waited_s = 0.0
         for answer in self.answers:
             waited_s += sum(answer.gaps_s)
@@ -59,19 +60,19 @@ def speeds_of(passes: Sequence[Pass]) -> list[float]:
 
 @dataclass(frozen=True)
 class Workload:
-    """The requests that every setting gets."""
+    """The requests that are sent under every setting."""
 
     prompts: Sequence[str]
     max_tokens: int
-    """Largest number of output tokens of a request."""
+    """Maximum number of output tokens of a request."""
     sampling: Mapping[str, float]
-    """Sampling parameters by name: temperature, and top_p, top_k and min_p where they are given."""
+    """Sampling parameters by name: temperature, and those of top_p, top_k and min_p that were given."""
     model: str
     """Id of the served model."""
     timeout_s: float
-    """Seconds that a request may take."""
+    """Maximum seconds of a request."""
     stop: StopFlag
-    """Set where the measurement is to end."""
+    """Flag that is set when the measurement should end."""
     _salt: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -82,9 +83,10 @@ class Workload:
     def options(
         self, index: int, repeat: int, speculation: Speculation, max_tokens: int, cache: str | None = None
     ) -> GenerateOptions:
-        """Return the SDK's arguments for prompt `index` in a repeat, which give it its seed.
+        """Return the keyword arguments of `AsyncClient.stream` for the prompt with an index in a repeat. Both numbers
+        determine the seed.
 
-        cache: requests with the same one share a cached prompt; without one the prompt is prefilled.
+        cache: requests with the same text share the cached prompt; None = the prompt is prefilled.
         """
         options = GenerateOptions(
             model=self.model,
@@ -99,7 +101,9 @@ class Workload:
 
 
 async def lead_in(client: AsyncClient, load: Workload, speculation: Speculation) -> None:
-    """Generate an unmeasured output: from it the gateway learns how long this setting's proposals take."""
+    """Generate one unmeasured output, so that the gateway has estimates of how long proposals under this
+    setting take.
+    """
     k = speculation.num_draft_tokens
     num_tokens = _LEAD_IN_TOKENS
     if isinstance(k, int):
@@ -136,11 +140,11 @@ async def _run_answer(
 async def run_interleaved(
     client: AsyncClient, load: Workload, settings: Mapping[str, Speculation], repeats: range, done: Callable[[], None]
 ) -> dict[str, list[Pass]]:
-    """Return the passes of each setting by name, one a repeat.
+    """Generate outputs to all prompts under all settings. Return the passes of each setting by name, one per repeat.
 
-    Each prompt runs under all settings before the next one does, forwards and backwards in turn, so that what else the
-    machine does falls on all settings alike. repeats: numbers from which the seeds follow. done: called after each
-    output.
+    Each prompt runs under all settings before the next prompt does, and the order of the settings is reversed each
+    time. So other load of the machine affects all settings alike. repeats: numbers of the repeats, which determine the
+    seeds. done: called after each output.
     """
     passes = dict[str, list[Pass]]()
     for name in settings:

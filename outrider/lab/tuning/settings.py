@@ -1,4 +1,4 @@
-"""The settings that `outrider tune` compares, and the gateway's settings for each of them."""
+"""The speculation settings that `outrider tune` compares, and the gateway's settings that make each the default."""
 
 from __future__ import annotations
 
@@ -9,36 +9,39 @@ from outrider.wire.requests.speculation import AUTO, NumDraftTokens
 from outrider.wire.settings.config import GatewayConfig
 
 PLAIN = "plain"
-"""Name of plain decoding among the settings."""
+"""Name of plain decoding among the compared settings."""
 _TABLE_K = 8
-"""K of drafters without a draft worker, beside the best K of the model: their draft tokens cost next to nothing."""
+"""K with which drafters without a draft worker are measured in addition to the model's best K, since their draft tokens
+take almost no time."""
 _MAX_DRAFT_TOKENS: int = GatewayConfig.model_fields["max_draft_tokens"].default
 
 
 def chain_name(k: int) -> str:
-    """Return the name of the draft model's chain of `k` tokens; PLAIN for 0."""
+    """Return the name of the setting in which the draft model proposes chains of `k` tokens; PLAIN for k = 0."""
     if not k:
         return PLAIN
     return f"K = {k}"
 
 
 def chain(k: int, temperature: float) -> Speculation:
-    """Return the options for the draft model's next `k` tokens, by rejection; plain decoding for 0."""
+    """Return the speculation options for chains of `k` tokens of the draft model, by the rule `rejection`. k = 0 gives
+    plain decoding.
+    """
     if not k:
         return Speculation(enabled=False)
     return _drafted(k, temperature, Drafter.MODEL)
 
 
 def chains(ks: Iterable[int], temperature: float) -> dict[str, Speculation]:
-    """Return the options for each K by name."""
+    """Return the speculation options of chains for each K, by name of the setting."""
     return {chain_name(k): chain(k, temperature) for k in ks}
 
 
 def compared_drafters(k: int, max_k: int, temperature: float, offered: Iterable[Drafter]) -> dict[str, Speculation]:
-    """Return the options for each drafter by name, simplest first: none, those without a draft worker, `auto`, the
-    draft model, those that add something to it.
+    """Return the speculation options for each drafter, by name of the setting, the simplest first: plain decoding,
+    drafters without a draft worker, `auto`, the draft model, and drafters that combine it with others.
 
-    k: the model's best K. offered: drafters of the deployment.
+    k: the draft model's best K. max_k: largest K. offered: drafters that the deployment offers.
     """
     alone, with_draft = list[Drafter](), list[Drafter]()
     for drafter in offered:
@@ -72,17 +75,19 @@ def _drafted(k: NumDraftTokens, temperature: float, drafter: Drafter) -> Specula
 
 
 def needs_draft(options: Speculation) -> bool:
-    """Return whether these options use a draft worker."""
+    """Return whether requests with these options use a draft worker."""
     return options.enabled and options.drafter is not None and Drafter(options.drafter).uses_draft_worker
 
 
 def max_draft_tokens(k: int) -> int:
-    """Return the gateway's setting that allows chains of `k` tokens, and no less than its default."""
+    """Return the value of the gateway's setting `max_draft_tokens` that allows chains of `k` tokens: `k` or the
+    default, whichever is larger.
+    """
     return max(k, _MAX_DRAFT_TOKENS)
 
 
 def gateway_settings(options: Speculation) -> dict[str, str]:
-    """Return the settings of a gateway that has these options as its default."""
+    """Return the settings with which a gateway uses these options by default."""
     if not options.enabled:
         return {"num_draft_tokens": "0"}
     k = options.num_draft_tokens
@@ -97,5 +102,5 @@ def gateway_settings(options: Speculation) -> dict[str, str]:
 
 
 def environment(settings: dict[str, str]) -> str:
-    """Return settings of a gateway as variables to write before a shell's command."""
+    """Return settings of a gateway as environment variables (NAME=value ...) to write before a command in a shell."""
     return " ".join(f"OUTRIDER_GATEWAY_{name.upper()}={value}" for name, value in settings.items())

@@ -1,4 +1,4 @@
-"""Measures a pair at one temperature: first every K, then each drafter at the best of them."""
+"""Measures a pair at one temperature: first the draft model at every K, then each drafter at the best K."""
 
 from __future__ import annotations
 
@@ -18,45 +18,46 @@ from outrider.wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Measurements at one K."""
+    """Results at one K."""
 
     k: int
     paper_speedup: float
-    """Speed over plain decoding by Theorem 3.8, from the alpha and c of the pair."""
+    """Speed relative to plain decoding that Theorem 3.8 (Leviathan et al. 2023) predicts from the pair's alpha and
+    c."""
     tokens_per_s: float
-    """Median over the repeats."""
+    """Measured output tokens per second: the median over the repeats."""
     speedup: Ratio
-    """Speed over plain decoding."""
+    """Measured speed relative to plain decoding."""
     tokens_per_round: float | None
-    """Mean number of tokens of a round with draft tokens; None where there is none."""
+    """Mean number of output tokens of a round with draft tokens; None = there was no such round."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """All that was measured at one temperature."""
+    """All results at one temperature."""
 
     temperature: float
     alpha: float
-    """Share of accepted among the draft tokens that the target compared."""
+    """Fraction of the compared draft tokens that were accepted; see `acceptance_probability`."""
     costs: Costs
     points: Sequence[Point]
-    """Measurements by K, from 0."""
+    """Results at each K, from K = 0 on."""
     speeds: Mapping[str, Sequence[float]]
-    """Tokens per second by drafter and repeat, simplest first."""
+    """Tokens per second in each repeat, by name of the drafter's setting, the simplest first."""
     options: Mapping[str, Speculation]
-    """Options of each of these drafters."""
+    """Speculation options by the same names as in `speeds`."""
     refused: Mapping[str, str]
-    """The gateway's error for each drafter that it does not offer."""
+    """The gateway's error for each drafter that it refused, by name."""
     choice: Recommendation
 
 
 async def study_pair(
     client: AsyncClient, load: Workload, offered: Sequence[Drafter], max_k: int, repeats: int, tell: Tell
 ) -> Study:
-    """Measure every K from 0 to `max_k`, then the deployment's drafters at the best K, and recommend one.
+    """Measure the draft model at every K from 0 to `max_k`, then each drafter at the best K, and recommend one.
 
-    offered: the deployment's drafters. tell: called with the progress. Raises the error tree; ConfigError where outputs
-    are too short.
+    offered: drafters that the deployment offers. repeats: number of outputs per prompt and setting. tell: called with
+    lines on the progress. Raises OutriderError, and ConfigError if outputs are too short.
     """
     ks = range(max_k + 1)
     chains = settings.chains(ks, load.temperature)
@@ -124,9 +125,9 @@ def _rounds_of(passes: Sequence[Pass]) -> Iterator[Round]:
 
 
 def acceptance_probability(passes: Sequence[Pass]) -> float:
-    """Return the share of accepted among the draft tokens that the target compared; 0 where there was none.
+    """Return the fraction of accepted draft tokens among those that the target compared; 0 if it compared none.
 
-    A round compares its draft tokens up to the first that it rejects: of 4 with 2 accepted it compares 3.
+    A round compares its draft tokens only up to the first that it rejects: if 2 of 4 are accepted, it compares 3.
     """
     num_compared = num_accepted = 0
     for round_ in _rounds_of(passes):
@@ -139,7 +140,9 @@ def acceptance_probability(passes: Sequence[Pass]) -> float:
 
 
 def points_of(passes_by_k: Mapping[int, Sequence[Pass]], alpha: float, c: float) -> list[Point]:
-    """Return the measurements by K. passes_by_k: of K = 0, too. c: as in `Costs`."""
+    """Return the results at each K. passes_by_k: passes measured at each K, including K = 0. alpha, c: of the pair; see
+    `acceptance_probability` and `Costs.c`.
+    """
     plain_speeds = speeds_of(passes_by_k[0])
     points = list[Point]()
     for k, passes in passes_by_k.items():

@@ -70,8 +70,8 @@ class Health:
 
     @property
     def usable_alone(self) -> bool:
-        """Whether a request that no other peer can take may be sent to the peer now. While the peer is down, at most
-        ALONE_S seconds are waited for.
+        """Whether a request that no other peer can take may be sent to the peer now. A peer that is down may then be
+        probed ALONE_S seconds after its last pause began, even if the pause is longer.
         """
         return self.usable or self._clock() >= self._pause_start_s + ALONE_S
 

@@ -45,7 +45,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.hurry = False
-        """Whether a second signal has arrived: stop without grace."""
+        """Whether a second signal has arrived, after which parts should be stopped without grace."""
         self._is_set = False
         self._is_installed = False
         self._reader, self._writer = os.pipe()

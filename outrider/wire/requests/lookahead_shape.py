@@ -54,5 +54,7 @@ class LookaheadShape(NamedTuple):
 
     @property
     def most_nodes(self) -> int:
-        """Maximum number of tokens that a step feeds in addition to the committed tokens: window and n-grams to verify."""
+        """Maximum number of tokens that a step feeds in addition to the committed ones: window and n-grams to
+        verify.
+        """
         return self.num_window_tokens + self.guesses * (self.ngram - 1)

@@ -240,7 +240,9 @@ class SamplingParams:
         return stop_ids
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequest for the first field that is out of range. vocab_size: of the target, or ANY_VOCABULARY."""
+        """Raise InvalidRequest for the first field that is out of range. vocab_size: the target's, or
+        ANY_VOCABULARY.
+        """
         for name, allowed in RANGES.items():
             allowed.check(name, getattr(self, name))
         self._check_logit_bias(vocab_size)

@@ -45,7 +45,7 @@ def check_num_draft_tokens(value: object, name: str = "num_draft_tokens") -> Num
 
 
 def read_num_draft_tokens(text: str, name: str = "num_draft_tokens") -> NumDraftTokens:
-    """Parse K, a number or "auto". name: name of the parameter, for errors. Raises InvalidRequest for any other text."""
+    """Parse K, a number or "auto". name: name of the parameter, for errors. Raises InvalidRequest for other texts."""
     if text.isdecimal():
         return check_num_draft_tokens(int(text), name)
     return check_num_draft_tokens(text, name)
@@ -136,7 +136,7 @@ class Speculation:
 
     @property
     def max_depth(self) -> int:
-        """Maximum number of draft tokens that a step may accept: the length of the longest chain, or the tree's depth."""
+        """Maximum number of draft tokens that a step may accept: length of the longest chain, or depth of the tree."""
         if self.is_plain or self.tree is None:
             return self.chain_len(self.max_draft_tokens)
         return self.tree.depth

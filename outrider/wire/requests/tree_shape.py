@@ -87,7 +87,7 @@ class TreeShape:
             )
 
     def reduced_to(self, depth: int, num_nodes: int) -> TreeShape | None:
-        """Return the shape reduced to at most `depth` levels and `num_nodes` nodes, or None where no node remains.
+        """Return the shape reduced to at most `depth` levels and `num_nodes` nodes; None = no node remains.
 
         The deepest levels are dropped first, then one child at a time from the widest level.
         """

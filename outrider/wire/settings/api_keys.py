@@ -80,7 +80,7 @@ def digest_of(key: str) -> str:
 
 
 def read_keys(path: str | Path) -> tuple[ApiKey, ...]:
-    """Read the API keys from a YAML or JSON file {"keys": [...]}. Raises ConfigError with file, line, entry and fault."""
+    """Read API keys from a YAML or JSON file {"keys": [...]}. Raises ConfigError with file, line, entry and fault."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

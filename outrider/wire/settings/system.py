@@ -261,7 +261,7 @@ def read_yaml(path: Path) -> Values:
 
 
 def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
-    """Return the command line by which a process gets these settings. Settings with their default value are left out."""
+    """Return the command line that gives a process these settings. Settings with their default value are left out."""
     # WorkerConfig(model="M", prefix_caching=False): ["--model", "M", "--no-prefix-caching"]
     line: list[str] = []
     for name in type(config).model_fields:

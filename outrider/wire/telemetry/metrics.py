@@ -131,25 +131,26 @@ class GatewayMetrics:
         # Sums over pairs whose series were removed, by series and labels, of which the draft's name is emptied.
         self._gone: defaultdict[tuple[Counter, tuple[tuple[str, str], ...]], float] = defaultdict(float)
         self.rates = AcceptanceRates()
-        """`spec_acceptance_rate`; over any other span: rate(spec_accepted_tokens_total[5m]) /
-        rate(spec_draft_tokens_total[5m])"""
+        """spec_acceptance_rate: acceptance rate of each pair of models over the last 60 s. Over another time:
+        rate(spec_accepted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m])"""
         r.register(self.rates)
         self.draft_tokens = Counter("spec_draft_tokens", "Draft tokens given to a verify.", _PAIR, registry=r)
         """rate(spec_draft_tokens_total[5m]): draft tokens verified per second."""
         self.accepted_tokens = Counter("spec_accepted_tokens", "Draft tokens accepted by a verdict.", _PAIR, registry=r)
-        """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length, tokens behind
-        the end of an output included."""
+        """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length, including
+        tokens that were accepted after the end of an output."""
         self.rounds = Counter("spec_rounds", "Verifies with at least one draft token.", _PAIR, registry=r)
         """rate(spec_rounds_total[5m]): steps of slots that verified at least one draft token, per second."""
         self.wasted_tokens = Counter(
             "spec_wasted_tokens", "Draft tokens that were right and came after their step.", _PAIR, registry=r
         )
         """rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]): draft tokens that were right but
-        late, over verified ones."""
+        late, divided by verified ones."""
         self.truncates = Counter("spec_truncate", "Truncate RPCs sent.", ["worker", "reason"], registry=r)
-        """sum by (worker, reason) (rate(spec_truncate_total[5m])): Truncate RPCs sent."""
+        """sum by (worker, reason) (rate(spec_truncate_total[5m])): Truncate RPCs sent to workers, per second, by
+        reason."""
         self.emitted_tokens = Counter("spec_emitted_tokens", "Tokens committed, by kind.", [*_PAIR, "kind"], registry=r)
-        """sum by (kind) (rate(spec_emitted_tokens_total[5m])): tokens committed, by kind."""
+        """sum by (kind) (rate(spec_emitted_tokens_total[5m])): output tokens committed, per second, by kind."""
         self.plain_steps = Counter("spec_plain_steps", "Steps without drafts, by why.", [*_PAIR, "reason"], registry=r)
         """sum(rate(spec_emitted_tokens_total[5m])) / (sum(rate(spec_rounds_total[5m])) +
         sum(rate(spec_plain_steps_total[5m]))): output tokens per choice and step of the target."""
@@ -165,7 +166,8 @@ class GatewayMetrics:
         self.accepted_per_position = Counter(
             "spec_accepted_per_position", "Draft tokens accepted, by position.", [*_PAIR, "position"], registry=r
         )
-        """See drafted_per_position. Position 0 is the first draft token of a round."""
+        """Accepted draft tokens by position; see drafted_per_position. Position 0 is the first draft token of a
+        round."""
         self.wire_bytes = Counter("spec_wire_bytes", "Bytes on a link.", ["link", "encoding"], registry=r)
         """sum by (link, encoding) (rate(spec_wire_bytes_total[5m])): bytes per second on each link."""
         self.round_seconds = Histogram(
@@ -185,7 +187,7 @@ class GatewayMetrics:
             buckets=(*range(1, 18), 33, 65),
             registry=r,
         )
-        """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): output tokens of a round."""
+        """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): median number of output tokens of a round."""
         self.lookups = Counter(
             "spec_lookup", "Steps that were to have drafts, by whether some lay ready for them.", ["result"], registry=r
         )
@@ -201,8 +203,8 @@ class GatewayMetrics:
         self.overrun_tokens = Counter(
             "spec_overrun_tokens", "Tokens made behind the end of an answer, whatever ended it.", registry=r
         )
-        """rate(spec_overrun_tokens_total[5m]) / sum(rate(spec_emitted_tokens_total[5m])): tokens made behind the end of
-        an output, over committed ones."""
+        """rate(spec_overrun_tokens_total[5m]) / sum(rate(spec_emitted_tokens_total[5m])): tokens made after the end of
+        an output, divided by committed ones."""
         self.proposals_refused = Counter(
             "spec_proposals_refused", "Steps for which drafts came that broke a rule.", registry=r
         )
@@ -210,14 +212,15 @@ class GatewayMetrics:
         self.requests = Counter("outrider_requests", "Answers ended, by outcome.", ["outcome"], registry=r)
         """sum by (outcome) (rate(outrider_requests_total[5m])): choices that ended, per second, by outcome."""
         self.prompt_tokens = Counter("outrider_prompt_tokens", "Prompt tokens admitted.", ["model"], registry=r)
-        """sum(rate(outrider_prompt_tokens_total[5m]))"""
+        """sum(rate(outrider_prompt_tokens_total[5m])): prompt tokens of admitted requests, per second."""
         self.cached_prompt_tokens = Counter(
             "outrider_cached_prompt_tokens",
             "Of these, tokens that the target had in its prefix cache.",
             ["model"],
             registry=r,
         )
-        """Hit rate: rate(outrider_cached_prompt_tokens_total[5m]) / rate(outrider_prompt_tokens_total[5m])"""
+        """Fraction of the prompt tokens that the target found in its prefix cache:
+        rate(outrider_cached_prompt_tokens_total[5m]) / rate(outrider_prompt_tokens_total[5m])"""
         self.time_to_first_token = Histogram(
             "outrider_time_to_first_token_seconds",
             "Admission to first token.",
@@ -225,7 +228,8 @@ class GatewayMetrics:
             buckets=SECONDS_BUCKETS,
             registry=r,
         )
-        """histogram_quantile(0.95, sum by (le) (rate(outrider_time_to_first_token_seconds_bucket[5m])))"""
+        """histogram_quantile(0.95, sum by (le) (rate(outrider_time_to_first_token_seconds_bucket[5m]))): seconds from
+        admission to the first token, 95th percentile."""
         self.inter_token = Histogram(
             "outrider_inter_token_seconds",
             "A round's time over its tokens.",
@@ -234,11 +238,11 @@ class GatewayMetrics:
             registry=r,
         )
         """histogram_quantile(0.95, sum by (le) (rate(outrider_inter_token_seconds_bucket[5m]))): seconds of a round
-        over its tokens."""
+        divided by its tokens, 95th percentile."""
         self.queue_depth = Gauge("outrider_queue_depth", "Answers waiting for a place.", registry=r)
         """outrider_queue_depth: choices in the queue."""
         self.running = Gauge("outrider_running", "Answers being decoded.", registry=r)
-        """outrider_running: choices that are decoded."""
+        """outrider_running: choices that are being decoded."""
         self.registry_connected = Gauge(
             "outrider_registry_connected", "1 while the launcher's registry is joined.", ["registry"], registry=r
         )
@@ -363,7 +367,7 @@ class WorkerMetrics:
             return _Bound(Gauge(f"outrider_worker_{name}", text, ["worker", *labels], registry=r), {"worker": worker})
 
         self.truncates = counters("truncates", "Truncate RPCs that arrived.", "reason")
-        """rate(outrider_worker_truncates_total{worker="draft"}[5m]): Truncate RPCs that arrived."""
+        """rate(outrider_worker_truncates_total{worker="draft"}[5m]): Truncate RPCs that arrived, per second."""
         self.truncate_freed_blocks = counter("truncate_freed_blocks", "KV blocks freed by Truncate RPCs.")
         """rate(outrider_worker_truncate_freed_blocks_total[5m]): KV blocks freed by Truncate RPCs, per second."""
         self.info = gauges("info", "1; what the worker is, in its labels.", ["model", "device", "dtype", "path"])
@@ -371,11 +375,11 @@ class WorkerMetrics:
         self.slots_in_use = gauge("slots_in_use", "Slots open.")
         """outrider_worker_slots_in_use / outrider_worker_slots: fraction of the slots in use."""
         self.slots = gauge("slots", "Slots in all.")
-        """See slots_in_use."""
+        """outrider_worker_slots: number of slots of the worker; see slots_in_use."""
         self.kv_blocks_in_use = gauge("kv_blocks_in_use", "KV blocks held by slots.")
         """outrider_worker_kv_blocks_in_use / outrider_worker_kv_blocks: fraction of the KV cache in use."""
         self.kv_blocks = gauge("kv_blocks", "KV blocks in all.")
-        """See kv_blocks_in_use."""
+        """outrider_worker_kv_blocks: number of KV blocks of the worker; see kv_blocks_in_use."""
         self.steps = counters("steps", "Slots stepped, by kind.", "kind")
         """sum by (kind) (rate(outrider_worker_steps_total[5m])): slots in steps, per second, by kind."""
         self.guessed_tokens = counters("guessed_tokens", "Guesses of what a draft draws that were fed to it.", "fate")
@@ -386,12 +390,12 @@ class WorkerMetrics:
         buckets = (1, 2, 4, 8, 16, 32, 64, 128)
         sizes = Histogram("outrider_worker_batch_size", "Slots in a forward.", ["worker"], buckets=buckets, registry=r)
         self.batch_size: Histogram = sizes.labels(worker=worker)
-        """histogram_quantile(0.5, rate(outrider_worker_batch_size_bucket[5m])): slots in a forward."""
+        """histogram_quantile(0.5, rate(outrider_worker_batch_size_bucket[5m])): median number of slots in a forward."""
         self.busy_seconds = counter("busy_seconds", "Time spent in steps.")
-        """rate(outrider_worker_busy_seconds_total[5m]): fraction of the time spent in steps; over
-        rate(outrider_worker_batch_size_count[5m]): mean length of a step."""
+        """rate(outrider_worker_busy_seconds_total[5m]): fraction of the time spent in steps. Divided by
+        rate(outrider_worker_batch_size_count[5m]): mean seconds of a step."""
         self.proposals_refused = counter("proposals_refused", "Proposals refused: values, shape, epoch or length.")
-        """rate(outrider_worker_proposals_refused_total[5m]) (target)"""
+        """rate(outrider_worker_proposals_refused_total[5m]): proposals refused per second (target)."""
         parked = Counter("spec_parked_tokens", "Delivered draft tokens, by what became of them.", ["fate"], registry=r)
         self.parked_tokens: _Bound[Counter] = _Bound(parked, {})
         """sum by (fate) (rate(spec_parked_tokens_total[5m])): delivered draft tokens per second: verified, late
@@ -403,16 +407,17 @@ class WorkerMetrics:
         self.preemptions = counter("preemptions", "Slots whose KV blocks were taken away for another's need.")
         """rate(outrider_worker_preemptions_total[5m]): above 0, the KV cache is too small for the load."""
         self.slots_waiting = gauge("slots_waiting", "Slots with work that wait for KV blocks.")
-        """outrider_worker_slots_waiting"""
+        """outrider_worker_slots_waiting: slots that have work but wait for KV blocks."""
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of slots that were fed for the first time.")
-        """See prefix_hit_tokens."""
+        """rate(outrider_worker_prompt_tokens_total[5m]): prompt tokens of slots that were fed for the first time, per
+        second; see prefix_hit_tokens."""
         self.prefix_hit_tokens = counter("prefix_hit_tokens", "Of these, tokens found in the prefix cache.")
-        """Hit rate: rate(outrider_worker_prefix_hit_tokens_total[5m]) /
+        """Fraction of prompt tokens found in the prefix cache: rate(outrider_worker_prefix_hit_tokens_total[5m]) /
         rate(outrider_worker_prompt_tokens_total[5m])"""
         self.kv_blocks_cached = gauge("kv_blocks_cached", "KV blocks that no slot holds, kept for later prompts.")
-        """outrider_worker_kv_blocks_cached"""
+        """outrider_worker_kv_blocks_cached: KV blocks that no slot holds, which are kept for later prompts."""
         self.prefix_evictions = counter("prefix_evictions", "Cached KV blocks given up for new tokens.")
-        """rate(outrider_worker_prefix_evictions_total[5m])"""
+        """rate(outrider_worker_prefix_evictions_total[5m]): cached KV blocks evicted per second for new tokens."""
         tokens = Histogram(
             "outrider_worker_step_tokens",
             "Tokens in a forward, by what they are for.",
@@ -431,14 +436,16 @@ class WorkerMetrics:
         rows = Counter("outrider_worker_feature_rows", f"Rows {text}", names, registry=r)
         self.feature_rows = _Bound(rows, {"worker": worker})
         """sum by (peer, fate) (rate(outrider_worker_feature_rows_total[5m])): positions whose hidden states were sent,
-        or dropped because the draft reads too slowly (target); or received (draft). A link's series end with it."""
+        or dropped because the draft reads too slowly (target); or received (draft). The series of a connection are
+        removed when it is closed."""
         sizes_of_rows = Counter("outrider_worker_feature_bytes", f"Bytes of rows {text}", names, registry=r)
         self.feature_bytes = _Bound(sizes_of_rows, {"worker": worker})
-        """See feature_rows."""
+        """Bytes of the hidden states that feature_rows counts, per second, by the same labels."""
         self.head_bytes = gauge("head_bytes", "Memory of the opening maps of heads.")
-        """outrider_worker_head_bytes (target)"""
+        """outrider_worker_head_bytes: bytes of memory of the projections of heads (target)."""
         self.kept_feature_bytes = gauge("kept_feature_bytes", "Memory of rows kept for drafts that ask late.")
-        """outrider_worker_kept_feature_bytes (target)"""
+        """outrider_worker_kept_feature_bytes: bytes of hidden states that are kept for drafts that need them later
+        (target)."""
         agreement = "Share of a text's positions at which a head agreed with its target when they were paired."
         head_agreement = Gauge("outrider_worker_head_agreement", agreement, ["worker", "draft"], registry=r)
         self.head_agreement = _Bound(head_agreement, {"worker": worker})
@@ -446,7 +453,7 @@ class WorkerMetrics:
         was the target's when they were paired. Compare acceptance by position."""
 
     def forget_link(self, peer: str) -> None:
-        """Remove the series of the connection to `peer`, which was closed, so that their number does not grow for ever."""
+        """Remove the series of the closed connection to `peer`, so that their number does not grow for ever."""
         for fate in FEATURE_FATES:
             for series in (self.feature_rows, self.feature_bytes):
                 series.labels(peer=peer, fate=fate)  # `remove` needs it to exist

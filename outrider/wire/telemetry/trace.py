@@ -196,7 +196,7 @@ class OpenSpan:
         self._start_ns = start_ns
         own = span.get_span_context()
         self.place = TraceParent(own.trace_id, own.span_id, True)
-        """This span as the parent of others."""
+        """Ids of this span, for spans of which it is the parent."""
 
     def end(self, end_ns: int, attributes: Attributes, error: str | None = None, name: str | None = None) -> None:
         """End the span. Call it once. end_ns: wall-clock time in nanoseconds. error: class or code of the error that
@@ -215,8 +215,8 @@ def open_spans(endpoint: str | None, service: str, registry: CollectorRegistry) 
 
 
 def resource_attributes(service: str) -> dict[str, str]:
-    """Return the attributes of this process's OpenTelemetry resource: the name of the service, and that of this process
-    among those of the service.
+    """Return the attributes of this process's OpenTelemetry resource: service.name and service.instance.id (host name
+    and pid). service: "gateway", "draft" or "target".
     """
     return {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
 
@@ -231,7 +231,7 @@ def not_installed(endpoint: str) -> ConfigError:
 
 
 def shut_down(provider: Any, exporter: Any) -> None:
-    """Send what is queued at an OpenTelemetry provider, waiting at most CLOSE_S seconds, and end provider and exporter."""
+    """Send what is queued at an OpenTelemetry provider, waiting at most CLOSE_S seconds, and end the provider."""
     timer = threading.Timer(0.8 * CLOSE_S, exporter.shutdown)  # ends a call that is in progress
     timer.daemon = True
     timer.start()
@@ -263,7 +263,7 @@ class _Ids(threading.local):
     def __init__(self, random_ids: Any) -> None:
         self._random = random_ids
         self.next_id: int | None = None
-        """Id of this thread's next span; None = a random one."""
+        """Id for the next span that this thread makes; None = a random id."""
 
     def generate_span_id(self) -> int:
         span_id = self.next_id
@@ -287,7 +287,7 @@ class _Counted:
         self._sent = sent
         self._dropped = dropped
         self.num_taken = 0
-        """Number of spans taken from the queue so far."""
+        """Number of spans that were taken from the SDK's queue so far."""
 
     def export(self, spans: Sequence[Any]) -> Any:
         self.num_taken += len(spans)

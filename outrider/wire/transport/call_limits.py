@@ -53,11 +53,11 @@ class CallLimits:
         self._total = total
         self._share = share
         self._num_open: Counter[str] = Counter()
-        """Open calls by caller."""
+        """Number of open calls by caller."""
 
     @contextmanager
     def one(self, caller: str) -> Iterator[None]:
-        """Context manager: count one open call of `caller` during the block. Raises Overloaded if a limit is reached."""
+        """Context manager: count an open call of `caller` during the block. Raises Overloaded if a limit is reached."""
         total = self._num_open.total()
         own = self._num_open[caller]
         if total >= self._total or own >= self._share:
@@ -101,7 +101,7 @@ class CallQueue:
 
 
 def host_of(context: Any) -> str:
-    """Return the host of the peer that made a call: its address without the port. context: gRPC's context of the call."""
+    """Return the host of the peer that made a call: its address without the port. context: gRPC's call context."""
     return str(context.peer()).rpartition(":")[0]
 
 

@@ -22,7 +22,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
     """
 
     def __init__(self, services: Collection[str]) -> None:
-        """services: full names of the server's services. The empty name, which stands for the whole server, is added."""
+        """services: full names of the server's services. The empty name, which means the whole server, is added."""
         self._services = frozenset(("", *services))
         self._is_serving = True
         self._changed = asyncio.Event()

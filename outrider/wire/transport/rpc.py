@@ -209,8 +209,8 @@ def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Opti
 def client_options(address: str, max_message_bytes: int, keepalive: Options = LINK_KEEPALIVE) -> Options:
     """Return the gRPC options of a client of the server at `address` (host:port).
 
-    The client reconnects within a second, while gRPC's default back-off grows to 120 s. gRPC also uses the minimum
-    back-off as the time that a connection may take, handshakes included, so that it is not reduced: otherwise a far or
+    The client reconnects within a second, while gRPC's default back-off grows to 120 s. The minimum back-off is longer,
+    because gRPC also uses it as the time that a connection attempt may take, handshakes included: with less, a far or
     busy server would never be reached. For loopback addresses the environment's proxy (http_proxy) is not used.
     """
     return [

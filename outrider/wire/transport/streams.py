@@ -64,7 +64,7 @@ class Outbox(Generic[Item]):
         self._task = asyncio.create_task(self._run())
 
     def put(self, item: Item) -> None:
-        """Queue an item to be sent. If the outbox is closed, the item is dropped; the stream's reader reports the loss."""
+        """Queue an item to be sent. If the outbox is closed, it is dropped; the stream's reader reports the loss."""
         if not self._closed:
             self._queue.append(item)
             self._wake.set()
@@ -137,7 +137,7 @@ class Replies(Generic[Reply]):
         self._error: Exception | None = None
 
     async def next(self) -> Reply:
-        """Wait for the next reply and return it. Raises WorkerLost once the stream has ended and all replies are read."""
+        """Wait for the next reply and return it. Raises WorkerLost if the stream has ended and all replies are read."""
         while not self._arrived:
             if self._error is not None:
                 raise self._error
@@ -235,8 +235,8 @@ it."""
 
 
 class ControlStreams:
-    """The open Control streams of a worker. Each stream has a number, by which slots know their owner. A server that
-    stops ends all of them.
+    """The open Control streams of a worker. Each stream has a number, which identifies it as the owner of its slots. A
+    server that stops ends all streams.
     """
 
     def __init__(self) -> None:
