@@ -99,7 +99,13 @@ $(foreach file,$(LISTS),$(eval $(call apart,clients/$(basename $(notdir $(file))
 $(eval $(call apart,page,tests/page/requirements.txt))
 $(eval $(call apart,mkdocs,docs/site/requirements.txt))
 
-clients: $(STAMP) $(patsubst %,.work/clients/%/.done,openai3 openai2 layers lmeval) ## client libraries
+# Agents for the node of coding.txt: 1.8 GB. Their lock says which.
+.work/clients/npm/.done: tests/clients/npm/package.json tests/clients/npm/package-lock.json .work/clients/coding/.done
+	@mkdir -p $(@D) && cp $(wordlist 1,2,$^) $(@D)
+	PATH=$(CURDIR)/.work/clients/coding/bin:$$PATH npm ci --prefix $(@D) --no-audit --no-fund --loglevel=error
+	@touch $@
+
+clients: $(STAMP) $(patsubst %,.work/clients/%/.done,openai3 openai2 layers lmeval coding npm) ## libraries and agents
 	$(BIN)/python -m tests.clients $(ARGS)
 tools: $(STAMP) $(TOOLS:%=.work/clients/%/.done) ## the field's load generators (5 GB) against the demo pair
 	OUTRIDER_TOOLS=.work/clients $(BIN)/python -m pytest -n 0 tests/tools $(ARGS)

@@ -109,7 +109,7 @@ def _opencode(name: str) -> Callable[[Path], list[str]]:
     return calls
 
 
-def _opencode_settings(place: Place) -> dict[str, Any]:
+def _opencode_settings(place: Place, package: str = "@ai-sdk/openai-compatible") -> dict[str, Any]:
     return {
         "$schema": "https://opencode.ai/config.json",
         "autoupdate": False,
@@ -117,13 +117,46 @@ def _opencode_settings(place: Place) -> dict[str, Any]:
         "permission": "allow",
         "provider": {
             "outrider": {
-                "npm": "@ai-sdk/openai-compatible",
+                "npm": package,
                 "name": "Outrider",
                 "options": {"baseURL": f"{place.url}/v1", "apiKey": "any"},
                 "models": {MODEL: {"name": MODEL, "tool_call": True, "limit": {"context": 300000, "output": 4096}}},
             }
         },
     }
+
+
+def _opencode_by(protocol: str, package: str, path: str) -> Coder:
+    """The same by another protocol, for which it carries a client."""
+    name = f"opencode-{protocol}"
+    return Coder(
+        name,
+        lambda place: ["opencode", "run", "--pure", "-m", f"outrider/{MODEL}", task(name)],
+        _opencode(name),
+        environment=_opencode_environment,
+        files=lambda place: {".config/opencode/opencode.json": _opencode_settings(place, package)},
+        path=path,
+    )
+
+
+def _pi_by(protocol: str, api: str, path: str, base: str) -> Coder:
+    """The same."""
+    name = f"pi-{protocol}"
+    settings = {**PI_MODELS, "api": api}
+    return Coder(
+        name,
+        lambda place: ["pi", "-p", "--offline", "--provider", "outrider", "--model", MODEL, task(name)],
+        lambda work: [
+            said("read", path=str(work / NOTES)),
+            said("write", path=str(work / ANSWER), content=written(name)),
+            said("bash", command=COMMAND, timeout=30),
+        ],
+        environment=lambda place: {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
+        files=lambda place: {
+            ".pi/agent/models.json": {"providers": {"outrider": {"baseUrl": f"{place.url}{base}", **settings}}}
+        },
+        path=path,
+    )
 
 
 def _opencode_environment(place: Place) -> dict[str, str]:
@@ -242,22 +275,10 @@ CODERS = [
             ".pi/agent/models.json": {"providers": {"outrider": {"baseUrl": f"{place.url}/v1", **PI_MODELS}}}
         },
     ),
-    Coder(
-        "pi-anthropic",
-        lambda place: ["pi", "-p", "--offline", "--provider", "outrider", "--model", MODEL, task("pi-anthropic")],
-        lambda work: [
-            said("read", path=str(work / NOTES)),
-            said("write", path=str(work / ANSWER), content=written("pi-anthropic")),
-            said("bash", command=f"{COMMAND} "),
-        ],
-        environment=lambda place: {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
-        files=lambda place: {
-            ".pi/agent/models.json": {
-                "providers": {"outrider": {"baseUrl": place.url, **PI_MODELS, "api": "anthropic-messages"}}
-            }
-        },
-        path="/v1/messages",
-    ),
+    _opencode_by("messages", "@ai-sdk/anthropic", "/v1/messages"),
+    _opencode_by("responses", "@ai-sdk/openai", "/v1/responses"),
+    _pi_by("messages", "anthropic-messages", "/v1/messages", ""),
+    _pi_by("responses", "openai-responses", "/v1/responses", "/v1"),
     Coder(
         "cn",
         lambda place: ["cn", "-p", "--auto", "--config", str(place.home / "continue.yaml"), task("cn")],
