@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from tests.clients import scripted
-from tests.clients.coding import CODERS, MODEL
+from tests.clients.coding import CLAUDE_CODE, CODERS, MODEL, claude_code
 from tests.clients.recording import recording
 from tests.stack import running
 
@@ -29,7 +29,7 @@ FILES = {
     "openai2": ("test_openai.py", "test_responses.py", "test_instructor.py", "test_llama_index.py"),
     "lmeval": ("test_lm_eval.py",),
     "layers": ("test_anthropic.py", "test_agents.py"),
-    "coding": ("test_coding.py",),
+    "coding": ("test_coding.py", "test_claude_code.py"),
 }
 CODING = "coding"
 """Of FILES: the coding agents, whose model is another one."""
@@ -63,7 +63,7 @@ def _tested(name: str, url: str, arguments: list[str], **more: str) -> int:
     environment = os.environ | {"OPENAI_API_KEY": "any", "OUTRIDER_CLIENTS_URL": url, **more}
     environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for prices
     python = ENVIRONMENTS / name / "bin/python"
-    options = ("-q", "-ra", "--timeout", "120", "-W", "ignore", *arguments)
+    options = ("-q", "-ra", "--timeout", "300" if name == CODING else "120", "-W", "ignore", *arguments)
     paths = [str(FOLDER / file) for file in FILES[name]]
     command = [str(python), "-m", "pytest", *ALONE, *options, *paths]
     return subprocess.run(command, env=environment, cwd=FOLDER.parents[1], check=False).returncode
@@ -72,7 +72,8 @@ def _tested(name: str, url: str, arguments: list[str], **more: str) -> int:
 def _coders(arguments: list[str]) -> int:
     """Test the coding agents, against a model that says what their scripts have."""
     with tempfile.TemporaryDirectory(prefix="outrider-coders-") as root, tempfile.TemporaryDirectory() as model:
-        scripted.make(Path(model), {coder.name: coder.script(Path(root)) for coder in CODERS})
+        scripts = {coder.name: coder.script(Path(root)) for coder in CODERS}
+        scripted.make(Path(model), scripts | {CLAUDE_CODE: claude_code(Path(root))})
         memory = ("--kv-cache-tokens", str(scripted.CONTEXT))
         named = ("--model-name", MODEL)
         with running(model, model, target_args=memory, draft_args=memory, gateway_args=named) as stack:

@@ -78,7 +78,8 @@ def _heredoc(name: str) -> str:
 def _codex(work: Path) -> list[str]:
     patch = f"*** Begin Patch\n*** Add File: {ANSWER}\n+{written('codex')}*** End Patch\n"
     commands = (f"cat {NOTES}", f"apply_patch <<'PATCH'\n{patch}PATCH", COMMAND)
-    return [said("exec_command", cmd=command) for command in commands]
+    first, *others = (said("exec_command", cmd=command) for command in commands)
+    return [f"I read the notes.\n{first}", *others]
 
 
 CODEX_SETTINGS = """\
@@ -100,8 +101,9 @@ wire_api = "responses"
 
 def _opencode(name: str) -> Callable[[Path], list[str]]:
     def calls(work: Path) -> list[str]:
+        looked = said("glob", pattern="*.txt", path=str(work))
         return [
-            said("read", filePath=str(work / NOTES)),
+            f"I look: “{name}” 🍐.\n\n{looked}\n{said('read', filePath=str(work / NOTES))}",  # two at once
             said("write", filePath=str(work / ANSWER), content=written(name)),
             said("bash", command=COMMAND, description="Sums the answer"),
         ]
@@ -192,6 +194,21 @@ model:
   model_kwargs: {api_base: URL/v1, api_key: any, drop_params: true, temperature: 0}
   cost_tracking: ignore_errors
 """
+
+CLAUDE_CODE = "claude-code"
+"""Of the script of requests that a test itself sends."""
+
+
+def claude_code(root: Path) -> list[str]:
+    """Return its script."""
+    work = root / CLAUDE_CODE / "work"
+    return [
+        f"I read the notes.\n\n{said('Read', file_path=str(work / NOTES))}",
+        said("Write", file_path=str(work / ANSWER), content=written(CLAUDE_CODE)),
+        said("Bash", command=COMMAND),
+        final(CLAUDE_CODE),
+    ]
+
 
 CODERS = [
     Coder(
@@ -309,6 +326,16 @@ CODERS = [
         },
         files=lambda place: {"outrider.yaml": MINI.replace("URL", place.url)},
         last=lambda: said("bash", command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo '{final('mini')}'"),
+    ),
+    Coder(
+        "smolagents",
+        lambda place: ["python", str(Path(__file__).parent / "smol.py"), f"{place.url}/v1", MODEL, task("smolagents")],
+        lambda work: [
+            said("read", path=NOTES),
+            said("write", path=ANSWER, text=written("smolagents")),
+            said("run", command=COMMAND),
+        ],
+        last=lambda: said("final_answer", answer=final("smolagents")),
     ),
     Coder(
         "gptme",
