@@ -328,6 +328,15 @@ CODERS = [
         last=lambda: said("bash", command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo '{final('mini')}'"),
     ),
     Coder(
+        "grok",
+        lambda place: ["grok", "-u", f"{place.url}/v1", "-k", "any", "-m", MODEL, "-p", task("grok")],
+        lambda work: [
+            said("view_file", path=str(work / NOTES)),
+            said("create_file", path=str(work / ANSWER), content=written("grok")),
+            said("bash", command=COMMAND),
+        ],
+    ),
+    Coder(
         "smolagents",
         lambda place: ["python", str(Path(__file__).parent / "smol.py"), f"{place.url}/v1", MODEL, task("smolagents")],
         lambda work: [
