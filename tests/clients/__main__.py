@@ -5,6 +5,10 @@
 There are two environments, one for each major version of the official client: no version of it suits all libraries;
 one for clients of the other protocols, and one for lm-evaluation-harness. What all of them ask is kept in
 tests/data/requests, and `make test` asks it again.
+
+Coding agents are one more (`make clients ARGS='--only coding -k codex'`), with npm's beside it, on a model of their own:
+scripted.py. Of them nothing is kept, since most of what they ask is their authors' prompts; OUTRIDER_CODERS_KEEP names a
+new folder for the folders in which they worked, with what they told and asked.
 """
 
 from __future__ import annotations
@@ -78,8 +82,8 @@ def _coders(arguments: list[str]) -> int:
         named = ("--model-name", MODEL)
         with running(model, model, target_args=memory, draft_args=memory, gateway_args=named) as stack:
             code = _tested(CODING, stack.http, arguments, OUTRIDER_CODERS=root)
-        if "--keep" in os.environ.get("OUTRIDER_CODERS_KEEP", ""):
-            shutil.copytree(root, "/tmp/coders", dirs_exist_ok=True, symlinks=True)
+        if kept := os.environ.get("OUTRIDER_CODERS_KEEP"):
+            shutil.copytree(root, kept, symlinks=True)
         return code
 
 

@@ -1,5 +1,6 @@
-"""A tiny model that says what each agent's script has, turn by turn, whatever the prompt: attention and MLP add nothing,
-so that the next token is a table of the last one. It is its own draft, so whole answers are accepted.
+"""A tiny model that says what each agent's script has, turn by turn, whatever the prompt.
+
+Attention and MLP add nothing, so that the next token is a table of the last one. As its own draft it is always accepted.
 """
 
 from __future__ import annotations

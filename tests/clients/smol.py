@@ -43,5 +43,7 @@ def run(command: str) -> str:
 
 if __name__ == "__main__":
     url, model, task = sys.argv[1:]
-    agent = ToolCallingAgent([read, write, run], OpenAIModel(model, api_base=url, api_key="any", tool_choice="auto"), max_steps=6)
+    agent = ToolCallingAgent(
+        [read, write, run], OpenAIModel(model, api_base=url, api_key="any", tool_choice="auto"), max_steps=6
+    )
     print(agent.run(task))

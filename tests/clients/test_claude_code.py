@@ -1,5 +1,6 @@
-"""Requests as Claude Code's documentation of gateways describes them, played for a task of three calls. The program itself
-is not under a free licence.
+"""Requests as Claude Code's documentation of gateways describes them, played for a task of three calls.
+
+The program itself is not under a free licence.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.coding import ANSWER, COMMAND, CLAUDE_CODE, MODEL, NOTED, NOTES, SUM, final, task, written
+from tests.clients.coding import ANSWER, CLAUDE_CODE, MODEL, NOTED, NOTES, SUM, final, task, written
 from tests.clients.test_coding import ROOT, URL
 
 BETAS = (
@@ -53,7 +54,10 @@ TOOLS = [
 def system(attribution: str) -> list[Any]:
     """The first block differs from request to request."""
     return [
-        {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.332.a1b; cc_entrypoint=cli; cch={attribution};"},
+        {
+            "type": "text",
+            "text": f"x-anthropic-billing-header: cc_version=2.1.332.a1b; cc_entrypoint=cli; cch={attribution};",
+        },
         {"type": "text", "text": "You are a coding agent.", "cache_control": CACHED},
         {"type": "text", "text": "Be careful. " * 500, "cache_control": {"type": "ephemeral"}},
     ]
@@ -93,7 +97,9 @@ def message(http: httpx.Client, asked: dict[str, Any]) -> tuple[list[Any], str, 
                 blocks.append(event["content_block"] | {"partial_json": ""})
             elif event["type"] == "content_block_delta":
                 delta = event["delta"]
-                key = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}[delta["type"]]
+                key = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}[
+                    delta["type"]
+                ]
                 blocks[event["index"]][key] += delta[key]
             elif event["type"] == "message_delta":
                 reason, usage = event["delta"]["stop_reason"], event["usage"]

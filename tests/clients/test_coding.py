@@ -18,15 +18,15 @@ LIMIT_S = 240
 """A few seconds on a machine that does nothing else."""
 URL = os.environ.get("OUTRIDER_CLIENTS_URL", "")
 ROOT = Path(os.environ.get("OUTRIDER_CODERS", "."))
-"""Where they work: the scripts have paths."""
+"""Where they work: the scripts have its path."""
 PROGRAMS = (Path(sys.executable).parent, Path(__file__).parents[2] / ".work/clients/npm/node_modules/.bin")
 
 
 def environment(coder: Coder, place: Place) -> dict[str, str]:
     """Nothing of the user's, and a proxy without anybody behind it for all hosts but this one."""
     kept = {"PATH": ":".join([*map(str, PROGRAMS), "/usr/local/bin", "/usr/bin", "/bin"]), "HOME": str(place.home)}
-    nobody = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")}
-    here = {name: "127.0.0.1,localhost" for name in ("NO_PROXY", "no_proxy")}
+    nobody = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    here = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
     quiet = {"DO_NOT_TRACK": "1", "TERM": "dumb", "NO_COLOR": "1", "LANG": "C.UTF-8", "SHELL": "/bin/bash"}
     return {**kept, **nobody, **here, **quiet, **coder.environment(place)}
 
