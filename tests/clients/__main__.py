@@ -6,9 +6,9 @@ There are two environments, one for each major version of the official client: n
 one for clients of the other protocols, and one for lm-evaluation-harness. What all of them ask is kept in
 tests/data/requests, and `make test` asks it again.
 
-Coding agents are one more (`make clients ARGS='--only coding -k codex'`), with npm's beside it, on a model of their own:
-scripted.py. Of them nothing is kept, since most of what they ask is their authors' prompts; OUTRIDER_CODERS_KEEP names a
-new folder for the folders in which they worked, with what they told and asked.
+Coding agents have one more, with npm's beside it, and a model of their own, of scripted.py: `make clients ARGS='--only
+coding -k codex'`. Nothing of them is kept, since most of what they ask is their authors' prompts. OUTRIDER_CODERS_KEEP
+names a new folder for those in which they worked, with what they told and asked.
 """
 
 from __future__ import annotations

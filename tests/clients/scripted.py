@@ -1,6 +1,6 @@
 """A tiny model that says what each agent's script has, turn by turn, whatever the prompt.
 
-Attention and MLP add nothing, so that the next token is a table of the last one. As its own draft it is always accepted.
+Attention and MLP add nothing, so that the next token is a table of the last one. It drafts for itself, and is accepted.
 """
 
 from __future__ import annotations
