@@ -37,7 +37,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
-"""OpenAI's, xAI's and vLLM's parameters for what is not offered, with the values (besides null) that ask for nothing."""
+"""OpenAI's, xAI's and vLLM's parameters for what is not offered, with values (besides null) that ask for nothing."""
 
 TODAY = {
     "guided_json": '"structured_outputs": {"json": ...}',
