@@ -51,7 +51,7 @@ def pieces(text: str, taken: set[str]) -> list[str]:
     """Split into tokens of which none was taken: the last token alone says what follows.
 
     >>> pieces("a call, a call", {"a ca"})
-    ['a cal', 'l, a', ' call']
+    ['a cal', 'l, a', ' cal', 'l']
     """
     found: list[str] = []
     while text:
