@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +33,14 @@ def environment(coder: Coder, place: Place) -> dict[str, str]:
     return {**kept, **nobody, **here, **quiet, **coder.environment(place)}
 
 
+def end_those_of(home: Path) -> None:
+    """End what an agent left behind, as cline does its hub."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"HOME={home}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
 @pytest.mark.parametrize("coder", CODERS, ids=lambda coder: coder.name)
 def test_a_task_of_three_calls(coder: Coder) -> None:
     home, work = ROOT / coder.name / "home", ROOT / coder.name / "work"
@@ -43,17 +53,20 @@ def test_a_task_of_three_calls(coder: Coder) -> None:
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_text(content if isinstance(content, str) else json.dumps(content))
         home.mkdir(exist_ok=True)
-        with (home / "out.txt").open("wb") as out:
-            ended = subprocess.run(
-                coder.command(place),
-                cwd=work,
-                env=environment(coder, place),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                timeout=LIMIT_S,
-                check=False,
-            )
+        try:
+            with (home / "out.txt").open("wb") as out:
+                ended = subprocess.run(
+                    coder.command(place),
+                    cwd=work,
+                    env=environment(coder, place),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    timeout=LIMIT_S,
+                    check=False,
+                )
+        finally:
+            end_those_of(home)
     told = (home / "out.txt").read_text(errors="replace")
     (home / "requests.json").write_text(json.dumps(recorded.requests, indent=1))
     asked: list[Any] = [each for each in recorded.requests if each["path"].partition("?")[0] == coder.path]
