@@ -241,7 +241,11 @@ CODERS = [
             said("editor", path=str(work / ANSWER), new_text=written("cline")),
             said("run_commands", commands=[COMMAND]),
         ],
-        environment=lambda place: {"CLINE_TELEMETRY_DISABLED": "1", "CLINE_NO_AUTO_UPDATE": "1"},
+        environment=lambda place: {
+            "CLINE_TELEMETRY_DISABLED": "1",
+            "CLINE_NO_AUTO_UPDATE": "1",
+            "CLINE_SESSION_BACKEND_MODE": "local",
+        },
         files=lambda place: {
             ".cline/data/settings/providers.json": {
                 "version": 1,
