@@ -242,11 +242,12 @@ CODERS = [
             said("run_commands", commands=[COMMAND]),
         ],
         environment=lambda place: {
-            "CLINE_TELEMETRY_DISABLED": "1",
+            "CLINE_GLOBAL_SETTINGS_PATH": str(place.home / ".cline/data/settings/global-settings.json"),
             "CLINE_NO_AUTO_UPDATE": "1",
             "CLINE_SESSION_BACKEND_MODE": "local",
         },
         files=lambda place: {
+            ".cline/data/settings/global-settings.json": {"telemetryOptOut": True, "autoUpdateEnabled": False},
             ".cline/data/settings/providers.json": {
                 "version": 1,
                 "lastUsedProvider": "openai-compatible",
@@ -262,7 +263,7 @@ CODERS = [
                         "tokenSource": "manual",
                     }
                 },
-            }
+            },
         },
     ),
     Coder(
