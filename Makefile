@@ -98,8 +98,9 @@ LISTS := $(filter-out %.alone.txt,$(wildcard tests/clients/*.txt tests/tools/*.t
 $(foreach file,$(LISTS),$(eval $(call apart,clients/$(basename $(notdir $(file))),$(file))))
 $(eval $(call apart,page,tests/page/requirements.txt))
 $(eval $(call apart,mkdocs,docs/site/requirements.txt))
-
-clients: $(STAMP) $(patsubst %,.work/clients/%/.done,openai3 openai2 layers lmeval) ## client libraries
+.work/clients/npm/.done: tests/clients/npm/package.json tests/clients/npm/package-lock.json .work/clients/coding/.done
+	sh tests/clients/npm/install.sh $(CURDIR)/.work/clients && touch $@
+clients: $(STAMP) $(patsubst %,.work/clients/%/.done,openai3 openai2 layers lmeval coding npm) ## libraries and agents
 	$(BIN)/python -m tests.clients $(ARGS)
 tools: $(STAMP) $(TOOLS:%=.work/clients/%/.done) ## the field's load generators (5 GB) against the demo pair
 	OUTRIDER_TOOLS=.work/clients $(BIN)/python -m pytest -n 0 tests/tools $(ARGS)

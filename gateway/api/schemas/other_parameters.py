@@ -32,12 +32,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "modalities": (["text"],),
     "return_tokens_as_token_ids": (False,),
+    "search_parameters": ({"mode": "off"},),
     "spaces_between_special_tokens": (True,),
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
-"""OpenAI's and vLLM's parameters for features that are not offered, with the values (besides null) that are accepted
-because they request nothing."""
+"""OpenAI's, xAI's and vLLM's parameters for what is not offered, with values (besides null) that ask for nothing."""
 
 TODAY = {
     "guided_json": '"structured_outputs": {"json": ...}',
