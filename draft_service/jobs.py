@@ -66,7 +66,7 @@ class FeaturesJob:
     """Function to call on the engine thread once the slot has taken the features, so that the link reads more from the
     target."""
     request_id: int = 0
-    """Number of the request that the features answer."""
+    """Number of the draft worker's message that asked for these features; the target repeats it in its answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,10 @@ class QueueEstimate:
             self._mean_s += (held_s - self._mean_s) / min(self._num_ended, MEMORY)
 
     def service_s(self) -> float:
-        """Return the mean time for which a choice holds its place, in seconds; 0 before the first choice.
+        """Return the mean time that a choice runs, in seconds; 0 while no choice has ended yet.
 
-        If the running choices already hold their places longer on average, that is returned: no choice ends while
-        workers hang.
+        While the running choices have run longer than that on average, their average is returned. When workers hang, no
+        choice ends, and the mean of those that ended would be too small.
         """
         if not self._num_running:
             return self._mean_s

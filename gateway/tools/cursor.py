@@ -32,7 +32,7 @@ def words_of(form: str) -> list[str]:
 
 
 class NotACall(Exception):
-    """The text at the cursor is not of the form."""
+    """The text at the cursor is no tool call of the form that is read."""
 
 
 class Cursor:

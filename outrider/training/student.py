@@ -56,11 +56,11 @@ class Student(Protocol):
         """Maximum number of draft tokens of a round that the student can propose; None = no limit."""
 
     def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the student's logits for the draft tokens of each depth below `depth`, at the tokens of
-        `batch.asked(depth)`.
+        """Yield the student's logits for the draft tokens at depth 0, then 1, up to `depth` - 1.
 
-        The text of the batch is the target's own output, so the tokens before are those of a draft chain whose tokens
-        were all accepted. target_output: the target's output along the batch; heads read its hidden states.
+        Logits are those at the tokens of `batch.asked(d)` for depth d. The batch's text is the target's own output, so
+        that the student reads what it would read had the target accepted all earlier draft tokens. target_output: of
+        the target for this batch; heads read its hidden states.
         """
 
     def save(self, folder: Path) -> None:

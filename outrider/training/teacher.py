@@ -71,7 +71,10 @@ class TargetOutput:
         return torch.searchsorted(self.places, places)
 
     def taps(self, wanted: Sequence[int]) -> Tensor:
-        """Return the hidden states [B, T, m, dt] float32 of m taps. wanted: indices into `hidden`, or NORMED."""
+        """Return the target's hidden states [B, T, m, dt] float32 at m layers.
+
+        wanted: m indices into `hidden`, of which NORMED is the last: the hidden states after the final norm.
+        """
         return torch.stack([self.hidden[tap].float() for tap in wanted], dim=2)
 
 

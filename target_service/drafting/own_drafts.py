@@ -129,8 +129,8 @@ class OwnDrafts:
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return the extra rows that a drafter adds to the slot's next step; None if there are none.
 
-        parents: parents of the step's draft tokens, in the draft tree. Call it with all draft tokens that the step
-        might verify, and again with those that it does verify, the first of them.
+        parents: for each draft token of the step its parent in the draft tree. Call it first with all draft tokens
+        that the step might verify, and then with those that it will verify, which are the first ones of that list.
         """
         for drafter in self._of(slot.key).values():
             rows = drafter.rows_beside(slot, parents)

@@ -34,7 +34,7 @@ MAX_HEADS_BYTES = 1 << 30
 MAX_PIECE_BYTES = 16 << 20
 """Maximum bytes of one message of an upload. It is bounded because deliveries wait behind it."""
 MAX_PROBE_TOKENS = 128
-"""Maximum number of tokens in a probe. It is bounded because steps wait for the probe."""
+"""Maximum number of tokens of the text on which an uploaded head is tested. Steps wait while the test runs."""
 PIECE_S = 15.0
 """Seconds after which an upload is refused if no piece of it arrives."""
 

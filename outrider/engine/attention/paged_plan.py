@@ -43,7 +43,10 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """Plan of one forward over B rows with T packed tokens, as tensors on the model's device; `rows` is on the host."""
+    """Where one forward over B rows with T packed tokens writes its keys and values, and which blocks each row reads.
+
+    Tensors are on the model's device; `rows` is on the host.
+    """
 
     input_ids: Tensor
     """Token ids of the packed tokens, [1, T] int64."""

@@ -304,8 +304,9 @@ class BlockHead(HeadNetwork):
         return torch.cat(logits)
 
     def biased(self, logits: Tensor, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:
-        """Return the logits [N, V] of a block with the biases of the sequential head added, if the head has one.
+        """Return the logits [N, V] of a block's positions after biases for the token before each are added.
 
-        `hidden`: hidden states [N, d] of the positions. `token_ids`: the token before each position, the anchor first.
+        Only some heads have such biases, DSpark for example; other heads return `logits` unchanged. `hidden`: hidden
+        states [N, d] of the positions. `token_ids`: the token before each position, first the last committed token.
         """
         return logits

@@ -183,11 +183,11 @@ def _misread_taps(taps: Sequence[int], num_layers: int) -> list[tuple[int, ...]]
 
 @torch.inference_mode()
 def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
-    """Score a head on a text: wired as its files are read, and in the known ways to misread them.
+    """Return how well a head predicts a text, as its files say that it is wired and as they are commonly misread.
 
-    A block head fills block after block, given the tokens before. Facts that the files leave open are decided first, by
-    the head's second step. The test holds blocks of the runner's KV cache while it runs, and raises `OutOfBlocks`. Call
-    it on the engine thread.
+    For example a head that predicts better with the hidden states of other layers was configured for wrong layers. If
+    the files leave a fact open, both values are tried first, and the one that predicts better is kept. Raises
+    `OutOfBlocks` if the runner's KV cache has too few free blocks for the text. Call it on the engine thread.
     """
     _decide(loaded, seen)
     opening, network, facts = loaded.opening, loaded.network, loaded.network.facts

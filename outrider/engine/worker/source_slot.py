@@ -66,10 +66,10 @@ class SourceSlot(Slot):
         return len(self._source.ids)
 
     def adopt(self) -> int:
-        """Take over from the prefix cache the source, if it is cached as a whole, and the longest cached prefix of the
-        committed tokens.
+        """Take over the encoder's input (the source) and the committed tokens as far as the prefix cache has them.
 
-        Returns the number of adopted tokens of both.
+        The source is taken only if all of it is cached, of the committed tokens the longest cached prefix. Returns the
+        sum of both numbers of tokens.
         """
         is_first = self.num_adopted is None
         num_stored = self._pool.prefix.adopt(self._source.table, self._stored_ids, self._source_salt)
