@@ -337,8 +337,9 @@ class PoolSizes:
         self._by_load_at_s = 0.0
 
     def ask(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Request to set a pool's size at the next `set_by_hand`, if `count` is not None, and to report sizes then.
-        Return the future of the report.
+        """Queue an order for the next call of `set_by_hand`: set a pool's size to `count`, and report the sizes.
+
+        Returns the future of the report. If `count` is None, sizes are only reported.
 
         pool: name of the pool; empty = report all pools. May be called on any thread.
         """

@@ -32,7 +32,7 @@ class AdvanceJob:
     levels: tuple[BeamLevel, ...] = ()
     """Levels of a beam search, in place of `committed_ids`; empty for other requests."""
     wrong: str = ""
-    """Error in the received levels; empty if they are valid."""
+    """What is wrong with the received levels of the beam search; empty if they are valid."""
 
     @property
     def decided(self) -> tuple[Any, ...]:

@@ -76,7 +76,10 @@ class Session:
         return self.news(agreed_len)
 
     def news(self, agreed_len: int) -> dict[str, Any]:
-        """Return the fields of an Advance message with the tokens committed after the first `agreed_len`."""
+        """Return the fields of an Advance message for a worker that has the first `agreed_len` committed tokens.
+
+        They bring it the tokens that were committed after these.
+        """
         return {"base_len": agreed_len, "committed_ids": self.committed[agreed_len:]}
 
     def num_committed_by(self, verdict: tpb.Verdict) -> int:

@@ -19,7 +19,8 @@ Steps = Generator[Part | None, None, T]
 MAX_SPACE = 256
 """Maximum characters of white space between two words of a call's form."""
 MAX_NAME = 256
-"""Maximum characters of a name, of a tool or a parameter, with what surrounds it."""
+"""Maximum characters of the name of a tool or parameter, including the quotes or tags around it. A longer one is no
+call."""
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 """Pattern of a text that may be one token of a vocabulary: `<tool_call>`, `[TOOL_CALLS]`."""
 _WORDS = re.compile(rf"{MARKER.pattern}|[^\s<\[]+|\S")

@@ -17,7 +17,7 @@ from gateway.tools.reasoning import REASONING_BY_PARSER, ReasoningFamily
 
 @dataclass(frozen=True, slots=True)
 class ToolGrammarRequest:
-    """All that the grammar of a whole output depends on."""
+    """What the grammar of an output with tool calls is compiled from. Equal requests give the same grammar."""
 
     offer: ToolOffer
     family_name: str | None

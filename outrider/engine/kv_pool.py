@@ -198,7 +198,11 @@ class KVPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add one table to the holders of each block. The blocks must be in use or idle, not blank."""
+        """Count one more block table that holds each of these blocks.
+
+        A block must be in use, or idle (no table holds it, and its contents are still cached). Blank blocks have no
+        contents to share.
+        """
         for block in blocks:
             if self._references[block] == 0:
                 assert block in self._idle, f"block {block} is free and cannot be shared"

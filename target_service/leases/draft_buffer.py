@@ -39,7 +39,7 @@ class DeliveryCost:
     """Time that a draft worker spent on one delivery. The nodes of the delivery share this object."""
 
     us: int
-    """Time in microseconds; 0 once it has been reported."""
+    """Time that the draft worker spent, in microseconds; 0 once a verdict has told the gateway."""
 
 
 @dataclass(slots=True)

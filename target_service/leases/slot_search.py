@@ -209,7 +209,7 @@ class BestTokens(NamedTuple):
     ids: NDArray[np.int64]
     """Token ids, best first, [R, C]."""
     log_probs: NDArray[np.float32]
-    """Log-probs of these tokens, in nats, [R, C]."""
+    """Log-probs of the tokens in `ids`, in nats, [R, C]."""
     are_finite: NDArray[np.bool_]
     """For each row, whether all its log-probs are finite, [R]."""
 

@@ -66,7 +66,10 @@ class CallForm(Protocol):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts around names, parameters and values, of which some may be one token each."""
+        """The fixed texts of this form: those before, between and after names and values.
+
+        The tokenizer may have a special token for some of them, `<tool_call>` for example.
+        """
 
     def read(self, call: CallText) -> Steps[None]:
         """Read one call, from the cursor on. Raises NotACall for another text."""

@@ -224,11 +224,11 @@ def tree_refusal(types: Sequence[str]) -> str | None:
 
 @contextmanager
 def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator[None]:
-    """Context manager that sets low limits for a self-test of few tokens: `test_limits` of these types, and TEST_LIMITS
-    for any class.
+    """Context manager that lowers limits of a model's modules, so that a self-test of few tokens reaches them.
 
-    Modules that select keys then select a few, and what begins after a number of tokens begins early. Raises
-    PathUnavailable for a type if no module has the attributes in its `test_limits`.
+    For example attention that selects 2048 keys then selects a few, and compression that starts after 4096 tokens
+    starts after a few. It sets the `test_limits` of these layer types, and TEST_LIMITS in modules of every class.
+    Raises PathUnavailable for a type if no module has the attributes in its `test_limits`.
     """
     changed: list[tuple[nn.Module, str, int]] = []
     try:

@@ -36,9 +36,9 @@ from outrider.engine.step_plan import (
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """Plan of the B sources of a forward, as tensors: they are aligned to the left, S columns wide.
+    """Where the B sources of a forward lie, as tensors: aligned to the left, S columns wide.
 
-    Example: sources of 3 and 2 tokens: B 2, S 3, mask [[1, 1, 1], [1, 1, 0]], columns [0, 1, 2, 3, 4].
+    Example: sources of 2 and 3 tokens: B 2, S 3, mask [[1, 1, 0], [1, 1, 1]], columns [0, 1, 3, 4, 5].
     """
 
     mask: Tensor | None

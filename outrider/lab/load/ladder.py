@@ -35,8 +35,9 @@ class Plan:
 async def climb(client: httpx.AsyncClient, load: Load, plan: Plan, report: Report) -> AsyncIterator[LoadFigures]:
     """Measure at each concurrency of the plan, and yield the figures of each.
 
-    The requests of a turn run twice: with speculation by the gateway's defaults, and without. Which of both comes first
-    changes from turn to turn. The first requests at each concurrency warm up and do not count.
+    Each concurrency is measured in several turns. A turn runs the same requests twice: with speculation by the
+    gateway's defaults, and without. The order alternates from turn to turn. The first requests at each concurrency warm
+    up and do not count.
     """
     plain_load = replace(load, extra={**load.extra, "speculation": {"enabled": False}})
     for concurrency in plan.concurrencies:

@@ -125,8 +125,10 @@ class LoadPrices:
 
     @property
     def fair_draft_price(self) -> float | None:
-        """Price per hour of the draft's device at which SPLIT makes as many tokens for the money as plain decoding. 0 =
-        it makes fewer at any price. None = noise hides it, or requests failed.
+        """Price per hour of the draft's device at which a token costs as much as with plain decoding.
+
+        The draft is on a device of its own (SPLIT). 0 = with it a token costs more at any price. None = the difference
+        is within the noise, or requests failed.
         """
         gain = self.gains[SPLIT]
         if gain is None or not (gain.is_ahead or gain.is_behind):
