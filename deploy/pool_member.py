@@ -47,7 +47,7 @@ class PoolMember:
     started: StartedActor | None = None
     """Addresses of the worker in its present life; None before they are known, and after that life has ended."""
     epoch: int = 0
-    """Number of the worker's last life whose addresses were known; 0 before the first."""
+    """Epoch of the worker when its addresses were last known; 0 until they are known for the first time."""
     is_watched: bool = False
     """Whether the launcher calls the worker every second at its address. False while the worker is lost."""
     info: common_pb2.WorkerInfo | None = None

@@ -121,8 +121,8 @@ class TableSlot(BareSlot):
         return 0
 
     def make_way(self) -> int:
-        """Make room for a new slot with the same sequence. Nothing is learnt now, since the drafter learns from that
-        slot at its end. Returns 0, since no cache memory is freed.
+        """Let a new slot continue this slot's sequence. The drafter does not learn from the sequence now: it learns
+        from all of it when the new slot closes. Returns the freed bytes of cache memory: 0, since a table has none.
         """
         return 0
 

@@ -138,7 +138,10 @@ class AdmissionQueue:
         self.change(num_answers, caller, weight)
 
     def change(self, by: int, caller: bytes = b"", weight: float = 1.0) -> None:
-        """Add `by` choices of a caller, which may be negative, to those admitted, without checking any limit."""
+        """Add `by` to the number of admitted choices of a caller, without checking a limit. A negative `by` takes off.
+
+        weight: of the caller, as its API key has it; its share of the places is proportional to it.
+        """
         self.num_admitted += by
         count = self._admitted.pop(caller, (0, weight))[0] + by
         if count:

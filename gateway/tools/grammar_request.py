@@ -29,7 +29,7 @@ class ToolGrammarRequest:
     answer: str
     """Grammar of an answer that is no call; empty = any text."""
     token_ids: dict[str, int]
-    """By text, ids of the markers that are one control token."""
+    """Ids of the markers of calls and reasoning that are one control token, by the text of the marker."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ToolGrammarRequest:

@@ -41,7 +41,10 @@ class Candidates:
 
     @property
     def demand(self) -> VerifyDemand:
-        """What the budget reads of the candidates. No sampled token influences it."""
+        """What the budget must know of the candidates to decide how many of them a step verifies.
+
+        It does not depend on which tokens were sampled. Otherwise the decision would change the output's distribution.
+        """
         lease = self.lease
         shape = lease.speculation.tree
         rows = self.rows_beside

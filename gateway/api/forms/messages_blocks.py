@@ -66,7 +66,7 @@ class RedactedBlock(LenientSchema):
 
 
 class WrittenBlock(StrictSchema):
-    """A document or a search result, whose text is read."""
+    """Content block that is a document or a search result. Its text goes into the prompt."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -67,7 +67,7 @@ class PagedPlan:
     """Indices, among the T packed tokens, of the tokens whose logits are returned, in the order of the rows, [N]
     int64."""
     gather: Tensor | None
-    """Storage indices of the S keys of all rows in one line, [S] int64; None if `build` was called without
+    """Storage indices of the keys of all rows, concatenated, [S] int64; None if `build` was called without
     `gathers`."""
     max_q: int
     """Largest number of new tokens of a row."""

@@ -210,8 +210,8 @@ def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     where banned.
 
     rows: request and position of each row, [R]. `logits` itself stays as it is, for reported log-probs; it is returned
-    if no row changes. A row of finite logits keeps at least one finite logit. Whether logits are finite is not checked,
-    since the host waits for nothing.
+    if no row changes. A row of finite logits keeps at least one finite logit. Whether logits are finite is not checked:
+    the check would make the host wait for the device.
     """
     if logits.shape[0] != len(rows):
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} requests' rows")

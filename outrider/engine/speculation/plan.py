@@ -38,8 +38,8 @@ class TreePlan:
         """
         self.shares = shares
         self.first_candidate = CANDIDATES * speculation.place
-        """First candidate number of this draft worker at a position. Several draft workers use different ranges of
-        uniform numbers."""
+        """Index of the first uniform random number that this draft worker uses at a position, one for each candidate.
+        Each draft worker has its own range, so that their draws are independent."""
         self._is_determined = params.is_deterministic
         self._is_narrow = not takes_trees or speculation.sequential
         self.has_keys = not self._is_narrow and not params.is_deterministic and not fills_blocks

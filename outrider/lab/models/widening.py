@@ -34,7 +34,7 @@ class WideningError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WidenedSizes:
-    """Sizes of the widened model."""
+    """Sizes of the model that `widen` returns, which is larger and computes the same logits."""
 
     hidden: int
     """Width of the residual stream; a multiple of `heads`."""

@@ -144,8 +144,8 @@ class GatewayMetrics:
         self.wasted_tokens = Counter(
             "spec_wasted_tokens", "Draft tokens that were right and came after their step.", _PAIR, registry=r
         )
-        """rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]): draft tokens that were right but
-        late, divided by verified ones."""
+        """rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]): draft tokens that came too late for
+        their step but equal the committed tokens, divided by verified ones."""
         self.truncates = Counter("spec_truncate", "Truncate RPCs sent.", ["worker", "reason"], registry=r)
         """sum by (worker, reason) (rate(spec_truncate_total[5m])): Truncate RPCs sent to workers, per second, by
         reason."""
