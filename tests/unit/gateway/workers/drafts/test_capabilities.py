@@ -40,7 +40,7 @@ def test_a_drafter_is_offered_where_its_worker_is_known() -> None:
 
 
 def test_trees_need_one_worker_of_each_role_that_runs_them() -> None:
-    chains = {"attention_path": "flash"}
+    chains: dict[str, Any] = {"attention_path": "flash"}
     assert why_no_trees([target(trees=True), target(**chains)], [draft(trees=True)]) is None
     assert why_no_trees([], []) is why_no_trees([target(False, **chains)], []) is None
     assert why_no_trees([target(**chains)], []) == "the target m runs on the path flash and takes chains alone"
