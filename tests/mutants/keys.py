@@ -4,11 +4,9 @@ from tests.mutants import Mutant
 from tests.mutants.operators import always, call, drop, never, operation, sibling
 
 CALLER = "gateway.admission:Caller"
-SHARING = ("tests/unit/gateway/admission/test_cache_salt.py",)
-LIMITS, KEYS_TESTS = (
-    ("tests/unit/gateway/admission/test_keys.py",),
-    ("tests/unit/outrider/wire/settings/test_api_keys.py",),
-)
+SHARING = ("tests/unit/gateway/admission/test_identities.py",)
+LIMITS = ("tests/unit/gateway/admission/test_keys.py",)
+KEYS_TESTS = (*LIMITS, "tests/unit/gateway/admission/test_key_ring.py")
 
 KEYS = (
     Mutant(

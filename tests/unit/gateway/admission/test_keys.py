@@ -1,15 +1,22 @@
-"""Token buckets and counts of API keys, on a clock of the test's own."""
+"""Token buckets and counts of API keys, on a clock of the test's own, and who gets in with a key."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from gateway.admission.keys import AccessMetrics, Caller
-from outrider.wire.errors import InvalidRequest, RateLimited
-from outrider.wire.settings.api_keys import ApiKey
+from gateway.admission.key_ring import KeyRing
+from gateway.admission.keys import Access, AccessMetrics, Caller
+from outrider.wire.errors import InvalidRequest, RateLimited, Unauthenticated
+from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
+from tests.unit.gateway.admission.key_files import access_of, entry
+
+NOW = datetime.now(UTC)
 
 
 class Clock:
@@ -102,3 +109,62 @@ def test_who_waits_as_told_passes(per_minute: int, steps: list[tuple[int, float]
         except RateLimited as error:
             clock.now += float(f"{error.retry_after_s:g}")
             key.charge(amount)
+
+
+def test_only_known_keys_get_in(tmp_path: Path) -> None:
+    secret = new_key()
+    gone = entry("old", "or-old", expires=NOW - timedelta(seconds=1))
+    access = access_of(tmp_path / "k", entry("me", secret, expires=NOW + timedelta(days=1)), gone)
+    assert access.caller(f"Bearer {secret}").name == "me"
+    assert access.caller(f"bearer  {secret} ").name == "me"
+    for header, told in (
+        (None, "is needed"),
+        ("", "is needed"),
+        ("Bearer", "is needed"),
+        ("Bearer ", "is needed"),
+        (f"Basic {secret}", "is needed"),
+        (secret, "is needed"),
+        (f"Bearer {secret[:-1]}", "not known"),
+        (f"Bearer {secret}x", "not known"),
+        (f"Bearer {digest_of(secret)}", "not known"),
+        (f"Bearer {'ö' * 5000}", "not known"),
+        ("Bearer or-old", "'old' expired"),
+    ):
+        with pytest.raises(Unauthenticated, match=told) as refused:
+            access.caller(header)
+        assert secret not in refused.value.message
+
+
+def test_what_a_key_used_is_counted_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "k"
+    write_keys(file, (entry("me", "or-1", requests_per_minute=2, tokens_per_minute=100),))
+    registry = CollectorRegistry()
+    access = Access(KeyRing(str(file), Clock()), registry)
+    caller = access.caller("Bearer or-1")
+    caller.take_request()
+    caller.charge(10 + 90)
+    caller.settle(10 + 90, 10, 7)
+    caller.take_request()
+    with pytest.raises(RateLimited):
+        caller.take_request()
+    with pytest.raises(RateLimited):
+        caller.charge(100)
+    with pytest.raises(Unauthenticated):
+        access.caller("Bearer or-2")
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, labels)
+
+    assert value("outrider_key_requests_total", key="me") == 3
+    assert value("outrider_key_limited_total", key="me", limit="requests_per_minute") == 1
+    assert value("outrider_key_limited_total", key="me", limit="tokens_per_minute") == 1
+    assert value("outrider_key_tokens_total", key="me", kind="prompt") == 10
+    assert value("outrider_key_tokens_total", key="me", kind="completion") == 7
+    assert value("outrider_unauthenticated_total", reason="unknown") == 1
+
+
+def test_a_request_that_fails_before_it_begins_costs_nothing(tmp_path: Path) -> None:
+    caller = access_of(tmp_path / "k", entry("me", "or-1", tokens_per_minute=100)).caller("Bearer or-1")
+    for _ in range(5):
+        caller.charge(100)
+        caller.settle(100, 0, 0)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +12,6 @@ import pytest
 from gateway.admission.demand import UncheckedRequest
 from gateway.admission.prompts import INLINE_CHARS, Chat, ChatSettings, PromptReader
 from gateway.admission.requests import build_requests
-from gateway.admission.text_threads import LARGEST_CHARS, NUM_THREADS, THREAD_NICENESS, TextThreads
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from outrider.wire.errors import ContextExceeded, InvalidRequest
@@ -120,15 +116,6 @@ async def test_a_text_that_is_only_counted_may_be_longer_than_the_context() -> N
         await counting.encode("prompt", UNFIT * 8, True)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a thread has a niceness of its own on Linux alone")
-async def test_the_event_loop_goes_before_threads_that_read_texts() -> None:
-    def niceness() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    assert await THREADS.run(b"", 1, niceness) >= THREAD_NICENESS
-    assert niceness() == os.nice(0)
-
-
 async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
     expected = tuple(TOKENIZER.encode(UNFIT)[-7:])
     for kind, body in ((CompletionBody, {"prompt": UNFIT}), (ChatBody, {"messages": [HELLO | {"content": UNFIT}]})):
@@ -136,22 +123,6 @@ async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
         (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
         assert len(request.prompt_ids) == 7
         assert request.prompt_ids == expected or kind is ChatBody
-
-
-async def test_the_long_texts_of_one_caller_keep_no_other_waiting() -> None:
-    threads, go_on = TextThreads(), threading.Event()
-    greedy = [asyncio.create_task(threads.run(b"greedy", 1, go_on.wait, 20)) for _ in range(2 * NUM_THREADS)]
-    await asyncio.sleep(0)
-    assert await asyncio.wait_for(threads.run(b"other", 1, lambda: 1), 10) == 1
-    greedy[0].cancel()
-    await asyncio.sleep(0)
-    assert await asyncio.wait_for(threads.run(b"other", 1, lambda: 2), 10) == 2, "a thread is held until it ends"
-    largest = [asyncio.create_task(threads.run(b"", LARGEST_CHARS + 1, go_on.wait, 20)) for _ in range(NUM_THREADS)]
-    await asyncio.sleep(0)
-    assert await asyncio.wait_for(threads.run(b"", 1, lambda: 3), 10) == 3, "the largest take one thread"
-    go_on.set()
-    assert await asyncio.gather(*largest) == [True] * NUM_THREADS
-    assert await asyncio.gather(*greedy[1:]) == [True] * (2 * NUM_THREADS - 1)
 
 
 @pytest.mark.parametrize(

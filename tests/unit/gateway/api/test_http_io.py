@@ -1,62 +1,61 @@
-"""Bodies that would hold the event loop are refused before they are read."""
+"""Errors have the form of the API to which their endpoint belongs, and work ends with its client."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from gateway.api import request_body
-from gateway.api.request_body import LARGE_BYTES, MAX_OBJECTS, MAX_VALUES, check_values, max_values
-from outrider.wire.errors import RequestTooLarge
+from gateway.api.http_io import MAX_ERROR_CHARS, error_response, is_anthropic_path, shortened, while_connected
+from outrider.wire.errors import InvalidRequest, Unauthenticated
 
 
-def tool(index: int) -> dict[str, Any]:
-    field = {"type": "string", "description": "one, [of] {many}: \\", "enum": ["a", "b"]}
-    names = {f"field_{number}": field for number in range(60)}
-    parameters = {"type": "object", "properties": names, "required": list(names), "additionalProperties": False}
-    function = {"name": f"tool_{index}", "description": 'a "tool", one', "parameters": parameters, "strict": True}
-    return {"type": "function", "function": function}
-
-
-PASSING: dict[str, Any] = {
-    "tools of an agent": {"tools": [tool(index) for index in range(250)]},
-    "a context of ids": {"prompt": [123_456] * 200_000},
-    "marks in a text": {"prompt": "a, b: [c] {d} " * 200_000},
-    "escapes": {"prompt": '\\"[' * 200_000},
-}
-
-
-@pytest.mark.parametrize("name", PASSING)
-async def test_what_clients_send_passes(name: str) -> None:
-    await check_values(json.dumps(PASSING[name]).encode(), MAX_VALUES)
+def test_a_long_error_is_cut() -> None:
+    assert shortened("x" * MAX_ERROR_CHARS) == "x" * MAX_ERROR_CHARS
+    assert shortened("x" * (MAX_ERROR_CHARS + 1)) == "x" * MAX_ERROR_CHARS + "..."
 
 
 @pytest.mark.parametrize(
-    ("body", "shown"),
-    [
-        (b'{"prompt":[' + b"1," * 1000 + b"1]}", "more than 1000 values"),
-        (b'{"prompt":["' + b'a\\"","' * 1000 + b'a"]}', "more than 1000 values"),
-        (b"[" * (MAX_OBJECTS + 1), f"more than {MAX_OBJECTS} lists, objects and fields"),
-    ],
+    ("path", "is_anthropic"),
+    [("/v1/messages", True), ("/v1/messages/count_tokens", True), ("/v1/messages2", False), ("/v1/chat", False)],
 )
-async def test_the_refusal_says_which_limit(body: bytes, shown: str) -> None:
-    with pytest.raises(RequestTooLarge, match=shown):
-        await check_values(body, 1000)
+def test_an_error_has_the_form_of_its_api(path: str, is_anthropic: bool) -> None:
+    assert is_anthropic_path(path) is is_anthropic
+    response = error_response(InvalidRequest("n is 0", param="n"), path)
+    error = json.loads(bytes(response.body))["error"]
+    assert (response.status_code, error["type"], error["message"]) == (400, "invalid_request_error", "n is 0")
+    assert error.get("param") == (None if is_anthropic else "n")
 
 
-@pytest.mark.parametrize("text", ['"', "\\", '\\"', "é\\\\,", '"['])
-async def test_a_text_is_read_alike_wherever_it_is_cut(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = json.dumps([text * 9, 1, [2, text]]).encode()
-    for size in range(1, len(body)):
-        monkeypatch.setattr(request_body, "LARGE_BYTES", size)
-        await check_values(body, 4)
-        with pytest.raises(RequestTooLarge):
-            await check_values(body, 3)
+def test_headers_say_how_to_get_in_and_when_to_come_again() -> None:
+    assert error_response(Unauthenticated("who?"), "/v1/chat").headers["www-authenticate"] == "Bearer"
+    error = InvalidRequest("later")
+    assert "retry-after" not in error_response(error, "/v1/chat").headers
+    for retry_after_s, told in ((0.2, "1"), (1.5, "2")):
+        error.retry_after_s = retry_after_s
+        assert error_response(error, "/v1/chat").headers["retry-after"] == told
 
 
-def test_a_prompt_of_ids_fills_the_longest_context() -> None:
-    models = [SimpleNamespace(context_limit=limit) for limit in (2_048, 1_000_000)]
-    assert max_values(cast(Any, models)) > 1_000_000 + MAX_VALUES > LARGE_BYTES
+async def test_work_ends_when_its_client_is_gone() -> None:
+    ended = asyncio.Event()
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def gone() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def stays() -> Any:
+        await asyncio.Event().wait()
+
+    async def three() -> int:
+        return 3
+
+    assert await while_connected(gone, endless()) is None
+    assert ended.is_set(), "it has ended when that returns"
+    assert await while_connected(stays, three()) == 3

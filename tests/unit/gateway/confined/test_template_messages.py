@@ -14,8 +14,8 @@ from gateway.tools.offer import Tool
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template
 from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
-from tests.unit.gateway.tools.test_reader import TEMPLATES
-from tests.unit.gateway.tools.test_tool_grammar import SCHEMA
+from tests.unit.gateway.tools.answers import TEMPLATES
+from tests.unit.gateway.tools.plans import SCHEMA
 
 STRICT = (
     '{% for m in messages %}{% if m.role == "system" and not loop.first %}'

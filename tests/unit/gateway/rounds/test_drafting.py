@@ -1,4 +1,4 @@
-"""What the drafts of an answer are told, which it is given, and when one is left."""
+"""What the drafts of an answer are told, which kind it is given, and when one is left."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
-from gateway.rounds.draft_assignment import DraftAssignment
 from gateway.rounds.drafting import DraftSession
 from gateway.rounds.session import Session
 from gateway.workers.drafts.draft_use import TRIAL, TRIAL_PERIOD
-from gateway.workers.member import MAX_CALLERS, DraftMember, PairingResult, State, TargetMember
-from gateway.workers.served import ServedModel
+from gateway.workers.member import MAX_CALLERS
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.processes.health import FIRST_PAUSE_S
@@ -22,39 +20,9 @@ from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.tree_shape import TreeShape
 from outrider.wire.settings.config import GatewayConfig
+from tests.unit.gateway.rounds.drafts import given, mixed
 from tests.unit.gateway.scripted_pool import INFO, connection_of, link_of, served_model
 from tests.unit.gateway.scripted_workers import ScriptedDraft, verdict_of
-
-
-def draft_link(*drafters: Drafter, **changes: Any) -> Any:
-    info = pb.WorkerInfo()
-    info.CopyFrom(INFO)
-    info.drafters.extend(drafters)
-    info.model_id = drafters[0] if drafters else "small"
-    link = link_of(connection_of(), info)
-    link.connection.info = info
-    return link
-
-
-def mixed(**settings: Any) -> ServedModel:
-    drafts = {
-        "guesses": draft_link(Drafter.NGRAM),
-        "pairs": draft_link(Drafter.BIGRAM),
-        "small": draft_link(),
-    }
-    config = GatewayConfig(target="127.0.0.1:9", **settings)
-    return served_model({"a": link_of(connection_of())}, drafts, gateway=config)
-
-
-def given(model: ServedModel, drafter: Drafter, *, searches: bool = False) -> str | None:
-    draft = model.choose_draft(model.targets["a"], drafter=drafter, searches=searches)
-    return None if draft is None else draft.name
-
-
-def lost(model: ServedModel, *names: str) -> None:
-    for name in names:
-        link: Any = model.drafts[name].link
-        link.connection = None
 
 
 @pytest.mark.parametrize(
@@ -72,23 +40,6 @@ def test_a_request_is_given_a_draft_of_the_kind_that_it_asks_for(drafter: Drafte
     model = mixed()
     model.drafts[name].num_requests = 20
     assert given(model, drafter) == name
-
-
-def test_a_beam_search_is_given_a_draft_that_can_search_as_soon_as_there_is_one() -> None:
-    """A head cannot, and is asked as little as the model is."""
-    model = mixed()
-    target, small, head = model.targets["a"], model.drafts["small"], model.drafts["pairs"]
-    assert small.link.info is not None and head.link.info is not None
-    head.link.info.ClearField("drafters")
-    small.link.info.beams = True
-    small.num_requests = 20
-    assert (given(model, Drafter.MODEL), given(model, Drafter.MODEL, searches=True)) == ("pairs", "small")
-    connection, small_link = small.connection, small.link
-    lost(model, "small")
-    seat = DraftAssignment(model, searches=True)
-    assert seat.take(target) and seat.member is head
-    small_link.connection = connection
-    assert not seat.may_stay(target)
 
 
 def test_the_request_comes_before_the_gateways() -> None:
@@ -115,55 +66,6 @@ def test_by_default_all_that_is_there_drafts() -> None:
     assert asked(model, num_draft_tokens=4, drafter=Drafter.AUTO) is Drafter.AUTO
     model.draft_pools = ()
     assert asked(model, num_draft_tokens=4) is Drafter.AUTO
-
-
-def paired(draft: DraftMember, target: TargetMember, why: str | None) -> None:
-    assert draft.connection is not None and target.connection is not None
-    draft.pairings[target.name] = PairingResult(draft.connection, target.connection, why)
-
-
-def test_a_head_serves_the_targets_that_it_is_paired_with_as_long_as_both_live() -> None:
-    link = draft_link()
-    link.info.needs_features = True
-    model = served_model({name: link_of(connection_of()) for name in "ab"}, {"head": link})
-    head, (a, b) = model.drafts["head"], model.targets.values()
-    assert head.state is State.LOST and not DraftAssignment(model, Drafter.MODEL).take(a), "nothing is known of it"
-
-    paired(head, a, None)
-    paired(head, b, "it is another target's head")
-    assert head.state is State.SERVING, "of one target"
-    answer = DraftAssignment(model, Drafter.MODEL)
-    assert answer.take(a) and answer.may_stay(a)
-    assert not answer.may_stay(b), "an answer that moves there goes on without it"
-    assert not DraftAssignment(model, Drafter.MODEL).take(b)
-
-    a_link: Any = a.link
-    a_link.connection = connection_of()  # another life
-    assert head.is_pairing_due(a) and not answer.may_stay(a)
-    assert head.state is State.SERVING, "what its last known targets said still stands"
-    paired(head, a, "it reads the wrong states")
-    assert head.state is State.REFUSED
-
-
-@pytest.mark.parametrize("change", [{"tokenizer_fingerprint": "other"}, {"vocab_size": 160}])
-def test_a_draft_of_other_tokens_serves_the_targets_whose_own_it_has_learnt(change: dict[str, Any]) -> None:
-    link = draft_link()
-    link.info.MergeFrom(pb.WorkerInfo(**change))
-    model = served_model({name: link_of(connection_of()) for name in "ab"}, {"draft": link})
-    draft, (a, b) = model.drafts["draft"], model.targets.values()
-    assert not draft.is_pairing_due(a) and not DraftAssignment(model, Drafter.MODEL).take(a), "it does not translate"
-
-    link.info.translates = True
-    assert draft.is_pairing_due(a) and not DraftAssignment(model, Drafter.MODEL).take(a), "it does not know them yet"
-    paired(draft, a, None)
-    assert DraftAssignment(model, Drafter.MODEL).take(a) and not DraftAssignment(model, Drafter.MODEL).take(b)
-    paired(draft, b, "they have nothing in common")
-    assert draft.state is State.SERVING and not draft.is_pairing_due(b)
-
-    b_link: Any = b.link
-    b_link.info = pb.WorkerInfo()
-    b_link.info.CopyFrom(link.info)
-    assert DraftAssignment(model, Drafter.MODEL).take(b), "which has the draft's own tokens, by now"
 
 
 PROMPT = tuple(range(40))
@@ -303,32 +205,3 @@ def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
         member.use_of((b"%d" % number, True)).note(0, 1, is_ready=True)
     known = [member.use_of((caller, True)).num_verdicts for caller in (b"0", b"")]
     assert known == [1, 0], "it remembers so many callers, the last ones"
-
-
-def drafted_for(num_drafts: int) -> tuple[ServedModel, DraftAssignment]:
-    """A request that has the first of so many drafts."""
-    drafts = {f"draft-{index}": link_of(connection_of()) for index in range(num_drafts)}
-    model = served_model({"a": link_of(connection_of())}, drafts)
-    seat = DraftAssignment(model)
-    assert seat.take(model.targets["a"])
-    assert seat.member is model.drafts["draft-0"]
-    return model, seat
-
-
-def moved(model: ServedModel, seat: DraftAssignment) -> bool:
-    if seat.may_stay(model.targets["a"]):
-        return False
-    seat.leave()
-    return True
-
-
-async def test_a_draft_that_lies_to_several_is_left_alone_by_all() -> None:
-    model, seat = drafted_for(1)
-    others = [DraftAssignment(model) for _ in range(2)]
-    for other in others:
-        assert other.take(model.targets["a"])
-    for each in (seat, *others):
-        each.refused()
-    assert model.drafts["draft-0"].health.is_down
-    assert all(moved(model, each) for each in (seat, *others))
-    assert not DraftAssignment(model).take(model.targets["a"]), "steps are plain"

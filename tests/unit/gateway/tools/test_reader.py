@@ -3,91 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.openai_responses import delta_of, message_of
-from gateway.tools.call_families import (
-    DEEPSEEK_V3,
-    DEEPSEEK_V31,
-    FAMILIES,
-    HERMES,
-    JSON,
-    LLAMA3,
-    MISTRAL,
-    MISTRAL_ARGS,
-    MISTRAL_SPACED,
-    CallFamily,
-    family_of,
-)
+from gateway.api.openai_responses import delta_of
+from gateway.tools.call_families import FAMILIES, HERMES, JSON, CallFamily
 from gateway.tools.cursor import MAX_SPACE
-from gateway.tools.forms.xml_parameters import XmlParameters
-from gateway.tools.parts import Content, Part, Reasoning
+from gateway.tools.parts import Content, Reasoning
 from gateway.tools.reader import CallReader
-from gateway.tools.reasoning import THINK, reasoning_family
+from gateway.tools.reasoning import THINK
+from tests.unit.gateway.tools.answers import SCHEMAS, TYPED, Call, objects, one, read, told, written
 
-TEMPLATES = Path(__file__).parents[3] / "data/templates"
-ANY = {"type": "object", "properties": {}}
 VALUE = {"type": ["string", "integer", "array", "null", "object", "number", "boolean"]}
-SCHEMAS = {"weather": ANY, "add-2": ANY}
 MARKS = THINK.marks
-Call = tuple[str, str]
 
 
-def written(family: CallFamily, calls: Sequence[Call]) -> str:
-    """The calls as the family writes them."""
-    texts = [family.form.write(name, json.loads(text), index) for index, (name, text) in enumerate(calls)]
-    if family.is_bare and len(calls) == 1 and not family.lists_one:
-        return texts[0]
-    return family.opening + family.between.join(texts) + family.closing
-
-
-def read(
-    family: CallFamily | None,
-    pieces: Sequence[str],
-    *,
-    reasons: bool = False,
-    begun: bool = False,
-    max_calls: int | None = None,
-    is_cut: bool = False,
-    schemas: dict[str, Any] = SCHEMAS,
-) -> list[Part]:
-    reader = CallReader(
-        family, schemas, THINK if reasons or begun else None, begun, max_calls, family.silent if family else ()
-    )
-    parts = [part for piece in pieces for part in reader.push(piece)]
-    return parts + reader.finish(is_cut)
-
-
-def told(parts: Sequence[Part]) -> tuple[str | None, str, list[Call]]:
-    """Content, reasoning and calls of a whole answer."""
-    message = message_of(parts, lambda index, name: "id")
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
-    return message["content"], message.get("reasoning_content", ""), calls
-
-
-def one(family: CallFamily | None, text: str, **options: Any) -> tuple[str | None, str, list[Call]]:
-    return told(read(family, [text], **options))
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string"},
-        "days": {"type": "integer"},
-        "rate": {"type": "number"},
-        "tags": {"type": "array", "items": {"type": "string"}},
-        "is_set": {"type": "boolean"},
-        "where": {"type": "object"},
-        "note": {"type": ["string", "null"]},
-    },
-}
-TYPED = {"weather": SCHEMA, "add-2": SCHEMA}
 words = st.text(
     st.characters(codec="utf-8", exclude_characters="<>|[]`\r", exclude_categories=["Cs", "Cc"]), max_size=8
 )
@@ -104,11 +36,6 @@ arguments = st.fixed_dictionaries(
     },
 ).map(lambda value: json.dumps(value, ensure_ascii=False))
 calls = st.lists(st.tuples(st.sampled_from(sorted(SCHEMAS)), arguments), min_size=1, max_size=3)
-
-
-def objects(found: Sequence[Call]) -> list[tuple[str, Any]]:
-    """Calls with their arguments as values: forms that are not JSON are written as JSON in their own spacing."""
-    return [(name, json.loads(text)) for name, text in found]
 
 
 @given(st.data(), st.sampled_from(FAMILIES), calls)
@@ -203,18 +130,6 @@ def test_a_call_at_the_limit_of_tokens_is_cut_and_none_that_only_stops(family: C
     assert one(family, text) == (text, "", [])
 
 
-@pytest.mark.parametrize("family", [each for each in FAMILIES if isinstance(each.form, XmlParameters)], ids=str)
-def test_a_value_may_hold_the_tag_that_ends_values_and_has_the_type_of_the_schema(family: CallFamily) -> None:
-    form = family.form
-    assert isinstance(form, XmlParameters)
-    tag = form.parameter_tail.strip()
-    arguments = {"city": f"a {tag} b\n{tag}", "days": 3, "rate": 2, "is_set": False, "note": None, "tags": ["<x>"]}
-    (call,) = read_calls = one(family, written(family, [("weather", json.dumps(arguments))]), schemas=TYPED)[2]
-    assert json.loads(call[1]) == arguments, read_calls
-    text = written(family, [("weather", '{"days": "three", "city": "3", "other": "x"}')])
-    assert json.loads(one(family, text, schemas=TYPED)[2][0][1]) == {"days": "three", "city": "3", "other": "x"}
-
-
 def test_arguments_come_while_they_are_written_and_the_name_first() -> None:
     reader = CallReader(HERMES, SCHEMAS, None, False, None)
     deltas = [
@@ -239,14 +154,6 @@ def test_a_stream_whose_call_turns_out_to_be_none_tells_its_text() -> None:
     assert "".join(part.text for part in parts if isinstance(part, Content)) == text
 
 
-def test_a_call_in_another_order_or_with_its_arguments_in_a_string() -> None:
-    for text in ('{"arguments": {"a":1}, "name": "weather"}', r'{"name": "weather", "arguments": "{\"a\":1}"}'):
-        assert one(JSON, text) == (None, "", [("weather", '{"a":1}')])
-    assert one(LLAMA3, '<|python_tag|>{"type": "function", "name": "weather", "parameters": {}}')[2] == [
-        ("weather", "{}")
-    ]
-
-
 def test_one_call_alone_where_only_one_is_wanted() -> None:
     text = written(HERMES, [("weather", "{}"), ("add-2", "{}")])
     content, _, found = one(HERMES, text, max_calls=1)
@@ -257,16 +164,6 @@ def test_a_marker_that_announces_nothing_is_text_as_soon_as_that_is_sure() -> No
     reader = CallReader(HERMES, SCHEMAS, None, False, None)
     assert reader.push("<tool_call>") == [] and reader.push(" " * MAX_SPACE) == []
     assert reader.push("x") == [Content("<tool_call>", 11), Content(" " * MAX_SPACE + "x", 12 + MAX_SPACE)]
-
-
-@pytest.mark.parametrize(
-    "text", ['{"answer"', '{"name": "other"', "{ no JSON", '[{"id"'], ids=["key", "name", "no key", "in a list"]
-)
-@pytest.mark.parametrize("family", [LLAMA3, JSON], ids=lambda family: family.name)
-def test_json_that_can_be_no_call_is_told_as_it_comes(family: CallFamily, text: str) -> None:
-    reader = CallReader(family, SCHEMAS, None, False, None)
-    assert told([part for char in text for part in reader.push(char)]) == (text, "", [])
-    assert reader.push(': "more') == [Content(': "more', len(text) + 7)]
 
 
 @pytest.mark.parametrize("begin", ["", "text", "<think>", "<think>text", "<tool_call>", '<tool_call>{"name"'])
@@ -294,24 +191,3 @@ def test_answers_without_reasoning_and_reasoning_without_an_answer() -> None:
     assert one(None, "<think>\nhm, ", reasons=True, is_cut=True) == ("", "hm, ", [])
     assert read(None, ["a", " ", "b "]) == [Content("a", 1), Content(" ", 2), Content("b ", 4)]
     assert read(None, ["hm", "</thi", "nk>", "\n", "yes"], begun=True) == [Reasoning("hm"), Content("yes", 14)]
-
-
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("hermes", HERMES),
-        ("reasoning", HERMES),
-        ("mistral", MISTRAL_SPACED),
-        ("deepseek", DEEPSEEK_V3),
-        ("llama3", LLAMA3),
-        ("json", JSON),
-    ],
-)
-def test_the_family_is_that_of_the_templates_markers(name: str, family: CallFamily) -> None:
-    text = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
-    assert family_of(text) is family
-    found = reasoning_family(text)
-    assert (found is THINK) if name == "reasoning" else (found is None)
-    assert family_of("{{ tools }}[TOOL_CALLS]name[ARGS]") is MISTRAL_ARGS
-    assert family_of("{{ tools }}[TOOL_CALLS][") is MISTRAL
-    assert family_of("{{ tools }}<｜tool▁calls▁begin｜>") is DEEPSEEK_V31

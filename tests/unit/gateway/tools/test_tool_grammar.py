@@ -2,90 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from functools import cache
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.api.schemas.openai import ChatBody
-from gateway.api.schemas.parsing import parse_body
 from gateway.grammars import of_schema
 from gateway.rounds.detokenizer import Detokenizer
 from gateway.tokenizer import Tokenizer
-from gateway.tools.call_families import BY_PARSER, FAMILIES, HERMES, CallFamily
-from gateway.tools.cursor import MARKER
-from gateway.tools.grammar_request import ToolGrammarRequest
+from gateway.tools.call_families import FAMILIES, HERMES, CallFamily
 from gateway.tools.offer import Tool, ToolOffer, offer_of
-from gateway.tools.reading import Reading, grammar_request, reading_of
+from gateway.tools.reading import grammar_request, reading_of
 from gateway.tools.tool_grammar import MAX_CALLS, tool_grammar
 from outrider.engine.sampling.grammar_state import Grammars, GrammarState
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template
-from tests.unit.gateway.tools.test_reader import objects, told, written
-
-DEMO = Path(__file__).parents[4] / "models/demo/target"
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-WEATHER = Tool("weather", "The weather.", SCHEMA, strict=True)
-ADD = Tool("add-2", parameters={"type": "object", "properties": {"a": {"type": "number"}}})
-ROME, ADDED = ("weather", '{"city": "Rome", "days": 3}'), ("add-2", '{"a": 2.5}')
-SOURCE = "{{ tools }}"
-"""A template that takes tools. The family is named beside it."""
-
-
-@cache
-def tokenizer_of(source: str, control: bool = False, parser: str = "hermes") -> Tokenizer:
-    """The demo pair's. control: markers are tokens: special ones, and beside them one that is not, as Qwen has."""
-    data = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    if control:
-        markers = {marker for family in FAMILIES for text in family.texts for marker in MARKER.findall(text)}
-        markers |= {"<think>", "</think>"}
-        markers = {marker for marker in markers if "NAME" not in marker and "KEY" not in marker}
-        plain = {"<tool_call>", "</tool_call>", "[ARGS]"}
-        data.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in sorted(markers - plain)])
-        data.add_tokens([tokenizers.AddedToken(text, special=False, normalized=False) for text in sorted(plain)])
-    tokenizer = Tokenizer(data.to_str(), {}, inline_template(source))
-    tokenizer.tool_call_parser = parser
-    return tokenizer
-
-
-@cache
-def guide_of(control: bool) -> LLTokenizer:
-    return LLTokenizer(tokenizer_of("", control)._tokenizer.to_str())
-
-
-def planned(
-    offer: ToolOffer,
-    source: str = SOURCE,
-    control: bool = False,
-    prompt: str = "",
-    answer: str = "",
-    family: CallFamily = HERMES,
-) -> tuple[Reading | None, str]:
-    tokenizer = tokenizer_of(source, control, family.name)
-    reading = reading_of(offer, tokenizer, prompt)
-    request = None if reading is None else grammar_request(offer, reading, tokenizer, answer)
-    if request is None:
-        return reading, answer
-    data = json.loads(json.dumps(dataclasses.asdict(request)))
-    return reading, tool_grammar(ToolGrammarRequest.from_json(data))
-
-
-def takes(grammar: str, text: str, control: bool = False) -> bool:
-    """Whether the text is a whole answer to the grammar, in the tokens that the tokenizer makes of it."""
-    matcher = LLMatcher(guide_of(control), grammar)
-    ids = tokenizer_of("", control).encode(text)
-    assert not matcher.is_error(), matcher.get_error()
-    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+from tests.unit.gateway.tools.answers import written
+from tests.unit.gateway.tools.plans import ADD, ADDED, DEMO, ROME, SOURCE, WEATHER, planned, takes
 
 
 def test_properties_come_in_their_order() -> None:
@@ -158,13 +91,6 @@ def test_under_auto_an_answer_that_begins_with_json_is_a_strict_call_where_calls
     )
     assert takes(grammar, f"hm</think>\n\n{one}", control) and takes(grammar, "hm</think>\n\ntext", control)
     assert not takes(grammar, "hm</think>\n\n" + ("[1]" if family.lists_one else "{}"), control)
-
-
-@pytest.mark.parametrize("parser", ["json", "hermes", "qwen3_coder"])
-def test_nothing_is_bound_under_auto_without_strict_tools(parser: str) -> None:
-    for parallel in (True, False):
-        assert planned(offer_of([ADD], "auto", parallel), family=BY_PARSER[parser])[1] == ""
-    assert planned(offer_of([WEATHER], "none", None), family=BY_PARSER[parser]) == (None, "")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -275,23 +201,6 @@ def test_a_mark_inside_a_window_of_drafts_binds_what_is_drafted_behind_it(parts:
             assert np.array_equal(state.allowed(tuple(ids[begin:end])), masks[end])
 
 
-@pytest.mark.parametrize(
-    "text, begun",
-    [("Hello", None), ("<think>\nx\n</think>\n\nHello", None), ("<think>\nfoo", True), ("", False)],
-    ids=["content", "behind reasoning", "in reasoning", "nothing"],
-)
-def test_the_message_that_is_continued_says_whether_reasoning_goes_on(text: str, begun: bool | None) -> None:
-    """begun: None = there is none any more."""
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
-    body = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
-    offer = parse_body(ChatBody, body).demand("id").prompts[0].tools
-    answer = of_schema({"type": "integer"}, "x", strict=False)
-    reading, grammar = planned(offer, "</think>", prompt=f"assistant\n{text}", answer=answer)
-    assert (None if reading is None else reading.in_reasoning) is begun
-    assert takes(grammar, "12") is (not begun) and takes(grammar, "hm</think>\n\n12") is (begun is True)
-    assert takes(grammar, "<think>hm</think>12") is (begun is not None)
-
-
 def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place_and_else_any_object() -> None:
     odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}, "required": ["a"]}
     strict = Tool("f", parameters={**odd, "additionalProperties": False}, strict=True)
@@ -300,28 +209,3 @@ def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place_and_else_
     assert caught.value.param == "tools[1].function.parameters.properties.a.not"
     _, grammar = planned(offer_of([Tool("f", parameters=odd)], "required", None))
     assert takes(grammar, written(HERMES, [("f", '{"b": [1]}')]))
-
-
-def test_markers_that_are_special_tokens_are_seen_by_the_reader() -> None:
-    for name in ("mistral", "deepseek_v3", "mistral_args", "kimi_k2", "glm45", "gemma4", "olmo3"):
-        family = BY_PARSER[name]
-        tokenizer = tokenizer_of(SOURCE, True, name)
-        reading, _ = planned(offer_of([WEATHER, ADD], "auto", None), control=True, family=family)
-        assert reading is not None and reading.family is family and reading.shown_ids
-        calls = written(family, [ROME, ADDED])
-        ids = tokenizer.encode(f"née {calls}")
-        detokenizer = Detokenizer(tokenizer, (), reading.shown_ids)
-        reader, parts = reading.reader(), []
-        for token_id in ids:
-            parts += reader.push(detokenizer.push([token_id]).text_delta)
-        parts += reader.push(detokenizer.finish()[0]) + reader.finish(False)
-        content, _, found = told(parts)
-        assert content == "née" and objects(found) == objects([ROME, ADDED])
-        hidden = Detokenizer(tokenizer, ())
-        assert hidden.push(ids).text_delta + hidden.finish()[0] == tokenizer.decode(ids) != f"née {calls}"
-
-
-def test_tools_need_a_template_that_takes_them() -> None:
-    with pytest.raises(InvalidRequest, match=r"takes no tools.*--chat-template") as caught:
-        planned(offer_of([ADD], "auto", None), "{{ messages }}")
-    assert caught.value.param == "tools"

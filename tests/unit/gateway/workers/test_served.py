@@ -1,4 +1,4 @@
-"""What a served model offers, and what a later target of it must be."""
+"""What a served model offers, how its heads are paired, and how it is told from another."""
 
 from __future__ import annotations
 
@@ -52,30 +52,6 @@ async def test_a_head_is_paired_with_each_target_on_its_own(pools: Pools) -> Non
     assert parts.served() == ["a", "b"]
     await parts.connect("a", 9)
     assert (parts.asked[2:], parts.served()) == ([("a:1", 9)], ["a", "b"]), "each life is asked of"
-
-
-def test_what_a_later_target_must_be() -> None:
-    reference = ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), INFO.model_id)
-    same = pb.WorkerInfo()
-    same.CopyFrom(INFO)
-    reference.check_target(same, same.model_id)
-    for change, message in (
-        ({"vocab_size": 127}, "has vocabulary 127"),
-        ({"tokenizer_fingerprint": "other"}, "has vocabulary 128 other"),
-        ({"model_id": "another"}, "came back as another in"),
-        ({"dtype": "bfloat16"}, "in bfloat16 "),
-        ({"quantization": "int8"}, "quantization int8"),
-        ({"batch_invariant": True}, "batch-invariant"),
-        ({"eos_token_ids": [3]}, r"ending at \[3\]"),
-        ({"context_limit": 100}, "context limit is 100, the pool was started with 512"),
-    ):
-        other = pb.WorkerInfo()
-        other.CopyFrom(INFO)
-        other.MergeFrom(pb.WorkerInfo(**change))
-        with pytest.raises(IncompatiblePair, match=message):
-            reference.check_target(other, other.model_id)
-    with pytest.raises(IncompatiblePair, match="another folder named model than the one the pool was started with"):
-        reference.check_target(same, "/elsewhere/model")
 
 
 async def test_two_models_of_one_short_name_are_told_apart_or_refused(pools: Pools) -> None:

@@ -1,23 +1,19 @@
-"""The file of API keys, the command that writes it, and who gets in with it."""
+"""The file of API keys, and the command that writes it."""
 
 from __future__ import annotations
 
-import logging
 import os
-import resource
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from gateway.admission.key_ring import LOOK_S, RETRY_S, KeyRing
-from gateway.admission.keys import Access
 from outrider.cli.main import app
-from outrider.wire.errors import ConfigError, RateLimited, Unauthenticated
-from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, read_keys, write_keys
+from outrider.wire.errors import ConfigError
+from outrider.wire.settings.api_keys import digest_of, read_keys, write_keys
+from tests.unit.gateway.admission.key_files import entry
 
 NOW = datetime.now(UTC)
 
@@ -25,17 +21,6 @@ NOW = datetime.now(UTC)
 def cli(*args: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, ["keys", *args])
     return result.exit_code, result.stdout, result.stderr
-
-
-def entry(name: str, secret: str, **fields: object) -> ApiKey:
-    return ApiKey(name=name, sha256=digest_of(secret), **fields)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -137,138 +122,3 @@ def test_a_mode_is_not_kept_for_another_group(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("outrider.wire.settings.files.os.chown", refuse)
     write_keys(file, ())
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
-
-
-# --- who gets in -------------------------------------------------------------------------------------------------
-
-
-def outdated(registry: CollectorRegistry) -> float | None:
-    return registry.get_sample_value("outrider_api_keys_outdated")
-
-
-def access_of(file: Path, *keys: ApiKey, clock: Clock | None = None) -> Access:
-    write_keys(file, keys)
-    return Access(KeyRing(str(file), clock or Clock()), CollectorRegistry())
-
-
-def test_only_known_keys_get_in(tmp_path: Path) -> None:
-    secret = new_key()
-    gone = entry("old", "or-old", expires=NOW - timedelta(seconds=1))
-    access = access_of(tmp_path / "k", entry("me", secret, expires=NOW + timedelta(days=1)), gone)
-    assert access.caller(f"Bearer {secret}").name == "me"
-    assert access.caller(f"bearer  {secret} ").name == "me"
-    for header, told in (
-        (None, "is needed"),
-        ("", "is needed"),
-        ("Bearer", "is needed"),
-        ("Bearer ", "is needed"),
-        (f"Basic {secret}", "is needed"),
-        (secret, "is needed"),
-        (f"Bearer {secret[:-1]}", "not known"),
-        (f"Bearer {secret}x", "not known"),
-        (f"Bearer {digest_of(secret)}", "not known"),
-        (f"Bearer {'ö' * 5000}", "not known"),
-        ("Bearer or-old", "'old' expired"),
-    ):
-        with pytest.raises(Unauthenticated, match=told) as refused:
-            access.caller(header)
-        assert secret not in refused.value.message
-
-
-def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file, clock = tmp_path / "k", Clock()
-    access = access_of(file, entry("me", "or-1", requests_per_minute=1), clock=clock)
-    access.caller("Bearer or-1").take_request()
-
-    def look() -> None:
-        clock.now += LOOK_S
-
-    write_keys(file, (entry("me", "or-1", requests_per_minute=1, max_concurrent=2), entry("you", "or-2")))
-    look()
-    assert access.caller("Bearer or-2").name == "you"
-    with pytest.raises(RateLimited):
-        access.caller("Bearer or-1").take_request()  # the bucket is the same one
-    file.write_text("keys: [{name: me")
-    look()
-    with caplog.at_level(logging.ERROR):
-        assert access.caller("Bearer or-2").name == "you"
-    assert "the API keys stay as they were" in caplog.text
-    file.unlink()
-    look()
-    assert access.caller("Bearer or-2").name == "you"
-    write_keys(file, (entry("me", "or-3", requests_per_minute=1),))
-    look()
-    for gone in ("or-1", "or-2"):
-        with pytest.raises(Unauthenticated):
-            access.caller(f"Bearer {gone}")
-    access.caller("Bearer or-3").take_request()  # another key, though of the same name
-
-
-def test_a_file_that_others_may_read_or_change_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "keys.yaml"
-    write_keys(file, (entry("me", "x"),))
-    KeyRing(str(file))
-    assert "has mode" not in caplog.text
-    file.chmod(0o604)
-    KeyRing(str(file))
-    assert f"{file} has mode 0604: other accounts may read or change it" in caplog.text
-
-
-def test_a_file_that_could_not_be_read_is_tried_again_and_told_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file, clock, registry = tmp_path / "k", Clock(), CollectorRegistry()
-    write_keys(file, (entry("me", "or-1"), entry("you", "or-2")))
-    access = Access(KeyRing(str(file), clock), registry)
-    write_keys(file, (entry("you", "or-2"),))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        for _ in range(3):
-            clock.now += RETRY_S
-            assert outdated(registry) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    (told,) = (record.message for record in caplog.records if record.levelno == logging.ERROR)
-    assert f"cannot read {file}: Too many open files" in told
-    clock.now += RETRY_S
-    assert outdated(registry) == 0
-    with pytest.raises(Unauthenticated):
-        access.caller("Bearer or-1")
-
-
-def test_what_a_key_used_is_counted_by_its_name(tmp_path: Path) -> None:
-    file = tmp_path / "k"
-    write_keys(file, (entry("me", "or-1", requests_per_minute=2, tokens_per_minute=100),))
-    registry = CollectorRegistry()
-    access = Access(KeyRing(str(file), Clock()), registry)
-    caller = access.caller("Bearer or-1")
-    caller.take_request()
-    caller.charge(10 + 90)
-    caller.settle(10 + 90, 10, 7)
-    caller.take_request()
-    with pytest.raises(RateLimited):
-        caller.take_request()
-    with pytest.raises(RateLimited):
-        caller.charge(100)
-    with pytest.raises(Unauthenticated):
-        access.caller("Bearer or-2")
-
-    def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(name, labels)
-
-    assert value("outrider_key_requests_total", key="me") == 3
-    assert value("outrider_key_limited_total", key="me", limit="requests_per_minute") == 1
-    assert value("outrider_key_limited_total", key="me", limit="tokens_per_minute") == 1
-    assert value("outrider_key_tokens_total", key="me", kind="prompt") == 10
-    assert value("outrider_key_tokens_total", key="me", kind="completion") == 7
-    assert value("outrider_unauthenticated_total", reason="unknown") == 1
-
-
-def test_a_request_that_fails_before_it_begins_costs_nothing(tmp_path: Path) -> None:
-    caller = access_of(tmp_path / "k", entry("me", "or-1", tokens_per_minute=100)).caller("Bearer or-1")
-    for _ in range(5):
-        caller.charge(100)
-        caller.settle(100, 0, 0)

@@ -1,0 +1,27 @@
+"""Files of API keys, and what they let in, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from gateway.admission.key_ring import KeyRing
+from gateway.admission.keys import Access
+from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
+
+
+def entry(name: str, secret: str, **fields: object) -> ApiKey:
+    return ApiKey(name=name, sha256=digest_of(secret), **fields)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def access_of(file: Path, *keys: ApiKey, clock: Clock | None = None) -> Access:
+    write_keys(file, keys)
+    return Access(KeyRing(str(file), clock or Clock()), CollectorRegistry())

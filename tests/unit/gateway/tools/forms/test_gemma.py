@@ -1,0 +1,49 @@
+"""Calls as Gemma writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.tools.cursor import NotACall
+from gateway.tools.forms.gemma import MAX_DEPTH, Gemma
+from tests.unit.gateway.tools.forms.reading_one import call_of
+
+FORM = Gemma("<escape>")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("call:weather{}", "{}"),
+        ("call:weather{city:<escape>a, }b<escape>,days:3}", '{"city": "a, }b", "days": 3}'),
+        ("call:weather{<escape>the city<escape>:<escape>x<escape>}", '{"the city": "x"}'),
+        ("call:weather{a:007,b:-0.50,c:1e2,d:00}", '{"a": 7, "b": -0.5, "c": 100.0, "d": 0}'),
+        ("call:weather{a:True,b:none,c:null,d:plain words}", '{"a": true, "b": null, "c": null, "d": "plain words"}'),
+        ("call:weather{a:[1,[],{b:2}]}", '{"a": [1, [], {"b": 2}]}'),
+    ],
+)
+def test_what_gemma_writes_becomes_json(text: str, arguments: str) -> None:
+    assert call_of(FORM, text) == arguments
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "weather{}",
+        "call:wet{}",
+        "call:weather{city:<escape>x}",
+        "call:weather{a:1 ",
+        "call:weather{a:[1}",
+        "call:weather{a:" + "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1) + "}",
+    ],
+    ids=["no mark", "no tool", "open string", "open word", "open list", "deep"],
+)
+def test_other_texts_are_no_call(text: str) -> None:
+    with pytest.raises(NotACall):
+        call_of(FORM, text)
+
+
+def test_a_call_is_written_with_its_strings_between_quotes() -> None:
+    arguments = {"city": "Paris", "is_set": True, "tags": ["a", {"b": None}]}
+    written = "call:weather{city:<escape>Paris<escape>,is_set:true,tags:[<escape>a<escape>,{b:null}]}"
+    assert FORM.write("weather", arguments, 0) == written
