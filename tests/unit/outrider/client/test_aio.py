@@ -1,11 +1,14 @@
-"""`AsyncClient`: a whole answer."""
+"""`AsyncClient`: a whole answer, what is served, and deadlines that cannot be."""
 
 from __future__ import annotations
+
+import pytest
 
 from outrider.client import (
     AsyncClient,
     FinishReason,
 )
+from outrider.wire.errors import ConfigError
 from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway
 
 
@@ -29,3 +32,10 @@ async def test_generate_returns_the_whole_answer_typed(gateway: ScriptedGateway)
     assert choice.usage.num_wasted_tokens == 3
     assert choice.usage.seed == 2**63 + 5
     assert choice.usage.num_cached_prompt_tokens == 3
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+def test_a_deadline_that_cannot_be_met_is_refused(timeout_s: float) -> None:
+    with pytest.raises(ConfigError, match=f"^timeout_s is {timeout_s}, must be greater than 0, or None") as refused:
+        AsyncClient(timeout_s=timeout_s)
+    assert refused.value.param == "timeout_s"
