@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from gateway.admission.admission import Admission
 from gateway.api.grpc_api import GenerationServicer
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import Overloaded
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
-from outrider.wire.transport.call_limits import MAX_DELIVERY_STREAMS, MAX_WATCHING_CALLS, CallLimits, CallQueue
+from outrider.wire.transport.call_limits import MAX_DELIVERY_STREAMS, MAX_WATCHING_CALLS
 from outrider.wire.transport.serving import start_server
 from tests.partial_messages import unfinished_calls
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
@@ -143,33 +142,3 @@ async def test_streams_of_proposals_take_no_room_from_gateways() -> None:
         await call.write(tpb.DeliveryBatch(items=[tpb.Delivery()]))
         await call.done_writing()
         assert (await call.read()).summary.num_deliveries == 1, "a draft on another machine has its place"
-
-
-# the rules
-
-
-async def test_a_caller_waits_behind_its_own_share_alone() -> None:
-    turns = CallQueue(4, 2, CallLimits("wait", 100, 5))
-    async with AsyncExitStack() as held:
-        for _ in range(2):
-            await held.enter_async_context(turns.one("a"))
-        waiting = [asyncio.create_task(held.enter_async_context(turns.one("a"))) for _ in range(3)]
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="5 wait, 5 of this caller; at most 100 and 5 are allowed"):
-            await held.enter_async_context(turns.one("a"))
-        async with asyncio.timeout(1), turns.one("b"):
-            assert not any(task.done() for task in waiting)
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-    async with asyncio.timeout(1), turns.one("a"), turns.one("a"):
-        pass
-
-
-def test_places_are_few_in_all_and_are_given_back() -> None:
-    places = CallLimits("are open", 2, 2)
-    refused = pytest.raises(Overloaded, match="2 are open, 0 of this caller")
-    with places.one("a"), places.one("b"), refused, places.one("c"):
-        pass
-    with places.one("a"), places.one("a"):
-        pass

@@ -7,33 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from outrider.client import (
-    AsyncClient,
-    FinishReason,
-)
-from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway
-
-
-async def test_generate_returns_the_whole_answer_typed(gateway: ScriptedGateway) -> None:
-    async with AsyncClient(gateway.address) as client:
-        completion = await client.generate("hello")
-    assert completion.text == TEXT
-    assert completion.request_id == "r-1"
-    (choice,) = completion.choices
-    assert [token.id for token in choice.tokens] == [1, 2, 3, 4, 5, 6, 7]
-    assert [token.kind.value for token in choice.tokens] == [
-        *("accepted", "accepted", "recovered"),
-        *("accepted", "accepted", "bonus"),
-        "plain",
-    ]
-    assert choice.finish_reason is FinishReason.STOP
-    assert choice.stop_reason == "END"
-    assert choice.usage.acceptance_rate == 4 / 5
-    assert choice.usage.mean_accepted_length == 1 + 4 / 2
-    assert choice.usage.tokens_per_target_pass == 7 / 3
-    assert choice.usage.num_wasted_tokens == 3
-    assert choice.usage.seed == 2**63 + 5
-    assert choice.usage.num_cached_prompt_tokens == 3
+from tests.unit.outrider.client.scripted_gateway import ScriptedGateway
 
 
 def test_importing_the_sdk_loads_no_server_and_no_torch() -> None:

@@ -169,8 +169,3 @@ def test_bad_input_is_refused_before_the_call(options: dict, param: str) -> None
     with pytest.raises(errors.InvalidRequest) as refused:
         AsyncClient("127.0.0.1:1").stream(**options)
     assert refused.value.param == param
-
-
-def test_unknown_parameter_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match=r"unknown parameter 'max_token'; known: .*max_tokens"):
-        AsyncClient("127.0.0.1:1").stream("hello", max_token=5)  # type: ignore[call-arg]

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
-import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from outrider.wire.processes.processes import Child
-from outrider.wire.processes.stop_flag import StopFlag, stop_signals
+from outrider.wire.processes.stop_flag import StopFlag
 
-HUNG_AFTER_S = 30.0
 _STUBBORN = """
 import signal, sys, time
 got = []
@@ -28,31 +23,6 @@ while len(got) < int(sys.argv[1]):
     time.sleep(0.01)
 """
 
-_WAITS_FOR_SIGNALS = """
-import os, sys
-from outrider.wire.processes.stop_flag import StopFlag
-for number in range(int(sys.argv[1])):
-    stop = StopFlag()
-    with stop.installed():
-        os.write(1, b".")
-        if number % 2:
-            stop.wait()
-        while not stop.wait(0):
-            pass
-"""
-"""Takes as many signals: blocked for every other one, and in a tight loop of looks at the flag for the rest."""
-
-_LOADS_FOR_EVER = """
-import os, sys, time
-from outrider.wire.settings.config import DraftConfig
-from outrider.wire.processes.worker_main import run_worker
-class Loading:
-    def __del__(self):
-        os.write(1, b".")
-        time.sleep(60)
-run_worker("draft", DraftConfig, lambda config: Loading() and None, ["--model", "m", "--port", "0"])
-"""
-"""A signal's handler runs in `__del__`, which swallows what it raises."""
 
 _BESIDE_CALLS = """
 import sys, threading
@@ -113,69 +83,6 @@ def test_a_second_signal_shortens_a_childs_grace(signals: int, code: int) -> Non
     assert child.returncode == code
 
 
-def test_of_2000_signals_at_random_moments_none_leaves_a_process_waiting() -> None:
-    """With a flag whose handler takes a lock most such processes hang before the hundredth."""
-    moments = random.Random(0)
-    command = [sys.executable, "-c", _WAITS_FOR_SIGNALS, "2000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as waiting:
-        assert waiting.stdout is not None
-        try:
-            for number in range(2000):
-                readable, _, _ = select.select([waiting.stdout], [], [], HUNG_AFTER_S)
-                assert readable, f"it hangs after {number} signals"
-                assert os.read(waiting.stdout.fileno(), 1) == b"."
-                spin_until_s = time.perf_counter() + moments.uniform(0.0, 1e-4)
-                while time.perf_counter() < spin_until_s:
-                    pass
-                waiting.send_signal(moments.choice([signal.SIGINT, signal.SIGTERM]))
-            assert waiting.wait(HUNG_AFTER_S) == 0
-        finally:
-            waiting.kill()
-
-
-def test_what_ends_a_wait() -> None:
-    stop = StopFlag()
-    assert not stop.wait(0.01)
-    threading.Timer(0.01, stop.notify).start()
-    assert not stop.wait(HUNG_AFTER_S) and not stop.is_set()
-    threading.Timer(0.01, stop.set).start()
-    others = [threading.Thread(target=stop.wait) for _ in range(3)]
-    for other in others:
-        other.start()
-    while not stop.wait(HUNG_AFTER_S):
-        pass
-    for other in others:
-        other.join(HUNG_AFTER_S)
-        assert not other.is_alive(), "the flag is for all who wait"
-    assert stop.wait() and not stop.hurry
-
-
-def test_a_hangup_that_nohup_had_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        assert signal.SIGHUP in stop_signals()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert stop_signals() == [signal.SIGINT, signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_a_wait_ends_by_a_signal_after_an_event_loop_has_taken_signals_for_itself() -> None:
-    stop = StopFlag()
-    with stop.installed():
-
-        async def watch_signals() -> None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: None)
-
-        asyncio.run(watch_signals())
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGHUP)).start()
-        while not stop.wait():
-            pass
-        assert not stop.hurry
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wait() and stop.hurry
-
-
 def test_the_end_of_a_child_ends_a_wait_and_all_that_it_said_is_there() -> None:
     stop = StopFlag()
     say = "import json; [print(json.dumps({'event': str(number)})) for number in range(100)]"
@@ -191,12 +98,3 @@ def test_ctrl_c_while_the_command_line_imports_is_no_traceback(tmp_path: Path) -
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-m", "outrider", "up"], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")
-
-
-def test_a_signal_ends_a_worker_that_still_loads_wherever_its_main_thread_is() -> None:
-    loading = [sys.executable, "-c", _LOADS_FOR_EVER]
-    with subprocess.Popen(loading, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.read(1) == b"."
-        process.terminate()
-        assert process.wait(HUNG_AFTER_S) == 0 and process.stderr.read() == b""

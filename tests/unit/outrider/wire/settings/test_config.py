@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import pytest
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings import config as settings_of
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
-
-ALL = [DraftConfig, TargetConfig, GatewayConfig]
-NEEDED = {DraftConfig: {"model": "m"}, TargetConfig: {"model": "m"}, GatewayConfig: {"target": "h:1"}}
-
-
-def env(cls: type, **settings: object) -> dict[str, str]:
-    prefix = cls.model_config["env_prefix"]
-    return {f"{prefix}{name}".upper(): str(value) for name, value in {**NEEDED[cls], **settings}.items()}
-
-
-def load(cls: Any, argv: list[str], environ: dict[str, str]) -> Any:
-    """Read as a process does whose environment is this one."""
-    with pytest.MonkeyPatch.context() as patched:
-        for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
-            patched.delenv(name)
-        for name, value in environ.items():
-            patched.setenv(name, value)
-        return settings_of.load(cls, argv)
+from tests.unit.outrider.wire.settings.loading import ALL, NEEDED, env, load
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -62,34 +41,6 @@ def test_a_drafter_and_what_it_needs(settings: dict[str, object], message: str) 
         load(DraftConfig, [], env(DraftConfig, **settings))
     assert message in error.value.message
     assert not load(DraftConfig, [], env(DraftConfig, drafter="unigram", drafter_text="a")).has_model
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        (
-            "OUTRIDER_GATEWY_PORT",
-            "1",
-            "OUTRIDER_GATEWY_PORT is a setting of no part; did you mean OUTRIDER_GATEWAY_PORT?",
-        ),
-        ("OUTRIDER_CACH_DIR", "/c", "did you mean OUTRIDER_CACHE_DIR?"),
-        ("OUTRIDER_GATEWAY_PORT", "tcp://10.96.12.3:8000", "say enableServiceLinks: false in the pod's spec"),
-        ("OUTRIDER_GATEWAY_CHAT_SERVICE_HOST", "10.96.12.3", "say enableServiceLinks: false in the pod's spec"),
-        ("OUTRIDER_GATEWAY_PORT_8000_TCP_ADDR", "10.96.12.3", "say enableServiceLinks: false in the pod's spec"),
-    ],
-)
-def test_a_slip_and_a_variable_of_kubernetes_are_met_with_what_to_do(name: str, value: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load(GatewayConfig, [], {**env(GatewayConfig), name: value})
-    assert name in error.value.message and message in error.value.message
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_unknown_variable_of_ours_is_refused_with_what_is_known(cls: type) -> None:
-    prefix = cls.model_config["env_prefix"]
-    with pytest.raises(ConfigError) as error:
-        load(cls, [], {**env(cls), f"{prefix}POTR": "1"})
-    assert f"{prefix}POTR" in error.value.message and f"{prefix}PORT" in error.value.message
 
 
 @pytest.mark.parametrize(

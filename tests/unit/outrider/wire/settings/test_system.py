@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from outrider.cli.up.supervisor import Supervisor
-from outrider.wire.errors import ConfigError
-from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.system import DEMO_NAME, ScalingConfig, SystemConfig, merge_settings, read_yaml
 from tests.forked import REPO
 from tests.unit.outrider.wire.settings.clusters import CLUSTER, NO_FLAGS
@@ -40,23 +37,6 @@ def test_what_the_docs_and_the_examples_show_can_be_read() -> None:
     assert len(files) >= 2
     for file in files:
         assert read(read_yaml(file)).targets
-
-
-def test_gateways_have_ports_of_their_own() -> None:
-    def ports(gateways: int, **gateway: int) -> list[tuple[int | None, ...]]:
-        config = read({"target": {"model": "t"}, "gateways": gateways, "gateway": gateway})
-        made = [Supervisor(config, StopFlag())._gateway_config(index, registry="a:1") for index in range(gateways)]
-        names = ["port", "grpc_port", *(["metrics_port"] if "metrics_port" in gateway else [])]
-        return [tuple(getattr(one, name) for name in names) for one in made]
-
-    assert ports(1) == [(8000, 8001)]
-    assert ports(3) == [(8000, 8001), (8002, 8003), (8004, 8005)]
-    assert ports(3, port=8002, grpc_port=8000) == [(8002, 8000), (8005, 8003), (8008, 8006)]
-    assert ports(2, port=8000, grpc_port=9000) == [(8000, 9000), (8001, 9001)]
-    assert ports(2, metrics_port=8002) == [(8000, 8001, 8002), (8003, 8004, 8005)]
-    assert ports(2, port=0, grpc_port=0) == [(0, 0), (0, 0)]
-    with pytest.raises(ConfigError, match="gateway 1 would have 65536"):
-        ports(2, port=65535, grpc_port=100)
 
 
 def test_workers_have_metrics_and_the_demo_pair_its_name() -> None:
