@@ -88,9 +88,9 @@ class RoundSeries:
             del self._used_labels[label]
             self._used_labels[label] = None  # at the end: the last to go
         gone = [label for label in self._used_labels if label and label not in present]  # the oldest first
-        num_old = len(gone) - MAX_GONE_DRAFTS
-        for index, label in enumerate(gone):
-            if index < num_old or not self._metrics.has_counts(self.target_label, label):
+        counted = [label for label in gone if self._metrics.has_counts(self.target_label, label)]
+        for label in gone:
+            if label not in counted[-MAX_GONE_DRAFTS:]:
                 self._metrics.forget_pair(self.target_label, label)
                 del self._used_labels[label]
         if self._last_label not in self._used_labels:

@@ -62,3 +62,17 @@ def test_the_counts_of_the_last_drafts_that_left_stay_and_those_of_none_go() -> 
     series.update()
     assert labels_in(metrics) == {f"m{number}" for number in range(2, MAX_GONE_DRAFTS + 2)}
     assert series.label_of(None) == f"m{MAX_GONE_DRAFTS + 1}"
+
+
+def test_a_draft_that_leaves_without_counts_takes_no_place_of_one_with_counts() -> None:
+    drafts: dict[str, DraftMember] = {}
+    series, metrics = series_of(drafts)
+    for number in range(MAX_GONE_DRAFTS):
+        drafts["a"] = draft("a", f"m{number}")
+        series.update()
+        series.pair(f"m{number}").draft_tokens.inc()
+    drafts["a"] = draft("a", "unused")
+    series.update()
+    del drafts["a"]
+    series.update()
+    assert labels_in(metrics) == {f"m{number}" for number in range(MAX_GONE_DRAFTS)}
