@@ -13,9 +13,7 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import EAGLE3, family_of
-from outrider.lab.models.alpha import tokenizer_of
 from outrider.training import optimizing
-from outrider.training.chats import prompt_ids
 from outrider.training.task import Task
 from outrider.training.train_head import default_taps, exclude_overlaps, train
 from outrider.wire.errors import ConfigError
@@ -117,25 +115,6 @@ def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None
     )
     (tmp_path / "empty").mkdir()
     fails("has no config.json", target=str(tmp_path / "empty"))
-
-
-def test_a_chat_models_prompts_go_through_its_template(tmp_path: Path) -> None:
-    tiny_llama(tmp_path / "chats", hidden_size=8, num_layers=1)
-    folder, raw = str(tmp_path / "chats"), prompt_ids(str(tmp_path / "chats"), ["hello"], is_raw=True)
-    assert prompt_ids(folder, ["hello"], is_raw=False) == raw, "it has none"
-    template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
-    )
-    (tmp_path / "chats" / "chat_template.jinja").write_text(template)
-    tokenizer = tokenizer_of(folder)
-    assert [tokenizer.decode(ids) for ids in prompt_ids(folder, ["hello"], is_raw=False)] == ["<user>hello<a>"]
-    (long,) = prompt_ids(folder, ["hello " * 300], is_raw=False)
-    text = tokenizer.decode(long)
-    assert text.startswith("<user>") and text.endswith("hello <a>")
-    assert prompt_ids(folder, ["hello"], is_raw=True) == raw
-    (tmp_path / "chats" / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
-    with pytest.raises(ConfigError, match="takes no user's message alone: no system; --raw trains"):
-        prompt_ids(folder, ["hello"], is_raw=False)
 
 
 @pytest.fixture(autouse=True)
