@@ -14,11 +14,11 @@ from outrider.cli.main import app
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import EAGLE3, family_of
 from outrider.training import optimizing
-from outrider.training.task import Task
 from outrider.training.train_head import default_taps, exclude_overlaps, train
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes.stop_flag import StopFlag, StopRequested
 from tests.tiny_models import tiny_llama
+from tests.unit.outrider.training.tiny_training import task
 
 
 @pytest.fixture(scope="module")
@@ -52,28 +52,6 @@ def test_a_head_is_trained_in_a_process_of_its_own(
     assert rows == {(d, t, n) for d in ("draft", "before", "after") for t in (0.0, 0.7, 1.0) for n in (1, 2, 3)}
     assert family_of(Checkpoint(str(tmp_path / "head"))) is EAGLE3
     assert "training: 3 of 3, loss " in made.stderr and "MiB of memory at most" in made.stderr
-
-
-def task(folder: Path, out: Path) -> Task:
-    return Task(
-        kind="medusa",
-        target=str(folder / "target"),
-        out=str(out),
-        work=str(out.parent / "work"),
-        prompts=[f"the {i}" for i in range(12)],
-        held_apart=["a b", "c d"],
-        temperatures=[0.0, 1.0],
-        start=None,
-        loss="lk",
-        depth=2,
-        taps=None,
-        draft_vocab=None,
-        updates=4,
-        batch_size=4,
-        max_tokens=8,
-        seed=0,
-        seconds=None,
-    )
 
 
 def test_a_stopped_training_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
