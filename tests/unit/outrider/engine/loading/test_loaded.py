@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from tests.tiny_models import tiny_llama
 
-SETTINGS = {"device": "cpu", "dtype": "float32", "kv_cache_tokens": 512, "max_slots": 2}
+SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_tokens": 512, "max_slots": 2}
 
 
 def test_a_target_reports_its_checkpoints_defaults_without_those_out_of_range(
