@@ -25,10 +25,10 @@ def test_a_key_is_found_under_each_name_and_in_each_place(tmp_path: Path) -> Non
         found.get("size", "deep")
 
 
-@pytest.mark.parametrize("value", [1, 8, "4", 4.0, True, None])
+@pytest.mark.parametrize("value", [0, 8, "4", 4.0, True, None])
 def test_a_number_is_whole_and_within_its_bounds(tmp_path: Path, value: object) -> None:
-    with pytest.raises(ConfigError, match=rf"of .* is {value!r}, must be a whole number from 2 to 7; correct its"):
-        keys(tmp_path, size=value).number("size", "block", least=2, most=7)
+    with pytest.raises(ConfigError, match=rf"of .* is {value!r}, must be a whole number from 1 to 7; correct its"):
+        keys(tmp_path, size=value).number("size", "block", least=1, most=7)
 
 
 def test_a_number_at_its_bounds_is_taken_and_the_name_that_is_there_is_said(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_a_widened_model_has_the_same_logits(model: LlamaForCausalLM, sizes: Wid
     wide = widen(model, sizes)
     assert wide.config.num_hidden_layers == 3 and wide.lm_head.weight.shape == (320, 64)
     assert largest_difference(model, wide) < 1e-4
+    assert wide.config.rms_norm_eps == pytest.approx(model.config.rms_norm_eps / 2)  # of a mean with as many zeros
     with torch.no_grad():
         wide.model.layers[0].mlp.down_proj.weight.mul_(2)
     assert largest_difference(model, wide) > 1e-2
