@@ -1,15 +1,12 @@
-"""What counts as free memory, and how much of it a cache takes."""
+"""What counts as free memory, and how many blocks a budget of it has."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import threading
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,10 +14,6 @@ import torch
 from outrider.engine import memory
 from outrider.engine.memory import MemoryBudget, SpareMemory
 from outrider.wire.errors import ConfigError
-from tests.forked import CONTEXT
-from tests.native import skip_without_library
-from tests.tiny_models import tiny_llama
-from tests.unit.outrider.engine.loading.tiny_models import load
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -103,31 +96,6 @@ def test_the_machine_gives_no_more_than_it_has(cgroup: Path, limit: str | None) 
     assert memory.free_memory_bytes(CPU) == 8 * GIB
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_llama(tmp_path_factory.mktemp("original"), vocab_size=300)
-
-
-@pytest.fixture
-def folder(original: str, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
-    return Path(shutil.copytree(original, tmp_path / "model"))
-
-
-def test_the_cache_takes_its_fraction_of_the_free_memory(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    block_bytes = 16 * 2 * 2 * 2 * 8 * 4  # tokens, layers, keys and values, heads, head width, float32
-    monkeypatch.setattr(memory, "free_memory_bytes", lambda _: 1000 * block_bytes)
-    assert load(original, kv_cache_fraction=0.01).pool.num_blocks == 10
-    assert load(original, kv_cache_fraction=0.02).pool.num_blocks == 20
-    assert load(original).pool.num_blocks == 2 * 16  # both slots' contexts, and no more
-    assert load(original, max_slots=64).pool.num_blocks == 100  # a tenth
-    monkeypatch.setattr("outrider.engine.loading.cache_size.ANSWER_TOKENS", 64)
-    assert load(original, max_slots=3).pool.num_blocks == 16  # one context at least
-    assert load(original, max_slots=8).pool.num_blocks == 8 * 4
-    with pytest.raises(ConfigError, match=rf"a block takes {block_bytes} bytes, .*kv_cache_fraction 0\.0001"):
-        load(original, kv_cache_fraction=0.0001)
-
-
 def test_a_cache_never_takes_what_a_step_needs() -> None:
     budget = MemoryBudget(weights_bytes=0, activations_bytes=300, free_bytes=1000)
     assert budget.num_blocks(block_bytes=100, num_wanted=50, fraction=1.0) == 7
@@ -138,46 +106,3 @@ def test_a_cache_never_takes_what_a_step_needs() -> None:
     assert replace(budget, graphs_bytes=200).num_blocks(block_bytes=100, num_wanted=50, fraction=0.9) == 5
     assert replace(budget, graphs_bytes=200, tap_bytes=7).spare(400) == SpareMemory(100, 7)
     assert budget.spare(800) == SpareMemory(), "a set size may leave nothing"
-
-
-def test_the_masks_of_prompts_are_counted_with_a_step(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory_bytes", lambda _: 1 << 30)
-    config = load(original).path._model.config
-    num_shared = config.num_attention_heads // config.num_key_value_heads
-    num_bytes = memory.masks_bytes([(None, None)], 4 * num_shared, 100, 256)
-    assert num_bytes == 100 * 256 * (4 * num_shared + 1)
-    assert memory.masks_bytes([(None, None), (16, None)], 2, 100, 256) == 100 * 256 * 3 + 100 * 116 * 2
-    settings: dict[str, Any] = {"attention_path": "paged", "max_prefill_tokens": 100}
-    counted = load(original, **settings).spare.num_bytes
-    monkeypatch.setattr(memory, "masks_bytes", lambda *_: 0)
-    assert load(original, **settings).spare.num_bytes - counted == num_bytes
-
-
-@pytest.mark.parametrize("path", ["fused", "paged", "dense"])
-def test_a_cache_on_a_cpu_takes_memory_as_it_is_used(original: str, path: str) -> None:
-    if path == "fused":
-        skip_without_library()
-    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:  # this one may have memory to use again
-        grown, asked = pool.submit(cache_growth, original, path).result(60)
-    assert grown < 0.1 * asked and asked > 50e6
-
-
-def test_a_cache_larger_than_the_free_memory_is_refused(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    block_bytes = 16 * 2 * 2 * 2 * 8 * 4
-    monkeypatch.setattr(memory, "free_memory_bytes", lambda _: 20 * block_bytes)
-    assert load(original, kv_cache_tokens=320).pool.num_blocks == 20
-    with pytest.raises(ConfigError, match=r"kv_cache_tokens is 321, .*; lower it to at most 320") as caught:
-        load(original, kv_cache_tokens=321)
-    assert caught.value.param == "kv_cache_tokens"
-
-
-def cache_growth(folder: str, path: str) -> tuple[int, int]:
-    """-> bytes by which this process has grown with a cache, and the cache's."""
-    load(folder, attention_path=path)  # what a first load brings along is not the cache's
-    before = resident_bytes()
-    runner = load(folder, attention_path=path, kv_cache_tokens=1 << 18)
-    return resident_bytes() - before, (1 << 18) * runner.kv_bytes_per_token
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.main import app
 from outrider.lab import tune
-from tests.unit.outrider.lab.tuning.test_study import studied
+from tests.unit.outrider.lab.tuning.known_study import studied
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

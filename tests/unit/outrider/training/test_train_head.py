@@ -13,14 +13,12 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import EAGLE3, family_of
-from outrider.lab.models.alpha import tokenizer_of
 from outrider.training import optimizing
-from outrider.training.chats import prompt_ids
-from outrider.training.task import Task
 from outrider.training.train_head import default_taps, exclude_overlaps, train
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes.stop_flag import StopFlag, StopRequested
 from tests.tiny_models import tiny_llama
+from tests.unit.outrider.training.tiny_training import task
 
 
 @pytest.fixture(scope="module")
@@ -54,28 +52,6 @@ def test_a_head_is_trained_in_a_process_of_its_own(
     assert rows == {(d, t, n) for d in ("draft", "before", "after") for t in (0.0, 0.7, 1.0) for n in (1, 2, 3)}
     assert family_of(Checkpoint(str(tmp_path / "head"))) is EAGLE3
     assert "training: 3 of 3, loss " in made.stderr and "MiB of memory at most" in made.stderr
-
-
-def task(folder: Path, out: Path) -> Task:
-    return Task(
-        kind="medusa",
-        target=str(folder / "target"),
-        out=str(out),
-        work=str(out.parent / "work"),
-        prompts=[f"the {i}" for i in range(12)],
-        held_apart=["a b", "c d"],
-        temperatures=[0.0, 1.0],
-        start=None,
-        loss="lk",
-        depth=2,
-        taps=None,
-        draft_vocab=None,
-        updates=4,
-        batch_size=4,
-        max_tokens=8,
-        seed=0,
-        seconds=None,
-    )
 
 
 def test_a_stopped_training_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,25 +93,6 @@ def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None
     )
     (tmp_path / "empty").mkdir()
     fails("has no config.json", target=str(tmp_path / "empty"))
-
-
-def test_a_chat_models_prompts_go_through_its_template(tmp_path: Path) -> None:
-    tiny_llama(tmp_path / "chats", hidden_size=8, num_layers=1)
-    folder, raw = str(tmp_path / "chats"), prompt_ids(str(tmp_path / "chats"), ["hello"], is_raw=True)
-    assert prompt_ids(folder, ["hello"], is_raw=False) == raw, "it has none"
-    template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
-    )
-    (tmp_path / "chats" / "chat_template.jinja").write_text(template)
-    tokenizer = tokenizer_of(folder)
-    assert [tokenizer.decode(ids) for ids in prompt_ids(folder, ["hello"], is_raw=False)] == ["<user>hello<a>"]
-    (long,) = prompt_ids(folder, ["hello " * 300], is_raw=False)
-    text = tokenizer.decode(long)
-    assert text.startswith("<user>") and text.endswith("hello <a>")
-    assert prompt_ids(folder, ["hello"], is_raw=True) == raw
-    (tmp_path / "chats" / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
-    with pytest.raises(ConfigError, match="takes no user's message alone: no system; --raw trains"):
-        prompt_ids(folder, ["hello"], is_raw=False)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from outrider.training.eagle3_student import Eagle3, ProjectedHead
 from outrider.training.medusa_student import Medusa
 from outrider.training.pass_embeddings import LookaheadEmbeddings
 from outrider.training.student import Draft, Student
+from outrider.training.task import Task
 from outrider.training.teacher import Batch, Teacher
 
 
@@ -32,3 +33,25 @@ def students(folder: Path, target: TargetFiles, teacher: Teacher) -> dict[str, C
         "pass": lambda: LookaheadEmbeddings.new(teacher, 2, seed=5),
         "draft": lambda: Draft(draft, target.vocab_size, "cpu"),
     }
+
+
+def task(folder: Path, out: Path) -> Task:
+    return Task(
+        kind="medusa",
+        target=str(folder / "target"),
+        out=str(out),
+        work=str(out.parent / "work"),
+        prompts=[f"the {i}" for i in range(12)],
+        held_apart=["a b", "c d"],
+        temperatures=[0.0, 1.0],
+        start=None,
+        loss="lk",
+        depth=2,
+        taps=None,
+        draft_vocab=None,
+        updates=4,
+        batch_size=4,
+        max_tokens=8,
+        seed=0,
+        seconds=None,
+    )

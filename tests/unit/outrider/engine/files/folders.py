@@ -14,6 +14,8 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 
+TEXT = "a<|tool|> b</think>\n[x]</s>"
+
 
 def change(path: Path, **fields: Any) -> None:
     """Set fields of a JSON file; None takes one out."""

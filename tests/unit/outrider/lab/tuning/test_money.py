@@ -8,44 +8,15 @@ import json
 import pytest
 from rich.console import Console
 
-from outrider.lab.load.figures import Gain, LoadFigures, Turn
-from outrider.lab.load.load import RequestOutcome
-from outrider.lab.tuning.deployments import deployments_of, settings_of, with_cache
+from outrider.lab.load.figures import LoadFigures, Turn
 from outrider.lab.tuning.money import COLOCATED, NGRAM, SPLIT, Money, Price, money_to_json, show_money
+from tests.unit.outrider.lab.load.turns import REFUSED, turns
 
-ROLES = list(enumerate(("target", "draft")))
 PRICE = Price(target=2.0, draft=0.5)
-
-
-REFUSED = RequestOutcome(0.0, None, 0.1, 429, "1")
-
-
-def turns(seconds: list[float]) -> list[Turn]:
-    return [Turn((RequestOutcome(0.0, 0.1, each, 200, None, None, {"completion_tokens": 10}),)) for each in seconds]
 
 
 def rung(concurrency: int, plain_s: list[float], drafted_s: list[float]) -> LoadFigures:
     return LoadFigures.of(concurrency, turns(drafted_s), turns(plain_s))
-
-
-def test_the_gain_is_of_the_same_turns() -> None:
-    """The machine is three times as slow in some turns: it is so on both sides, and no noise of the ratio."""
-    plain = [3.0, 1.0, 3.0, 1.0, 1.0, 3.0]
-    gain = Gain.of(turns([each / 2 for each in plain]), turns(plain))
-    assert gain is not None and gain.interval is not None and gain.is_ahead
-    assert (gain.ratio, *gain.interval) == pytest.approx((2.0, 2.0, 2.0))
-
-
-def test_an_interval_on_both_sides_of_one_is_neither_ahead_nor_behind() -> None:
-    gain = Gain.of(turns([1.0, 2.0, 1.0, 2.0, 1.0, 2.0]), turns([2.0, 1.0, 2.0, 1.0, 2.0, 1.0]))
-    assert gain is not None and gain.interval is not None
-    assert gain.interval[0] < gain.ratio == 1.0 < gain.interval[1] and not gain.is_ahead and not gain.is_behind
-
-
-def test_few_turns_have_no_interval_and_no_answers_no_ratio() -> None:
-    few = Gain.of(turns([1.0] * 4), turns([2.0] * 4))
-    assert few == Gain(2.0, None) and not few.is_ahead
-    assert Gain.of(turns([1.0]), [Turn((REFUSED,))]) is None
 
 
 MONEY = Money(
@@ -103,22 +74,3 @@ def test_of_two_that_pay_the_better_wins_beyond_noise_alone() -> None:
 def test_the_json_has_what_wins() -> None:
     found = json.loads(json.dumps(money_to_json(MONEY)))
     assert [load["cheapest"] for load in found["loads"]] == [[SPLIT], [COLOCATED], ["plain"]]
-
-
-def test_both_caches_hold_all_requests_wherever_the_pair_is() -> None:
-    """Without it the worker that loads first on one GPU would take nine tenths of what is free."""
-    asked = {role: {"model": "a", "device": f"cuda:{index}", "dtype": None, "cpu_cores": None} for index, role in ROLES}
-    found = deployments_of(with_cache(asked, ["four", "größer"], 96, 16))
-    sizes = {each.worker.kv_cache_tokens for own in found.values() for each in settings_of(own).pools}
-    assert sizes == {16 * (8 + 96 + 512)}
-
-
-def test_the_draft_is_put_on_the_targets_cores() -> None:
-    asked = {
-        "target": {"model": "a", "device": "cpu", "dtype": None, "cpu_cores": "0"},
-        "draft": {"model": "b", "device": None, "dtype": None, "cpu_cores": "1"},
-    }
-    found = deployments_of(asked)
-    assert found[SPLIT] == asked
-    assert {role: own["cpu_cores"] for role, own in found[COLOCATED].items()} == {"target": "0", "draft": "0"}
-    assert found[COLOCATED]["draft"]["device"] == "cpu"

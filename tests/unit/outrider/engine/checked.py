@@ -1,0 +1,12 @@
+"""What is found of a target and its drafts."""
+
+from __future__ import annotations
+
+from outrider.engine import checkup
+from outrider.engine.model_check import Task
+from tests.stack import DEMO_TARGET
+
+
+def pair(*drafts: str, target: str = DEMO_TARGET, dtype: str = "auto") -> dict[str, tuple[str, str, str]]:
+    """What is found of a target and drafts, by check."""
+    return dict(checkup.findings(Task(target, list(drafts), "cpu", dtype)))
