@@ -44,7 +44,9 @@ def test_children_come_before_grandchildren_and_the_dead_are_left_out() -> None:
             assert found == [child.pid, grandchild] and descendants(child.pid) == [grandchild]
         finally:
             os.kill(grandchild, 9)
-    assert descendants(grandchild) == [] and child.pid not in descendants(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        assert dead.pid not in descendants(os.getpid())
 
 
 def test_those_that_ignore_sigterm_and_orphans_are_ended_too() -> None:
