@@ -33,7 +33,7 @@ from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.step_plan import Row
 from outrider.engine.worker import scheduler
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, SlotKey, TruncateJob
+from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
 from outrider.papers.lookahead import LookaheadDrafter
@@ -498,18 +498,6 @@ def test_a_verdict_says_how_many_drafts_might_have_been_kept(
     target.deliver(0, NUM_PROMPT, ids, parents)
     assert target.step_after(0.0)
     assert (target.verdicts[0].num_drafted, target.verdicts[0].depth) == (len(ids), depth)
-
-
-def test_an_old_truncate_does_not_crop_a_target_that_is_ahead(runner: ModelRunner) -> None:
-    target = Fixed(runner)
-    slot = target.slot_lease.slot
-    for _ in range(4):
-        assert target.step_after(MAX_HOLD_S)
-    num_cached = len(slot.cached)
-    target.verifier.handle(TruncateJob(1, 0, NUM_PROMPT + 1, "rejected"))
-    assert len(slot.cached) == num_cached == len(slot.committed) - 1
-    target.verifier.handle(TruncateJob(1, 0, NUM_PROMPT + 1, "stop"))
-    assert len(slot.cached) == NUM_PROMPT and not target.leases.running()
 
 
 def test_drafts_that_find_no_room_are_told_of_once(runner: ModelRunner, caplog: pytest.LogCaptureFixture) -> None:
