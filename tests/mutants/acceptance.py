@@ -16,7 +16,7 @@ TREES, COMMIT = (
     ("tests/unit/target_service/step/test_decide_on_device.py",),
     ("tests/unit/target_service/step/test_commit.py",),
 )
-STEPS = ("tests/unit/target_service/step/test_step.py",)
+VERIFIER = ("tests/unit/target_service/step/test_verifier.py",)
 
 ACCEPTANCE = (
     Mutant(
@@ -99,7 +99,7 @@ ACCEPTANCE = (
         "target_service:Verifier._truncate",
         call("truncate", to="_f(_0)"),
         "an old Truncate crops a target that is ahead of it",
-        STEPS,
+        VERIFIER,
     ),
     Mutant(
         "target_service:commit_tokens",

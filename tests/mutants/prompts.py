@@ -3,7 +3,7 @@
 from tests.mutants import Mutant
 from tests.mutants.operators import call, never, subscript
 
-TARGET, UNIT = ("tests/service/test_target_service.py",), ("tests/unit/outrider/engine/worker/test_slots.py",)
+TARGET, UNIT = ("tests/service/test_target_service.py",), ("tests/unit/outrider/engine/worker/test_scheduler.py",)
 
 PROMPTS = (
     Mutant(

@@ -79,6 +79,6 @@ WINDOWS = (
         "target_service:learn",
         drop("own_drafters", "drafter", "note"),
         "windows that bring nothing are fed for ever",
-        ("tests/unit/target_service/leases/test_lease.py",),
+        ("tests/unit/target_service/step/test_verdicts.py",),
     ),
 )

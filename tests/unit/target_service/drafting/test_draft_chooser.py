@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,52 +14,34 @@ import pytest
 from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation.candidates import join
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.nodes import Delivery, NodeKind
-from outrider.engine.speculation.target_drafter import ExtraRows
-from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.tree_shape import TreeShape
-from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseDistributions
 from target_service.drafting.budget import VerifyChoice
 from target_service.drafting.draft_chooser import DraftChooser
-from target_service.drafting.proposal import Proposal
 from target_service.drafting.slot_candidates import Candidates
 from target_service.leases.lease import DeliveredDrafts, Lease
 from target_service.step.verdicts import drafter_of, learn
 from tests.enumeration import Prefix
-from tests.unit.target_service.drafting.unions import Chain, add, made, park
+from tests.unit.target_service.drafting.unions import (
+    COUPLED,
+    GREEDY,
+    METRICS,
+    PROMPT,
+    UNION,
+    VOCAB,
+    WithRows,
+    add,
+    deliver,
+    guesses,
+    made,
+    park,
+    proposal_of,
+)
 
-PROMPT = [7, 8, 9]
-VOCAB = 3
-UNION = Drafter.NGRAM_AND_MODEL
-METRICS = WorkerMetrics("target")
-GREEDY = SamplingParams(temperature=0.0)
-COUPLED = SamplingParams(temperature=1.0, acceptance=AcceptanceRule.COUPLED)
 DRAWN = SamplingParams(temperature=1.0)
 EVEN = TokenDistribution(VOCAB, np.zeros(VOCAB, dtype=np.float32))
-Token = tuple[int, Any]
-"""A draft token, and what it was sampled from or None."""
-
-
-def guesses(*ids: int) -> list[Token]:
-    return [(token_id, None) for token_id in ids]
-
-
-def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> None:
-    """Guesses, of which the first path is the likeliest."""
-    ids, parents, ranks, places = list[int](), list[int](), list[int](), {(): ROOT}
-    for path in paths:
-        for depth in range(1, len(path) + 1):
-            at, parent = tuple(path[:depth]), places[tuple(path[: depth - 1])]
-            if at not in places:
-                places[at] = len(ids)
-                ranks.append(parents.count(parent))
-                ids.append(path[depth - 1])
-                parents.append(parent)
-    nodes = Delivery(draft, len(PROMPT), ids, parents, ranks, [NodeKind.DETERMINISTIC] * len(ids), None)
-    lease.drafts[draft].buffer.insert(nodes, lease.slot.committed, 1 << 20)
 
 
 def shown(tree: DraftTree) -> set[Prefix]:
@@ -73,10 +54,6 @@ def tree_of(found: Candidates) -> DraftTree:
 
 def probs_of(found: Candidates) -> list[float]:
     return [offer.prob for offer in found.offers]
-
-
-def proposal_of(drafting: DraftChooser, found: Candidates, num_offers: int) -> Proposal:
-    return drafting.proposal(found, VerifyChoice(num_offers, False))
 
 
 def pending(drafting: DraftChooser, lease: Lease) -> list[tuple[DeliveredDrafts, float]]:
@@ -216,59 +193,13 @@ class TestChoice:
         assert tree_of(drafting.candidates(lease)).ids == [1]
 
 
-class _WithRows(Chain):
-    """It has a row fed behind the last of a step's draft tokens."""
-
-    def feeds_rows(self, slot: Any) -> bool:
-        return True
-
-    def rows_beside(self, slot: Any, parents: Sequence[int]) -> ExtraRows:
-        return ExtraRows(Drafter.NGRAM, [2], [len(parents) - 1], width=1, depth=1)
-
-
 class TestRowsBeside:
     def test_they_hang_under_the_draft_tokens_that_the_step_verifies(self) -> None:
         drafting, lease = made(GREEDY, [], name=Drafter.NGRAM)
-        drafting = replace(drafting, own=_WithRows(guesses(0, 1), Drafter.NGRAM))
+        drafting = replace(drafting, own=WithRows(guesses(0, 1), Drafter.NGRAM))
         found = drafting.with_rows_beside(drafting.candidates(lease))
         parents = [drafting.proposal(found, VerifyChoice(num, True)).rows_beside for num in (2, 1, 0)]
         assert [rows and rows.parents for rows in parents] == [[1], [0], [-1]]
-
-    def test_the_draft_tokens_that_earlier_ones_brought_are_paid_for_with_them(self) -> None:
-        drafting, lease = made(GREEDY, [], name=Drafter.NGRAM)
-        own, nobodys = replace(drafting, own=_WithRows(guesses(0, 1), Drafter.NGRAM)), _WithRows([], Drafter.NGRAM)
-        costs = list[int]()
-        deliver(lease, [[0]])
-        for each in (own, replace(drafting, own=nobodys)):
-            costs.append(each.with_rows_beside(each.candidates(lease)).demand.extra_cost_rows)
-        assert costs == [3, 1], "what a draft worker delivered came of none"
-
-
-class TestLearning:
-    def noted(self, params: SamplingParams, ids: list[int], own: Sequence[int], delivered: Sequence[int]) -> list[Any]:
-        """What is noted of the chain when these ids are committed."""
-        drafting, lease = made(params, guesses(*own))
-        deliver(lease, [delivered])
-        seen = list[Any]()
-        lease.own_drafters[Drafter.NGRAM].shares.note = seen.append  # type: ignore[method-assign]
-        found = drafting.candidates(lease)
-        proposal = proposal_of(drafting, found, len(found.offers))
-        tree, path, at = proposal.tree, list[int](), ROOT
-        while (node := tree.child(at, ids[len(path)])) is not None:
-            path.append(node)
-            at = node
-        lease.slot.committed += ids[: len(path) + 1]
-        learn(lease, proposal, path, len(path) + 1, [], METRICS)
-        return seen
-
-    @pytest.mark.parametrize("params", [GREEDY, COUPLED])
-    def test_the_chain_is_judged_where_the_draft_was_wrong(self, params: SamplingParams) -> None:
-        assert self.noted(params, [1, 2, 0], own=[1, 2], delivered=[3, 4]) == [0, 0]
-        assert self.noted(params, [1, 0], own=[1, 2], delivered=[3, 4]) == [0, None]
-        assert self.noted(params, [0], own=[1, 2], delivered=[3, 4]) == [None]
-        assert self.noted(params, [3, 4, 0], own=[1, 2], delivered=[3, 4]) == []
-        assert self.noted(params, [1, 4, 0], own=[1, 2], delivered=[1, 4]) == []
-        assert self.noted(params, [0], own=[1, 2], delivered=[1, 4]) == []
 
 
 @pytest.mark.parametrize("is_own", [True, False])

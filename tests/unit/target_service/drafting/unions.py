@@ -8,15 +8,20 @@ from typing import Any, cast
 
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
+from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.papers.merging import merge
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
+from target_service.drafting.budget import VerifyChoice
 from target_service.drafting.draft_chooser import DraftChooser
+from target_service.drafting.proposal import Proposal
+from target_service.drafting.slot_candidates import Candidates
 from target_service.leases.draft_buffer import BufferedToken
 from target_service.leases.lease import DeliveredDrafts, Lease, SlotDrafter
 
@@ -24,6 +29,8 @@ PROMPT = [7, 8, 9]
 VOCAB = 3
 UNION = Drafter.NGRAM_AND_MODEL
 METRICS = WorkerMetrics("target")
+GREEDY = SamplingParams(temperature=0.0)
+COUPLED = SamplingParams(temperature=1.0, acceptance=AcceptanceRule.COUPLED)
 USUAL = (0.6, 0.5)
 """Acceptance probability of what a draft proposes first, and of the chain's."""
 Token = tuple[int, Any]
@@ -92,3 +99,36 @@ def park(draft: DeliveredDrafts, chain: Sequence[Token]) -> None:
 def add(draft: DeliveredDrafts, parent: int, token_id: int, law: Any) -> int:
     draft.buffer.tokens.append(BufferedToken(NodeKind.SAMPLED, 0, law, None, None))
     return draft.buffer.tree.add(parent, token_id)
+
+
+def guesses(*ids: int) -> list[Token]:
+    return [(token_id, None) for token_id in ids]
+
+
+def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> None:
+    """Guesses, of which the first path is the likeliest."""
+    ids, parents, ranks, places = list[int](), list[int](), list[int](), {(): ROOT}
+    for path in paths:
+        for depth in range(1, len(path) + 1):
+            at, parent = tuple(path[:depth]), places[tuple(path[: depth - 1])]
+            if at not in places:
+                places[at] = len(ids)
+                ranks.append(parents.count(parent))
+                ids.append(path[depth - 1])
+                parents.append(parent)
+    nodes = Delivery(draft, len(PROMPT), ids, parents, ranks, [NodeKind.DETERMINISTIC] * len(ids), None)
+    lease.drafts[draft].buffer.insert(nodes, lease.slot.committed, 1 << 20)
+
+
+def proposal_of(drafting: DraftChooser, found: Candidates, num_offers: int) -> Proposal:
+    return drafting.proposal(found, VerifyChoice(num_offers, False))
+
+
+class WithRows(Chain):
+    """It has a row fed behind the last of a step's draft tokens."""
+
+    def feeds_rows(self, slot: Any) -> bool:
+        return True
+
+    def rows_beside(self, slot: Any, parents: Sequence[int]) -> ExtraRows:
+        return ExtraRows(Drafter.NGRAM, [2], [len(parents) - 1], width=1, depth=1)

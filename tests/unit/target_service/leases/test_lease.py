@@ -8,10 +8,8 @@ from typing import Any, cast
 import pytest
 
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.nodes import Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
-from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.papers.merging import merge
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
@@ -19,38 +17,10 @@ from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.drafting.draft_chooser import DraftChooser
 from target_service.drafting.own_drafts import OwnDrafts
-from target_service.drafting.proposal import Proposal
 from target_service.leases.hold import PendingDraft
-from target_service.leases.lease import ETA_WEIGHT, MAX_STARVED, DeliveredDrafts, Lease, SlotDrafter
+from target_service.leases.lease import ETA_WEIGHT, MAX_STARVED, Lease, SlotDrafter
 from target_service.leases.lease_jobs import Fallback
-from target_service.step.verdicts import learn
-
-PROMPT = [7, 8, 9]
-
-
-class Course:
-    """A slot whose target commits a token a step, at times that the test says."""
-
-    def __init__(self) -> None:
-        params = SamplingParams(temperature=0.0)
-        slot: Any = SimpleNamespace(committed=list(PROMPT), max_len=99, params=params)
-        shares = SlotAcceptance(RankAcceptance())
-        job: Any = None
-        self.draft = DeliveredDrafts(Drafter.MODEL, shares, ticket=1, is_active=True)
-        self.lease = Lease(job, slot, Speculation(max_draft_tokens=8), [self.draft], {}, 0.0)
-        self.lease.begin_step(0.0)
-
-    def step(self, now: float) -> None:
-        """A plain step ends, which commits token 1."""
-        self.lease.slot.committed.append(1)
-        self.draft.buffer.advance([1], len(self.lease.slot.committed) - 1, None)
-        self.lease.begin_step(now)
-
-    def deliver(self, root_len: int, now: float) -> None:
-        """Guesses of one token after the other come, under the first root_len tokens."""
-        nodes = Delivery(1, root_len, [1, 1], [ROOT, 0], [0, 0], [NodeKind.DETERMINISTIC] * 2, None)
-        self.draft.buffer.insert(nodes, self.lease.slot.committed, 1 << 20)
-        self.draft.arrived(root_len, now)
+from tests.unit.target_service.leases.course import Course
 
 
 def test_guesses_that_come_late_teach_how_long_they_take() -> None:
@@ -100,36 +70,6 @@ def test_whatever_comes_brings_hope() -> None:
     course.step(1.0)
     course.deliver(1, 2.0)
     assert course.draft.is_active and course.draft.hit is False and course.draft.eta_s is None
-
-
-def test_a_prediction_is_learnt_from_whether_it_was_verified_or_not() -> None:
-    """Else texts of no use would have the next one never tried."""
-    course, shares, metrics = Course(), RankAcceptance(), WorkerMetrics("target")
-    for _ in range(500):
-        shares.note(None)
-    lease = course.lease
-    prediction = lease.own_drafters[Drafter.PREDICTION] = SlotDrafter(Drafter.PREDICTION, SlotAcceptance(shares))
-    assert prediction.shares.share(0) < 0.02
-    for _ in range(32):
-        lease.slot.committed.append(1)
-        learn(lease, Proposal(lease.slot, DraftTree()), [], 1, [True], metrics)
-    assert prediction.shares.share(0) > 0.7
-
-
-def test_rows_beside_of_which_a_step_has_no_drafts_are_worth_less() -> None:
-    """Else ones that never bring anything would be paid for in every step."""
-    course, metrics = Course(), WorkerMetrics("target")
-    lease, slot = course.lease, course.lease.slot
-    own = lease.own_drafters[Drafter.LOOKAHEAD] = SlotDrafter(Drafter.LOOKAHEAD, SlotAcceptance(RankAcceptance()))
-    rows = ExtraRows(Drafter.LOOKAHEAD, [5], [-1], width=2, depth=3)
-    before = rows.gain(own.shares)
-    slot.committed += [1, 2]
-    learn(lease, Proposal(slot, DraftTree.of([1], [-1]), (), {own: {0: 0}}, rows), [0], 2, [], metrics)
-    assert rows.gain(own.shares) > before
-    for _ in range(32):
-        slot.committed.append(1)
-        learn(lease, Proposal(slot, DraftTree(), rows_beside=rows), [], 1, [], metrics)
-    assert rows.gain(own.shares) < 0.3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Both workers over a small model in this process: memory taken and given back, and prompts beside steps.
+"""The target over a small model in this process: memory taken and given back, and prompts beside steps.
 
 Whatever is taken from whom, the tokens are those of a pool that holds everything.
 """
@@ -19,7 +19,6 @@ from draft_service.drafters.feeding import Feeder
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.growing.grower import Grower
 from draft_service.growing.pushing import Send
-from draft_service.jobs import AdvanceJob
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.sequence_drafter import SequenceDrafter
 from outrider.engine.drafter_table import SearchDrafts, lookahead_rows_of
@@ -34,7 +33,7 @@ from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.step_plan import Row
 from outrider.engine.worker import scheduler
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, SlotKey, TruncateJob
+from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
 from outrider.papers.lookahead import LookaheadDrafter
@@ -499,78 +498,6 @@ def test_a_verdict_says_how_many_drafts_might_have_been_kept(
     target.deliver(0, NUM_PROMPT, ids, parents)
     assert target.step_after(0.0)
     assert (target.verdicts[0].num_drafted, target.verdicts[0].depth) == (len(ids), depth)
-
-
-def test_an_old_truncate_does_not_crop_a_target_that_is_ahead(runner: ModelRunner) -> None:
-    target = Fixed(runner)
-    slot = target.slot_lease.slot
-    for _ in range(4):
-        assert target.step_after(MAX_HOLD_S)
-    num_cached = len(slot.cached)
-    target.verifier.handle(TruncateJob(1, 0, NUM_PROMPT + 1, "rejected"))
-    assert len(slot.cached) == num_cached == len(slot.committed) - 1
-    target.verifier.handle(TruncateJob(1, 0, NUM_PROMPT + 1, "stop"))
-    assert len(slot.cached) == NUM_PROMPT and not target.leases.running()
-
-
-class Draft(Base):
-    """A grower, and gateways that commit two of the drafts and another token when a tree rests."""
-
-    def __init__(self, runner: ModelRunner, num_blocks: int, table: SequenceDrafter | None = None) -> None:
-        super().__init__(runner, num_blocks)
-        self.grower = self.make_grower(runner, self.sent, table)
-        self.grown: dict[int, dict[tuple[int, ...], int]] = {}
-
-    def sent(self, address: str, epoch: int, nodes: Delivery) -> None:
-        paths: list[tuple[int, ...]] = []
-        for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
-            before = () if parent == ROOT else paths[parent]
-            paths.append((*before, token_id))
-            if rank == 0 and kind in (
-                NodeKind.DETERMINISTIC,
-                NodeKind.SAMPLED,
-            ):  # others are made when they turn likely
-                self.grown[nodes.ticket][(nodes.root_len, *before)] = token_id
-
-    def run(self, temperature: float) -> dict[int, dict[tuple[int, ...], int]]:
-        """Return what was proposed first after each path, by the committed length that it hangs under."""
-        ids = {slot: prompt(slot) for slot in range(NUM_SLOTS)}
-        for slot in ids:
-            self.grown[slot] = {}
-            job = open_job(slot, ids[slot], temperature=temperature, seed=slot)
-            self.grower.handle(replace(job, speculation=Speculation(3, 3)))
-        for _ in range(8):
-            for slot, known in ids.items():
-                self.grower.handle(AdvanceJob(1, slot, slot, NUM_PROMPT, tuple(known[NUM_PROMPT:])))
-            while self.grower.step(time.monotonic()):
-                pass
-            for slot, known in ids.items():
-                path: tuple[int, ...] = (len(known),)
-                while len(path) < 3 and path in self.grown[slot]:  # who has no memory drafts nothing
-                    path = (*path, self.grown[slot][path])
-                known.extend((*path[1:], 5))
-        for slot in ids:
-            self.grower.handle(CloseJob(1, slot))
-        return self.grown
-
-
-@pytest.mark.parametrize("table", [None, Ngram()], ids=["alone", "drafted for"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_short_of_memory_drafts_the_same(
-    runner: ModelRunner, temperature: float, table: SequenceDrafter | None
-) -> None:
-    """Also when a tree loses its memory half-way: it is grown again as it was."""
-    expected = Draft(runner, LARGE).run(temperature)
-    small = Draft(runner, SMALL, table)
-    found = small.run(temperature)
-    assert small.count("preemptions_total") > 0
-    assert small.pool.num_in_use == 0
-    num_both = 0
-    for slot, grown in found.items():
-        both = grown.keys() & expected[slot].keys()
-        assert {path: grown[path] for path in both} == {path: expected[slot][path] for path in both}
-        num_both += len(both)
-    assert num_both > 100
 
 
 def test_drafts_that_find_no_room_are_told_of_once(runner: ModelRunner, caplog: pytest.LogCaptureFixture) -> None:

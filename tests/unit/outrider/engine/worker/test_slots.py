@@ -2,48 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from outrider.engine.kv_pool import KVPool
-from outrider.engine.worker.scheduler import _piece
-from outrider.engine.worker.slots import PromptScores, Slot, SlotTable, needs_prefill
-from outrider.wire.errors import InvalidRequest, Overloaded
-from outrider.wire.requests.params import SamplingParams
-from tests.unit.outrider.engine.worker.opened import feed
-
-PROMPT = [5, 6, 7, 8]
-
-
-def params(max_tokens: int = 20) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens)
-
-
-def make_table(num_blocks: int = 64, max_slots: int = 4, context_limit: int = 64) -> SlotTable:
-    return SlotTable(KVPool(num_blocks, block_size=4), max_slots, context_limit)
-
-
-def open_slot(table: SlotTable | None = None) -> Slot:
-    return (table or make_table()).open(1, 1, PROMPT, len(PROMPT), params())
-
-
-def test_commit_from_appends_repeats_and_rewrites() -> None:
-    slot = open_slot()
-    slot.commit_from(4, [9, 10])
-    assert slot.committed == [5, 6, 7, 8, 9, 10]
-    slot.commit_from(4, [9, 10])  # the same message again
-    assert slot.committed == [5, 6, 7, 8, 9, 10]
-    slot.commit_from(5, [11])
-    assert slot.committed == [5, 6, 7, 8, 9, 11]
-    slot.commit_from(0, [*PROMPT, 1])
-    assert slot.committed == [*PROMPT, 1]
-
-
-@pytest.mark.parametrize(("base_len", "ids"), [(2, []), (0, [1, 2, 3]), (4, [1] * 21), (-1, [1, 2, 3, 4, 5])])
-def test_lengths_outside_prompt_and_max_tokens_are_refused(base_len: int, ids: list[int]) -> None:
-    slot = open_slot()
-    with pytest.raises(InvalidRequest, match="this slot holds 4 to 24"):
-        slot.commit_from(base_len, ids)
-    assert slot.committed == PROMPT
+from outrider.engine.worker.slots import Slot, SlotTable
+from tests.unit.outrider.engine.worker.opened import PROMPT, feed, make_table, open_slot, params
 
 
 def test_all_drafts_accepted_leaves_the_draft_one_short() -> None:
@@ -119,23 +79,6 @@ def test_open_replaces_and_frees_the_older_slot() -> None:
     assert table.pool.num_in_use == 0
 
 
-def test_open_past_the_context_limit_names_the_numbers() -> None:
-    with pytest.raises(InvalidRequest, match=r"prompt of 4 tokens plus max_tokens 61 is 65, the context limit is 64"):
-        make_table().open(1, 1, PROMPT, 4, params(61))
-    assert make_table().open(1, 1, PROMPT, 4, params(60)).max_len == 64
-
-
-def test_slot_limit() -> None:
-    table = make_table(max_slots=2)
-    table.open(1, 1, PROMPT, 4, params())
-    table.open(1, 2, PROMPT, 4, params())
-    with pytest.raises(Overloaded, match="all 2 slots are in use"):
-        table.open(2, 1, PROMPT, 4, params())
-    table.open(1, 2, PROMPT, 4, params())  # a replacement takes no place
-    table.close(1, 1)
-    table.open(2, 1, PROMPT, 4, params())
-
-
 def begin(table: SlotTable, slot_id: int, ids: list[int], salt: bytes = b"") -> Slot:
     """Opened, and fed what the prefix cache did not have."""
     slot = table.open(1, slot_id, ids, len(ids), params(), salt)
@@ -206,36 +149,3 @@ def test_an_owner_that_left_leaves_nothing() -> None:
     assert table.close_owner(1) == 0
     assert table.pool.num_in_use == 1
     assert table.close(2, 1) == 1 and table.close(2, 1) == 0
-
-
-def test_a_prompt_that_is_scored_is_fed_whole_and_goes_on_after_its_memory_was_taken() -> None:
-    """Nothing is taken from the prefix cache before it is scored, and what was scored is not scored again."""
-    table = make_table()
-    ids = list(range(10, 30))
-    first = table.open(1, 1, ids, len(ids), params())
-    feed(first, ids[:-1])
-    first.reconcile()
-    first.publish()
-    slot = table.open(1, 2, ids, len(ids), params())
-    slot.scoring = PromptScores(len(ids) - 1, 0)
-    assert slot.adopt() == 0 and needs_prefill(slot)
-    piece = _piece(slot, 10, 100)
-    assert (piece.row.num_new, piece.row.num_logits) == (10, 10)
-    slot.table.reserve(10)
-    slot.fed_committed(piece.row.new_ids)
-    slot.scoring.found += [None] * 10
-    slot.give_up()
-    assert slot.adopt() == 8, "whole blocks of what is scored"
-    piece = _piece(slot, 100, 100)
-    assert (piece.row.num_new, piece.row.num_logits) == (11, 9)
-    slot.table.reserve(19)
-    slot.fed_committed(piece.row.new_ids)
-    slot.scoring.found += [None] * 9
-    assert not slot.num_unscored and not needs_prefill(slot)
-
-
-def test_the_end_of_a_prompt_that_is_scored_does_not_ride_along() -> None:
-    slot = open_slot()
-    assert not needs_prefill(slot)
-    slot.scoring = PromptScores(len(PROMPT) - 1, 0)
-    assert needs_prefill(slot) and _piece(slot, 100, 100).row.num_logits == 3
