@@ -96,8 +96,9 @@ class BareSlot:
         """Discard for good what the slot keeps besides the committed tokens, because it may be wrong."""
 
     def truncate(self, committed_len: int) -> int:
-        """Discard what was cached for positions from `committed_len` on; return the number of freed cache blocks.
-        `committed` stays.
+        """Keep at most the first committed_len - 1 committed tokens in the cache; return the number of freed blocks.
+
+        The last committed token is fed again by the next step. `committed` stays.
         """
         return 0
 
