@@ -6,7 +6,10 @@ from tests.mutants.operators import call, drop, never, operation, read, statemen
 LOOKAHEAD, PASS = "outrider.papers:LookaheadDrafter", "outrider.papers:PassDrafter"
 UNIT, STEPS = ("tests/unit/outrider/papers/test_lookahead.py",), ("tests/unit/target_service/step/test_step.py",)
 PASS_TESTS = ("tests/unit/outrider/papers/test_pass_drafter.py",)
-MERGED = ("tests/unit/target_service/drafting/test_draft_chooser.py",)
+MERGED = (
+    "tests/unit/target_service/drafting/test_draft_chooser.py",
+    "tests/unit/target_service/drafting/test_slot_candidates.py",
+)
 
 WINDOWS = (
     Mutant(
