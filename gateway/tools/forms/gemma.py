@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.tools.cursor import NotACall, Steps, overlap
 from gateway.tools.forms.form import CallText, GrammarParts
-from gateway.tools.forms.lark_values import choices_of, in_order
+from gateway.tools.forms.lark_values import choices_of, properties_in_order
 from gateway.tools.forms.values import STRING, as_json, string_inside, types_of
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -153,13 +153,7 @@ class Gemma:
             if schema.get("additionalProperties", True) is False:
                 return '"{" "}"'
             return "gemma_object"
-        required = frozenset(schema.get("required") or ())
-        pairs = list[str]()
-        for number, (key, value) in enumerate(properties.items()):
-            rule = f"{label}_{number}"
-            parts.rules.append(f"{rule}: {json.dumps(key + ':')} {self._value(value, rule, parts)}")
-            pairs.append(rule)
-        sequence = in_order(pairs, [key in required for key in properties], '","')
+        sequence = properties_in_order(schema, label, parts, ":", '","', self._value)
         return f'"{{" {sequence} "}}"'
 
     def _value(self, schema: Any, rule: str, parts: GrammarParts) -> str:

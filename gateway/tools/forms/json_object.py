@@ -12,7 +12,7 @@ import orjson
 
 from gateway.tools.cursor import NotACall, Steps
 from gateway.tools.forms.form import INDEX, CallText, GrammarParts
-from gateway.tools.forms.json_text import parse_object, read_object
+from gateway.tools.forms.json_text import parse_object, read_object, scan_object
 from gateway.tools.json_scan import JsonScan
 
 _TOOL_NAME = "[a-zA-Z0-9_.:-]{1,128}"
@@ -80,16 +80,7 @@ class JsonObject:
         cursor.at = head.end()
         yield call.start(head[1])
         yield from read_object(call)
-        scan = JsonScan(begin)
-        while True:
-            scan.scan(cursor.text, None)
-            if scan.end is not None:
-                break
-            if not (yield from cursor.more()):
-                raise NotACall
-        if parse_object(cursor.text[begin : scan.end]) is None:
-            raise NotACall
-        cursor.at = scan.end
+        yield from scan_object(call, begin, is_arguments=False)
 
     def _read_whole(self, call: CallText, end: int) -> Steps[None]:
         # {"arguments": {"x": 1}, "name": "f"}, or arguments in a string

@@ -16,13 +16,21 @@ def read_object(call: CallText) -> Steps[None]:
     cursor = call.cursor
     if not (yield from cursor.matches("{")):
         raise NotACall
-    begin = cursor.at - 1
+    yield from scan_object(call, cursor.at - 1, is_arguments=True)
+
+
+def scan_object(call: CallText, begin: int, *, is_arguments: bool) -> Steps[None]:
+    """Move the cursor behind the JSON object whose brace is at `begin`. Raises NotACall for another text.
+
+    is_arguments: whether the object is the call's arguments, which are yielded as they come.
+    """
+    cursor = call.cursor
     scan = JsonScan(begin)
     sent = begin
     while True:
         scan.scan(cursor.text, None)
         end = scan.end or scan.at
-        if end > sent:
+        if is_arguments and end > sent:
             yield call.arguments(cursor.text[sent:end])
             sent = end
         if scan.end is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.tools.forms.form import GrammarParts
@@ -29,6 +29,29 @@ def choices_of(schema: Any) -> list[Any]:
     if "const" in schema:
         return [schema["const"]]
     return list(schema.get("enum", ()))
+
+
+def properties_in_order(
+    schema: Mapping[str, Any],
+    label: str,
+    parts: GrammarParts,
+    sign: str,
+    comma: str,
+    rule_of: Callable[[Any, str, GrammarParts], str],
+) -> str:
+    """Add a rule for each property of a schema, its key, `sign` and its value, and return the rule of all in order.
+
+    label: prefix of the rules' names. comma: what stands between two properties, in Lark. rule_of: (schema of a value,
+    name of its rule, parts) -> the value's rule.
+    """
+    properties: Mapping[str, Any] = schema["properties"]
+    required = frozenset(schema.get("required") or ())
+    pairs = list[str]()
+    for number, (key, value) in enumerate(properties.items()):
+        rule = f"{label}_{number}"
+        parts.rules.append(f"{rule}: {json.dumps(key + sign)} {rule_of(value, rule, parts)}")
+        pairs.append(rule)
+    return in_order(pairs, [key in required for key in properties], comma)
 
 
 def in_order(pairs: Sequence[str], are_required: Sequence[bool], comma: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.tools.forms.form import GrammarParts
-from gateway.tools.forms.lark_values import choices_of, in_order
+from gateway.tools.forms.lark_values import choices_of, properties_in_order
 from gateway.tools.forms.values import STRING, types_of
 
 _STRING = r'py_string: /"([^"\\\n]|\\["\\\/bfnrt]|\\u[0-9a-fA-F]{4})*"/'
@@ -30,18 +30,12 @@ def arguments_rule(schema: Mapping[str, Any], label: str, parts: GrammarParts) -
     """
     _add(parts, _STRING, _NUMBER, *_ANY)
     properties: Mapping[str, Any] = schema.get("properties") or {}
-    required = frozenset(schema.get("required") or ())
     if not properties:
         if schema.get("additionalProperties", True) is False:
             return '")"'
         pair = r'/[a-zA-Z_][a-zA-Z0-9_]*/ "=" py_any'
         return f'({pair} (", " {pair})*)? ")"'
-    pairs = list[str]()
-    for number, (key, value) in enumerate(properties.items()):
-        rule = f"{label}_{number}"
-        parts.rules.append(f"{rule}: {json.dumps(key + '=')} {_value(value, rule, parts)}")
-        pairs.append(rule)
-    sequence = in_order(pairs, [key in required for key in properties], '", "')
+    sequence = properties_in_order(schema, label, parts, "=", '", "', _value)
     return f'{sequence} ")"'
 
 
