@@ -400,9 +400,13 @@ class PoolSizes:
         return self._pools[name]
 
     def _set(self, pool: Pool, count: int) -> None:
-        least, most, limits = int(pool.role == "target"), MAX_COUNT, ""
+        least = int(pool.role == "target")
+        most = MAX_COUNT
+        limits = ""
         if pool.is_sized_by_load:
-            least, most, limits = pool.min, pool.max, ", its min and max"
+            least = pool.min
+            most = pool.max
+            limits = ", its min and max"
         if not least <= count <= most:
             raise ConfigError(f"{pool.name} cannot have {count} workers: from {least} to {most}{limits}", param="count")
         if count > self.wanted[pool.name]:

@@ -206,7 +206,9 @@ def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
 
 
 def _check_beams(demand: UncheckedRequest, facts: ServedFacts) -> None:
-    beams, options, names = demand.params.beams, demand.speculation, demand.names
+    beams = demand.params.beams
+    options = demand.speculation
+    names = demand.names
     if beams is None:
         return
     beams.check(facts.vocab_size, names.num_choices)

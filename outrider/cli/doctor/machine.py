@@ -101,7 +101,10 @@ def _is_of(requirement: Requirement, extra: str) -> bool:
 
 
 def _check_libraries(requirements: list[Requirement], extra: str) -> Finding:
-    missing, outdated, installed, to_install = list[str](), list[str](), list[str](), list[str]()
+    missing = list[str]()
+    outdated = list[str]()
+    installed = list[str]()
+    to_install = list[str]()
     for requirement in requirements:
         needed = f"'{requirement.name}{requirement.specifier}'"
         try:

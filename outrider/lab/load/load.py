@@ -150,7 +150,11 @@ async def send_request(client: httpx.AsyncClient, load: Load, number: int) -> Re
     it is the outcome's `fault`.
     """
     sent_s = time.monotonic()
-    first_s, status, retry_after, fault, usage = None, 0, None, None, None
+    first_s: float | None = None
+    status = 0
+    retry_after: str | None = None
+    fault: str | None = None
+    usage: Mapping[str, Any] | None = None
     received = bytearray()
     try:
         async with client.stream("POST", "/v1/completions", json=load.body(number)) as reply:

@@ -77,8 +77,11 @@ def _median_cost(costs: Sequence[Cost]) -> Cost:
 
 
 def _cost_of_pass(k: int, one: Pass, max_tokens: int) -> Cost:
-    firsts_s, gaps_s, workers_s = list[float](), list[float](), list[float]()
-    waits_s, verifies_s = list[float](), list[float]()
+    firsts_s = list[float]()
+    gaps_s = list[float]()
+    workers_s = list[float]()
+    waits_s = list[float]()
+    verifies_s = list[float]()
     for answer in one.answers:
         firsts_s.append(answer.gaps_s[0])
         for round_, gap_s in _later_rounds(k, answer, max_tokens):

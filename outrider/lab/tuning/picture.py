@@ -44,7 +44,10 @@ def draw(studies: Sequence[Study], title: str, path: Path) -> None:
 
 def _draw_speeds(axes: Axes, study: Study, color: str) -> None:
     ks = list[int]()
-    medians, below, above, by_paper = list[float](), list[float](), list[float](), list[float]()
+    medians = list[float]()
+    below = list[float]()
+    above = list[float]()
+    by_paper = list[float]()
     for point in study.points:
         ks.append(point.k)
         medians.append(point.speedup.median)
