@@ -58,7 +58,8 @@ class JsonArguments:
         else:
             name, brace = yield from cursor.until(["{"])
             cursor.at -= len(brace)
-        name = name.strip()
+        # "f code<|message|>" is a call of f: harmony may write a type of the arguments behind the name
+        name = name.strip().partition(" ")[0]
         if INDEX in after:
             name = _INDEX.sub("", name)
         if name not in call.schemas:

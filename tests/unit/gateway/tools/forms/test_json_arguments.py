@@ -18,9 +18,16 @@ BARE = JsonArguments("NAME")
         (KIMI, '<call>functions.weather:12<arguments>{"a": "}"}<end>'),
         (KIMI, '<call> functions.weather:0 <arguments>\n{"a": "}"}'),
         (KIMI, '<call>weather<arguments>{"a": "}"}<end>'),
+        (KIMI, '<call>weather code<arguments>{"a": "}"}<end>'),
         (BARE, 'weather{"a": "}"}'),
     ],
-    ids=["numbered", "with white space and without its end", "the other text", "name and brace"],
+    ids=[
+        "numbered",
+        "with white space and without its end",
+        "the other text",
+        "a word behind the name",
+        "name and brace",
+    ],
 )
 def test_the_arguments_are_passed_on_as_they_are_written(form: JsonArguments, text: str) -> None:
     assert call_of(form, text) == '{"a": "}"}'
