@@ -184,10 +184,10 @@ SEED_OSS = _tagged(
 STEP3 = CallFamily(
     "step3",
     XmlParameters(
-        f'{_CALL}function{_SEP}<steptml:invoke name="NAME">',
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME">',
         '<steptml:parameter name="KEY">',
         "</steptml:parameter>",
-        f"</steptml:invoke>{_CALL_END}",
+        "</steptml:invoke><｜tool_call_end｜>",
     ),
     opening="<｜tool_calls_begin｜>",
     closing="<｜tool_calls_end｜>",
@@ -335,7 +335,7 @@ COHERE = _listed(
     "]<|END_ACTION|>",
     ("<|START_ACTION|>",),
     form=JsonObject("parameters", "tool_name", '"tool_call_id": "INDEX", '),
-    parsers=("cohere", "cohere_command3"),
+    parsers=("cohere", "cohere_command3", "cohere_command4"),
 )
 INTERNLM = CallFamily(
     "internlm",
@@ -348,7 +348,9 @@ INTERNLM = CallFamily(
 )
 LONGCAT = _tagged("longcat", "longcat_tool_call", JsonObject())
 PANGU = _listed("pangu", "[unused11][", "][unused12]", ("[unused11]",))
-HERMES = _tagged("hermes", "tool_call", JsonObject(), parsers=("qwen2_5", "ernie45", "smollm3", "granite4", "qwen3"))
+HERMES = _tagged(
+    "hermes", "tool_call", JsonObject(), parsers=("qwen2_5", "ernie45", "smollm3", "granite4", "qwen3", "qwen3_json")
+)
 LLAMA3 = CallFamily(
     "llama3_json",
     JsonObject("parameters", is_exact=False),
