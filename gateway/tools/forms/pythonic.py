@@ -24,6 +24,7 @@ _LENGTHS = {"x": 4, "u": 6, "U": 10}
 """Characters of an escape by its letter, with the backslash."""
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": "", "0": "\0", "b": "\b", "f": "\f"}
 """What an escape of one character stands for."""
+_JSON_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 MAX_VALUE = 1 << 20
 """Maximum characters of a value that is no string."""
 
@@ -86,7 +87,7 @@ class Pythonic:
         begin = cursor.at
         end = yield from self._end_of_value(call)
         try:
-            value = ast.literal_eval(_as_python(cursor.text[begin:end].strip()))
+            value = _literal(cursor.text[begin:end].strip())
             text = as_json(value)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise NotACall from None
@@ -199,9 +200,19 @@ def _escaped(escape: str) -> str:
     return _ESCAPED.get(letter, escape)
 
 
-def _as_python(text: str) -> str:
-    """Return a literal with JSON's words in Python's: models mix them."""
-    return {"true": "True", "false": "False", "null": "None"}.get(text, text)
+class _JsonWords(ast.NodeTransformer):
+    """Puts Python's words in the place of JSON's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id in _JSON_WORDS:
+            return ast.Constant(_JSON_WORDS[node.id])
+        return node
+
+
+def _literal(text: str) -> Any:
+    """Return the value of a literal, in which templates and models mix JSON's words and Python's. Raises ValueError."""
+    # '{"a": true, "b": None}' -> {"a": True, "b": None}
+    return ast.literal_eval(_JsonWords().visit(ast.parse(text, mode="eval")))
 
 
 def _as_literal(value: Any) -> str:

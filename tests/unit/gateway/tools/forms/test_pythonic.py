@@ -18,6 +18,7 @@ FORM = Pythonic()
         ("weather(city='Paris', days=3)", '{"city": "Paris", "days": 3}'),
         ("weather(days=3,)", '{"days": 3}'),
         ("weather(is_set=true, note=None)", '{"is_set": true, "note": null}'),
+        ('weather(tags=[true, "true"], where={"x": null})', '{"tags": [true, "true"], "where": {"x": null}}'),
         ("weather(tags=['a', \"b)\"], where={'x': -1.5})", '{"tags": ["a", "b)"], "where": {"x": -1.5}}'),
         (r"""weather(note='it\'s\n\x41\q"')""", r'{"note": "it' + r"'s\nA\\q\"" + '"}'),
         ('weather(note="""two\n"lines" """)', r'{"note": "two\n\"lines\" "}'),
