@@ -58,7 +58,7 @@ COHERE = ReasoningFamily(
     "cohere_command",
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-    parsers=("cohere", "cohere_command3"),
+    parsers=("cohere", "cohere_command3", "cohere_command4"),
 )
 HUNYUAN = ReasoningFamily(
     "hunyuan_a13b", ("<think>", "</think>"), silent=("<answer>", "</answer>"), in_template=("</think>", "<answer>")
@@ -82,6 +82,7 @@ THINK = ReasoningFamily(
     parsers=(
         *("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "step3", "step3p5", "olmo3"),
         *("nemotron", "nemotron_v3", "holo2", "exaone4", "lfm2", "smollm3"),
+        *("glm47", "deepseek_v4"),
     ),
 )
 REASONING_FAMILIES: Sequence[ReasoningFamily] = (
