@@ -76,6 +76,13 @@ DISAGREEMENTS: Mapping[tuple[str, str], str] = {
     ("functiongemma", "name with a hyphen"): (
         "vLLM's parser takes letters, digits and underscores alone. Outrider takes the name of any tool of the request."
     ),
+    ("step3", "lists, objects and null"): (
+        "vLLM returns the text of a list, an object or a null as a string. Outrider follows the schema."
+    ),
+    ("step3", "tags and white space inside a value"): (
+        "vLLM loses a value that holds < and drops white space at its ends. Outrider keeps values as they are."
+    ),
+    ("step3", "whole number"): "vLLM returns 2.0 for the number 2: the values are equal.",
     # calls
     (
         "kimi_k2",
