@@ -158,7 +158,8 @@ class CountBody(Layer):
     )
     tool_choice: ToolChoice | None = described("`type` auto, any, tool (with a `name`) or none. Default: auto")
     thinking: Thinking | None = described(
-        "passed to the chat template as `enable_thinking`; `budget_tokens` limits the reasoning. Default: the template's"
+        "passed to the chat template as `enable_thinking`; `budget_tokens` limits the reasoning. Default: the "
+        "template's"
     )
     output_config: OutputConfig | None = described("`effort`, and `format`: json_schema with a `schema`")
     output_format: JsonOutput | None = described("the older name of `output_config.format`, which goes before it")
