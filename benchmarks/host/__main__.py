@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import REPO, WORK, Report, parser
+from benchmarks.host import tools
 from benchmarks.host.cells import CELLS, NUM_AT_ONCE, Cell, Pass, run_pass
 from benchmarks.host.models import DTYPE
 from benchmarks.host.systems import VLLM_PYTHON, System, commit_of, outrider, vllm
@@ -78,9 +79,15 @@ def main() -> int:
     made.add_argument("--against", type=Path, help="another checkout of Outrider, in vLLM's place")
     made.add_argument("--no-vllm", action="store_true", help="leave vLLM out")
     made.add_argument("--quick", action="store_true", help="once, with short answers, into .work/quick: for trying")
+    made.add_argument("--tools", action="store_true", help="what tool calls cost the gateway, instead")
     options = made.parse_args()
     if options.quick:
         options.repetitions, options.max_tokens, options.results = 1, QUICK_TOKENS, WORK / "quick"
+    if options.tools:
+        report = Report("host-tools", "What tool calls cost the gateway")
+        tools.measure(report, options.repetitions)
+        report.write(options.results)
+        return 1 if report.data["violations"] else 0
     report = Report("host" if options.against is None else "host-against", "What the host costs")
     report.text(
         f"A target and a draft of one small layer with random weights, {DTYPE}; answers of {options.max_tokens} "

@@ -117,7 +117,7 @@ async def _answers(system: System, cell: Cell, max_tokens: int) -> list[Arrivals
 
     async def answer(index: int) -> Arrivals:
         async with places:
-            return await asyncio.wait_for(_ask(system.port, cell.body(index, max_tokens, system)), ANSWER_S)
+            return await ask(system.port, "/v1/completions", cell.body(index, max_tokens, system))
 
     return await asyncio.gather(*(answer(index) for index in range(cell.num_answers)))
 
@@ -143,9 +143,14 @@ class Arrivals:
         self._last_s = now_s
 
 
-async def _ask(port: int, body: dict[str, Any]) -> Arrivals:
+async def ask(port: int, path: str, body: dict[str, Any]) -> Arrivals:
+    """Post a request and return when its answer arrived. Raises RuntimeError for an answer that is not whole."""
+    return await asyncio.wait_for(_ask(port, path, body), ANSWER_S)
+
+
+async def _ask(port: int, path: str, body: dict[str, Any]) -> Arrivals:
     content = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)

@@ -102,7 +102,7 @@ async def _prepare_chat(
     reading: Reading | None = None
     ids = await reader.encode_chat(name, pieces, adds_special, max_ids)
     if chat.tools is not None:
-        reading = reading_of(chat.tools, reader.tokenizer, pieces[-1])
+        reading = reading_of(chat.tools, reader.tokenizer, pieces[-1], chat.reasoning_budget)
         if reading is not None:
             grammar = await grammars.tools(chat.tools, reading, reader.tokenizer, grammar)
     return PreparedPrompt(ids, grammar, reading)

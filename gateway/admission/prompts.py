@@ -15,6 +15,7 @@ from gateway.confined.template_shape import Message, text_of_content
 from gateway.control_tokens import ContentMarks
 from gateway.tokenizer import Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer, check_size
+from gateway.tools.reading import ReasoningBudget
 from outrider.wire.errors import ContextExceeded, InvalidRequest
 from outrider.wire.settings.config import ContentControlTokens, GatewayConfig
 
@@ -48,6 +49,8 @@ class Chat:
     control_tokens: ContentControlTokens | None = None
     """How control tokens in messages are treated; None for the setting of the caller's API key or else the gateway's.
     """
+    reasoning_budget: ReasoningBudget | None = None
+    """Limit of the reasoning; None for any number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ class ToolGrammarRequest:
     """Grammar of an answer that is no call; empty = any text."""
     token_ids: dict[str, int]
     """Ids of the markers of calls and reasoning that are one control token, by the text of the marker."""
+    max_reasoning_tokens: int | None = None
+    """Tokens of reasoning after which its end is forced; None = any number."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ToolGrammarRequest:
@@ -37,6 +39,11 @@ class ToolGrammarRequest:
         tools = tuple(Tool(**tool) for tool in fields["offer"]["tools"])
         offer = ToolOffer(**fields["offer"] | {"tools": tools})
         return cls(**fields | {"offer": offer})
+
+    @property
+    def binds_answer(self) -> bool:
+        """Whether what follows the reasoning is bound: to calls, to the schemas of calls or to `answer`."""
+        return binds_answer(self.offer, self.family, self.answer)
 
     @property
     def family(self) -> CallFamily | None:
@@ -53,10 +60,10 @@ class ToolGrammarRequest:
         return REASONING_BY_PARSER[self.reasoning_name]
 
 
-def has_grammar(offer: ToolOffer, family: CallFamily | None, reasoning: ReasoningFamily | None, answer: str) -> bool:
-    """Return whether the output needs another grammar than `answer`, the one of an answer that is no call."""
+def binds_answer(offer: ToolOffer, family: CallFamily | None, answer: str) -> bool:
+    """Return whether an output without its reasoning is bound to calls, to the schemas of calls or to `answer`."""
     if family is None or not offer.tools:
-        return bool(answer) and reasoning is not None
+        return bool(answer)
     return bool(answer) or offer.choice == "required" or any(tool.strict for tool in offer.tools)
 
 

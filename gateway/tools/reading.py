@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gateway.tokenizer import Tokenizer
 from gateway.tools.call_families import CallFamily, CallIds
 from gateway.tools.cursor import MARKER
-from gateway.tools.grammar_request import ToolGrammarRequest, has_grammar, markers
+from gateway.tools.grammar_request import ToolGrammarRequest, binds_answer, markers
 from gateway.tools.offer import NO_PARAMETERS, ToolOffer
 from gateway.tools.reader import CallReader, Schemas
 from gateway.tools.reasoning import Marks, ReasoningFamily
@@ -39,6 +39,8 @@ class Reading:
     """Texts around an answer that are no part of it."""
     num_previous_calls: int = 0
     """Calls in the prompt, for families that number them."""
+    max_reasoning_tokens: int | None = None
+    """Tokens of reasoning after which its end is forced; None = any number."""
 
     @property
     def marks(self) -> Marks | None:
@@ -54,11 +56,23 @@ class Reading:
         )
 
 
-def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str) -> Reading | None:
+@dataclass(frozen=True, slots=True)
+class ReasoningBudget:
+    """A limit of the reasoning in one output."""
+
+    num_tokens: int
+    """Tokens between the texts that begin and end the reasoning."""
+    is_optional: bool = False
+    """Whether the limit is left out for a model whose reasoning cannot be ended."""
+
+
+def reading_of(
+    offer: ToolOffer, tokenizer: Tokenizer, prompt: str, budget: ReasoningBudget | None = None
+) -> Reading | None:
     """Return how the outputs of a chat are read; None = they are text alone.
 
     `prompt`: the rendered chat. Raises InvalidRequest for tools that the chat template cannot take, or whose calls
-    cannot be read.
+    cannot be read, and for a budget of a model whose reasoning cannot be ended.
     """
     template = tokenizer.template
     assert template is not None, "the prompt was written with it"
@@ -84,6 +98,7 @@ def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str) -> Reading |
             )
         silent = family.silent
     reasoning = families.reasoning
+    max_reasoning_tokens = _max_reasoning_tokens(budget, reasoning, tokenizer)
     in_reasoning = False
     if reasoning is not None:
         silent += reasoning.silent
@@ -97,7 +112,39 @@ def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str) -> Reading |
     num_previous_calls = 0
     if family is not None and family.ids is CallIds.NUMBERED:
         num_previous_calls = prompt.count(family.form.texts[0].partition("functions")[0])
-    return Reading(family, schemas, reasoning, in_reasoning, offer.max_calls, shown_ids, silent, num_previous_calls)
+    return Reading(
+        family,
+        schemas,
+        reasoning,
+        in_reasoning,
+        offer.max_calls,
+        shown_ids,
+        silent,
+        num_previous_calls,
+        max_reasoning_tokens,
+    )
+
+
+def _max_reasoning_tokens(
+    budget: ReasoningBudget | None, reasoning: ReasoningFamily | None, tokenizer: Tokenizer
+) -> int | None:
+    """Return the limit of the reasoning. Raises InvalidRequest where its end is no token that could be forced."""
+    if budget is None:
+        return None
+    if reasoning is not None:
+        begin, end = reasoning.marks
+        first = MARKER.match(begin)
+        if first is not None and tokenizer.control_id(first[0]) is not None and tokenizer.control_id(end) is not None:
+            return budget.num_tokens
+    if budget.is_optional:
+        return None
+    problem = "the chat template of this model shows no reasoning"
+    if reasoning is not None:
+        problem = f"the reasoning of this model does not begin and end with tokens of their own ({reasoning.name})"
+    raise InvalidRequest(
+        f"thinking_token_budget cannot be kept: {problem}; leave it out, or limit the whole output with max_tokens",
+        param="thinking_token_budget",
+    )
 
 
 def _ends_in_reasoning(offer: ToolOffer, prompt: str, marks: Marks) -> bool:
@@ -135,8 +182,11 @@ def grammar_request(offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, an
     """
     family = reading.family
     reasoning = reading.reasoning
-    if not has_grammar(offer, family, reasoning, answer):
-        return None
+    is_bounded = reasoning is not None and reading.max_reasoning_tokens is not None
+    if not is_bounded:
+        has_calls = family is not None and bool(offer.tools)
+        if not binds_answer(offer, family, answer) or not (has_calls or reasoning is not None):
+            return None
     token_ids = {}
     for text in sorted(markers(offer, family, reasoning)):
         token_id = tokenizer.control_id(text)
@@ -151,4 +201,6 @@ def grammar_request(offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, an
     reasoning_name = None
     if reasoning is not None:
         reasoning_name = reasoning.name
-    return ToolGrammarRequest(offer, family_name, reasoning_name, reading.in_reasoning, answer, token_ids)
+    return ToolGrammarRequest(
+        offer, family_name, reasoning_name, reading.in_reasoning, answer, token_ids, reading.max_reasoning_tokens
+    )

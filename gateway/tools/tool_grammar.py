@@ -19,6 +19,7 @@ from gateway.tools.cursor import MARKER
 from gateway.tools.forms.form import GrammarParts
 from gateway.tools.grammar_request import ToolGrammarRequest
 from gateway.tools.offer import NO_PARAMETERS, Tool, ToolOffer
+from gateway.tools.reasoning import ReasoningFamily
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import MAX_GRAMMAR_BYTES
 
@@ -34,7 +35,7 @@ FREE = rf"FREE: /{_SPACE}(\[{_SPACE}\[(.|\n)*|(\[{_SPACE})?([^\s\x1c-\x1f{{\[](.
 objects."""
 FREE_OF_LISTS = rf"FREE: /{_SPACE}([^\s\x1c-\x1f\[](.|\n)*)?/"
 """Text that is no call in a family whose calls are a list: it begins with none."""
-_TOKEN_ID = re.compile(r"<\[\d+\]>")
+_TOKEN_ID = re.compile(r"(<\[\^?)\d+(\]>)")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -66,8 +67,11 @@ def _body(request: ToolGrammarRequest, parts: GrammarParts) -> str:
     """Return the right side of the rule of an output without its reasoning."""
     offer = request.offer
     family = request.family
+    reasoning = request.reasoning
+    if not request.binds_answer and reasoning is not None and not reasoning.answer_start:
+        return _unbound(reasoning, parts)
     if family is None or not offer.tools:
-        return "@answer"
+        return _answer(request, parts)
     if offer.choice == "required":
         return _calls(offer, family, parts)
     if request.answer:
@@ -77,9 +81,20 @@ def _body(request: ToolGrammarRequest, parts: GrammarParts) -> str:
 
 def _answer(request: ToolGrammarRequest, parts: GrammarParts) -> str:
     reasoning = request.reasoning
+    answer = "@answer"
+    if not request.answer:
+        answer = "TEXT"
     if reasoning is None or not reasoning.answer_start:
-        return "@answer"
-    return f"{parts.spell(reasoning.answer_start)} @answer"
+        return answer
+    return f"{parts.spell(reasoning.answer_start)} {answer}"
+
+
+def _unbound(reasoning: ReasoningFamily, parts: GrammarParts) -> str:
+    """Return the right side of the rule of any tokens but those that begin reasoning."""
+    # <think> is the token 7: <[^7]>*
+    first = _TOKEN_ID.match(parts.spell(reasoning.marks[0]))
+    assert first is not None, "reading_of has checked it"
+    return f"{first[0].replace('[', '[^')}*"
 
 
 def _calls(offer: ToolOffer, family: CallFamily, parts: GrammarParts, *, is_marked: bool = False) -> str:
@@ -176,10 +191,24 @@ def _start(request: ToolGrammarRequest, body: str, parts: GrammarParts) -> str:
     if not gap:
         gap = "GAP"
         parts.rules.append(r"GAP: /[ \n]{0,2}/")
-    thought = f"{parts.text_up_to('thought', end)} {gap} body"
+    if request.max_reasoning_tokens is None:
+        text = parts.text_up_to("thought", end)
+    else:
+        text = _bounded_thought(request.max_reasoning_tokens, end, parts)
+    thought = f"{text} {gap} body"
     if request.in_reasoning:
         return thought
     return f"body | {parts.spell(begin)} {thought}"
+
+
+def _bounded_thought(max_tokens: int, end: str, parts: GrammarParts) -> str:
+    """Add the rules of reasoning of at most `max_tokens` tokens. Return its rule with its end, which is a token."""
+    if max_tokens == 0:
+        return parts.spell(end)
+    text = re.escape(end).replace("/", r"\/")
+    parts.rules.append(rf"THOUGHT: /(.|\n)*/ & ~/(.|\n)*{text}(.|\n)*/")
+    parts.rules.append(f"thought[max_tokens={max_tokens}]: THOUGHT")
+    return f"thought {parts.spell(end)}"
 
 
 def _text_up_to(rule: str, marker: str, rules: list[str], token_of: TokenOf, text: str = "TEXT") -> str:
@@ -228,7 +257,7 @@ def _checked(grammars: list[dict[str, Any]]) -> str:
             param="tools",
         )
     # The check has a tokenizer of bytes and one marker, which stands for all control tokens here.
-    error = error_of(_TOKEN_ID.sub(f"<[{MARKER_ID}]>", text))
+    error = error_of(_TOKEN_ID.sub(rf"\g<1>{MARKER_ID}\g<2>", text))
     if error:
         raise InvalidRequest(f"tools cannot be enforced together: {error}; offer fewer", param="tools")
     return text

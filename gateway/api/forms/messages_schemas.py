@@ -121,7 +121,9 @@ class InputMessage(LenientSchema):
 
 class Thinking(LenientSchema):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = described("ignored: reasoning ends where the model ends it")
+    budget_tokens: int | None = described(
+        "as chat's `thinking_token_budget`; ignored for a model that cannot keep it", minimum=1
+    )
     display: Literal["summarized", "omitted"] | None = described("ignored: reasoning comes as it is")
 
 
@@ -155,7 +157,10 @@ class CountBody(Layer):
         "of different names, at most `--max-tools`, of `--max-tools-bytes` in all; Anthropic's own are left out"
     )
     tool_choice: ToolChoice | None = described("`type` auto, any, tool (with a `name`) or none. Default: auto")
-    thinking: Thinking | None = described("passed to the chat template as `enable_thinking`. Default: the template's")
+    thinking: Thinking | None = described(
+        "passed to the chat template as `enable_thinking`; `budget_tokens` limits the reasoning. Default: the "
+        "template's"
+    )
     output_config: OutputConfig | None = described("`effort`, and `format`: json_schema with a `schema`")
     output_format: JsonOutput | None = described("the older name of `output_config.format`, which goes before it")
 
@@ -187,6 +192,7 @@ class CountBody(Layer):
             FieldNames(prompt="messages", stop="stop_sequences"),
             output,
             reasoning_effort=self._reasoning_effort(),
+            thinking_token_budget=self._thinking_token_budget(),
             **others,
         )
 
@@ -219,6 +225,16 @@ class CountBody(Layer):
         if self.output_config.effort == "max":
             return "xhigh"
         return self.output_config.effort
+
+    def _thinking_token_budget(self) -> int | None:
+        if self.thinking is None or self.thinking.type != "enabled":
+            return None
+        num_tokens = self.thinking.budget_tokens
+        if num_tokens is not None and num_tokens < 1:
+            raise InvalidRequest(
+                f"thinking.budget_tokens is {num_tokens}, must be at least 1", param="thinking.budget_tokens"
+            )
+        return num_tokens
 
     def template_variables(self) -> dict[str, Any]:
         variables = dict(self.chat_template_kwargs or {})

@@ -102,4 +102,8 @@ class Layer(StrictSchema):
         demand = parse_body(ChatBody, fields | others).demand(request_id)
         (chat,) = demand.prompts
         assert isinstance(chat, Chat)
-        return replace(demand, names=names, output=output, prompts=(replace(chat, tools=offer, merges_leading=True),))
+        budget = chat.reasoning_budget
+        if budget is not None:
+            budget = replace(budget, is_optional=True)
+        chat = replace(chat, tools=offer, merges_leading=True, reasoning_budget=budget)
+        return replace(demand, names=names, output=output, prompts=(chat,))

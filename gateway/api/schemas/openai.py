@@ -21,6 +21,7 @@ from gateway.api.schemas.messages import AnyTool, MessageBody
 from gateway.api.schemas.shared_fields import DEFAULT_MAX_TOKENS, SharedFields
 from gateway.confined.template_shape import Message, text_of_content
 from gateway.tools.offer import MAX_LISTED_TOOLS, ToolOffer, offer_of
+from gateway.tools.reading import ReasoningBudget
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import CHOICES, LOGPROBS
 from outrider.wire.settings.config import ContentControlTokens
@@ -229,6 +230,12 @@ class ChatBody(SharedFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = described(
         "none, minimal, low, medium, high or xhigh: passed to the chat template"
     )
+    thinking_token_budget: int | None = described(
+        "tokens of reasoning after which its end is forced; -1 = any number. Also passed to the chat template, as "
+        "`thinking_budget`. Refused for a model whose reasoning does not begin and end with tokens of their own. "
+        "Default: any number",
+        minimum=-1,
+    )
 
     control_tokens_in_content: ContentControlTokens | None = described(
         "allow, or text: control tokens in messages, calls, tools and documents are text like any other, and only "
@@ -248,6 +255,9 @@ class ChatBody(SharedFields):
         documents = _documents(self.documents, variables)
         if self.reasoning_effort is not None:
             variables = {"reasoning_effort": self.reasoning_effort, **variables}
+        budget = self._reasoning_budget()
+        if budget is not None:
+            variables = {"thinking_budget": budget.num_tokens, **variables}
         tools = self._tool_offer()
         if self.continue_final_message:
             tools = replace(tools, continued_text=self._continued_text(messages))
@@ -259,6 +269,7 @@ class ChatBody(SharedFields):
             bool(self.continue_final_message),
             documents,
             control_tokens=self.control_tokens_in_content,
+            reasoning_budget=budget,
         )
         max_tokens = self.max_completion_tokens
         if max_tokens is None:
@@ -277,6 +288,17 @@ class ChatBody(SharedFields):
             raise InvalidRequest(text, param="max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+
+    def _reasoning_budget(self) -> ReasoningBudget | None:
+        num_tokens = self.thinking_token_budget
+        if num_tokens is None or num_tokens == -1:
+            return None
+        if num_tokens < 0:
+            raise InvalidRequest(
+                f"thinking_token_budget is {num_tokens}, must be at least 0, or -1 for any number of tokens",
+                param="thinking_token_budget",
+            )
+        return ReasoningBudget(num_tokens)
 
     def _field_names(self) -> FieldNames:
         max_tokens = "max_completion_tokens"

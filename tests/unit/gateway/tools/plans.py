@@ -15,7 +15,7 @@ from gateway.tools.call_families import FAMILIES, HERMES, CallFamily
 from gateway.tools.cursor import MARKER
 from gateway.tools.grammar_request import ToolGrammarRequest
 from gateway.tools.offer import Tool, ToolOffer
-from gateway.tools.reading import Reading, grammar_request, reading_of
+from gateway.tools.reading import Reading, ReasoningBudget, grammar_request, reading_of
 from gateway.tools.tool_grammar import tool_grammar
 from tests.rendering import inline_template
 
@@ -61,9 +61,10 @@ def planned(
     prompt: str = "",
     answer: str = "",
     family: CallFamily = HERMES,
+    budget: ReasoningBudget | None = None,
 ) -> tuple[Reading | None, str]:
     tokenizer = tokenizer_of(source, control, family.name)
-    reading = reading_of(offer, tokenizer, prompt)
+    reading = reading_of(offer, tokenizer, prompt, budget)
     request = None if reading is None else grammar_request(offer, reading, tokenizer, answer)
     if request is None:
         return reading, answer
