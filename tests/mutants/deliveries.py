@@ -21,7 +21,9 @@ TREE, BUFFER, DRAFTING = (
 )
 GROWTH = tuple(f"tests/unit/outrider/engine/speculation/test_{name}.py" for name in ("growth", "draft_tree", "drawing"))
 BUFFERED = ("tests/unit/target_service/leases/test_draft_buffer.py",)
-BLIND = ("tests/unit/outrider/engine/speculation/test_growth.py::test_under_rejection_growth_knows_no_values",)
+BLIND = (
+    "tests/unit/outrider/engine/speculation/test_growth.py::test_under_rejection_growth_does_not_depend_on_values",
+)
 TIMES, STEPS = ("tests/unit/target_service/leases/test_lease.py",), ("tests/unit/target_service/step/test_step.py",)
 BY_ACCEPTANCE = (
     "max(_0, key=lambda each: __import__('outrider.engine.sampling.noise', fromlist=['x']).host_slot_uniforms("

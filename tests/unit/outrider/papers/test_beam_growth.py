@@ -56,7 +56,7 @@ def test_beams_are_sorted_by_the_targets_sums_and_none_ends(sums: tuple[float, f
     assert [tree.ranks[node] for node in tree.unsent] == [0, 1, 2, 3]
 
 
-def test_what_was_lost_is_fed_again_parents_first_and_no_more_at_once_than_asked_for() -> None:
+def test_lost_nodes_are_fed_again_parents_first_and_no_more_at_once_than_requested() -> None:
     levels = [BeamLevel(((0, 8, -1.0), (0, 9, -2.0)), ()), *[BeamLevel(((0, 8, -1.0), (1, 9, -2.0)), ())] * 4]
     tree = growing(levels)
     assert [node for _, node in tree.offers(3)] == [ROOT]

@@ -83,7 +83,7 @@ def test_a_column_sees_the_first_level_up_to_it_and_itself() -> None:
 
 
 @pytest.mark.parametrize("shape", [SHAPE, "5,3,4", "2,6,3", "1,3,1"])
-def test_what_comes_of_a_window_are_tokens_that_the_model_says_in_a_row(shape: str) -> None:
+def test_a_window_gives_tokens_that_the_model_generates_in_sequence(shape: str) -> None:
     """Once none of the first tokens is left in it: of a column, whatever its first two tokens are, for the window moves
     on; the first column begins with the text's own.
     """
@@ -145,7 +145,7 @@ def test_a_shape_that_nobody_can_run_is_refused_by_name(text: str, why: str) -> 
 
 
 class TestSlots:
-    def test_nobodys_text_is_guessed_from_another_slots_window(self) -> None:
+    def test_no_text_is_drafted_from_another_slots_window(self) -> None:
         (drafter, one), other = opened(SHAPE, [5, 6]), slot_of(2, [5, 6])
         open_slot(drafter, other)
         step(drafter, one, lambda path: 6)

@@ -118,13 +118,13 @@ class TestExactLaw:
         ],
         ids=["always the same", "never the same", "one law", "the target's own"],
     )
-    def test_whatever_both_say(self, laws: Sequence[Law]) -> None:
+    def test_any_tokens_of_two_drafters(self, laws: Sequence[Law]) -> None:
         chances = (0.5, 0.8)
         for target in (TARGET, random_law(VOCAB, 4, [0, 1])):
             for count in (2, 5):
                 assert self.error_of(target, laws, count, never, chances) < TOLERANCE, count
 
-    def test_a_guess_beside_draws_may_know_the_numbers_of_its_position(self) -> None:
+    def test_a_deterministic_token_among_draws_may_depend_on_the_numbers_of_its_position(self) -> None:
         """As a copy of what the same seed gave before."""
 
         def step(chooser: Chooser) -> Prefix:

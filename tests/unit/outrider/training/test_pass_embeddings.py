@@ -30,7 +30,9 @@ def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", ["fused", "paged", "dense"])
 @pytest.mark.parametrize("kind", ["gemma3_text", "llama"])
-def test_look_ahead_embeddings_say_when_served_what_they_say_in_training(kind: str, path: str, tmp_path: Path) -> None:
+def test_look_ahead_embeddings_give_the_same_logits_in_serving_as_in_training(
+    kind: str, path: str, tmp_path: Path
+) -> None:
     """Behind the prompt's last token and behind others, for Gemma 3, too: a tied target that scales its embedding and
     has windows.
     """

@@ -35,7 +35,7 @@ def test_a_target_to_learn_from_keeps_its_dtype_on_a_gpu(
     assert asked == [dtype]
 
 
-def test_what_is_asked_of_a_batch() -> None:
+def test_positions_that_are_trained_of_a_batch() -> None:
     batch = Batch.of(
         [Answer(np.arange(6, dtype=np.int32), 3, 0.0), Answer(np.arange(4, dtype=np.int32), 2, 0.0)], "cpu"
     )

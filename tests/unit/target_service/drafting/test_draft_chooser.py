@@ -62,7 +62,7 @@ def pending(drafting: DraftChooser, lease: Lease) -> list[tuple[DeliveredDrafts,
 
 class TestGuesses:
     @pytest.mark.parametrize("params", [GREEDY, COUPLED])
-    def test_both_are_in_one_tree_and_what_both_say_is_one_node(self, params: SamplingParams) -> None:
+    def test_both_are_in_one_tree_and_a_token_of_both_is_one_node(self, params: SamplingParams) -> None:
         drafting, lease = made(params, guesses(1, 2, 5))
         deliver(lease, [[1, 3, 4], [6]])
         found = drafting.candidates(lease)
@@ -172,7 +172,7 @@ class TestChoice:
         assert draft is lease.first and prob == pytest.approx(0.8 * 0.9)
 
     @pytest.mark.parametrize(("delivered", "ids"), [([3, 4, 5], [3, 4, 5]), ([3], [1, 2])])
-    def test_guesses_that_were_delivered_count_as_many_as_they_are(self, delivered: list[int], ids: list[int]) -> None:
+    def test_delivered_draft_tokens_are_counted_by_their_number(self, delivered: list[int], ids: list[int]) -> None:
         drafting, lease = made(GREEDY, guesses(1, 2), (0.7, 0.5), Drafter.NGRAM)
         deliver(lease, [delivered])
         found = drafting.candidates(lease)

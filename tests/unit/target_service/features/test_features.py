@@ -116,7 +116,7 @@ def target(runner: ModelRunner) -> Any:
     assert not served.features._buffers
 
 
-def test_rows_come_as_they_are_made_without_a_gap_whatever_was_asked_first(target: Served) -> None:
+def test_features_come_as_they_are_made_without_a_gap_whatever_was_requested_first(target: Served) -> None:
     target.want(0)
     target.open(0, prompt(0))
     target.open(1, prompt(1))
@@ -142,7 +142,7 @@ def test_a_verify_sends_what_is_kept_of_its_own_lease_alone(target: Served) -> N
     assert target.link.ends(0) > 0
 
 
-def test_a_request_begins_where_it_says_and_one_that_is_repeated_repeats(target: Served) -> None:
+def test_a_request_begins_at_its_start_and_a_repeated_one_repeats(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0, start=NUM_PROMPT + 2)
     target.steps(8)
@@ -155,7 +155,7 @@ def test_a_request_begins_where_it_says_and_one_that_is_repeated_repeats(target:
     assert target.link.spans[-1][2] == before, "nothing that was asked for has come"
 
 
-def test_what_is_asked_before_its_lease_is_bounded(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_before_their_lease_are_bounded(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SUBSCRIPTIONS", 2)
     for slot in (0, 1, 2):
         target.want(slot)
@@ -197,7 +197,7 @@ def test_rows_that_cannot_be_made_are_lost_and_no_step(target: Served, monkeypat
     assert target.link.spans[-1][1:] == (fed, target.fed_len()), "the next are those of the next step"
 
 
-def test_what_a_slow_draft_has_no_room_for_comes_later_and_in_order(target: Served) -> None:
+def test_features_for_a_slow_draft_come_later_and_in_order(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0)
     target.steps(2)

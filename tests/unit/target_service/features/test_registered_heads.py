@@ -289,7 +289,7 @@ async def test_maps_and_what_is_tapped_for_them_take_no_more_than_is_spare() -> 
     await less.registered(2, second)
 
 
-async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_heads_use_spare_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     facts, opening = SimpleNamespace(num_parameters=50, dtype="bfloat16"), SimpleNamespace(num_bytes=0)
     monkeypatch.setattr(own_heads, "load_head", lambda *_: SimpleNamespace(facts=facts, opening=opening))
     runner: Any = SimpleNamespace(features_refusal=None, spare=SpareMemory(109, 10))
@@ -298,7 +298,7 @@ async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.
         own_heads.load_own_heads(config, runner, b"", cast(Any, None))
 
 
-async def test_a_map_for_which_the_engine_has_no_room() -> None:
+async def test_a_projection_for_which_the_engine_has_no_memory() -> None:
     target, data = Target(), map_of()
     target.refusal = "out of memory"
     await target.registered(1, data)

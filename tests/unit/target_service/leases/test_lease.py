@@ -23,7 +23,7 @@ from target_service.leases.lease_jobs import Fallback
 from tests.unit.target_service.leases.course import Course
 
 
-def test_guesses_that_come_late_teach_how_long_they_take() -> None:
+def test_late_draft_tokens_are_measured() -> None:
     """Else a target that is faster than its draft never learns that it might have waited."""
     course = Course()
     for now in (1.0, 2.0, 3.0):
@@ -81,7 +81,7 @@ def test_whatever_comes_brings_hope() -> None:
         ({"num_draft_tokens": 3}, True, False, False, Fallback.LATE),
     ],
 )
-def test_a_plain_step_says_whether_drafts_did_not_pay(
+def test_a_plain_step_reports_whether_drafts_were_not_worthwhile(
     speculation: dict[str, int], is_held: bool, is_here: bool, is_passed_over: bool, expected: Fallback | None
 ) -> None:
     course = Course()
@@ -127,7 +127,7 @@ def under_a_grammar(own: Any, forced: list[int], **speculation: Any) -> tuple[Dr
     return drafting(own, keeper), lease
 
 
-def test_where_a_grammar_masks_what_one_drafter_proposes_the_next_is_asked() -> None:
+def test_where_a_grammar_masks_what_one_drafter_proposes_the_next_one_drafts() -> None:
     choice, lease = under_a_grammar(_TwoDrafters(), [])
     assert [source.drafter for source in choice.candidates(lease).trees] == [Drafter.LOOKUP]
 

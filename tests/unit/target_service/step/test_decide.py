@@ -210,7 +210,7 @@ STEPS = st.builds(
 class TestDecide:
     @given(step=STEPS)
     @settings(max_examples=60)
-    def test_host_and_device_do_what_the_rules_say(self, step: Step) -> None:
+    def test_host_and_device_follow_the_rules(self, step: Step) -> None:
         wanted = in_words(step)
         assert decide(step.ready, step.states, step.logits) == wanted
         on_device = waiting_once(step.logits, lambda logits: decide_on_device(step.ready, step.states, logits))

@@ -94,7 +94,7 @@ def parents_of(draw: st.DrawFn) -> list[int]:
 
 @given(st.sampled_from([0, 1, 2, 3]), parents_of(), st.integers(0, 10_000))
 @settings(max_examples=80)
-def test_guesses_are_walked_as_far_as_they_match(kind: int, parents: list[int], seed: int) -> None:
+def test_draft_tokens_are_walked_as_far_as_they_match(kind: int, parents: list[int], seed: int) -> None:
     slot = make(kind, parents, seed)
     tree = slot.ready.tree
     found = decided(slot)[0]
@@ -180,7 +180,7 @@ def merged(seed: int, vocab_size: int = VOCAB, **params: Any) -> Slot:
     return Slot(Proposal(slot, DraftTree.of(ids, parents), draws), state, logits)
 
 
-def test_draws_of_several_sources_and_guesses_beside_them_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_of_several_sources_and_deterministic_tokens_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = [merged(seed) for seed in range(60)]
     expected = decided(*slots)
     assert on_device(*slots) == expected

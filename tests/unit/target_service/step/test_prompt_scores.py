@@ -51,7 +51,7 @@ def test_a_slot_whose_logits_are_no_numbers_fails_alone() -> None:
     assert (len(take_scores(slot)), len(take_scores(other))) == (0, 1)
 
 
-def test_a_slot_that_asks_for_none_has_none() -> None:
+def test_a_slot_that_requests_none_has_none() -> None:
     slot = scored()
     slot.scoring = None
     begin_scoring(replace(JOB, num_prompt_logprobs=None), slot)

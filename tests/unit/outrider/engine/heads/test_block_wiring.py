@@ -65,7 +65,7 @@ def said(loaded: LoadedHead, seen: ProbeStates) -> Tensor:
     return text_logits(loaded, seen, loaded.opening.spec.taps)
 
 
-def test_what_is_said_of_a_text_is_what_blocks_say(sound: Sound) -> None:
+def test_logits_of_a_text_are_those_of_blocks(sound: Sound) -> None:
     """Against the forward written straight down, over the rows as they travel."""
     hidden = torch.stack([sound.seen.taps[tap] for tap in range(LAYERS + 1)]).double()
     rows, ids = sound.truth.rows(hidden).to(torch.bfloat16).double(), list(sound.seen.token_ids)

@@ -31,7 +31,7 @@ def test_a_number_is_whole_and_within_its_bounds(tmp_path: Path, value: object) 
         keys(tmp_path, size=value).number("size", "block", least=1, most=7)
 
 
-def test_a_number_at_its_bounds_is_taken_and_the_name_that_is_there_is_said(tmp_path: Path) -> None:
+def test_a_number_at_its_bounds_is_valid_and_an_error_has_the_name_in_the_file(tmp_path: Path) -> None:
     found = keys(tmp_path, low=2, high=MAX_NUMBER, over=MAX_NUMBER + 1)
     assert (found.number("low", least=2), found.number("high", least=2)) == (2, MAX_NUMBER)
     with pytest.raises(ConfigError, match=r"^over of .* is 2147483649, must be a whole number from 2 to 2147483648"):

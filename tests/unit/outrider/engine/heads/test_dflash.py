@@ -160,7 +160,7 @@ def difference(logits: list[Tensor], truth: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_head_computes_what_its_layout_says(name: str, target_folder: str, tmp_path: Path) -> None:
+def test_a_head_computes_what_its_layout_defines(name: str, target_folder: str, tmp_path: Path) -> None:
     served = Served(read(CASES[name], target_folder, tmp_path))
     assert difference(served.rounds(), expected(made(CASES[name], target_folder))) < TOLERANCE
     free = served.head(torch.tensor([served.block(7)]), served.rows[None, :9]).logits[0]

@@ -204,7 +204,7 @@ def difference(logits: Tensor, truth: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_head_computes_what_its_layout_says(name: str, target_folder: str, tmp_path: Path) -> None:
+def test_a_head_computes_what_its_layout_defines(name: str, target_folder: str, tmp_path: Path) -> None:
     case = CASES[name]
     files = read(case, target_folder, tmp_path)
     assert files.undecided == case.undecided

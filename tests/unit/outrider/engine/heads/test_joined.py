@@ -52,7 +52,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, CASES[request.param](tmp_path_factory.mktemp("joined"))
 
 
-def test_a_head_computes_what_its_layout_says(case: tuple[str, Made]) -> None:
+def test_a_head_computes_what_its_layout_defines(case: tuple[str, Made]) -> None:
     """Prefill, steps and a tree on the paged cache; latent attention caches two things of different widths."""
     name, (head, folder, target) = case
     files = read(folder, target)

@@ -191,7 +191,7 @@ class TestDrafter:
         assert isinstance(slot, HeadSlot)
         return slot
 
-    def test_one_pass_says_all_positions(self, draft: Draft, head: Eagle3) -> None:
+    def test_one_forward_drafts_all_positions(self, draft: Draft, head: Eagle3) -> None:
         draft.tell()
         assert draft.run() == 0 and draft.requests == [0], "nothing is here yet, and is asked for"
         self.send(draft, 0, 74)

@@ -84,7 +84,7 @@ def test_a_sound_head_passes(sound: Sound) -> None:
 
 @pytest.mark.parametrize("label", FAULTS)
 @torch.inference_mode()
-def test_a_planted_fault_changes_what_the_head_says_and_is_caught_where_it_is_tried(sound: Sound, label: str) -> None:
+def test_a_planted_fault_changes_the_head_s_logits_and_is_caught_where_it_is_tried(sound: Sound, label: str) -> None:
     fault, loaded = planted(sound, label)
     assert not torch.allclose(sound.said(loaded), sound.said(sound.loaded), rtol=1e-2, atol=1e-2)
     if fault.is_tried:

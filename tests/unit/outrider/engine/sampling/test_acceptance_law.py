@@ -342,7 +342,7 @@ def for_a_day(name: str, rounds: type[Round]) -> ParameterSet:
 
 class TestExactLaw(Recorded):
     @pytest.mark.parametrize(("name", "rounds"), list(itertools.starmap(for_a_day, itertools.product(PAIRS, RULES))))
-    def test_emitted_tokens_have_the_targets_law(self, name: str, rounds: type[Round]) -> None:
+    def test_emitted_tokens_have_the_target_s_distribution(self, name: str, rounds: type[Round]) -> None:
         target, draft = PAIRS[name]
         assert error(target, draft, 4, 2, rounds=rounds) < TOLERANCE
 
@@ -446,7 +446,7 @@ class TestLenience(Recorded):
         assert bool((law >= kept - TOLERANCE).all()) and float(law.sum()) == pytest.approx(1.0, abs=TOLERANCE)
         assert float(kept.sum()) > float(torch.minimum(draft_probs, target_probs).sum()) + 1e-3  # more is kept
 
-    def test_a_share_of_one_is_exact(self) -> None:
+    def test_acceptance_probability_of_one_is_exact(self) -> None:
         for rounds in lenient(1.0):
             assert error(TARGET, DRAFT, 4, 2, rounds=rounds) < TOLERANCE
 

@@ -135,7 +135,7 @@ class TestToken:
 class TestLaw:
     """By whichever way there is here: both pick the same, as above."""
 
-    def test_by_weights_it_has_their_law(self) -> None:
+    def test_by_weights_it_has_their_distribution(self) -> None:
         weights, ids = np.array([3.0, 0.0, 0.5, 1.0, 2.0]), np.array([1, 4, 5, 8, 10])
         drawn = Counter(coupled_place(weights, ids, params_of(), position) for position in range(12_000))
         assert not drawn.pop(1, 0)
@@ -143,7 +143,7 @@ class TestLaw:
         assert chisquare(found, 12_000 * weights[weights > 0] / weights.sum()).pvalue > 1e-4
 
     @pytest.mark.parametrize("vary", ("position", "seed", "choice"))
-    def test_it_has_the_law(self, vary: str) -> None:
+    def test_it_has_the_distribution(self, vary: str) -> None:
         law = random_law(np.random.default_rng(4), 7, 1.0)
         drawn: Counter[int] = Counter()
         for i in range(12_700):

@@ -39,7 +39,7 @@ def test_drafts_of_beams_that_go_on_stay_and_others_leave() -> None:
     assert sorted(tree.ids[node] for node in tree.inner()) == [8, 9]
 
 
-def test_parents_are_indices_in_the_row_behind_the_root_and_what_is_fed() -> None:
+def test_parents_are_indices_in_the_row_after_the_root_and_the_fed_nodes() -> None:
     """The root is token 1 of the row; 8 is fed and becomes token 2, and 9 and 3 are new."""
     tree = BeamTree(PROMPT)
     tree.advance([TWO])

@@ -36,7 +36,7 @@ def test_what_hangs_below_the_committed_tokens_stays_with_its_place_in_the_cache
 
 
 @RULES
-def test_what_was_not_guessed_begins_anew_behind_what_was(rule: dict[str, Any]) -> None:
+def test_tokens_that_were_not_drafted_begin_anew_after_those_that_were(rule: dict[str, Any]) -> None:
     draft = Draft(**rule).grow(12)
     first = draft.tree.children(ROOT)[0]
     place = draft.tree.fed.index(first)
@@ -57,7 +57,7 @@ def test_nodes_that_were_not_fed_become_roots_like_any_other(rule: dict[str, Any
 
 
 @RULES
-def test_the_root_has_all_the_guesses_of_one_that_nobody_foresaw(rule: dict[str, Any]) -> None:
+def test_the_root_has_all_draft_tokens_after_a_token_that_nothing_predicted(rule: dict[str, Any]) -> None:
     """A node has few when it is far from the root: those that it lacks are made when it comes near, and are sent."""
     draft = Draft(**rule).grow()
     node = ROOT

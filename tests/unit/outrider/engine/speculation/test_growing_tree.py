@@ -158,11 +158,11 @@ class TestExactLaw:
         assert error(TARGET, DRAFT, shape) < TOLERANCE
 
     @pytest.mark.parametrize("name", PAIRS)
-    def test_laws(self, name: str) -> None:
+    def test_distributions(self, name: str) -> None:
         for shape in ("2x1", "best:3x2"):
             assert error(*PAIRS[name], shape) < TOLERANCE
 
-    def test_laws_that_a_grammar_masks(self) -> None:
+    def test_distributions_that_a_grammar_masks(self) -> None:
         """What is shipped is what was drawn from, masked by all that is said before it."""
         grammar = compiled(LLMatcher.grammar_from_regex(r"1{1,2}\]?"), grammars_of(("</s>", "1", "11", "]")))
         state = SamplingState(PARAMS, (), (0,), grammar)

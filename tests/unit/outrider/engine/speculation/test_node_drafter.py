@@ -28,7 +28,7 @@ def test_the_row_of_the_node_is_read() -> None:
     assert list(ids) == [1, 2] and list(probs) == pytest.approx([3 / 6, 2 / 6])
 
 
-def test_a_table_is_asked_for_what_follows_the_path_and_may_know_nothing() -> None:
+def test_a_table_is_read_after_the_path_and_may_have_no_entry() -> None:
     def counts_after(path: Any) -> Counts | None:
         return (np.array([2]), np.array([5.0])) if tuple(path) == (7, 8) else None
 

@@ -15,7 +15,7 @@ def test_all_drafts_accepted_leaves_the_draft_one_short() -> None:
     assert slot.committed[6:] == [22, 23]  # to feed
 
 
-def test_rejected_guesses_are_cropped_and_their_blocks_freed() -> None:
+def test_rejected_draft_tokens_are_truncated_and_their_blocks_freed() -> None:
     slot = open_slot()
     feed(slot, [5, 6, 7, 8, 20, 21, 22, 23, 24])
     slot.commit_from(4, [20, 30])
@@ -30,7 +30,7 @@ def test_reconcile_never_keeps_the_last_committed_token() -> None:
     assert slot.reconcile() == 3
 
 
-def test_guesses_that_were_committed_later_are_kept() -> None:
+def test_draft_tokens_that_were_committed_later_are_kept() -> None:
     """A late proposal's tokens may turn out right: compared by id, not by who sent them."""
     slot = open_slot()
     feed(slot, [5, 6, 7, 8, 20, 21, 22])
@@ -101,7 +101,7 @@ def test_a_prompt_that_begins_alike_adopts_whole_blocks_and_shares_them() -> Non
     assert second.cached == [*LONG[:9], 1, 2] and second.reconcile() == 11
 
 
-def test_guesses_are_never_published() -> None:
+def test_draft_tokens_are_never_published() -> None:
     table = make_table()
     slot = begin(table, 1, LONG)
     feed(slot, [14, 20, 21, 22, 23, 24])  # the last committed one and five guesses: three blocks and a half are full
