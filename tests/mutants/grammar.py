@@ -34,7 +34,7 @@ GRAMMAR = (
         ),
     ),
     Mutant(
-        f"{SAMPLING}:HostLogits.law",
+        f"{SAMPLING}:HostLogits.distribution",
         statement(
             "distribution_of",
             to="law = distribution_of(self._rows[index], row.state.params)\n"

@@ -102,7 +102,7 @@ class TestMedusa:
             return lambda growing: MedusaDrafter(heads, keeper)
 
         return Draft(
-            make, OpenSlots(partial(HeadSlot, WIDTH, 1, pool=KVPool(1), keeps_cache=False), 4, 99), VOCAB_SIZE, PROMPT
+            make, OpenSlots(partial(HeadSlot, WIDTH, 1, pool=KVPool(1), has_cache=False), 4, 99), VOCAB_SIZE, PROMPT
         )
 
     def send(self, draft: Draft, start: int, num: int) -> torch.Tensor:

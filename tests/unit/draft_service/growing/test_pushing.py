@@ -100,7 +100,7 @@ def test_the_target_has_the_tree_that_grows(rule: dict[str, Any], turns: list[An
 def test_a_message_has_the_reference_nodes_of_its_nodes_and_their_distributions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    course = Course(monkeypatch, Draft(takes_trees=False, **REJECTION).grow(2, most=1))
+    course = Course(monkeypatch, Draft(supports_trees=False, **REJECTION).grow(2, most=1))
     course.growing.spent_s = 0.0025
     assert course.push() == 1
     course.draft.grow(1, most=1)
@@ -131,12 +131,12 @@ def test_a_large_tree_leaves_in_messages_that_keep_siblings_together(
 
 def test_messages_of_whole_distributions_stay_far_below_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch, Draft(**REJECTION).grow())
-    law_bytes = 4 * course.draft.vocab_size
-    monkeypatch.setattr(pushing, "MAX_MESSAGE_BYTES", 7 * law_bytes)
+    distribution_bytes = 4 * course.draft.vocab_size
+    monkeypatch.setattr(pushing, "MAX_MESSAGE_BYTES", 7 * distribution_bytes)
     num_laws = sum(bool(course.draft.ids_after(node)) for node in course.draft.tree.fed) + 1
     assert course.push() >= num_laws / 3 > 1
     sizes = [len(nodes.rows.data) for nodes in course.sent if isinstance(nodes.rows, DenseDistributions)]
-    assert max(sizes) == 3 * law_bytes, "as many as half a message takes"
+    assert max(sizes) == 3 * distribution_bytes, "as many as half a message takes"
     assert mirrored(course.buffer) == drawn(course.draft)
 
 
@@ -164,7 +164,7 @@ def test_what_a_target_waits_for_leaves_at_once_then_now_and_then(
 def test_a_fixed_number_is_sent_as_a_whole_but_for_distributions(
     rule: dict[str, Any], num_early: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    course = Course(monkeypatch, Draft(speculation=Speculation(4, 4), takes_trees=False, **rule))
+    course = Course(monkeypatch, Draft(speculation=Speculation(4, 4), supports_trees=False, **rule))
     early = 0
     for _ in range(3):
         course.draft.grow(1)

@@ -72,7 +72,7 @@ def mtp() -> JoinedHead:
             width=layers.hidden_size,
             vocab_size=layers.vocab_size,
             draft_vocab_size=layers.vocab_size,
-            joins_normed=True,
+            has_join_norms=True,
         )
     )
 
@@ -273,7 +273,7 @@ def test_features_are_requested_again_after_a_preemption(head: CarryHead) -> Non
     draft.send(0, 74)
     draft.run()
     before = draft.request_id
-    draft.slot.give_up()
+    draft.slot.free_cache()
     draft.tell([38, 39], is_missed=True)
     assert draft.requests[-1] == 0
     draft.run()

@@ -212,7 +212,7 @@ def test_a_draft_token_that_continued_is_fed_again_where_the_following_text_merg
     ids.append(first)
     draft.advance(ids, len(ids) - 1)
     assert draft.slot.ids[-1] == translation.draft_id(first)
-    assert draft.slot.is_told(len(draft.slot.ids))  # and it went on
+    assert draft.slot.is_cache_committed(len(draft.slot.ids))  # and it went on
     ids += [second, third]
     draft.advance(ids, len(ids) - 2)
     assert draft.slot.ids[-2:] == DRAFT.encode("re(").ids

@@ -38,7 +38,7 @@ class AtOnce:
 
 def state_of(taps: tuple[int, ...], num_layers: int, score: Callable[[Any], float]) -> Any:
     head = SimpleNamespace(
-        opening=SimpleNamespace(spec=SimpleNamespace(taps=taps)),
+        projection=SimpleNamespace(spec=SimpleNamespace(taps=taps)),
         num_layers=num_layers,
         score=lambda seen: SimpleNamespace(configured=SimpleNamespace(agreement=score(seen))),
     )

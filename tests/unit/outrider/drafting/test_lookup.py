@@ -82,7 +82,7 @@ def test_a_draft_worker_remembers_an_answer_once_also_if_its_slot_was_opened_aga
 def test_a_draft_worker_copies_from_what_an_encoder_reads() -> None:
     """The source is followed before the prompt, and is no output to be remembered."""
     drafter = Lookup(2, 4)
-    slots = OpenSlots(partial(TableSlot, drafter), 2, 100, takes_sources=True, has_corpus=True)
+    slots = OpenSlots(partial(TableSlot, drafter), 2, 100, has_sources=True, has_corpus=True)
     source_ids = [30, 31, 32, 33, 34, 0]
     slot = slots.open(1, 5, [1], 1, SamplingParams(max_tokens=20), source_ids=source_ids, corpus_id=b"a")
     assert slot.counts_after([]) is None

@@ -76,7 +76,7 @@ class Written:
         self.committed[base_len:] = ids
         num_same = self.retokenization.commit(self.committed, base_len)
         assert self.retokenization.ids[:num_same] == before[:num_same]
-        assert self.retokenization.num_of(len(self.committed)) <= len(self.retokenization.ids)
+        assert self.retokenization.num_ids_within(len(self.committed)) <= len(self.retokenization.ids)
 
 
 words = st.text(st.sampled_from("the world wide_12 \n\t.('ßжёд日本語😀\u00e9e\u0301"), max_size=40)
@@ -295,4 +295,4 @@ def test_padded_logits_are_cut_and_filled_and_nothing_is_fed_again() -> None:
     assert retokenization.commit([1, 2, 5, 3], 0) == 0
     assert retokenization.ids == [1, 2, 0, 3]  # no token has the id 5
     assert retokenization.commit([1, 2, 5, 1, 1], 3) == 3
-    assert (retokenization.ids, retokenization.num_of(2), retokenization.is_whole) == ([1, 2, 0, 1, 1], 2, True)
+    assert (retokenization.ids, retokenization.num_ids_within(2), retokenization.is_whole) == ([1, 2, 0, 1, 1], 2, True)

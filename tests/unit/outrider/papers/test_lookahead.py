@@ -47,7 +47,7 @@ def open_slot(drafter: LookaheadDrafter, slot: Any, source_ids: tuple[int, ...] 
 
 
 def rows_of(drafter: LookaheadDrafter, slot: Any, parents: list[int] | None = None) -> ExtraRows:
-    rows = drafter.rows_beside(slot, parents or [])
+    rows = drafter.extra_rows(slot, parents or [])
     assert rows is not None
     return rows
 
@@ -161,7 +161,7 @@ class TestSlots:
         assert beside.parents == [each if each < 0 else 3 + each for each in alone.parents]
         assert (alone.drafter, alone.width, alone.depth) == (Drafter.LOOKAHEAD, GUESSES, NGRAM - 1)
         shares = SlotAcceptance(RankAcceptance())
-        prob = shares.share(0) + shares.share(1)
+        prob = shares.prob(0) + shares.prob(1)
         assert alone.gain(shares) == pytest.approx(prob + prob**2 + prob**3)
 
     def test_a_window_begins_with_what_the_encoder_reads_too(self) -> None:
@@ -172,7 +172,7 @@ class TestSlots:
         depth = WINDOW - 1 + NGRAM - 2
         for num, fits in ((CONTEXT - depth, True), (CONTEXT - depth + 1, False)):
             drafter, slot = opened(SHAPE, [5] * num)
-            assert (drafter.rows_beside(slot, []) is not None) is fits
+            assert (drafter.extra_rows(slot, []) is not None) is fits
 
     def test_ngrams_that_begin_alike_are_branches_of_one_tree_the_latest_first(self) -> None:
         drafter, slot = opened(SHAPE, [5, 6])

@@ -134,7 +134,7 @@ class TestExactLaw:
             drafting, lease = made(DRAWN, own)
             park(lease.first, self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never))
             found = drafting.candidates(lease)
-            return decided(TARGET, proposal_of(drafting, found, len(found.offers)), numbers)
+            return decided(TARGET, proposal_of(drafting, found, len(found.budget_items)), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
 
@@ -183,7 +183,7 @@ class TestExactLaw:
                 park(lease.first, self.drawn(DRAFT, [numbers["first", 0]], never))
                 lease.first.is_active = True
                 found = drafting.candidates(lease)
-            return decided(TARGET, proposal_of(drafting, found, len(found.offers)), numbers)
+            return decided(TARGET, proposal_of(drafting, found, len(found.budget_items)), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
         assert len(set(was_held)) == (1 if is_live else 2)
@@ -197,7 +197,7 @@ class TestExactLaw:
             for draft, chain in zip(lease.drafts, chains, strict=False):
                 park(draft, chain)
             found = drafting.candidates(lease)
-            assert len(found.offers) == 3
+            assert len(found.budget_items) == 3
             return decided(TARGET, proposal_of(drafting, found, 3), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE

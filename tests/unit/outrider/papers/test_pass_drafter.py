@@ -27,7 +27,7 @@ def slot_of(committed: Sequence[int], max_len: int = 99) -> Any:
 
 
 def rows_of(drafter: PassDrafter, slot: Any, parents: Sequence[int]) -> ExtraRows:
-    found = drafter.rows_beside(slot, parents)
+    found = drafter.extra_rows(slot, parents)
     assert found is not None and found.drafter is Drafter.PASS
     return found
 
@@ -51,7 +51,7 @@ def test_near_the_end_of_an_answer_only_those_are_fed_of_which_there_may_be_draf
     """The target says the last token itself, and the next one, too."""
     own = PassDrafter(VOCAB, NUM_AHEAD)
     slot = slot_of([5] * 6, max_len=9)  # one more draft after the next token
-    assert rows_of(own, slot, [-1]).ids == [VOCAB] and own.rows_beside(slot_of([5] * 7, max_len=9), []) is None
+    assert rows_of(own, slot, [-1]).ids == [VOCAB] and own.extra_rows(slot_of([5] * 7, max_len=9), []) is None
     assert rows_of(own, slot_of([5] * 5, max_len=9), [-1, 0]).ids == [VOCAB, VOCAB + 1, VOCAB]
 
 

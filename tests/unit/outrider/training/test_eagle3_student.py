@@ -41,7 +41,7 @@ def test_the_unrolled_head_gives_the_logits_of_each_chain(traits: dict[str, Any]
         taps=truth.taps,
         target_width=heads.WIDTH,
         norm_before_residual=truth.residual_normed,
-        carries_normed=truth.carry_normed,
+        is_carry_normed=truth.carry_normed,
     )
     module = ProjectedHead(facts)
     tensors = dict(truth.tensors)
@@ -136,7 +136,7 @@ def test_a_head_gives_the_same_logits_in_serving_as_in_training(
     seen = wiring.ProbeStates(ids, taps, torch.empty(0))
     steps = (wiring.text_logits(loaded, seen, (0, 1)), wiring.text_logits(loaded, seen, (0, 1), ahead=2))
     assert (runner.path.name, loaded.path.name) == ("fused", "fused")
-    for guess, logits in zip(student.guesses(batch, Teacher(gemma, "cpu").see(batch), 2), steps, strict=True):
+    for guess, logits in zip(student.draft_logits(batch, Teacher(gemma, "cpu").see(batch), 2), steps, strict=True):
         said = logits[guess.places - 1 - guess.depth]
         said = said if kept is None else said[:, kept]
         assert (said - guess.logits).abs().max() < 0.05 * guess.logits.std(), "as far as bfloat16 lets it"

@@ -50,7 +50,7 @@ def test_look_ahead_embeddings_give_the_same_logits_in_serving_as_in_training(
     said = dict[tuple[int, int], torch.Tensor]()
     for last in (19, 20, 30, 36):
         slot: Any = SimpleNamespace(committed=ids[: last + 1], max_len=99, key=(1, 1))
-        rows = served.rows_beside(slot, [])
+        rows = served.extra_rows(slot, [])
         assert rows is not None
         parents = [*range(-1, last), *(last + 1 + parent for parent in rows.parents)]
         table = runner.pool.new_table()
@@ -58,7 +58,7 @@ def test_look_ahead_embeddings_give_the_same_logits_in_serving_as_in_training(
         said |= {(last + 1 + depth, depth): logits for depth, logits in enumerate(runner.forward([row]))}
         table.free()
     num_compared = 0
-    for guess in saved.guesses(batch, teacher.see(batch), num):
+    for guess in saved.draft_logits(batch, teacher.see(batch), num):
         assert guess.places.tolist() == list(range(20 + guess.depth, 39))
         for place, logits in zip(guess.places.tolist(), guess.logits, strict=True):
             if (place, guess.depth) in said:

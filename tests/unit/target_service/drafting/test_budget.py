@@ -219,7 +219,7 @@ def test_drafts_are_left_out_for_a_slot_with_a_limit_on_the_time_of_a_token(
     shares = budget.choose([slot(ONE, [], max_tpot_ms=max_tpot_ms), *others], MOST, MOST, ())
     assert 4 + sum(share[0] for share in shares if share is not None) == most_rows
     waiting = [awaited(ONE)]
-    waiting[0].draft.shares.first = 1.0
+    waiting[0].draft.acceptance.first = 1.0
     budget.note(1, 1000, 1000.0)
     assert (budget.hold_until(waiting, 99.0) is None) == (most_rows == 4)
 

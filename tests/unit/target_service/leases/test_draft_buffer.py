@@ -100,11 +100,11 @@ class TestPlaces:
 
     @pytest.mark.parametrize("num_slots", [1, 64])
     def test_a_buffer_holds_the_longest_proposal(self, num_slots: int) -> None:
-        law_bytes = 4 * 1000
+        distribution_bytes = 4 * 1000
         most_bytes = buffer_bytes(num_slots, 1000, PLENTY << 20) // num_slots
         buffer = DraftBuffer()
         for place in range(2 * MAX_DRAFT_TOKENS):
-            nodes = replace(chain(3, [], [place], NodeKind.SAMPLED), num_bytes=60 + law_bytes)
+            nodes = replace(chain(3, [], [place], NodeKind.SAMPLED), num_bytes=60 + distribution_bytes)
             buffer.insert(nodes, COMMITTED, most_bytes)
         assert MAX_DRAFT_TOKENS <= len(buffer.tree) < 1.1 * MAX_DRAFT_TOKENS
         assert buffer.num_bytes <= most_bytes

@@ -39,5 +39,5 @@ class TestHold:
     @pytest.mark.timeout(10)
     def test_draft_tokens_of_one_delivery_are_counted_to_the_end(self) -> None:
         together = lease(now=0.0, eta_s=0.007, gap_s=0.0)
-        together.first.shares.first = 1.0
+        together.first.acceptance.first = 1.0
         assert budget(100).hold_until([pending(together, 1.0)], 0.001) == pytest.approx(0.014)

@@ -42,7 +42,7 @@ def test_a_length_is_learnt_from_once_and_none_where_nothing_lacked() -> None:
     course.deliver(3, 9.0)
     assert course.draft.eta_s == 0.25
     course.step(10.0)
-    assert course.draft.hit, "the second guess is here, and is right"
+    assert course.draft.has_drafts, "the second guess is here, and is right"
     course.deliver(4, 11.0)
     assert course.draft.eta_s == 0.25
 
@@ -69,7 +69,7 @@ def test_whatever_comes_brings_hope() -> None:
     course.draft.is_active = False
     course.step(1.0)
     course.deliver(1, 2.0)
-    assert course.draft.is_active and course.draft.hit is False and course.draft.eta_s is None
+    assert course.draft.is_active and course.draft.has_drafts is False and course.draft.eta_s is None
 
 
 @pytest.mark.parametrize(
@@ -95,19 +95,19 @@ def test_a_plain_step_reports_whether_drafts_were_not_worthwhile(
 
 
 def drafting(own: Any, keeper: Any = None) -> DraftChooser:
-    return DraftChooser(own, keeper, cast(Any, None), WorkerMetrics("target"), 9, takes_trees=True, merge=merge)
+    return DraftChooser(own, keeper, cast(Any, None), WorkerMetrics("target"), 9, supports_trees=True, merge=merge)
 
 
 class _TwoDrafters:
     """A slot's own drafters: both have something to propose, and the grammar masks what the first proposes."""
 
-    def asked(self, slot: Any, *, insists: bool, is_drafted: bool) -> Any:
+    def worthwhile_drafters(self, slot: Any, *, has_fixed_num: bool, is_drafted: bool) -> Any:
         yield from (Drafter.NGRAM, Drafter.LOOKUP)
 
     def max_len(self, drafter: Drafter) -> int:
         return 64
 
-    def feeds_rows(self, slot: Any) -> bool:
+    def has_extra_rows(self, slot: Any) -> bool:
         return False
 
     def candidates(self, slot: Any, drafter: Drafter, *rest: Any) -> CandidateTree:
@@ -136,8 +136,8 @@ def test_forced_tokens_are_no_reason_to_go_without_the_draft_that_a_request_name
     """Once its wait is over they are better than nothing; under auto, and where they are all that it names, at once."""
     choice, lease = under_a_grammar(OwnDrafts({}), [5], num_draft_tokens=3)
     found = choice.candidates(lease)
-    assert not found.offers and choice.pending(found) == [PendingDraft(lease, lease.first, 1.0)]
-    assert len(choice.or_forced(found).offers) == 1
+    assert not found.budget_items and choice.pending(found) == [PendingDraft(lease, lease.first, 1.0)]
+    assert len(choice.or_forced(found).budget_items) == 1
     for forced, speculation in (([5, 6, 7, 8], {"num_draft_tokens": 3}), ([5], {})):
         choice, lease = under_a_grammar(OwnDrafts({}), forced, **speculation)
         assert [source.drafter for source in choice.candidates(lease).trees] == [None]

@@ -60,7 +60,7 @@ def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params
     for node, parent in enumerate(parents):
         prefix = DraftTree.of(ids, parents[:node]).prefix(parent)
         if parent not in laws:
-            laws[parent] = left[parent] = off.law(parent + 1, LogitRow(state, prefix)).normalised()
+            laws[parent] = left[parent] = off.distribution(parent + 1, LogitRow(state, prefix)).normalised()
         if made.greedy:
             ranked = off.ranked(parent + 1, LogitRow(state, prefix), VOCAB)[0]
             ids.append(next(i for i in ranked if i not in [ids[c] for c in range(node) if parents[c] == parent]))
@@ -102,7 +102,11 @@ def test_draft_tokens_are_walked_as_far_as_they_match(kind: int, parents: list[i
     for kept in (*found.path, None):
         row, position = LogitRow(slot.state, tree.prefix(node)), len(PROMPT) + tree.depth(node)
         best = host.best_id(node + 1, row)
-        says = best if slot.state.params.greedy else coupled_id(host.law(node + 1, row), slot.state.params, position)
+        says = (
+            best
+            if slot.state.params.greedy
+            else coupled_id(host.distribution(node + 1, row), slot.state.params, position)
+        )
         if kept is None:
             assert found.next_id == says and says not in [tree.ids[c] for c in tree.children(node)]
         else:

@@ -446,7 +446,7 @@ def test_what_is_named_is_waited_for_and_again_once_something_has_come_late(runn
 class Reading:
     """A draft that reads rows of features, at its end of the link."""
 
-    has_room = True
+    has_capacity = True
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None: ...
 
@@ -482,8 +482,8 @@ def test_what_comes_while_a_step_runs_lies_ready_for_the_next(
     monkeypatch.setattr(runner, "forward", meanwhile)
     assert target.step_after(MAX_HOLD_S) and target.ids[0][NUM_PROMPT] == said
     monkeypatch.setattr(runner, "forward", forward)
-    assert target.slot_lease.first.hit and target.step_after(0.0)
-    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].outcomes[0].hit) == (2, True)
+    assert target.slot_lease.first.has_drafts and target.step_after(0.0)
+    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].outcomes[0].has_drafts) == (2, True)
 
 
 class FixedTree(Fixed):

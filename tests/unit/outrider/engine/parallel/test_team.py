@@ -130,7 +130,7 @@ def test_what_fails_on_rank_0_alone_ends_the_team(
         found.part.error = None
         with pytest.raises(Unavailable, match="no longer work together"):
             do()
-        assert [str(reason) for reason in found.lost] == [str(found.team.lost)]
+        assert [str(reason) for reason in found.lost] == [str(found.team.loss_error)]
         assert len(found.told()) == 1, "followers are told nothing more, nor that they end in good order"
 
 

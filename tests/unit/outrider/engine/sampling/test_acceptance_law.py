@@ -22,7 +22,7 @@ from outrider.engine.sampling.coupled import device_keys
 from outrider.engine.sampling.device_sampling import distributions, probabilities
 from outrider.engine.sampling.noise import NoiseStream, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.sampling.token_distribution import TokenDistribution, draw_place
+from outrider.engine.sampling.token_distribution import TokenDistribution, draw_index
 from outrider.wire.requests.params import SamplingParams
 from tests.law.table import ENUMERATED, Row, enumerated_row
 from tests.proposals import accept_token, accept_token_one
@@ -196,7 +196,7 @@ class HostRound(Round):
 
     def decide(self, rows: Tensor, accept: Tensor, own: Tensor) -> acceptance.ChainDecisions:
         noises = [
-            Noise(kept, lambda place, weights, ids, u=u: draw_place(weights, u[place]))
+            Noise(kept, lambda place, weights, ids, u=u: draw_index(weights, u[place]))
             for kept, u in zip(accept.numpy(), own.tolist(), strict=True)
         ]
         found = [self.decide_one(row, noise) for row, noise in zip(rows.tolist(), noises, strict=True)]

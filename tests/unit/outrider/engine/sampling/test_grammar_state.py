@@ -156,7 +156,7 @@ class TestMasks:
         logits = torch.tensor([[9.0, 9.0, 1.0, 2.0, 8.0, 8.0, 1.5, 3.0]])
         for cut in ({"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.6}):
             row = LogitRow(state_of(SCHEMA, **cut), (OPEN, ONE, COMMA))  # 1, 2 and 11 may come
-            on_host = HostLogits(logits).law(0, row).dense_scores()
+            on_host = HostLogits(logits).distribution(0, row).dense_scores()
             on_device = distributions(process_unchecked(logits, [row]), [row])[0]
             for scores in (on_host, on_device.numpy()):
                 assert ELEVEN in (kept := np.flatnonzero(np.isfinite(scores))) and ONE not in kept
@@ -226,7 +226,7 @@ class TestForcedTokens:
             made = SamplingState(params, PROMPT, (END,), state._grammar._grammar)  # type: ignore[union-attr]
             made.set_output((ELEVEN,))
             (decided,) = sure(decide([chain_proposal(slot, [ONE])], [made], logits))
-            own = coupled_id(HostLogits(logits).law(0, LogitRow(made)), params, len(PROMPT) + 1)
+            own = coupled_id(HostLogits(logits).distribution(0, LogitRow(made)), params, len(PROMPT) + 1)
             assert (len(decided.path), decided.next_id if own != ONE else ONE) == (own == ONE, own)
             answers.add(own)
         assert answers == {ONE, ELEVEN}

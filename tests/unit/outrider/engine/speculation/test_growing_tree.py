@@ -63,13 +63,13 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
     speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, sequential=True)
     slot, drafter = (
         BareSlot((1, 1), [0], 1, PARAMS),
-        cast(Any, SimpleNamespace(takes_trees=True, fills_blocks=False, max_depth=128)),
+        cast(Any, SimpleNamespace(supports_trees=True, is_block_drafter=False, max_depth=128)),
     )
     tree = GrowingTree(GrowthSetup(slot, speculation, SlotAcceptance(RankAcceptance()), drafter, None, 96, ()))
     state = SamplingState(PARAMS, (), ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "host_slot_uniforms", keyed)
-        while offers := tree.offers(1):
+        while offers := tree.candidates(1):
             node = offers[0][1]
             tree.feed(node)
             drawing.grow(

@@ -33,7 +33,7 @@ RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy",
 @RULES
 @pytest.mark.parametrize("speculation", [AUTO, Speculation(3, 16)], ids=["auto", "K = 3"])
 def test_what_a_block_did_not_begin_with_waits_for_the_next(rule: dict[str, Any], speculation: Speculation) -> None:
-    draft = Draft(speculation=speculation, fills_blocks=True, **rule).grow()
+    draft = Draft(speculation=speculation, is_block_drafter=True, **rule).grow()
     tree = draft.tree
     assert any(tree.children(node) for node in range(len(tree)))
     for node in range(len(tree)):
@@ -43,12 +43,12 @@ def test_what_a_block_did_not_begin_with_waits_for_the_next(rule: dict[str, Any]
     assert bool(others) == (tree.kinds[0] is NodeKind.DETERMINISTIC)
     ids = [tree.ids[node] for node in others[:1]] or [VOCAB_SIZE - 1]
     draft.commit(ids)
-    assert not len(tree) and [node for _, node in tree.offers(4)] == [ROOT]
+    assert not len(tree) and [node for _, node in tree.candidates(4)] == [ROOT]
 
 
 def test_a_named_tree_of_a_block_is_whole() -> None:
     named = Speculation(tree=TreeShape.parse("2x2x2"), max_draft_tokens=16)
-    tree = Draft(speculation=named, fills_blocks=True).grow().tree
+    tree = Draft(speculation=named, is_block_drafter=True).grow().tree
     within = [node for node in range(len(tree)) if tree.depth(node) <= 3 and max(_ranks(tree, node)) < 2]
     assert len(within) == 2 + 4 + 8
 
@@ -59,10 +59,10 @@ def test_a_draft_token_that_was_too_unlikely_to_be_made_counts_when_it_is_commit
     draft = Draft(**rule).grow(most=1)
     token_id = draft.tree.ranked[ROOT][0]
     rank = len(draft.tree.children(ROOT))
-    before = draft.shares.share(rank)
+    before = draft.shares.prob(rank)
     draft.commit([token_id])
     assert rank > 0
-    assert draft.shares.share(rank) > before
+    assert draft.shares.prob(rank) > before
 
 
 @RULES
@@ -75,7 +75,7 @@ def test_the_length_limit_leaves_a_token_for_the_target(rule: dict[str, Any], ma
 
 @RULES
 def test_where_no_trees_are_run_it_is_a_chain(rule: dict[str, Any]) -> None:
-    draft = Draft(takes_trees=False, **rule).grow()
+    draft = Draft(supports_trees=False, **rule).grow()
     assert len(draft.order) > 4 and draft.tree.is_chain
 
 

@@ -43,12 +43,12 @@ def test_alternating_workers_make_nothing_past_the_next_step(rule: dict[str, Any
     draft = Draft(speculation=Speculation(5, 5, sequential=True), **rule).grow()
     assert set(draft.tree.kinds.values()) == {NodeKind.SAMPLED if rule == REJECTION else NodeKind.DETERMINISTIC}
     assert len(draft.tree) == 5 and draft.tree.is_chain
-    assert not draft.tree.offers(4)
+    assert not draft.tree.candidates(4)
 
 
 @RULES
 def test_nothing_is_made_where_every_step_is_plain(rule: dict[str, Any]) -> None:
-    assert not Draft(speculation=Speculation(), **rule).tree.offers(4)
+    assert not Draft(speculation=Speculation(), **rule).tree.candidates(4)
 
 
 @RULES

@@ -108,7 +108,7 @@ def test_draft_tokens_are_never_published() -> None:
     table.open(1, 2, [*LONG, 20, 21, 22], 13, params()).adopt()
     assert table.get(1, 2).num_adopted == 8  # type: ignore[union-attr]
     slot.commit_from(10, [20, 30])
-    assert slot.give_up() > 0
+    assert slot.free_cache() > 0
     assert begin(table, 3, [*LONG, 20, 21, 22]).num_adopted == 8
     assert begin(table, 4, [*LONG, 20, 30, 1, 2]).num_adopted == 8
 
@@ -118,7 +118,7 @@ def test_what_was_committed_is_found_again_after_memory_was_given_up() -> None:
     slot = begin(table, 1, LONG)
     feed(slot, [14, 20, 21])
     slot.commit_from(10, [20, 21, 22])
-    assert slot.give_up() == 3 and slot.cached == [] and table.pool.num_in_use == 0
+    assert slot.free_cache() == 3 and slot.cached == [] and table.pool.num_in_use == 0
     assert slot.adopt() == 12 and slot.num_adopted == 0, "what is reported is what the slot first found"
     assert slot.cached == slot.committed[:12]
 
@@ -135,7 +135,7 @@ def test_a_closed_slots_answer_is_found_again() -> None:
 def test_what_may_be_wrong_is_never_found_again() -> None:
     table = make_table()
     slot = begin(table, 1, LONG)
-    slot.distrust()
+    slot.invalidate()
     assert slot.cached == [] and table.pool.num_in_use == 0
     assert begin(table, 2, LONG).num_adopted == 0
 
