@@ -58,9 +58,9 @@ class Student(Protocol):
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
         """Yield the student's logits for the draft tokens at depth 0, then 1, up to `depth` - 1.
 
-        Logits are those at the tokens of `batch.asked(d)` for depth d. The batch's text is the target's own output, so
-        that the student reads what it would read had the target accepted all earlier draft tokens. target_output: of
-        the target for this batch; heads read its hidden states.
+        Logits are those at the tokens of `batch.trained_mask(d)` for depth d. The batch's text is the target's own
+        output, so that the student reads what it would read had the target accepted all earlier draft tokens.
+        target_output: of the target for this batch; heads read its hidden states.
         """
 
     def save(self, folder: Path) -> None:

@@ -59,7 +59,7 @@ class TargetOutput:
     """The target's logits and hidden states along a batch."""
 
     logits: Tensor
-    """Logits [M, V] float32 after the M tokens of `Batch.asked(0)`."""
+    """Logits [M, V] float32 after the M tokens of `Batch.trained_mask(0)`."""
     places: Tensor
     """Indices of these tokens in the flattened batch [B * T], [M] int64, ascending."""
     hidden: Sequence[Tensor]
@@ -101,8 +101,8 @@ class Teacher:
 
     @torch.no_grad()
     def see(self, batch: Batch) -> TargetOutput:
-        """Run a forward over the batch. Return the hidden states, and the logits after the tokens of `batch.asked(0)`
-        alone.
+        """Run a forward over the batch. Return the hidden states, and the logits after the tokens of
+        `batch.trained_mask(0)` alone.
         """
         mask = batch.trained_mask(0)  # [B, T] bool
         with mixed_precision(self.device), self._logits_at(mask):

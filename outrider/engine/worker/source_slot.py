@@ -91,14 +91,14 @@ class SourceSlot(Slot):
 
     def free_cache(self) -> int:
         num_in_use = self._pool.num_in_use
-        super().give_up()
+        super().free_cache()
         self._source.table.free()
         return num_in_use - self._pool.num_in_use
 
     def invalidate(self) -> None:
         for block in self._source.table.blocks:
             self._pool.prefix.withdraw(block)
-        super().distrust()
+        super().invalidate()
         self._source.table.free()
 
 
