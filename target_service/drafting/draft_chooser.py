@@ -84,7 +84,7 @@ class DraftChooser:
         forced = CandidateTree(tree, [None] * len(forced_ids), 1.0)
         return Candidates(lease, {SlotDrafter(None, lease.first.acceptance): forced}, forced.budget_items())
 
-    def with_rows_beside(self, found: Candidates) -> Candidates:
+    def add_extra_rows(self, found: Candidates) -> Candidates:
         """Return the candidates with the extra rows that one of the slot's drafters asks to add to a step that verifies
         all of them; `found` itself if no drafter asks for any.
         """

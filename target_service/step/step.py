@@ -187,7 +187,7 @@ class Step:
         stepping = list[Candidates]()
         for found in candidates:
             if found.lease.slot.key not in waiting:
-                stepping.append(self._drafting.with_rows_beside(self._drafting.or_forced(found)))
+                stepping.append(self._drafting.add_extra_rows(self._drafting.or_forced(found)))
         return stepping
 
     # budget

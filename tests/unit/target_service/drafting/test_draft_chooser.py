@@ -197,7 +197,7 @@ class TestRowsBeside:
     def test_they_hang_under_the_draft_tokens_that_the_step_verifies(self) -> None:
         drafting, lease = made(GREEDY, [], name=Drafter.NGRAM)
         drafting = replace(drafting, own=WithRows(guesses(0, 1), Drafter.NGRAM))
-        found = drafting.with_rows_beside(drafting.candidates(lease))
+        found = drafting.add_extra_rows(drafting.candidates(lease))
         parents = [drafting.proposal(found, VerifyChoice(num, True)).extra_rows for num in (2, 1, 0)]
         assert [rows and rows.parents for rows in parents] == [[1], [0], [-1]]
 

@@ -132,5 +132,5 @@ class WithRows(Chain):
     def has_extra_rows(self, slot: Any) -> bool:
         return True
 
-    def rows_beside(self, slot: Any, parents: Sequence[int]) -> ExtraRows:
+    def extra_rows(self, slot: Any, parents: Sequence[int]) -> ExtraRows:
         return ExtraRows(Drafter.NGRAM, [2], [len(parents) - 1], width=1, depth=1)
