@@ -163,7 +163,7 @@ class Judge:
         laws, row = HostLogits(logits), LogitRow(SamplingState(params, (), ()))
         first = len(tokens) - num + 1
         noise = [gumbels_of(uniforms(params, first + i, laws.vocab_size)) for i in range(num)]
-        return np.stack([laws.law(i, row).scores + noise[i] for i in range(num)])
+        return np.stack([laws.distribution(i, row).scores + noise[i] for i in range(num)])
 
 
 def runner_of(settings: Mapping[str, Any]) -> ModelRunner:

@@ -39,7 +39,7 @@ from benchmarks.common import (
 )
 from benchmarks.steps import load_ours
 from outrider.engine.sampling.acceptance import Noise, accept_block_one
-from outrider.engine.sampling.coupled import coupled_place
+from outrider.engine.sampling.coupled import coupled_index
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
@@ -127,7 +127,7 @@ def outrider_call(setting: Setting) -> Callable[[], object]:
         host = HostLogits(setting.logits)
         if setting.params.greedy:
             return [host.best_id(r, row) for r in range(len(setting.logits))]
-        return [host.law(r, row).normalised().draw(0.4) for r in range(len(setting.logits))]
+        return [host.distribution(r, row).normalised().draw(0.4) for r in range(len(setting.logits))]
 
     return call
 
@@ -137,7 +137,7 @@ def verify_call(setting: Setting) -> Callable[[], object]:
     state, num_drafted = setting.state(), len(setting.logits) - 1
     draft_ids, laws = list[int](), list[TokenDistribution]()
     for j in range(num_drafted):
-        laws.append(HostLogits(setting.logits).law(j, LogitRow(state, tuple(draft_ids))).normalised())
+        laws.append(HostLogits(setting.logits).distribution(j, LogitRow(state, tuple(draft_ids))).normalised())
         draft_ids.append(laws[-1].draw(0.4))
     positions = range(NUM_PROMPT, NUM_PROMPT + num_drafted)
 
@@ -147,9 +147,11 @@ def verify_call(setting: Setting) -> Callable[[], object]:
         params, rounds = [setting.params] * num_drafted, [NUM_PROMPT] * num_drafted
         (accept,) = host_slot_uniforms(params, rounds, positions, [NoiseStream.ACCEPT])
         noise = Noise(
-            accept, lambda place, weights, ids: coupled_place(weights, ids, setting.params, NUM_PROMPT + place)
+            accept, lambda place, weights, ids: coupled_index(weights, ids, setting.params, NUM_PROMPT + place)
         )
-        return accept_block_one(lambda j: host.law(j, LogitRow(state, tuple(draft_ids[:j]))), drafts, draft_ids, noise)
+        return accept_block_one(
+            lambda j: host.distribution(j, LogitRow(state, tuple(draft_ids[:j]))), drafts, draft_ids, noise
+        )
 
     assert call()[0] == num_drafted
     return call
@@ -214,7 +216,7 @@ def verifies(values: dict[str, Any], logits: Tensor, num_slots: int) -> tuple[li
         noise = torch.from_numpy(generator.standard_normal(logits.shape, dtype=np.float32))
         draft = HostLogits(logits + 0.5 * noise)
         for j in range(len(logits) - 1):
-            laws.append(draft.law(j, LogitRow(state, tuple(ids))).normalised())
+            laws.append(draft.distribution(j, LogitRow(state, tuple(ids))).normalised())
             ids.append(laws[-1].draw(float(generator.uniform(1e-9, 1.0))))
         slot: Any = SimpleNamespace(params=params, committed=prompt)
         ready.append(chain_proposal(slot, ids, None if params.is_deterministic else laws))

@@ -52,7 +52,7 @@ def widen_embeddings(source: Path, target: Path, wide: Path, destination: Path) 
 def _eagle3(files: Checkpoint, target: TargetFiles, width: int) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Return tensors, and what is to be said in config.json. What the head left to the target is the narrow one's."""
     read = read_eagle3(files, target)
-    if read.opening.spec.norm != "none":
+    if read.projection.spec.norm != "none":
         raise WideningError(f"{files.model} norms the hidden states that it reads; only heads that do not are widened")
     tensors = {name: files.tensor(name) for name in files.names}
     for name in ("embed_tokens.weight", "lm_head.weight"):

@@ -31,7 +31,7 @@ class AdvanceJob:
     """Whether the target had no draft tokens for its last step, so that a delivery may have been lost."""
     levels: tuple[BeamLevel, ...] = ()
     """Levels of a beam search, in place of `committed_ids`; empty for other requests."""
-    wrong: str = ""
+    error: str = ""
     """What is wrong with the received levels of the beam search; empty if they are valid."""
 
     @property
@@ -62,7 +62,7 @@ class FeaturesJob:
     """Position of the token of the first feature."""
     rows: FeatureBits
     """Features, [num_rows, width]."""
-    taken: Callable[[], None]
+    on_stored: Callable[[], None]
     """Function to call on the engine thread once the slot has taken the features, so that the link reads more from the
     target."""
     request_id: int = 0

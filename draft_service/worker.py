@@ -52,7 +52,7 @@ def _parts(base: WorkerBase[Any]) -> WorkerParts:
     info = state.info()
     offer = None
     if info.needs_features:
-        offer = HeadOffer.of(state.head.opening)
+        offer = HeadOffer.of(state.head.projection)
     deliverer = Deliverer(metrics, base.engine.submit, base.certificates, offer)
     checks = list[PairingCheck]()
     if info.translates:
@@ -71,5 +71,7 @@ def _parts(base: WorkerBase[Any]) -> WorkerParts:
     open_ahead = None
     if isinstance(state, ModelState):
         open_ahead = state.open_ahead
-    grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, deliverer.request_rows, open_ahead)
+    grower = Grower(
+        make_drafter, base.keeper, base.engine, deliverer.send, metrics, deliverer.request_features, open_ahead
+    )
     return WorkerParts(grower, add_services, deliverer.close)

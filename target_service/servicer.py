@@ -54,11 +54,11 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
             context,
             batch_type=tpb.TargetReplyBatch,
             reply_type=tpb.TargetReply,
-            take=self._take,
+            take=self._handle,
             to_proto=_reply,
         )
 
-    def _take(self, owner: int, item: tpb.TargetRequest, respond: Respond) -> None:
+    def _handle(self, owner: int, item: tpb.TargetRequest, respond: Respond) -> None:
         if item.WhichOneof("item") == "extend":
             message = item.extend
             self._service.engine.submit(ExtendJob(owner, message.slot, message.ticket, message.until_len))
@@ -91,7 +91,7 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
                         if not self._deliver(item):
                             summary.num_refused += 1
                     for ask in batch.asks:
-                        stream.ask(ask)
+                        stream.handle(ask)
                     await stream.wait_read()
                 await stream.finish(summary)
         finally:

@@ -65,8 +65,8 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
         drafters = target_drafters(config, runner, tokenizer_json)
         if config.heads is not None:
             drafters[Drafter.HEADS] = load_own_heads(config, runner, tokenizer_json, features)
-        own_drafts = OwnDrafts(drafters, takes_trees=runner.supports_trees)
-        loaded.drafters = own_drafts.offered
+        own_drafts = OwnDrafts(drafters, supports_trees=runner.supports_trees)
+        loaded.drafters = own_drafts.available
         metrics.kept_feature_bytes.set_function(lambda: features.num_kept_bytes)
         step = Step(
             runner,

@@ -108,7 +108,7 @@ def drawn_place(weights: np.ndarray, u: float) -> int:
 @pytest.fixture
 def every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (drawing, token_distribution):
-        monkeypatch.setattr(module, "draw_place", drawn_place)
+        monkeypatch.setattr(module, "draw_index", drawn_place)
 
 
 def own_draw(number: Callable[[int], Number]) -> OwnDraw:

@@ -69,7 +69,7 @@ def run(bench: Bench) -> None:
 
 def _as_on_a_device() -> AbstractContextManager[object]:
     """Have decisions take a device's code in a rehearsal, too."""
-    return mock.patch.object(HostLogits, "reads", staticmethod(lambda logits: False))
+    return mock.patch.object(HostLogits, "is_on_host", staticmethod(lambda logits: False))
 
 
 def decision(

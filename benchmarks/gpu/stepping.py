@@ -142,7 +142,7 @@ def stepped_pair(
 
     class Deliverer:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self.close = self.stub = self.request_rows = None
+            self.close = self.stub = self.request_features = None
 
         def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
             delivered.append(nodes)

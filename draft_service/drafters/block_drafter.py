@@ -35,7 +35,7 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
     from the block of its slot.
     """
 
-    fills_blocks = True
+    is_block_drafter = True
 
     def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
         """Create a drafter. `keeper`: holds the worker's slots. `num_positions`: number of positions in a block."""
@@ -162,7 +162,7 @@ class MaskDrafter(BlockDrafter):
             slot.fed_committed(row.new_ids[:num_committed])
             slot.truncate(slot.first + len(slot.cached) + 1)  # the masks
         if filled:
-            self._take(filled, counts, logits)
+            self._store_blocks(filled, counts, logits)
         return True
 
     def _row(self, request: FeedRequest) -> Row:
@@ -179,7 +179,7 @@ class MaskDrafter(BlockDrafter):
         num_logits = len(block_ids) - (not shape.from_anchor)
         return Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, features=features)
 
-    def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
+    def _store_blocks(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
         set_blocks(filled, counts, logits.cpu())
 
     def next_wake(self) -> float | None:
@@ -198,7 +198,7 @@ class SequentialDrafter(MaskDrafter):
         self._head = path.head
         self._sequential = path.head.markov_head
 
-    def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
+    def _store_blocks(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
         set_blocks(filled, counts, logits, self._path.hidden)
 
     def _rows(self, requests: Sequence[NodeRequest]) -> Iterator[tuple[HostLogits, int]]:

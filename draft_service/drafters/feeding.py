@@ -73,7 +73,7 @@ class Feeder:
         step_requests = self._step_requests(requests)
         if not step_requests and not self._scheduler.num_starved:
             return None
-        plan = self._scheduler.take(step_requests, now, feed_all=False)
+        plan = self._scheduler.schedule(step_requests, now, feed_all=False)
         if not plan.running and not plan.pieces:
             return ([], Tensor()) if plan.has_work else None
         running = [requests[key] for key in plan.running]
@@ -90,7 +90,7 @@ class Feeder:
         if not rows:
             self.runner.forward_s()  # nothing else waits for chunks of prompts
         num_fed = sum(row.num_new for row in rows)
-        self._scheduler.done(plan, num_fed, time.monotonic() - now)
+        self._scheduler.note_step(plan, num_fed, time.monotonic() - now)
         self._metrics.batch_size.observe(len(rows) + len(prompt_rows))
         return list(zip(running, rows, strict=True)), logits
 

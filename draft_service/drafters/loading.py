@@ -128,9 +128,9 @@ def _load_head(config: DraftConfig, epoch: int, family: HeadFamily) -> HeadState
     head = load_head(config, config.target_model, family, config.allow_pickle)
     slots: OpenSlots[Any]
     limit = head.facts.context_limit
-    make = partial(HeadSlot, head.opening.spec.width, head.network.lag)
+    make = partial(HeadSlot, head.projection.spec.width, head.network.lag)
     if head.runner is None:
-        slots = OpenSlots(partial(make, pool=KVPool(1), keeps_cache=False), config.max_slots, limit)
+        slots = OpenSlots(partial(make, pool=KVPool(1), has_cache=False), config.max_slots, limit)
     else:
         head.runner.pool.prefix.enabled = config.prefix_caching
         slots = SlotTable(head.runner.pool, config.max_slots, limit, make)

@@ -39,8 +39,8 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
 
     def __init__(self, feeder: Feeder, head_path: AnyHeadPath | None = None) -> None:
         """Create a drafter. `head_path`: path of the feeder's runner if it runs a head; None for a model."""
-        self.takes_trees = feeder.runner.supports_trees
-        self.can_refeed = self.takes_trees and head_path is None  # a head needs the output at the parent node
+        self.supports_trees = feeder.runner.supports_trees
+        self.can_refeed = self.supports_trees and head_path is None  # a head needs the output at the parent node
         self._feeder = feeder
         self._head_path = head_path
 
@@ -102,7 +102,7 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         slot.fed_committed(row.new_ids[:num_committed])
         slot.fed(row.new_ids[num_committed:])
         if slot.translation is not None:
-            host = host.told(slot.translation.logits)
+            host = host.convert(slot.translation.logits)
         fed_nodes = [*nodes, *(row_ahead.node for row_ahead in request.ahead)]
         distributions = list[NodeDistribution]()
         for row_index, node in enumerate(fed_nodes, index):
@@ -124,13 +124,13 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
                 self._feeder.runner.rebase(slot.table, start, keep)
             slot.rebased(start, kept_ids)
             if isinstance(slot, TranslatedSlot):  # what was sampled token by token may be retokenized otherwise
-                is_kept = tree.is_root_fed and slot.is_told(len(slot.cached) - len(tree.fed))
+                is_kept = tree.is_root_fed and slot.is_cache_committed(len(slot.cached) - len(tree.fed))
         if not is_kept:
             tree.restart()
         if not tree.is_root_fed:
             slot.settle()  # entries that a head computed from its own outputs are computed again from features
 
-    def knows(self, draft_slot: DraftSlot) -> bool:
+    def is_cached(self, draft_slot: DraftSlot) -> bool:
         """Return whether all fed tokens of the slot are still in the cache. They may be missing because another slot
         has taken the memory.
         """
@@ -140,7 +140,7 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         return _writes(slot) or not tree.is_root_fed or num_cached == len(slot.ids) + len(tree.fed)
 
     def is_ready(self, draft_slot: DraftSlot) -> bool:
-        return is_fed(cache_slot_of(draft_slot)) or (draft_slot.tree.is_root_fed and self.knows(draft_slot))
+        return is_fed(cache_slot_of(draft_slot)) or (draft_slot.tree.is_root_fed and self.is_cached(draft_slot))
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()
@@ -174,7 +174,7 @@ def _read_text(
     # Nodes that the draft's text does not reach so far are offered again in the next step.
     distributions = list[NodeDistribution]()
     for node in nodes:
-        ids = slot.guesses[tree.depth(node) :][:1]
+        ids = slot.draft_ids[tree.depth(node) :][:1]
         if ids or slot.has_ended:
             distributions.append(_certain(tree, node, state, ids))
     return distributions

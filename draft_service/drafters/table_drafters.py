@@ -67,7 +67,7 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
         partial(TableSlot, drafter),
         config.max_slots,
         vocabulary.context_limit,
-        takes_sources=bool(vocabulary.decoder_start_ids),
+        has_sources=bool(vocabulary.decoder_start_ids),
         has_corpus=True,
     )
     log.info("drafting by %s, without a model: %d tokens in the vocabulary", config.drafter, vocabulary.size)
@@ -112,7 +112,7 @@ class TableSlot(BareSlot):
             walk.step(token_id)
         return walk.next()
 
-    def give_up(self) -> int:
+    def free_cache(self) -> int:
         """Close the follower, so that its drafter may learn from the sequence. Returns 0, since no cache memory is
         freed.
         """
@@ -120,13 +120,13 @@ class TableSlot(BareSlot):
             self.follower.close()
         return 0
 
-    def make_way(self) -> int:
+    def free_for_successor(self) -> int:
         """Let a new slot continue this slot's sequence. The drafter does not learn from the sequence now: it learns
         from all of it when the new slot closes. Returns the freed bytes of cache memory: 0, since a table has none.
         """
         return 0
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Keep the drafter from learning from this slot's sequence, which may be wrong."""
         self._is_sound = False
 

@@ -45,7 +45,7 @@ BYTES_AN_ID = 20
 
 MakeDrafter = Callable[[Mapping[SlotKey, DraftSlot]], NodeDrafter[DraftSlot]]
 """Function that creates the drafter of a worker, given the worker's slots by key."""
-RequestRows = Callable[[str, int, FeaturesRequest], None]
+RequestFeatures = Callable[[str, int, FeaturesRequest], None]
 """Function that requests features from the target at (address, epoch). Runs on the gRPC loop's thread."""
 
 
@@ -59,7 +59,7 @@ class Grower:
         engine: EngineThread,
         send: Send,
         metrics: WorkerMetrics,
-        request_rows: RequestRows,
+        request_features: RequestFeatures,
         open_ahead: OpenAhead | None = None,
     ) -> None:
         self._slots: dict[SlotKey, DraftSlot] = {}
@@ -69,10 +69,10 @@ class Grower:
         self._engine = engine
         self._pusher = NodeSender(engine, send, metrics)
         self._metrics = metrics
-        self._request_rows = request_rows
+        self._request_rows = request_features
         self._open_ahead = open_ahead
-        self._shares: dict[object, RankAcceptance] = {}
-        """Acceptance probabilities by rank of all slots of one kind, by the key from `Growth.shares_key`."""
+        self._acceptance: dict[object, RankAcceptance] = {}
+        """Acceptance probabilities by rank of all slots of one kind, by the key from `Growth.acceptance_key`."""
 
     # jobs
 
@@ -85,7 +85,7 @@ class Grower:
             case TruncateJob():
                 self._truncate(job)
             case FeaturesJob():
-                self._take_rows(job)
+                self._store_features(job)
             case EngineJob():
                 job.run()
             case CloseJob():
@@ -109,8 +109,8 @@ class Grower:
         slot = self._keeper.open(job)
         if slot is None:
             return
-        shares = SlotAcceptance(self._shares.setdefault(growth.shares_key(job.params), RankAcceptance()))
-        draft_slot = DraftSlot(job, slot, shares)
+        acceptance = SlotAcceptance(self._acceptance.setdefault(growth.acceptance_key(job.params), RankAcceptance()))
+        draft_slot = DraftSlot(job, slot, acceptance)
         draft_slot.tree = self._growth(draft_slot)
         if self._open_ahead is not None and not is_translated:
             draft_slot.ahead = self._open_ahead(job, slot)
@@ -130,7 +130,7 @@ class Grower:
         setup = GrowthSetup(
             draft_slot.slot,
             speculation,
-            draft_slot.shares,
+            draft_slot.acceptance,
             self._drafter,
             topk,
             max_fed,
@@ -167,11 +167,11 @@ class Grower:
         slot = draft_slot.slot
         is_new_lease = not draft_slot.is_growing or job.ticket != draft_slot.ticket
         new_len = job.base_len + len(job.decided)
-        if not is_new_lease and new_len <= draft_slot.tree.known_len and not job.wrong:
+        if not is_new_lease and new_len <= draft_slot.tree.known_len and not job.error:
             return  # late, or repeated
         error = draft_slot.tree.check(job.base_len, job.decided, self._keeper.check_commit)
-        if job.wrong:
-            error = JobError(JobFault.INVALID, job.wrong)
+        if job.error:
+            error = JobError(JobFault.INVALID, job.error)
         if error is not None:
             self._respond(draft_slot, error)
             return
@@ -182,7 +182,7 @@ class Grower:
             self._continue_tree(draft_slot, job)
         if draft_slot.ahead is not None:
             draft_slot.ahead.commit_from(job.base_len, job.decided)
-        slot.asked_s = time.monotonic()
+        slot.last_request_s = time.monotonic()
         if job.is_missed or (is_new_lease and is_kept):
             draft_slot.tree.resend()
         draft_slot.ticket = job.ticket
@@ -211,9 +211,9 @@ class Grower:
         tree = draft_slot.tree
         draft_slot.block = None
         num_fed = len(tree.fed)
-        is_cached = self._drafter.knows(draft_slot)
+        is_cached = self._drafter.is_cached(draft_slot)
         new = job.decided[tree.known_len - job.base_len :]  # base_len 5, known_len 6: without the first one
-        keep = tree.go_on(new)
+        keep = tree.commit_decided(new)
         if is_cached:
             self._drafter.keep_fed(draft_slot, num_fed, keep)
         else:
@@ -228,15 +228,15 @@ class Grower:
             request = FeaturesRequest(draft_slot.ticket, slot.next_position, slot.request_id)
             self._engine.answer(partial(self._request_rows, job.deliver_to, job.target_epoch, request))
 
-    def _take_rows(self, job: FeaturesJob) -> None:
+    def _store_features(self, job: FeaturesJob) -> None:
         # Features of another ticket or epoch of the target, or past the slot's maximum length, are dropped.
-        job.taken()
+        job.on_stored()
         for draft_slot in self._slots.values():
             slot = draft_slot.slot
             is_current = draft_slot.job.target_epoch == job.target_epoch
             if draft_slot.ticket == job.ticket and is_current and isinstance(slot, HeadSlot):
                 if job.start + len(job.rows) <= slot.max_len:
-                    slot.take_features(job.start, job.rows, job.request_id)
+                    slot.store_features(job.start, job.rows, job.request_id)
                 return
 
     def _respond(self, draft_slot: DraftSlot, error: JobError) -> None:
@@ -268,7 +268,7 @@ class Grower:
         began_s = now
         while distributions:
             for tree, why in grow(distributions).items():
-                self._give_up(slots[tree], why)
+                self._fail(slots[tree], why)
             self._metrics.steps.labels(kind="grow").inc(len(distributions))
             ended_s = time.monotonic()
             for tree in {distribution.tree for distribution in distributions}:
@@ -305,11 +305,11 @@ class Grower:
         """Close every growing slot after a step raised, since its cache may be wrong. The gateway opens it again."""
         for draft_slot in list(self._slots.values()):
             if draft_slot.is_growing:
-                self._give_up(draft_slot, f"the draft's step failed: {error}")
+                self._fail(draft_slot, f"the draft's step failed: {error}")
 
-    def _give_up(self, draft_slot: DraftSlot, why: str) -> None:
+    def _fail(self, draft_slot: DraftSlot, why: str) -> None:
         self._respond(draft_slot, JobError(JobFault.INTERNAL, why))
-        draft_slot.slot.distrust()
+        draft_slot.slot.invalidate()
         draft_slot.is_growing = False
         del self._slots[draft_slot.slot.key]
         self._keeper.close(CloseJob(*draft_slot.slot.key))

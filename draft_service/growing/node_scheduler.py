@@ -35,11 +35,11 @@ class NodeScheduler:
 
     def __init__(self, drafter: NodeDrafter[DraftSlot]) -> None:
         self._drafter = drafter
-        self._max_offers = 1
-        if drafter.takes_trees:
-            self._max_offers = MAX_NODES_PER_SLOT
+        self._max_candidates = 1
+        if drafter.supports_trees:
+            self._max_candidates = MAX_NODES_PER_SLOT
         self.cost = RowCost()
-        self._budget = RowBudget[_Offer](self.cost)
+        self._budget = RowBudget[_Candidate](self.cost)
 
     def choose(self, slots: Iterable[DraftSlot], now: float) -> list[tuple[DraftSlot, Sequence[int]]]:
         """Return the nodes to feed next, by slot: the likeliest, unless feeding them would slow a caller beyond its
@@ -48,50 +48,56 @@ class NodeScheduler:
         It also asks for look-ahead rows after these nodes if they are as likely to be used. `now`: monotonic time, in
         seconds.
         """
-        offers: dict[bytes, list[Iterable[_Offer]]] = {}  # by caller: for each node, the node and its look-ahead rows
+        candidates: dict[
+            bytes, list[Iterable[_Candidate]]
+        ] = {}  # by caller: for each node, the node and its look-ahead rows
         weights: dict[bytes, float] = {}
         for draft_slot in slots:
             if not draft_slot.is_growing:
                 continue
             scheduling = draft_slot.slot.scheduling
-            if now - draft_slot.slot.asked_s < DORMANT_S:
+            if now - draft_slot.slot.last_request_s < DORMANT_S:
                 weights[scheduling.caller] = scheduling.weight
             if not self._drafter.is_ready(draft_slot):
                 continue
-            if not self._drafter.knows(draft_slot):
+            if not self._drafter.is_cached(draft_slot):
                 draft_slot.tree.restart()
-            own = [_Offer(prob, node, draft_slot) for prob, node in draft_slot.tree.offers(self._max_offers)]
+            own = [
+                _Candidate(prob, node, draft_slot) for prob, node in draft_slot.tree.candidates(self._max_candidates)
+            ]
             if own:
-                offers.setdefault(scheduling.caller, []).extend(_with_ahead(draft_slot, own))
+                candidates.setdefault(scheduling.caller, []).extend(_with_ahead(draft_slot, own))
                 weights[scheduling.caller] = scheduling.weight
         chosen: dict[DraftSlot, list[int]] = {}
-        for offer in self._fair(offers, weights):
-            if offer.node >= ROOT:
-                chosen.setdefault(offer.draft_slot, []).append(offer.node)
-            elif offer.draft_slot.ahead is not None:
-                offer.draft_slot.ahead.ask(offer.node)
+        for candidate in self._fair(candidates, weights):
+            if candidate.node >= ROOT:
+                chosen.setdefault(candidate.draft_slot, []).append(candidate.node)
+            elif candidate.draft_slot.ahead is not None:
+                candidate.draft_slot.ahead.mark(candidate.node)
         return list(chosen.items())
 
-    def _fair(self, offers: Mapping[bytes, Iterable[Iterable[_Offer]]], weights: Mapping[bytes, float]) -> list[_Offer]:
-        listed = dict[bytes, list[_Offer]]()
-        for caller, own in offers.items():
+    def _fair(
+        self, candidates: Mapping[bytes, Iterable[Iterable[_Candidate]]], weights: Mapping[bytes, float]
+    ) -> list[_Candidate]:
+        listed = dict[bytes, list[_Candidate]]()
+        for caller, own in candidates.items():
             listed[caller] = list(islice(_merged(own), self.cost.reach))
         best = self._best(_merged(listed.values()))
 
-        def units_of(caller: bytes) -> list[BudgetUnit[_Offer]]:
-            return [BudgetUnit(offer, offer.gain, 1) for offer in self._best(listed.get(caller, ()))]
+        def units_of(caller: bytes) -> list[BudgetUnit[_Candidate]]:
+            return [BudgetUnit(candidate, candidate.gain, 1) for candidate in self._best(listed.get(caller, ()))]
 
         def parts_of_best() -> Iterator[tuple[bytes, float, int]]:
-            for offer in best:
-                yield offer.draft_slot.slot.scheduling.caller, offer.gain, 1
+            for candidate in best:
+                yield candidate.draft_slot.slot.scheduling.caller, candidate.gain, 1
 
         return self._budget.deal(weights, parts_of_best(), units_of) or best
 
-    def _best(self, offers: Iterable[_Offer]) -> list[_Offer]:
-        best = list(islice(offers, self.cost.reach))
+    def _best(self, candidates: Iterable[_Candidate]) -> list[_Candidate]:
+        best = list(islice(candidates, self.cost.reach))
         if len(best) < 2:
             return best
-        gains = np.array([offer.gain for offer in best]).cumsum()
+        gains = np.array([candidate.gain for candidate in best]).cumsum()
         rates = gains / self.cost.seconds(np.arange(1, len(best) + 1))
         return best[: int(rates.argmax()) + 1]
 
@@ -101,7 +107,7 @@ class NodeScheduler:
         self._budget.note(seconds)
 
 
-class _Offer(NamedTuple):
+class _Candidate(NamedTuple):
     gain: float
     """Probability that the row's output is used."""
     node: int
@@ -109,18 +115,18 @@ class _Offer(NamedTuple):
     draft_slot: DraftSlot
 
 
-def _merged(offers: Iterable[Iterable[_Offer]]) -> Iterator[_Offer]:
-    return heapq.merge(*offers, key=attrgetter("gain"), reverse=True)
+def _merged(candidates: Iterable[Iterable[_Candidate]]) -> Iterator[_Candidate]:
+    return heapq.merge(*candidates, key=attrgetter("gain"), reverse=True)
 
 
-def _with_ahead(draft_slot: DraftSlot, own: Sequence[_Offer]) -> list[Iterable[_Offer]]:
+def _with_ahead(draft_slot: DraftSlot, own: Sequence[_Candidate]) -> list[Iterable[_Candidate]]:
     if draft_slot.ahead is None:
         return [own]
     draft_slot.ahead.begin_step()
-    return [_rows_ahead(draft_slot.ahead, offer) for offer in own]
+    return [_rows_ahead(draft_slot.ahead, candidate) for candidate in own]
 
 
-def _rows_ahead(ahead: RowsAhead, offer: _Offer) -> Iterator[_Offer]:
-    yield offer
-    for prob, row in ahead.offers(offer.draft_slot.tree, offer.node):
-        yield offer._replace(gain=prob, node=row)
+def _rows_ahead(ahead: RowsAhead, candidate: _Candidate) -> Iterator[_Candidate]:
+    yield candidate
+    for prob, row in ahead.candidates(candidate.draft_slot.tree, candidate.node):
+        yield candidate._replace(gain=prob, node=row)

@@ -57,30 +57,34 @@ class NodeSender:
         is_sampled = not draft_slot.slot.params.is_deterministic
         if not is_sampled:  # sampled tokens are sent before anything whose time depends on them
             is_urgent = tree.ended or draft_slot.num_urgent > 0 or now - draft_slot.sent_s >= PUSH_S
-            if tree.is_awaited or (not is_urgent and tree.offers(1)):
+            if tree.is_awaited or (not is_urgent and tree.candidates(1)):
                 return  # the target waits for the whole tree, or more nodes will come soon
         for group in _groups(tree):
-            message, laws = _message(draft_slot, group)
-            self._engine.answer(partial(self._send_encoded, draft_slot.job, message, laws, tree.topk is not None))
+            message, distributions = _message(draft_slot, group)
+            self._engine.answer(
+                partial(self._send_encoded, draft_slot.job, message, distributions, tree.topk is not None)
+            )
         tree.unsent = []
         draft_slot.sent_s = now
         draft_slot.num_urgent = max(0, draft_slot.num_urgent - 1)
         if is_sampled:
             self._engine.flush()
 
-    def _send_encoded(self, job: OpenJob, nodes: Delivery, laws: Sequence[TokenDistribution], is_cut: bool) -> None:
+    def _send_encoded(
+        self, job: OpenJob, nodes: Delivery, distributions: Sequence[TokenDistribution], is_cut: bool
+    ) -> None:
         # Runs on the gRPC loop's thread, so that encoding takes no time of the engine's.
         encoding = "ids"
         num_bytes = 4 * len(nodes.ids)
-        if laws:
-            rows = encode_distributions(laws, prefer_sparse=is_cut)
+        if distributions:
+            rows = encode_distributions(distributions, prefer_sparse=is_cut)
             if isinstance(rows, DenseDistributions):
                 encoding = "full"
                 num_bytes += len(rows.data)
             else:
                 encoding = "topk"
                 num_bytes += len(rows.ids) + len(rows.log_probs)
-            nodes = replace(nodes, rows=rows, vocab_size=laws[0].vocab_size)
+            nodes = replace(nodes, rows=rows, vocab_size=distributions[0].vocab_size)
         self._metrics.wire_bytes.labels(encoding=encoding).inc(num_bytes)
         self._send(job.deliver_to, job.target_epoch, nodes)
 
@@ -95,12 +99,12 @@ def _groups(tree: Growth) -> list[list[int]]:
         siblings
     """
     max_nodes = MAX_IN_MESSAGE
-    law = next(iter(tree.distributions.values()), None)
-    if law is not None:
-        law_bytes = 4 * law.vocab_size  # a float32 of each id
+    distribution = next(iter(tree.distributions.values()), None)
+    if distribution is not None:
+        distribution_bytes = 4 * distribution.vocab_size  # a float32 of each id
         if tree.topk is not None:
-            law_bytes = 8 * tree.topk  # with the ids
-        max_nodes = min(max_nodes, MAX_MESSAGE_BYTES // 2 // law_bytes)
+            distribution_bytes = 8 * tree.topk  # with the ids
+        max_nodes = min(max_nodes, MAX_MESSAGE_BYTES // 2 // distribution_bytes)
     groups = [list[int]()]
     for node in tree.unsent:
         if tree.ranks[node] == 0 and len(groups[-1]) >= max_nodes:
@@ -136,11 +140,11 @@ def _message(draft_slot: DraftSlot, group: Sequence[int]) -> tuple[Delivery, lis
         index[node] = position
 
     kinds = dict.fromkeys(ordered, NodeKind.REFERENCE)
-    laws = dict[int, TokenDistribution]()  # by parent, since siblings share one
+    distributions = dict[int, TokenDistribution]()  # by parent, since siblings share one
     for node in group:
         kinds[node] = tree.kinds[node]
         if kinds[node] is NodeKind.SAMPLED:
-            laws.setdefault(tree.parents[node], tree.distributions[node])
+            distributions.setdefault(tree.parents[node], tree.distributions[node])
 
     ids = list[int]()
     parents = list[int]()
@@ -160,4 +164,4 @@ def _message(draft_slot: DraftSlot, group: Sequence[int]) -> tuple[Delivery, lis
         sorted({index[node] for node in ended}),
         draft_us=draft_us,
     )
-    return message, list(laws.values())
+    return message, list(distributions.values())

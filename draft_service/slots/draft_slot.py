@@ -38,7 +38,7 @@ class DraftSlot:
     """Job that opened the slot."""
     slot: BareSlot
     """Slot with the committed tokens, and with their cache if the drafter has one."""
-    shares: SlotAcceptance
+    acceptance: SlotAcceptance
     """Acceptance probabilities of draft tokens by their rank among siblings, from this slot and from others that sample
     alike."""
     tree: Growth = field(init=False)

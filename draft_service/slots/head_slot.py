@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draft_service.jobs import FeatureBits
-from outrider.engine.heads.feature_buffer import FeatureBuffer
+from outrider.engine.feature_buffer import FeatureBuffer
 from outrider.engine.worker.slots import Slot, needs_prefill
 
 MAX_FEATURE_BYTES = 64 << 20
@@ -17,11 +17,11 @@ MAX_FEATURE_BYTES = 64 << 20
 features."""
 
 
-def as_tensor(rows: FeatureBits) -> Tensor:
-    """Return a bfloat16 tensor of the same shape that shares the memory of `rows`, which hold the numbers' bits. `rows`
+def as_tensor(data: FeatureBits) -> Tensor:
+    """Return a bfloat16 tensor of the same shape that shares the memory of `data`, which hold the numbers' bits. `data`
     must be writable.
     """
-    return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
 
 
 class HeadSlot(Slot):
@@ -35,17 +35,17 @@ class HeadSlot(Slot):
         # lag 1, 4 committed tokens, features of positions 0 and 1: tokens 1 and 2 can be fed (`num_feedable` is 2)
     """
 
-    __slots__ = ("features", "keeps_cache", "lag", "request_id")
+    __slots__ = ("features", "has_cache", "lag", "request_id")
 
-    def __init__(self, width: int, lag: int, *slot: Any, keeps_cache: bool = True, **more: Any) -> None:
+    def __init__(self, width: int, lag: int, *slot: Any, has_cache: bool = True, **more: Any) -> None:
         """Create a slot. `slot`, `more`: arguments of `Slot`.
 
         `width`: number of elements of a feature. `lag`: 0 if a token's cache entry is computed from the token's own
-        feature, 1 if from that of the token before. `keeps_cache`: whether the head has a cache.
+        feature, 1 if from that of the token before. `has_cache`: whether the head has a cache.
         """
         super().__init__(*slot, **more)
         self.lag = lag
-        self.keeps_cache = keeps_cache
+        self.has_cache = has_cache
         self.first = lag
         self.features = FeatureBuffer(2 * width)
         self.request_id = 1
@@ -73,32 +73,32 @@ class HeadSlot(Slot):
         data = np.frombuffer(self.features.read(start, start + num_tokens), dtype=np.uint16)
         return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
 
-    def take_features(self, start: int, rows: FeatureBits, request_id: int) -> None:
+    def store_features(self, start: int, data: FeatureBits, request_id: int) -> None:
         """Store features of consecutive positions from `start` on. They may be late or repeated.
 
         If they begin after the next position that the slot needs, and answer its present request, then the features in
         between are lost or were too many. The cache then starts again at `start`.
         """
-        if self._append(start, rows) or request_id != self.request_id:
+        if self._append(start, data) or request_id != self.request_id:
             return
         if not self.cached:
             self.adopt()  # another slot may have published the tokens before
-        if not self._append(start, rows):
+        if not self._append(start, data):
             self._crop(0)
             self.first = start + self.lag
             self.features.clear(start)
-            self.features.put(start, rows.tobytes())
+            self.features.put(start, data.tobytes())
 
-    def _append(self, start: int, rows: FeatureBits) -> bool:
+    def _append(self, start: int, data: FeatureBits) -> bool:
         features = self.features
-        new = rows[max(0, features.end - start) :]
+        new = data[max(0, features.end - start) :]
         if start > features.end or (len(new) and features.num_bytes + new.nbytes > MAX_FEATURE_BYTES):
             return False
         features.put(features.end, new.tobytes())
         return True
 
     def settle(self) -> None:
-        if not self.keeps_cache:
+        if not self.has_cache:
             self.first = max(self.lag, len(self.committed) - 1)
         super().settle()
 

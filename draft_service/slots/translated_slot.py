@@ -21,7 +21,7 @@ class TranslatedSlot(Slot):
         # the target's tokens "un", "believ", "able" are the draft's "unbeliev", "able": `committed` has 3, `ids` has 2
     """
 
-    __slots__ = ("_limit", "_retokenization", "guesses", "has_ended", "translation", "written")
+    __slots__ = ("_limit", "_retokenization", "draft_ids", "has_ended", "translation", "written")
 
     def __init__(self, context_limit: int, *slot: Any, translation: Translation, **more: Any) -> None:
         """Create a slot. `context_limit`: maximum number of tokens in the draft's context. `translation`: between the
@@ -37,7 +37,7 @@ class TranslatedSlot(Slot):
     def _write_anew(self) -> None:
         self.written: list[int] = []
         """Tokens of the draft's vocabulary that the draft wrote after `ids`; all but the last are cached."""
-        self.guesses: list[int] = []
+        self.draft_ids: list[int] = []
         """The written text in the target's tokens: these are the draft tokens."""
         self.has_ended = False
         """Whether the text that the draft writes has ended."""
@@ -65,10 +65,10 @@ class TranslatedSlot(Slot):
         self.fed(fed_ids)
         self.written.append(own_id)
         read, self.has_ended = self.translation.read(self.committed, self.written)
-        is_as_before = read[: len(self.guesses)] == self.guesses
+        is_as_before = read[: len(self.draft_ids)] == self.draft_ids
         if is_as_before:
-            self.guesses = read
-        self.has_ended |= not is_as_before or len(self.written) >= self.most_depth
+            self.draft_ids = read
+        self.has_ended |= not is_as_before or len(self.written) >= self.max_depth
 
     @property
     def ids(self) -> list[int]:
@@ -79,7 +79,7 @@ class TranslatedSlot(Slot):
         return ids[: self._limit]
 
     @property
-    def most_depth(self) -> int:
+    def max_depth(self) -> int:
         """Maximum depth of a draft tree within the draft's context. It is 0 if the committed text ends within a
         character, which no draft token completes.
         """
@@ -94,12 +94,12 @@ class TranslatedSlot(Slot):
         num_same = base_len + num_alike(previous, ids)
         self._num_agreed = min(self._num_agreed, self._retokenization.commit(self.committed, num_same))
 
-    def is_told(self, num_cached: int) -> bool:
+    def is_cache_committed(self, num_cached: int) -> bool:
         """Return whether the first `num_cached` cached tokens are exactly the committed text in the draft's tokens."""
         return self._num_agreed == num_cached == len(self.ids)
 
     def truncate(self, committed_len: int) -> int:
-        return self._crop(self._retokenization.num_of(max(committed_len - 1, 0)))
+        return self._crop(self._retokenization.num_ids_within(max(committed_len - 1, 0)))
 
 
 def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None, **more: Any) -> Slot:

@@ -56,7 +56,7 @@ class Deliverer:
         if not self._link(address).put(write_delivery(nodes, target_epoch)):
             self._metrics.dropped_tokens.inc(len(nodes.ids))
 
-    def request_rows(self, address: str, target_epoch: int, request: FeaturesRequest) -> None:
+    def request_features(self, address: str, target_epoch: int, request: FeaturesRequest) -> None:
         """Request a lease's features from a target, from a position on, as they are made. Requesting twice is
         harmless.
         """

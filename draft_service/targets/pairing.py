@@ -79,7 +79,7 @@ class WiringTest:
 
     async def _test(self, address: str, target_epoch: int) -> OutriderError | None:
         head = self._state.head
-        taps = taps_to_probe(head.opening.spec.taps, head.num_layers)
+        taps = taps_to_probe(head.projection.spec.taps, head.num_layers)
         replies = list[tpb.ProbeReply]()
         for part in _parts(taps):
             probe = tpb.ProbeRequest(target_epoch=target_epoch, token_ids=self._ids, taps=part)

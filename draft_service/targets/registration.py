@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from draft_service.jobs import FeaturesRequest
-from outrider.engine.heads.opening import Projection, digest_of
+from outrider.engine.heads.projection import Projection, digest_of
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, OutriderError, Unavailable
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
@@ -39,10 +39,10 @@ class HeadOffer:
     """Number of elements of a feature."""
 
     @classmethod
-    def of(cls, opening: Projection) -> HeadOffer:
-        """Return the offer of a head. `opening`: the head's projection."""
-        data = opening.to_bytes()
-        return cls(data, digest_of(data), opening.spec.width)
+    def of(cls, projection: Projection) -> HeadOffer:
+        """Return the offer of a head. `projection`: the head's projection."""
+        data = projection.to_bytes()
+        return cls(data, digest_of(data), projection.spec.width)
 
 
 class Registration:

@@ -58,9 +58,9 @@ class TargetLink:
         self.stub = target_pb2_grpc.TargetServiceStub(dialer.channel())
         self._call = self.stub.Deliver()
         self._backlog_bytes = 0
-        self._given_bytes = 0
+        self._passed_bytes = 0
         """Total bytes of features passed to the engine. Only the gRPC loop's thread changes it."""
-        self._taken_bytes = 0
+        self._stored_bytes = 0
         """Total bytes of features that the engine has taken. Only the engine thread changes it."""
         self._outbox: Outbox[tpb.Delivery | tpb.FeatureAsk] = Outbox(
             self._write,
@@ -103,7 +103,7 @@ class TargetLink:
     async def _until_broken(self) -> None:
         try:
             async for batch in self._call:
-                await self._take(batch)
+                await self._handle_features(batch)
             reason = "the target ended the stream"
         except grpc.aio.AioRpcError as error:
             reason = describe_failure(error)
@@ -117,15 +117,15 @@ class TargetLink:
             why = f"the target at {self._address} did not take the head: the stream to the target ended: {reason}"
             self._registration.settle(Unavailable(why))
 
-    async def _take(self, batch: tpb.FeatureBatch) -> None:
+    async def _handle_features(self, batch: tpb.FeatureBatch) -> None:
         if self._registration is None:
             return
         for head in batch.heads:
             self._registration.handle_reply(head)
         for rows in batch.rows:
-            await self._take_rows(rows, self._registration.offer.width)
+            await self._handle_rows(rows, self._registration.offer.width)
 
-    async def _take_rows(self, message: tpb.FeatureRows, width: int) -> None:
+    async def _handle_rows(self, message: tpb.FeatureRows, width: int) -> None:
         num_bytes = len(message.data)
         if not num_bytes or num_bytes != 2 * width * message.num_rows:
             log.warning("%d bytes of %d rows came from %s", num_bytes, message.num_rows, self._address)
@@ -133,13 +133,13 @@ class TargetLink:
         rows = np.frombuffer(message.data, dtype=np.uint16).reshape(message.num_rows, width)
         self._metrics.feature_rows.labels(peer=self._address, fate="received").inc(len(rows))
         self._metrics.feature_bytes.labels(peer=self._address, fate="received").inc(num_bytes)
-        self._given_bytes += num_bytes
+        self._passed_bytes += num_bytes
 
         def taken() -> None:
-            self._taken_bytes += num_bytes
+            self._stored_bytes += num_bytes
 
         self._submit(FeaturesJob(message.ticket, message.target_epoch, message.start, rows, taken, message.request_id))
-        while self._given_bytes - self._taken_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
+        while self._passed_bytes - self._stored_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
             await asyncio.sleep(RETRY_S)  # the target bounds what it cannot send
 
     async def close(self) -> None:

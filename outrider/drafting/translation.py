@@ -63,7 +63,7 @@ class Retokenization(Protocol):
         tokens that are unchanged since the last call.
         """
 
-    def num_of(self, num_committed: int) -> int:
+    def num_ids_within(self, num_committed: int) -> int:
         """Return the number of leading `ids` whose text lies within the first `num_committed` committed tokens."""
 
 
@@ -159,7 +159,7 @@ class _SameIds:
         self.ids[num_same:] = map(self._padded.draft_id, committed[num_same:])
         return num_same
 
-    def num_of(self, num_committed: int) -> int:
+    def num_ids_within(self, num_committed: int) -> int:
         return num_committed
 
 
@@ -333,7 +333,7 @@ class _RetokenizedText:
             marks.append(TokenBoundary(mark.num_committed, mark.num_own - num_skipped + num_kept))
         return num_kept + num_alike(previous_ids, new_ids)
 
-    def num_of(self, num_committed: int) -> int:
+    def num_ids_within(self, num_committed: int) -> int:
         return self._marks[self._last_mark(num_committed)].num_own
 
     def _last_mark(self, num_committed: int) -> int:

@@ -151,7 +151,7 @@ def check_draft(draft: str, target: Model, task: Task) -> tuple[Footprint, tuple
     family = family_of(files, task.target)
     if family.read is not None:
         head = family.read(files, TargetFiles(task.target))
-        taps = head.opening.spec.taps
+        taps = head.projection.spec.taps
         find: Find = ("ok", f"a head ({family.name}) that fits the target; reads its hidden states {taps}", "")
         return _head_footprint(family, head, target.info.context_limit, task), (), find
     model = read_model(draft, task)
@@ -171,7 +171,7 @@ def _head_footprint(family: HeadFamily, head: HeadFiles, context_limit: int, tas
     assert family.network is not None, "a head has a network"
     network = family.network.of(head.facts, head.tensors)
     itemsize = dtype_of(head.tensors, resolve_device(task.device), task.dtype).itemsize
-    projection_bytes = head.opening.num_bytes  # run by the target, for the head alone
+    projection_bytes = head.projection.num_bytes  # run by the target, for the head alone
     weights_bytes = _num_parameters(network) * itemsize + projection_bytes
     kv_bytes = 0
     if family.paths:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from outrider.engine.speculation.beam import draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
-from outrider.engine.speculation.candidates import BudgetOffer
+from outrider.engine.speculation.candidates import BudgetItem
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, Delivery, InsertedNodes, NodeKind
 from outrider.engine.speculation.ranks import SlotAcceptance
@@ -47,8 +47,8 @@ class BeamDrafts:
         if len(tree.drafts()) + len(delivery.ids) > MAX_BUFFERED_NODES:
             return InsertedNodes(num_dropped=len(delivery.ids))
         node_of: dict[int, int | None] = {}
-        for beam, live in enumerate(tree.live_at.get(delivery.root_len, ())):
-            node_of[ROOT - beam] = live
+        for beam, active in enumerate(tree.active_at.get(delivery.root_len, ())):
+            node_of[ROOT - beam] = active
         num_late = num_dropped = 0
         for index, (token_id, above, kind) in enumerate(
             zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
@@ -58,7 +58,7 @@ class BeamDrafts:
                 num_dropped += kind is not NodeKind.REFERENCE
                 continue
             node = tree.child(parent, token_id)
-            if tree.depth(parent) < tree.live_depth:
+            if tree.depth(parent) < tree.active_depth:
                 num_late += node is not None and kind is NodeKind.DETERMINISTIC
             elif kind is NodeKind.DETERMINISTIC:
                 node = tree.find_or_add(parent, token_id)
@@ -69,30 +69,30 @@ class BeamDrafts:
 
     def _levels(self) -> list[list[int]]:
         tree, levels = self._tree, list[list[int]]()
-        above = tree.live
+        above = tree.active
         while len(levels) < self.max_depth:
             below = list[int]()
             for node in above:
                 below += tree.children(node)
-            if len(below) < len(tree.live):
+            if len(below) < len(tree.active):
                 break
             below.sort(key=tree.ranks.__getitem__)
             above = below[: self._width]
             levels.append(above)
         return levels
 
-    def offers(self, shares: SlotAcceptance, max_drafts: int) -> list[BudgetOffer]:
+    def budget_items(self, acceptance: SlotAcceptance, max_drafts: int) -> list[BudgetItem]:
         """Return at most `max_drafts` draft tokens that the next step might feed, level by level.
 
-        `shares`: acceptance probabilities in the slot.
+        `acceptance`: acceptance probabilities in the slot.
         """
-        offers = list[BudgetOffer]()
+        budget_items = list[BudgetItem]()
         prob = 1.0
         for level in self._levels():
-            prob *= shares.share(0)
+            prob *= acceptance.prob(0)
             for node in level:
-                offers.append(BudgetOffer(prob / len(level), ((0, node),)))
-        return offers[: max(0, max_drafts)]
+                budget_items.append(BudgetItem(prob / len(level), ((0, node),)))
+        return budget_items[: max(0, max_drafts)]
 
     def chosen(self, num_drafts: int) -> tuple[list[int], int]:
         """Return the nodes of the first `num_drafts` offers, and their number of levels.
@@ -105,26 +105,26 @@ class BeamDrafts:
         depth = 0
         for level in self._levels():
             taken = level[: max(0, num_drafts - len(nodes))]
-            if len(taken) < len(self._tree.live):
+            if len(taken) < len(self._tree.active):
                 break
             nodes += taken
             depth += 1
         return nodes, depth
 
-    def pending_prob(self, shares: SlotAcceptance) -> float | None:
+    def pending_prob(self, acceptance: SlotAcceptance) -> float | None:
         """Return the probability that the next level to arrive will be accepted; None if no more may arrive."""
         depth = self.depth
         if depth >= self.max_depth or self.is_ended:
             return None
-        return shares.chain_prob(depth + 1)
+        return acceptance.chain_prob(depth + 1)
 
-    def learn(self, shares: SlotAcceptance, depth: int, num_accepted: int) -> None:
+    def learn(self, acceptance: SlotAcceptance, depth: int, num_accepted: int) -> None:
         """Update acceptance probabilities after a step that fed `depth` levels of draft tokens and accepted
         `num_accepted` of them.
         """
         for _ in range(num_accepted):
-            shares.note(0)
+            acceptance.note(0)
         if num_accepted < depth:
-            shares.note(None)
+            acceptance.note(None)
         if not depth:
-            shares.forget()
+            acceptance.forget()

@@ -33,7 +33,7 @@ class BeamGrowth(BeamTree, Growth):
         self._slot = slot
         self._width, self._depth = draft_shape(slot.params, speculation)
         self._is_fixed = speculation.is_fixed
-        self._shares = setup.shares
+        self._acceptance = setup.acceptance
         self._stop_ids = slot.params.stop_ids(setup.eos_token_ids)
         self._levels: list[list[int]] = []
         """Draft tokens by depth, the best first at each depth."""
@@ -50,7 +50,7 @@ class BeamGrowth(BeamTree, Growth):
         return "this draft does not draft for beam searches; use one that is a model, with the target's tokenizer"
 
     @classmethod
-    def shares_key(cls, params: SamplingParams) -> object:
+    def acceptance_key(cls, params: SamplingParams) -> object:
         return "beams", params.beams and params.beams.width
 
     @property
@@ -63,7 +63,7 @@ class BeamGrowth(BeamTree, Growth):
 
     @property
     def roots(self) -> Mapping[int, int]:
-        return {node: ROOT - beam for beam, node in enumerate(self.live)}
+        return {node: ROOT - beam for beam, node in enumerate(self.active)}
 
     @property
     def is_awaited(self) -> bool:
@@ -82,19 +82,19 @@ class BeamGrowth(BeamTree, Growth):
     def _frontier(self) -> list[int]:
         if self._levels:
             return self._levels[-1]
-        return self.live
+        return self.active
 
     # steps
 
-    def offers(self, max_num: int) -> list[tuple[float, int]]:
+    def candidates(self, max_num: int) -> list[tuple[float, int]]:
         if self._is_grown:
             return []
         if not self.is_root_fed:
             return [(1.0, ROOT)]
         prob = 1.0
-        nodes = self.unfed([*self.inner(), *self.live])
+        nodes = self.unfed([*self.inner(), *self.active])
         if not nodes:
-            prob = self._shares.chain_prob(len(self._levels))
+            prob = self._acceptance.chain_prob(len(self._levels))
             if self._is_fixed or prob >= MIN_PROB:
                 nodes = self.unfed(self._frontier)
         return [(prob, node) for node in nodes[:max_num]]
@@ -114,7 +114,7 @@ class BeamGrowth(BeamTree, Growth):
                 break
         if self._is_grown and not self.is_end_known:
             self.is_end_known = True
-            self.ended.append(self.live[0])
+            self.ended.append(self.active[0])
 
     def _add_level(self) -> bool:
         above = self._frontier
@@ -150,10 +150,10 @@ class BeamGrowth(BeamTree, Growth):
         if base_len < slot.num_prompt or known_len + len(new) >= slot.max_len:
             limits = f"the slot holds {slot.num_prompt} to {slot.max_len}"
             why = f"base_len {base_len} and {len(decided)} levels, {limits}"
-        elif not all(level.live for level in new):
+        elif not all(level.active for level in new):
             why = "a level has no beams that go on"
-        elif new and max(parent for parent, _, _ in new[0].live) >= len(self.live):
-            why = f"a level continues a beam that is not among {len(self.live)}"
+        elif new and max(parent for parent, _, _ in new[0].active) >= len(self.active):
+            why = f"a level continues a beam that is not among {len(self.active)}"
         if why is None:
             return None
         return JobError(JobFault.INVALID, why)
@@ -161,18 +161,18 @@ class BeamGrowth(BeamTree, Growth):
     def continues(self, base_len: int, decided: Sequence[BeamLevel], *, is_new_lease: bool) -> bool:
         return True  # levels are the same under any lease
 
-    def go_on(self, decided: Sequence[BeamLevel]) -> list[int]:
+    def commit_decided(self, decided: Sequence[BeamLevel]) -> list[int]:
         for level in decided:
             ids = self.advance([level])
-            self._sums = [total for _, _, total in level.live]
+            self._sums = [total for _, _, total in level.active]
             self._slot.commit_from(len(self._slot.committed), ids)
             if not self._levels:
                 continue
-            if set(self.live) <= set(self._levels[0]):
-                self._shares.note(0)
+            if set(self.active) <= set(self._levels[0]):
+                self._acceptance.note(0)
                 self._levels = self._levels[1:]
             else:
-                self._shares.note(None)
+                self._acceptance.note(None)
                 self._levels = []
         self._choose_anew()
         return self.keep(range(len(self)))

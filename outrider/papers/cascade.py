@@ -25,29 +25,29 @@ from outrider.engine.worker.open_slots import BareSlot
 
 
 def open_cascade(
-    table: SequenceDrafter, shares: dict[tuple[bool, bool], RankAcceptance], job: OpenJob, slot: BareSlot
+    table: SequenceDrafter, acceptance: dict[tuple[bool, bool], RankAcceptance], job: OpenJob, slot: BareSlot
 ) -> Cascade | None:
     """Return a table's predictions for a new slot; None for a beam search, in which nothing is sampled.
 
-    `shares`: probabilities that predictions are right, by kind of sampling, shared by all slots.
+    `acceptance`: probabilities that predictions are right, by kind of sampling, shared by all slots.
     """
     if job.params.beams is not None:
         return None
     kind = (job.params.greedy, job.params.is_deterministic)
-    return Cascade(table, job, slot, SlotAcceptance(shares.setdefault(kind, RankAcceptance())))
+    return Cascade(table, job, slot, SlotAcceptance(acceptance.setdefault(kind, RankAcceptance())))
 
 
 class Cascade:
     """Look-ahead rows of one slot that a table predicts, for one step at a time. Implements `RowsAhead`."""
 
-    def __init__(self, table: SequenceDrafter, job: OpenJob, slot: BareSlot, shares: SlotAcceptance) -> None:
-        """Create the look-ahead rows of a slot. `table`: the drafter that predicts. `shares`: probability that a
+    def __init__(self, table: SequenceDrafter, job: OpenJob, slot: BareSlot, acceptance: SlotAcceptance) -> None:
+        """Create the look-ahead rows of a slot. `table`: the drafter that predicts. `acceptance`: probability that a
         prediction is right, in this slot.
         """
         self._num_source = len(job.source_ids)  # the output may copy from the encoder's source
         num_prompt = self._num_source + slot.num_prompt
         self.follower = table.open([*job.source_ids, *slot.committed], num_prompt, job.corpus_id)
-        self._shares = shares
+        self._acceptance = acceptance
         self.begin_step()
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
@@ -55,15 +55,15 @@ class Cascade:
         self.follower.append(ids)
 
     def begin_step(self) -> None:
-        self._guesses: dict[int, RowAhead] = {}
+        self._predicted: dict[int, RowAhead] = {}
         """By node or look-ahead row: the look-ahead row that is predicted after it."""
-        self._asked = set[int]()
+        self._marked = set[int]()
         self._fed: dict[int, tuple[int, NodeDistribution]] = {}
         """By look-ahead row: its index among the fed ones, and the distribution after it."""
         self._drawn = list[int]()
         """Indices of the fed look-ahead rows whose token was then sampled, ascending."""
 
-    def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
+    def candidates(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
         assert isinstance(tree, GrowingTree), "a search draws nothing"
         walk = self.follower.walk()
         behind = node
@@ -75,14 +75,14 @@ class Cascade:
             if prob_ahead is None or counts is None:
                 return
             ids, nums = counts
-            guess = RowAhead(ROOT - 1 - len(self._guesses), behind, int(ids[nums.argmax()]))
-            self._guesses[behind] = guess
-            yield prob_ahead * self._shares.share(0) ** num_ahead, guess.node
-            walk.step(guess.token_id)
-            behind = guess.node
+            predicted = RowAhead(ROOT - 1 - len(self._predicted), behind, int(ids[nums.argmax()]))
+            self._predicted[behind] = predicted
+            yield prob_ahead * self._acceptance.prob(0) ** num_ahead, predicted.node
+            walk.step(predicted.token_id)
+            behind = predicted.node
 
-    def ask(self, node: int) -> None:
-        self._asked.add(node)
+    def mark(self, node: int) -> None:
+        self._marked.add(node)
 
     def behind(self, nodes: Sequence[int]) -> list[RowAhead]:
         found = list[RowAhead]()
@@ -90,10 +90,10 @@ class Cascade:
         while level:
             below = list[int]()
             for node in level:
-                guess = self._guesses.get(node)
-                if guess is not None and guess.node in self._asked:
-                    found.append(guess)
-                    below.append(guess.node)
+                predicted = self._predicted.get(node)
+                if predicted is not None and predicted.node in self._marked:
+                    found.append(predicted)
+                    below.append(predicted.node)
             level = below
         return found
 
@@ -103,19 +103,19 @@ class Cascade:
 
     def follow(self, distribution: NodeDistribution) -> NodeDistribution | None:
         tree = distribution.tree
-        guess = self._guesses.pop(distribution.node, None)
+        predicted = self._predicted.pop(distribution.node, None)
         assert isinstance(tree, GrowingTree), "a search draws nothing"
-        if guess is None:
+        if predicted is None:
             return None
-        child = tree.child(distribution.node, guess.token_id)
-        self._shares.note(None if child is None else 0)
-        if child is None or guess.node not in self._fed or tree.prob_ahead(child, 0) is None:
+        child = tree.child(distribution.node, predicted.token_id)
+        self._acceptance.note(None if child is None else 0)
+        if child is None or predicted.node not in self._fed or tree.prob_ahead(child, 0) is None:
             return None
-        index, following = self._fed[guess.node]
+        index, following = self._fed[predicted.node]
         tree.feed(child)
         self._drawn.append(index)
-        if guess.node in self._guesses:
-            self._guesses[child] = self._guesses.pop(guess.node)
+        if predicted.node in self._predicted:
+            self._predicted[child] = self._predicted.pop(predicted.node)
         return replace(following, node=child)
 
     def end_step(self) -> tuple[int, Sequence[int]]:

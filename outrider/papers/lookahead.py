@@ -76,7 +76,7 @@ class Window:
 class LookaheadDrafter(TargetDrafter):
     """Drafter in the target that feeds each slot's window in its steps, and proposes n-grams of the slot's pool."""
 
-    feeds_rows = True
+    has_extra_rows = True
 
     def __init__(self, shape: str, context_limit: int) -> None:
         """Create a drafter. `shape`: "W,N,G", as in `LookaheadShape.parse`. `context_limit`: maximum number of tokens
@@ -100,7 +100,7 @@ class LookaheadDrafter(TargetDrafter):
     def has_next(self, slot: Slot) -> bool:
         return bool(self._window(slot.key).after(slot.committed[-1]))
 
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
+    def propose(self, slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int) -> CandidateTree:
         """Return the n-grams as one tree that shares common prefixes; with lenience, only the latest n-gram, as a
         chain.
         """
@@ -114,13 +114,13 @@ class LookaheadDrafter(TargetDrafter):
             for token_id in ngram:
                 child = tree.child(node, token_id)
                 if child is None:
-                    child = tree.add(node, token_id, prob=prob * shares.share(len(tree.children(node))))
+                    child = tree.add(node, token_id, prob=prob * acceptance.prob(len(tree.children(node))))
                 node = child
                 prob = tree.probs[child]
         best = sorted(range(len(tree)), key=lambda node: -tree.probs[node])[:max_tokens]
-        return CandidateTree(tree.select(best), [None] * len(best), shares.share(0))
+        return CandidateTree(tree.select(best), [None] * len(best), acceptance.prob(0))
 
-    def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
+    def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         ids = self._window(slot.key).ids[1:]
         shape = self._shape
         if len(slot.committed) + shape.window + shape.ngram - 3 > self._context_limit:

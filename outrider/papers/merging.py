@@ -17,40 +17,40 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from outrider.engine.speculation.candidates import BudgetOffer, CandidateTree, join
+from outrider.engine.speculation.candidates import BudgetItem, CandidateTree, join
 from outrider.engine.speculation.draft_tree import ROOT
 
 
-def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_matched: bool) -> list[BudgetOffer]:
-    """Return at most `max_offers` of the drafters' draft tokens, in the order in which the budget takes them.
+def merge(trees: Sequence[CandidateTree], max_items: int, is_fixed: bool, is_matched: bool) -> list[BudgetItem]:
+    """Return at most `max_items` of the drafters' draft tokens, in the order in which the budget takes them.
 
     `trees`: in the order in which they are tested; a tree may be empty. `is_fixed`: whether the request fixes the
     number of draft tokens. If so, earlier drafters keep all their offers and later ones get what remains, so that
     statistics of other requests do not change the tree; if not, the likeliest offers come first. `is_matched`: whether
     draft tokens are accepted by matching.
 
-    Example: chains [a, b] and [c], `max_offers` 2. If fixed, the result is a, b; otherwise the likeliest two.
+    Example: chains [a, b] and [c], `max_items` 2. If fixed, the result is a, b; otherwise the likeliest two.
     """
     if is_matched:
-        offers = _overlaid(trees)
+        budget_items = _overlaid(trees)
     else:
-        offers = _in_turn(trees)
+        budget_items = _in_turn(trees)
     if not is_fixed:
-        offers.sort(key=lambda offer: -offer.prob)
-    return offers[:max_offers]
+        budget_items.sort(key=lambda budget_item: -budget_item.prob)
+    return budget_items[:max_items]
 
 
-def _in_turn(trees: Sequence[CandidateTree]) -> list[BudgetOffer]:
-    offers = list[BudgetOffer]()
+def _in_turn(trees: Sequence[CandidateTree]) -> list[BudgetItem]:
+    budget_items = list[BudgetItem]()
     remaining = 1.0
     for index, candidates in enumerate(trees):
         if candidates.tree.ids:
-            offers += candidates.offers(index, remaining)
+            budget_items += candidates.budget_items(index, remaining)
             remaining *= 1.0 - candidates.prob
-    return offers
+    return budget_items
 
 
-def _overlaid(trees: Sequence[CandidateTree]) -> list[BudgetOffer]:
+def _overlaid(trees: Sequence[CandidateTree]) -> list[BudgetItem]:
     """Return the nodes of all trees, overlaid.
 
     If earlier drafters propose tokens after the same node, a later drafter's probabilities are multiplied by the
@@ -75,10 +75,10 @@ def _overlaid(trees: Sequence[CandidateTree]) -> list[BudgetOffer]:
             own_parents.add(parents[node])
         for parent in own_parents:
             remaining[parent] *= 1.0 - candidates.prob
-    offers = list[BudgetOffer]()
+    budget_items = list[BudgetItem]()
     for factor, parent, nodes in zip(factors, parents, proposed, strict=True):
         parent_prob = 1.0
         if parent != ROOT:
-            parent_prob = offers[parent].prob
-        offers.append(BudgetOffer(parent_prob * factor, nodes))
-    return offers
+            parent_prob = budget_items[parent].prob
+        budget_items.append(BudgetItem(parent_prob * factor, nodes))
+    return budget_items

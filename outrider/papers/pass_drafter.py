@@ -35,7 +35,7 @@ class PassDrafter(TargetDrafter):
     after the token that became the slot's last but one.
     """
 
-    feeds_rows = True
+    has_extra_rows = True
 
     def __init__(self, first_id: int, num_ids: int) -> None:
         """Create a drafter. `first_id`: first of `num_ids` consecutive look-ahead ids, i.e. ids of look-ahead
@@ -74,13 +74,13 @@ class PassDrafter(TargetDrafter):
     def has_next(self, slot: Slot) -> bool:
         return self._lengths.get(slot.key) == len(slot.committed)
 
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
+    def propose(self, slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int) -> CandidateTree:
         rows = None
         if self.has_next(slot):  # other slots' logits are copied to the host with these
             logits = self._logits.get(slot.key)
             assert logits is not None, "a length is noted with its logits"
             rows = HostLogits(logits)
-        return propose_by_logits(slot, state, shares, max_tokens, rows)
+        return propose_by_logits(slot, state, acceptance, max_tokens, rows)
 
     def _num_after(self, slot: Slot, depth: int) -> int:
         """Return the number of look-ahead ids fed after `depth` draft tokens.
@@ -89,7 +89,7 @@ class PassDrafter(TargetDrafter):
         """
         return max(0, min(self._num_ids, slot.max_len - 2 - len(slot.committed) - depth))
 
-    def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
+    def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return extra rows with a chain of look-ahead ids after the last committed token and after each draft token,
         as many chains as MAX_DRAFT_TOKENS ids allow; None if there are none.
         """

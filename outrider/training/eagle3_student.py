@@ -158,8 +158,8 @@ class ProjectedHead(nn.Module):
         for _ in range(num_steps):
             hidden = head.run_layers(hidden, embedded, rotary, cache)
             normed = head.norm(hidden)
-            outputs.append(normed if head.facts.reads_normed else hidden)
-            carries = normed if head.facts.carries_normed else hidden
+            outputs.append(normed if head.facts.is_lm_head_normed else hidden)
+            carries = normed if head.facts.is_carry_normed else hidden
             hidden = torch.cat([torch.zeros_like(carries[:, :1]), carries[:, :-1]], dim=1)  # shifted by one token
         return outputs
 
@@ -187,16 +187,16 @@ class Eagle3:
         files = read_eagle3(Checkpoint(folder), target)
         module = ProjectedHead(files.facts)
         module.head.load_state_dict(dict(files.tensors))
-        assert files.opening.fc is not None
-        module.fc.load_state_dict({"weight": files.opening.fc})
+        assert files.projection.fc is not None
+        module.fc.load_state_dict({"weight": files.projection.fc})
         return cls(module, 1, device)
 
-    def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the head's logits in each step of a training-time test, as `Student.guesses`."""
+    def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
+        """Yield the head's logits in each step of a training-time test, as `Student.draft_logits`."""
         with mixed_precision(self._device):
             outputs = self.module(batch.ids, target_output.taps(self.module.head.facts.taps), depth)
         for step, output in enumerate(outputs):
-            mask = batch.asked(step)  # [B, T] bool
+            mask = batch.trained_mask(step)  # [B, T] bool
             with mixed_precision(self._device):
                 logits = self.module.head.lm_head(output[mask[:, 1:]])  # [M, Vd]
             yield DraftLogits(step, indices_of(mask), logits)

@@ -46,7 +46,7 @@ def measure_acceptance(
             accept = _match_best(target_output, student.ids)
         else:
             accept = _match_distributions(target_output, student.ids, temperature)
-        for draft in student.guesses(batch, target_output, depth):
+        for draft in student.draft_logits(batch, target_output, depth):
             probabilities = accept(draft)  # [M] float32
             answer_of = draft.places // batch.ids.shape[1]  # [M] int64
             accepted[draft.depth] += [probabilities[answer_of == index].tolist() for index in range(len(batch.ids))]

@@ -52,11 +52,11 @@ class Medusa:
         files = read_medusa(Checkpoint(folder), target)
         return cls(MedusaHeads.of(files.facts, files.tensors), device)
 
-    def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the logits of each head below `depth`, as `Student.guesses`."""
+    def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
+        """Yield the logits of each head below `depth`, as `Student.draft_logits`."""
         hidden = target_output.hidden[NORMED].float()  # [B, T, dt] float32
         for skipped, block in enumerate(list(self.module.blocks)[:depth]):
-            mask = batch.asked(skipped)  # [B, T] bool
+            mask = batch.trained_mask(skipped)  # [B, T] bool
             rows = hidden[:, : -1 - skipped][mask[:, 1 + skipped :]]  # [M, dt] float32, 1 + skipped tokens back
             with mixed_precision(self._device):
                 logits = self.module.lm_heads[0](block(rows))  # [M, V]

@@ -45,9 +45,9 @@ class LookaheadEmbeddings:
         self.module = nn.Embedding.from_pretrained(embeddings.to(teacher.device, torch.float32), freeze=False)
         self.depth_trained = self.depth_limit = len(embeddings)
         self._table = teacher.network.get_input_embeddings()
-        takes_positions = "position_ids" in inspect.signature(teacher.network.forward).parameters
+        needs_positions = "position_ids" in inspect.signature(teacher.network.forward).parameters
         config = teacher.network.config.get_text_config(decoder=True)
-        self._masks = TreeMasks(config, takes_positions=takes_positions)
+        self._masks = TreeMasks(config, needs_positions=needs_positions)
         try:
             self._masks.of([_Tree(1, [-1])], 1, 1, torch.float32, torch.device(teacher.device))
         except NotImplementedError as error:
@@ -67,8 +67,8 @@ class LookaheadEmbeddings:
         """Load the embeddings that `save` wrote to `folder`. Raises ConfigError for embeddings of another width."""
         return cls(teacher, read_embeddings(folder, teacher.network.get_input_embeddings().embedding_dim))
 
-    def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the target's logits at the look-ahead ids, as `Student.guesses`.
+    def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
+        """Yield the target's logits at the look-ahead ids, as `Student.draft_logits`.
 
         One forward reads the whole text and, after each of up to GROUPS of its tokens, a chain of L look-ahead ids: a
         token tree.
@@ -88,7 +88,7 @@ class LookaheadEmbeddings:
         num_queries = embedded.shape[1]
         attention_mask = self._masks.of(trees, num_queries, num_queries, embedded.dtype, embedded.device)
         query_positions = torch.from_numpy(tree_positions).to(embedded.device)
-        logits = self._teacher.say(embedded, query_positions, attention_mask, mask)  # [M, V] float32
+        logits = self._teacher.logits_of(embedded, query_positions, attention_mask, mask)  # [M, V] float32
         places = tokens + length * torch.arange(len(roots), device=tokens.device)[:, None, None]  # [B, G, L]
         depths = order.expand_as(is_trained)[is_trained]  # [M] int64
         for skipped in range(depth):

@@ -103,7 +103,7 @@ class TrainingRun:
         """Whether all updates of the plan are made."""
         return self.num_updates >= self._plan.updates
 
-    def go_on(self, seconds: float | None, stop: Callable[[], bool], report: Callable[[Progress], None]) -> None:
+    def train(self, seconds: float | None, stop: Callable[[], bool], report: Callable[[Progress], None]) -> None:
         """Train until all updates are made, `seconds` are over or `stop` returns True. Then save a checkpoint.
 
         seconds: None = no limit. report: called about every REPORT_EVERY_S, and after the last update of the plan.
@@ -141,7 +141,7 @@ class TrainingRun:
         target_output = self._teacher.see(batch)
         target = TargetDistribution.of(target_output.logits, student.ids)
         total = torch.zeros((), device=self._teacher.device)  # [] float32
-        for draft in student.guesses(batch, target_output, student.depth_trained):
+        for draft in student.draft_logits(batch, target_output, student.depth_trained):
             if len(draft.places):
                 rows = target_output.rows(draft.places)  # [M] int64
                 total = total + DEPTH_DECAY**draft.depth * loss_of(plan.loss, target.at(rows), draft.logits)

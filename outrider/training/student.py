@@ -55,12 +55,12 @@ class Student(Protocol):
     def depth_limit(self) -> int | None:
         """Maximum number of draft tokens of a round that the student can propose; None = no limit."""
 
-    def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
+    def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
         """Yield the student's logits for the draft tokens at depth 0, then 1, up to `depth` - 1.
 
-        Logits are those at the tokens of `batch.asked(d)` for depth d. The batch's text is the target's own output, so
-        that the student reads what it would read had the target accepted all earlier draft tokens. target_output: of
-        the target for this batch; heads read its hidden states.
+        Logits are those at the tokens of `batch.trained_mask(d)` for depth d. The batch's text is the target's own
+        output, so that the student reads what it would read had the target accepted all earlier draft tokens.
+        target_output: of the target for this batch; heads read its hidden states.
         """
 
     def save(self, folder: Path) -> None:
@@ -95,12 +95,12 @@ class Draft:
             )
         self.module = network.to(device)
 
-    def guesses(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Run one forward. Yield its logits at the positions of each depth, as `Student.guesses`."""
+    def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
+        """Run one forward. Yield its logits at the positions of each depth, as `Student.draft_logits`."""
         with mixed_precision(self._device):
             logits = self.module(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)  # [B * T, V]
         for skipped in range(depth):
-            places = indices_of(batch.asked(skipped))  # [M] int64
+            places = indices_of(batch.trained_mask(skipped))  # [M] int64
             yield DraftLogits(skipped, places, logits[places])
 
     def save(self, folder: Path) -> None:

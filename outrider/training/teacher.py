@@ -43,7 +43,7 @@ class Batch:
         counts = torch.tensor([[answer.start, len(answer.ids)] for answer in answers], device=device)  # [B, 2] int64
         return cls(torch.from_numpy(ids).to(device), counts[:, 0], counts[:, 1])
 
-    def asked(self, depth: int) -> Tensor:
+    def trained_mask(self, depth: int) -> Tensor:
         """Return [B, T] bool: the tokens after which a draft token of this depth is trained.
 
         A draft token of depth k belongs to a round that began k tokens earlier, at the last token of the prompt or
@@ -59,7 +59,7 @@ class TargetOutput:
     """The target's logits and hidden states along a batch."""
 
     logits: Tensor
-    """Logits [M, V] float32 after the M tokens of `Batch.asked(0)`."""
+    """Logits [M, V] float32 after the M tokens of `Batch.trained_mask(0)`."""
     places: Tensor
     """Indices of these tokens in the flattened batch [B * T], [M] int64, ascending."""
     hidden: Sequence[Tensor]
@@ -70,12 +70,12 @@ class TargetOutput:
         """Return the rows [N] int64 of `logits` for N tokens. places: their indices, which must be in `self.places`."""
         return torch.searchsorted(self.places, places)
 
-    def taps(self, wanted: Sequence[int]) -> Tensor:
+    def taps(self, is_selected: Sequence[int]) -> Tensor:
         """Return the target's hidden states [B, T, m, dt] float32 at m layers.
 
-        wanted: m indices into `hidden`, of which NORMED is the last: the hidden states after the final norm.
+        is_selected: m indices into `hidden`, of which NORMED is the last: the hidden states after the final norm.
         """
-        return torch.stack([self.hidden[tap].float() for tap in wanted], dim=2)
+        return torch.stack([self.hidden[tap].float() for tap in is_selected], dim=2)
 
 
 class Teacher:
@@ -101,22 +101,24 @@ class Teacher:
 
     @torch.no_grad()
     def see(self, batch: Batch) -> TargetOutput:
-        """Run a forward over the batch. Return the hidden states, and the logits after the tokens of `batch.asked(0)`
-        alone.
+        """Run a forward over the batch. Return the hidden states, and the logits after the tokens of
+        `batch.trained_mask(0)` alone.
         """
-        mask = batch.asked(0)  # [B, T] bool
+        mask = batch.trained_mask(0)  # [B, T] bool
         with mixed_precision(self.device), self._logits_at(mask):
             output = self.network(input_ids=batch.ids, use_cache=False, output_hidden_states=True)
         return TargetOutput(output.logits[0].float(), indices_of(mask), output.hidden_states or ())
 
-    def say(self, embedded: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor], wanted: Tensor) -> Tensor:
-        """Run a forward over embeddings. Return the logits [M, V] float32 at the positions where `wanted` is True.
+    def logits_of(
+        self, embedded: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor], is_selected: Tensor
+    ) -> Tensor:
+        """Run a forward over embeddings. Return the logits [M, V] float32 at the positions where `is_selected` is True.
         Gradients flow back to the embeddings.
 
-        embedded: [B, Q, dt]. positions: [B, Q] int64. wanted: [B, Q] bool. mask: the attention mask in the form that
-        the model takes; a dict has one for each type of layer.
+        embedded: [B, Q, dt]. positions: [B, Q] int64. is_selected: [B, Q] bool. mask: the attention mask in the form
+        that the model takes; a dict has one for each type of layer.
         """
-        with mixed_precision(self.device), self._logits_at(wanted):
+        with mixed_precision(self.device), self._logits_at(is_selected):
             output = self.network(inputs_embeds=embedded, position_ids=positions, attention_mask=mask, use_cache=False)
         logits: Tensor = output.logits[0].float()  # [M, V]
         return logits
@@ -141,11 +143,11 @@ class Teacher:
             )
 
 
-def indices_of(asked: Tensor) -> Tensor:
-    """Return the indices [M] int64, in the flattened batch, of the tokens at which the mask `asked` [B, T] is True,
+def indices_of(mask: Tensor) -> Tensor:
+    """Return the indices [M] int64, in the flattened batch, of the tokens at which `mask` [B, T] is True,
     ascending.
     """
-    return asked.flatten().nonzero()[:, 0]
+    return mask.flatten().nonzero()[:, 0]
 
 
 def shuffled(count: int, size: int, seed: int) -> Iterator[NDArray[np.int64]]:

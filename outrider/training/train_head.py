@@ -88,7 +88,7 @@ def train(task: Task, stop: StopFlag, report: Report) -> dict[str, Any]:
         text = f"loss {progress.loss:.3f}, {progress.tokens_per_s:.0f} tokens/s, {memory}"
         report("training", text, progress.updates, plan.updates)
 
-    run.go_on(task.seconds, stop.is_set, report_progress)
+    run.train(task.seconds, stop.is_set, report_progress)
     stop.check()
     summary = {
         **facts,

@@ -99,7 +99,7 @@ _Demands = Mapping[int, VerifyDemand]
 """Demands by index of the slot."""
 
 
-class _Offer(NamedTuple):
+class _RowGroup(NamedTuple):
     """Rows of one slot that are taken together or not at all."""
 
     index: int
@@ -114,9 +114,9 @@ class _Plan(NamedTuple):
 
     num_drafts: dict[int, int]
     """Number of candidates to verify, by slot index."""
-    has_offers: bool
+    has_optional_drafts: bool
     """Whether there are candidates that the budget may leave out."""
-    pays: bool
+    is_worthwhile: bool
     """Whether some of the candidates that may be left out are worth their rows."""
 
 
@@ -127,7 +127,7 @@ class VerifyBudget:
         self.cost = RowCost()
         self._callers = RowBudget[_Item](self.cost)
         self._num_chosen = 0
-        self._pays = True
+        self._is_worthwhile = True
         """Whether, in the last step with such candidates, some that could be left out were worth their rows. If a
         caller was bounded: whether that held for the bounding caller alone."""
         self._bounding_gain: float | None = None
@@ -175,49 +175,49 @@ class VerifyBudget:
         # Slots that name how many draft tokens are verified have extra rows as far as there is room, others where
         # these pay.
         chosen = set[int]()
-        offers = list[_Offer]()
+        row_groups = list[_RowGroup]()
         num_rows = 0
         for index, demand in demands.items():
             num_rows += demand.num_pending
             if demand.extra_rows and not demand.is_fixed:
-                offers.append(_Offer(index, demand.extra_gain, demand.extra_cost_rows))
+                row_groups.append(_RowGroup(index, demand.extra_gain, demand.extra_cost_rows))
             elif demand.extra_rows and demand.extra_cost_rows <= max_rows:
                 chosen.add(index)
                 max_rows -= demand.extra_cost_rows
-        if offers and not is_probe:
-            for offer in self._best(offers, demands, dict.fromkeys(demands, 1.0), num_rows, max_rows):
-                chosen.add(offer.index)
+        if row_groups and not is_probe:
+            for row_group in self._best(row_groups, demands, dict.fromkeys(demands, 1.0), num_rows, max_rows):
+                chosen.add(row_group.index)
         return chosen
 
     def _plan(self, demands: _Demands, max_rows: int, is_probe: bool = False) -> _Plan:
         # is_probe: half of the candidates that pay are verified
         num_drafts = dict.fromkeys(demands, 0)
         gains = dict.fromkeys(demands, 1.0)
-        offers = list[_Offer]()
+        row_groups = list[_RowGroup]()
         num_rows = 0
         for index, demand in sorted(demands.items(), key=lambda item: item[1].max_rows):  # the fewest rows first
             num_rows += demand.num_pending
             if not demand.num_required:
                 for prob in demand.probs:
-                    offers.append(_Offer(index, prob, 1))
+                    row_groups.append(_RowGroup(index, prob, 1))
             elif demand.max_rows <= max_rows:
                 num_drafts[index] = demand.num_required
                 gains[index] = demand.part(demand.num_required)[1]
                 num_rows += demand.num_required
                 max_rows -= demand.max_rows
-        if not offers:
-            return _Plan(num_drafts, has_offers=False, pays=False)
-        best = self._best(offers, demands, gains, num_rows, max_rows)
+        if not row_groups:
+            return _Plan(num_drafts, has_optional_drafts=False, is_worthwhile=False)
+        best = self._best(row_groups, demands, gains, num_rows, max_rows)
         num_taken = len(best)
         if is_probe:
             num_taken //= 2
-        for offer in best[:num_taken]:
-            num_drafts[offer.index] += 1
-        return _Plan(num_drafts, has_offers=True, pays=bool(best))
+        for row_group in best[:num_taken]:
+            num_drafts[row_group.index] += 1
+        return _Plan(num_drafts, has_optional_drafts=True, is_worthwhile=bool(best))
 
     def _best(
-        self, offers: list[_Offer], demands: _Demands, gains: Mapping[int, float], num_rows: int, max_rows: int
-    ) -> Sequence[_Offer]:
+        self, row_groups: list[_RowGroup], demands: _Demands, gains: Mapping[int, float], num_rows: int, max_rows: int
+    ) -> Sequence[_RowGroup]:
         """Return those offers with which the step makes the most tokens a second, best first; none if that is less than
         MIN_GAIN times the rate without them.
 
@@ -227,15 +227,15 @@ class VerifyBudget:
         Example: one slot; offers with gains 0.8, 0.5 and 0.1; steps of 1 to 4 rows take 10, 11, 12 and 13 ms. 1.0, 1.8,
         2.3 and 2.4 tokens are 100, 164, 192 and 185 a second, so the first two offers are taken.
         """
-        offers.sort(key=lambda offer: -offer.gain / offer.num_rows)
+        row_groups.sort(key=lambda row_group: -row_group.gain / row_group.num_rows)
         rows = [num_rows]  # of steps with none, one, two .. of the offers
-        for offer in offers:
-            rows.append(rows[-1] + offer.num_rows)
+        for row_group in row_groups:
+            rows.append(rows[-1] + row_group.num_rows)
         num_steps = bisect_right(rows, min(num_rows + max_rows, max(rows[1], self.cost.reach)))
-        offers = offers[: num_steps - 1]
+        row_groups = row_groups[: num_steps - 1]
         tokens = [sum(gains.values())]
-        for offer in offers:
-            tokens.append(tokens[-1] + offer.gain)
+        for row_group in row_groups:
+            tokens.append(tokens[-1] + row_group.gain)
         step_s = self.cost.seconds(rows[:num_steps])  # [N + 1] float64
         rates = np.array(tokens) / step_s  # [N + 1] float64
         rates[0] *= MIN_GAIN
@@ -244,10 +244,10 @@ class VerifyBudget:
             # A limit that not even the step without offers keeps binds nobody.
             if limit_ms is not None and step_s[0] <= limit_ms / 1e3 * gains[index]:
                 own = [gains[index]]
-                for offer in offers:
-                    own.append(offer.gain * (offer.index == index))
+                for row_group in row_groups:
+                    own.append(row_group.gain * (row_group.index == index))
                 rates[step_s > limit_ms / 1e3 * np.cumsum(own)] = 0.0
-        return offers[: int(rates.argmax())]
+        return row_groups[: int(rates.argmax())]
 
     # callers
 
@@ -274,8 +274,8 @@ class VerifyBudget:
             self._bounding_gain = 0.0
             for index in bounding.keys() & num_drafts.keys():
                 self._bounding_gain += bounding[index].part(num_drafts[index])[1]
-        if plan.has_offers:
-            self._pays = plan.pays
+        if plan.has_optional_drafts:
+            self._is_worthwhile = plan.is_worthwhile
         return num_drafts
 
     def _alone(self, demands: _Demands, max_rows: int) -> list[BudgetUnit[_Item]]:
@@ -319,6 +319,6 @@ class VerifyBudget:
         A step never waits while draft tokens do not pay. If a caller is bounded, the cost of waiting is counted in the
         bounding caller's tokens. now: monotonic time, in seconds.
         """
-        if not self._pays:
+        if not self._is_worthwhile:
             return None
         return hold_until(awaited, now, self._rate)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from outrider.engine.sampling.token_distribution import TokenDistribution, one_hot
 from outrider.engine.sampling.wire_tensors import decode_distribution
-from outrider.engine.speculation.candidates import BudgetOffer, CandidateTree, Distribution, MergedTree, join
+from outrider.engine.speculation.candidates import BudgetItem, CandidateTree, Distribution, MergedTree, join
 from outrider.engine.speculation.draft_tree import NO_DRAFT_TOKENS, ROOT, DraftTree
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows
@@ -31,7 +31,7 @@ from target_service.leases.lease import DeliveredDrafts, Lease, SlotDrafter
 from target_service.leases.lease_jobs import Fallback
 from target_service.leases.leases import Leases
 
-Merge = Callable[[Sequence[CandidateTree], int, bool, bool], list[BudgetOffer]]
+Merge = Callable[[Sequence[CandidateTree], int, bool, bool], list[BudgetItem]]
 """Function that orders the draft tokens of several drafters. Arguments: their trees, the maximum number of offers,
 whether the request fixes the number of draft tokens, whether draft tokens are accepted by matching. Returns the offers,
 best first."""
@@ -46,7 +46,7 @@ class DraftChooser:
     leases: Leases
     metrics: WorkerMetrics
     vocab_size: int
-    takes_trees: bool
+    supports_trees: bool
     """Whether a step may verify draft trees; if not, only chains."""
     merge: Merge
 
@@ -61,10 +61,10 @@ class DraftChooser:
         many as the request fixes.
         """
         if lease.beams is not None:
-            return Candidates(lease, offers=lease.beams.offers(lease.slot, lease.first.shares))
+            return Candidates(lease, budget_items=lease.beams.budget_items(lease.slot, lease.first.acceptance))
         found = self._proposed(lease)
         forced = self.or_forced(found)
-        if lease.speculation.is_fixed and len(forced.offers) < lease.num_named:
+        if lease.speculation.is_fixed and len(forced.budget_items) < lease.num_required:
             return found
         return forced
 
@@ -82,21 +82,21 @@ class DraftChooser:
             return found
         tree = DraftTree.of(forced_ids, range(ROOT, len(forced_ids) - 1))  # parents [-1, 0, 1]: a chain
         forced = CandidateTree(tree, [None] * len(forced_ids), 1.0)
-        return Candidates(lease, {SlotDrafter(None, lease.first.shares): forced}, forced.offers())
+        return Candidates(lease, {SlotDrafter(None, lease.first.acceptance): forced}, forced.budget_items())
 
-    def with_rows_beside(self, found: Candidates) -> Candidates:
+    def add_extra_rows(self, found: Candidates) -> Candidates:
         """Return the candidates with the extra rows that one of the slot's drafters asks to add to a step that verifies
         all of them; `found` itself if no drafter asks for any.
         """
         lease = found.lease
-        if not self.own.feeds_rows(lease.slot) or not lease.max_drafts:
+        if not self.own.has_extra_rows(lease.slot) or not lease.max_drafts:
             return found  # rows beside are for later draft tokens, and there will be none
-        tree = join(list(found.trees.values()), found.offers).tree
-        return replace(found, rows_beside=self._rows_beside(lease, tree))
+        tree = join(list(found.trees.values()), found.budget_items).tree
+        return replace(found, extra_rows=self._extra_rows(lease, tree))
 
-    def _rows_beside(self, lease: Lease, tree: DraftTree) -> ExtraRows | None:
-        rows = self.own.rows_beside(lease.slot, tree.parents)
-        if rows is None or len(lease.slot.committed) + len(tree) + len(rows.ids) > lease.slot.most_cached:
+    def _extra_rows(self, lease: Lease, tree: DraftTree) -> ExtraRows | None:
+        rows = self.own.extra_rows(lease.slot, tree.parents)
+        if rows is None or len(lease.slot.committed) + len(tree) + len(rows.ids) > lease.slot.max_cached_len:
             return None
         return rows
 
@@ -107,11 +107,11 @@ class DraftChooser:
         shape = lease.speculation.tree
         found = list[Candidates]()
         delivered = self._delivered(lease)
-        insists = lease.speculation.num_draft_tokens != AUTO
+        has_fixed_num = lease.speculation.num_draft_tokens != AUTO
         has_delivered = any(candidates.tree.ids for candidates in delivered.values())
         is_bound = lease.speculation.is_fixed or bool(slot.params.grammar)
-        is_made_now = is_bound or has_delivered or self.own.feeds_rows(slot)  # else once the budget has chosen
-        for drafter in self.own.asked(slot, insists=insists, is_drafted=lease.is_drafted):
+        is_made_now = is_bound or has_delivered or self.own.has_extra_rows(slot)  # else once the budget has chosen
+        for drafter in self.own.worthwhile_drafters(slot, has_fixed_num=has_fixed_num, is_drafted=lease.is_drafted):
             assert drafter.own is not None, "a draft worker's drafter in the target"
             source = lease.own_drafters[drafter.own]
             max_len = min(lease.likely_chain(source), self.own.max_len(drafter))
@@ -134,7 +134,7 @@ class DraftChooser:
 
     def _propose(self, lease: Lease, drafter: Drafter, source: SlotDrafter, max_len: int) -> CandidateTree:
         state = self.keeper.sampling_state(lease.slot)
-        return self.own.candidates(lease.slot, drafter, state, source.shares, max_len)
+        return self.own.candidates(lease.slot, drafter, state, source.acceptance, max_len)
 
     def _delivered(self, lease: Lease) -> dict[SlotDrafter, CandidateTree]:
         # Whether the tokens that are tested first have arrived must not depend on those that are tested after them. So
@@ -151,9 +151,9 @@ class DraftChooser:
 
     def _buffered(self, lease: Lease, draft: DeliveredDrafts) -> CandidateTree:
         buffer = draft.buffer
-        shares = draft.shares
+        acceptance = draft.acceptance
         if not buffer.tree.ids:
-            return CandidateTree(NO_DRAFT_TOKENS, (), shares.share(0))
+            return CandidateTree(NO_DRAFT_TOKENS, (), acceptance.prob(0))
         is_determined = lease.slot.params.is_deterministic
         max_len = lease.max_chain
         shape = lease.speculation.tree
@@ -161,11 +161,11 @@ class DraftChooser:
             shape = shape.reduced_to(max_len, max_len)
         elif is_determined and not lease.speculation.is_fixed and lease.is_exact:
             shape = TreeShape(num_nodes=max_len, max_depth=max_len)
-        if shape is not None and self.takes_trees:
+        if shape is not None and self.supports_trees:
             kind = NodeKind.SAMPLED
             if is_determined:
                 kind = NodeKind.DETERMINISTIC
-            nodes, probs = buffer.likeliest(shares.share, kind, shape)
+            nodes, probs = buffer.likeliest(acceptance.prob, kind, shape)
         else:
             if shape is None:
                 max_len = lease.likely_chain(draft)
@@ -180,19 +180,19 @@ class DraftChooser:
             distributions.append(buffer.tokens[node].distribution)
         if shape is not None or not lease.is_exact:
             max_len = 0
-        return CandidateTree(tree, distributions, shares.share(0), max_len)
+        return CandidateTree(tree, distributions, acceptance.prob(0), max_len)
 
     def _together(self, lease: Lease, trees: Mapping[SlotDrafter, CandidateTree]) -> Candidates:
-        if len(trees) > 1 and self.takes_trees and lease.is_exact:
-            max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
+        if len(trees) > 1 and self.supports_trees and lease.is_exact:
+            max_items = min(lease.speculation.max_draft_tokens, lease.slot.max_cached_len - len(lease.slot.committed))
             is_matched = lease.slot.params.is_deterministic
-            offers = self.merge(list(trees.values()), max_offers, lease.speculation.is_fixed, is_matched)
-            return Candidates(lease, trees, offers)
+            budget_items = self.merge(list(trees.values()), max_items, lease.speculation.is_fixed, is_matched)
+            return Candidates(lease, trees, budget_items)
         # Without trees, or with lenience, which only chains have, the first drafter's alone are offered. The others'
         # trees stay in the candidates, so that no step waits for them.
         for index, candidates in enumerate(trees.values()):
             if candidates.tree.ids:
-                return Candidates(lease, trees, candidates.offers(index))
+                return Candidates(lease, trees, candidates.budget_items(index))
         return Candidates(lease, trees)
 
     # drafts that have not arrived
@@ -206,7 +206,7 @@ class DraftChooser:
         lease = found.lease
         pending = list[PendingDraft]()
         if lease.beams is not None:
-            prob = lease.beams.pending_prob(lease.slot, lease.first.shares)
+            prob = lease.beams.pending_prob(lease.slot, lease.first.acceptance)
             if prob is None or not lease.first.is_active:
                 return pending
             if lease.speculation.is_fixed:
@@ -221,27 +221,27 @@ class DraftChooser:
         for source, candidates in found.trees.items():
             num_here[source] = len(candidates.tree)
             if found.drafter is not None:  # its tokens are not made yet
-                num_here[source] = len(found.offers)
+                num_here[source] = len(found.budget_items)
         num_left = lease.speculation.max_draft_tokens
         are_sampled = len(lease.drafts) > 1 and not lease.slot.params.is_deterministic
         for draft in lease.drafts:
-            num_named = min(lease.num_named, num_left)
-            num_left -= num_named
+            num_required = min(lease.num_required, num_left)
+            num_left -= num_required
             num_own = num_here.get(draft, 0)
             if not draft.is_active or num_own >= lease.max_drafts or draft.buffer.is_ended:
                 continue
-            if draft.reads_features and len(lease.slot.cached) < len(lease.slot.committed) - 1:
+            if draft.needs_features and len(lease.slot.cached) < len(lease.slot.committed) - 1:
                 continue  # it drafts from hidden states of this step
             if lease.speculation.is_fixed:
-                if num_own < num_named:
+                if num_own < num_required:
                     pending.append(PendingDraft(lease, draft, 1.0))
                 continue
             if are_sampled and num_own:
                 continue  # how much of it has arrived may depend on its draws, and other draws may arrive meanwhile
-            prob = draft.shares.chain_prob(len(draft.buffer.chain(lease.max_drafts)) + 1)
+            prob = draft.acceptance.chain_prob(len(draft.buffer.chain(lease.max_drafts)) + 1)
             for source, num in num_here.items():
                 if source is not draft and num:
-                    prob *= 1.0 - source.shares.share(0)
+                    prob *= 1.0 - source.acceptance.prob(0)
             pending.append(PendingDraft(lease, draft, prob))
         return pending
 
@@ -278,8 +278,8 @@ class DraftChooser:
             made = self._propose(lease, found.drafter, source, choice.num_drafts)
             if not made.tree.ids:
                 return Proposal(lease.slot, NO_DRAFT_TOKENS)
-            found = Candidates(lease, {source: made}, made.offers())
-        joined = join(list(found.trees.values()), found.offers[: choice.num_drafts])
+            found = Candidates(lease, {source: made}, made.budget_items())
+        joined = join(list(found.trees.values()), found.budget_items[: choice.num_drafts])
         draws = self._draws(found, joined)
         if draws is None:
             return self.proposal(Candidates(lease), choice)
@@ -288,10 +288,10 @@ class DraftChooser:
             ranks = sources[source] = dict[int, int]()
             for own, node in node_of.items():
                 ranks[node] = candidates.tree.ranks[own]
-        rows_beside = None
+        extra_rows = None
         if choice.with_extra_rows:
-            rows_beside = self._rows_beside(lease, joined.tree)
-        return Proposal(lease.slot, joined.tree, draws, sources, rows_beside)
+            extra_rows = self._extra_rows(lease, joined.tree)
+        return Proposal(lease.slot, joined.tree, draws, sources, extra_rows)
 
     def _draws(self, found: Candidates, joined: MergedTree) -> list[Draw] | None:
         """Return the draws in the order of the tests; None where a distribution cannot be read.
@@ -350,8 +350,8 @@ class DraftChooser:
 
 def _candidates_to_make(lease: Lease, drafter: Drafter, source: SlotDrafter, max_len: int) -> Candidates:
     # a chain of max_len tokens that are made once it is known how many of them are verified
-    nothing = CandidateTree(NO_DRAFT_TOKENS, (), source.shares.share(0))
-    offers = list[BudgetOffer]()
+    nothing = CandidateTree(NO_DRAFT_TOKENS, (), source.acceptance.prob(0))
+    budget_items = list[BudgetItem]()
     for prob in source.chain_probs(max_len):
-        offers.append(BudgetOffer(prob, ()))
-    return Candidates(lease, {source: nothing}, offers, drafter)
+        budget_items.append(BudgetItem(prob, ()))
+    return Candidates(lease, {source: nothing}, budget_items, drafter)

@@ -20,14 +20,14 @@ class OwnDrafts:
     tokens on to them.
     """
 
-    def __init__(self, drafters: Mapping[Drafter, TargetDrafter], *, takes_trees: bool = False) -> None:
-        """Create the table of slots. drafters: those that the target was started with. takes_trees: whether a step may
-        verify draft trees; without them no merged drafter is offered.
+    def __init__(self, drafters: Mapping[Drafter, TargetDrafter], *, supports_trees: bool = False) -> None:
+        """Create the table of slots. drafters: those that the target was started with. supports_trees: whether a step
+        may verify draft trees; without them no merged drafter is offered.
         """
         self._drafters = dict(drafters)
         for drafter in Drafter:
             own = drafter.own
-            if own is not None and drafter.is_merged and takes_trees and own in drafters:
+            if own is not None and drafter.is_merged and supports_trees and own in drafters:
                 self._drafters[drafter] = drafters[own]
         self._slots: dict[SlotKey, dict[Drafter, TargetDrafter]] = {}
         """Drafters by slot; a slot without any is missing."""
@@ -37,7 +37,7 @@ class OwnDrafts:
         time."""
 
     @property
-    def offered(self) -> tuple[Drafter, ...]:
+    def available(self) -> tuple[Drafter, ...]:
         """Drafters that a request may name, in the order of `Drafter`."""
         available = [Drafter.AUTO]
         for drafter in Drafter:
@@ -45,11 +45,11 @@ class OwnDrafts:
                 available.append(drafter)
         return tuple(available)
 
-    def refuses(self, drafter: Drafter | None) -> JobError | None:
+    def refusal(self, drafter: Drafter | None) -> JobError | None:
         """Return the error for a drafter that this worker does not offer; None if it offers the drafter, or if the
         request names none (None).
         """
-        by_name = list(self.offered)
+        by_name = list(self.available)
         if Drafter.PREDICTION in by_name:
             by_name.remove(Drafter.PREDICTION)  # a request has a prediction, and does not name it
         if drafter is None or drafter in by_name:
@@ -66,7 +66,7 @@ class OwnDrafts:
                 available[name] = self._drafters[name]
         if available:
             self._slots[slot.key] = available
-        for drafter in self._of(slot.key).values():
+        for drafter in self._drafters_of(slot.key).values():
             drafter.open(job, slot)
 
     def commit(self, slot: Slot, num_same: int) -> None:
@@ -74,7 +74,7 @@ class OwnDrafts:
         on, that stay as they were.
         """
         self._candidates.pop(slot.key, None)
-        for drafter in self._of(slot.key).values():
+        for drafter in self._drafters_of(slot.key).values():
             drafter.commit(slot, num_same)
 
     def append(self, slot: Slot, token_ids: Sequence[int]) -> list[bool]:
@@ -85,27 +85,28 @@ class OwnDrafts:
         """
         self._candidates.pop(slot.key, None)
         found = list[bool]()
-        for drafter in self._of(slot.key).values():
+        for drafter in self._drafters_of(slot.key).values():
             found += drafter.append(slot, token_ids)
         return found
 
-    def asked(self, slot: Slot, *, insists: bool, is_drafted: bool) -> Iterator[Drafter]:
+    def worthwhile_drafters(self, slot: Slot, *, has_fixed_num: bool, is_drafted: bool) -> Iterator[Drafter]:
         """Yield the slot's drafters that propose something worth verifying, in order of preference.
 
-        insists: whether the request asks for a number of draft tokens. Then the last drafter is yielded even if its
-        proposal is poor, unless a draft worker drafts for the slot (is_drafted) and the drafter is not merged with it.
+        has_fixed_num: whether the request asks for a number of draft tokens. Then the last drafter is yielded even if
+        its proposal is poor, unless a draft worker drafts for the slot (is_drafted) and the drafter is not merged with
+        it.
         """
         last = None
-        for name, drafter in self._of(slot.key).items():
+        for name, drafter in self._drafters_of(slot.key).items():
             last = name
             if drafter.has_next(slot):
                 yield name
                 last = None
-        if last is not None and insists and (last.is_merged or not is_drafted):
+        if last is not None and has_fixed_num and (last.is_merged or not is_drafted):
             yield last
 
     def candidates(
-        self, slot: Slot, name: Drafter, state: SamplingState, shares: SlotAcceptance, max_tokens: int
+        self, slot: Slot, name: Drafter, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int
     ) -> CandidateTree:
         """Return at most max_tokens draft tokens of a drafter, best first; an empty tree if it has none.
 
@@ -115,25 +116,25 @@ class OwnDrafts:
         proposals = self._candidates.setdefault(slot.key, {})
         key = (name, max_tokens)
         if key not in proposals:
-            proposals[key] = self._drafters[name].propose(slot, state, shares, max_tokens)
+            proposals[key] = self._drafters[name].propose(slot, state, acceptance, max_tokens)
         return proposals[key]
 
     def max_len(self, name: Drafter) -> int:
         """Return the maximum number of draft tokens that a drafter proposes at once."""
         return self._drafters[name].max_len
 
-    def feeds_rows(self, slot: Slot) -> bool:
+    def has_extra_rows(self, slot: Slot) -> bool:
         """Return whether one of the slot's drafters may add extra rows to a step."""
-        return any(drafter.feeds_rows for drafter in self._of(slot.key).values())
+        return any(drafter.has_extra_rows for drafter in self._drafters_of(slot.key).values())
 
-    def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
+    def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return the extra rows that a drafter adds to the slot's next step; None if there are none.
 
         parents: for each draft token of the step its parent in the draft tree. Call it first with all draft tokens
         that the step might verify, and then with those that it will verify, which are the first ones of that list.
         """
-        for drafter in self._of(slot.key).values():
-            rows = drafter.rows_beside(slot, parents)
+        for drafter in self._drafters_of(slot.key).values():
+            rows = drafter.extra_rows(slot, parents)
             if rows is not None:
                 return rows
         return None
@@ -154,5 +155,5 @@ class OwnDrafts:
         for drafter in self._slots.pop(key, {}).values():
             drafter.close(key, is_ended=is_ended)
 
-    def _of(self, key: SlotKey) -> Mapping[Drafter, TargetDrafter]:
+    def _drafters_of(self, key: SlotKey) -> Mapping[Drafter, TargetDrafter]:
         return self._slots.get(key, {})

@@ -47,7 +47,7 @@ class Proposal:
     are deterministic."""
     sources: Mapping[SlotDrafter, Mapping[int, int]] = field(default_factory=dict)
     """By drafter, in the order of the tests: its nodes, each with its rank among the drafter's own siblings."""
-    rows_beside: ExtraRows | None = None
+    extra_rows: ExtraRows | None = None
     """Extra rows that a drafter of the slot adds after the tree, to make draft tokens for later steps; None for
     none."""
 
@@ -73,11 +73,11 @@ class Proposal:
         tail = slot.committed[len(slot.cached) :]
         new_ids = [*tail, *self.tree.ids]
         nodes = list(self.tree.parents)
-        if self.rows_beside is not None:
-            new_ids += self.rows_beside.ids
-            nodes += self.rows_beside.parents
+        if self.extra_rows is not None:
+            new_ids += self.extra_rows.ids
+            nodes += self.extra_rows.parents
         parents = None
-        if self.rows_beside is not None or not self.tree.is_chain:
+        if self.extra_rows is not None or not self.tree.is_chain:
             # The tail is the path to the tree's root: node 0 of the tree is token len(tail) of the row.
             parents = list(range(ROOT, len(tail) - 1))
             for parent in nodes:
@@ -95,7 +95,7 @@ def split_logits(proposals: Sequence[Proposal], logits: Tensor) -> tuple[Tensor,
         slot's
     """
     beside = dict[SlotKey, Tensor]()
-    if all(proposal.rows_beside is None for proposal in proposals):
+    if all(proposal.extra_rows is None for proposal in proposals):
         return logits, beside
     own = list[Tensor]()
     start = 0
@@ -103,8 +103,8 @@ def split_logits(proposals: Sequence[Proposal], logits: Tensor) -> tuple[Tensor,
         end = start + len(proposal.tree) + 1
         own.append(logits[start:end])
         start = end
-        if proposal.rows_beside is not None:
-            end += len(proposal.rows_beside.ids)
+        if proposal.extra_rows is not None:
+            end += len(proposal.extra_rows.ids)
             beside[proposal.slot.key] = logits[start:end]
             start = end
     return torch.cat(own), beside

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.engine.speculation.candidates import BudgetOffer, CandidateTree
+from outrider.engine.speculation.candidates import BudgetItem, CandidateTree
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.wire.requests.drafters import Drafter
 from target_service.drafting.budget import VerifyChoice, VerifyDemand
@@ -21,13 +21,13 @@ class Candidates:
     lease: Lease
     trees: Mapping[SlotDrafter, CandidateTree] = field(default_factory=dict)
     """Draft tokens by drafter, in the order in which draws are tested; empty for a beam search."""
-    offers: Sequence[BudgetOffer] = ()
+    budget_items: Sequence[BudgetItem] = ()
     """Draft tokens that the budget takes or leaves, best first unless the request fixes their number. An offer may turn
     out to have no token."""
     drafter: Drafter | None = None
     """Drafter in the target that makes its tokens only once the budget has chosen their number, since most would never
     be verified; None if all tokens are made already."""
-    rows_beside: ExtraRows | None = None
+    extra_rows: ExtraRows | None = None
     """Extra rows that a drafter of the slot adds to a step that verifies all candidates; None for none."""
 
     @property
@@ -37,7 +37,7 @@ class Candidates:
         A sampled chain counts with the maximum length that it could have had, so that no sampled token influences the
         number.
         """
-        return sum(offer.prob for offer in self.offers)
+        return sum(budget_item.prob for budget_item in self.budget_items)
 
     @property
     def demand(self) -> VerifyDemand:
@@ -47,12 +47,12 @@ class Candidates:
         """
         lease = self.lease
         shape = lease.speculation.tree
-        rows = self.rows_beside
+        rows = self.extra_rows
         is_fixed = lease.speculation.is_fixed
-        probs = [offer.prob for offer in self.offers]
+        probs = [budget_item.prob for budget_item in self.budget_items]
         num_required = 0
         if is_fixed:
-            num_required = len(self.offers)
+            num_required = len(self.budget_items)
         max_rows = num_required
         is_whole = shape is not None and not lease.slot.params.is_deterministic and lease.is_exact
         if shape is not None and is_whole and num_required:
@@ -75,15 +75,15 @@ class Candidates:
             return demand
         cost_rows = len(rows.ids)
         if all(source.drafter is rows.drafter for source in self.trees):
-            cost_rows += len(self.offers)  # draft tokens that came of earlier such rows
-        gain = rows.gain(lease.own_drafters[rows.drafter].shares)
+            cost_rows += len(self.budget_items)  # draft tokens that came of earlier such rows
+        gain = rows.gain(lease.own_drafters[rows.drafter].acceptance)
         return replace(demand, extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=cost_rows)
 
     def num_after(self, choice: VerifyChoice) -> int:
         """Return the number of tokens that the slot's cache will hold after a step with this choice."""
         num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
-        for offer in self.offers[: choice.num_drafts]:
-            num_tokens += bool(offer.nodes or self.drafter)
-        if choice.with_extra_rows and self.rows_beside is not None:
-            num_tokens += len(self.rows_beside.ids)
+        for budget_item in self.budget_items[: choice.num_drafts]:
+            num_tokens += bool(budget_item.nodes or self.drafter)
+        if choice.with_extra_rows and self.extra_rows is not None:
+            num_tokens += len(self.extra_rows.ids)
         return num_tokens

@@ -1,8 +1,8 @@
 """The target's end of one draft worker's Deliver stream, except for its deliveries: head registration, subscriptions,
 and features.
 
-Called by the servicer on the gRPC loop's thread; `has_room`, `send_features`, `count` and `_forget` run on the engine
-thread.
+Called by the servicer on the gRPC loop's thread; `has_capacity`, `send_features`, `count` and `_forget` run on the
+engine thread.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FeatureStream:
         """
         await self._outbox.wait_below(MAX_UNREAD)
 
-    def ask(self, ask: tpb.FeatureAsk) -> None:
+    def handle(self, ask: tpb.FeatureAsk) -> None:
         """Handle one request of the draft worker: a head, a piece of its weights, or a subscription. A request that
         breaks a rule is answered with a refusal.
         """
@@ -104,7 +104,7 @@ class FeatureStream:
     # messages to the draft
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether fewer than MAX_BACKLOG_BYTES of features wait to be written."""
         return self._num_posted_bytes - self._num_written_bytes < MAX_BACKLOG_BYTES
 
@@ -156,7 +156,7 @@ class FeatureStream:
     async def close(self) -> None:
         """Withdraw the head that the stream registered, end its subscriptions, and close it."""
         self._engine.submit(FeatureJob(self._forget))
-        self._heads.gone(self)
+        self._heads.remove_stream(self)
         await self._outbox.close()
 
     def _forget(self, features: Features) -> None:

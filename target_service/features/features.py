@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.engine.heads.feature_buffer import FeatureBuffer
-from outrider.engine.heads.opening import Projection
+from outrider.engine.feature_buffer import FeatureBuffer
+from outrider.engine.heads.projection import Projection
 from outrider.engine.host_copy import to_device, to_host
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
@@ -233,7 +233,7 @@ class Features:
             _, buffers = self._buffers.popitem(last=False)
             num_bytes -= _num_bytes(buffers)
 
-    def begun(self, tickets: Iterable[int]) -> None:
+    def begin_leases(self, tickets: Iterable[int]) -> None:
         """Send kept features to the subscriptions of a lease that has just begun. tickets: the lease's tickets."""
         for ticket in tickets:
             subscription = self._subscriptions.get(ticket)
@@ -263,20 +263,20 @@ class Features:
 
     def _send(self, subscription: FeatureSubscription) -> None:
         # Where too many bytes wait to be written, features are sent later if they are still kept.
-        lease = self._leases.of_ticket(subscription.ticket)
+        lease = self._leases.lease_of_ticket(subscription.ticket)
         if lease is None:
             if subscription.has_begun:
                 del self._subscriptions[subscription.ticket]
             return
         if not subscription.has_begun:
             subscription.has_begun = True
-            lease.of_ticket(subscription.ticket).reads_features = True
+            lease.draft_of_ticket(subscription.ticket).needs_features = True
         buffer = self._buffers.get(lease.slot.key, {}).get(subscription.digest)
         if buffer is None or buffer.end <= subscription.next_position:
             return
         start = max(subscription.next_position, buffer.start)
         link = subscription.link
-        if link.has_room:
+        if link.has_capacity:
             link.send_features(subscription, start, buffer.end - start, bytes(buffer.read(start, buffer.end)))
             subscription.next_position = buffer.end
         elif buffer.end > subscription.dropped_end:

@@ -47,7 +47,7 @@ class OwnHeads(TargetDrafter):
         self._logits: dict[SlotKey, HostLogits] = {}
         """Logits of a slot's heads after its last committed token, [heads, V]. A slot is missing until the heads have
         run for it."""
-        features.add_head(DIGEST, loaded.opening)
+        features.add_head(DIGEST, loaded.projection)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         self._slots[slot.key] = slot
@@ -65,10 +65,10 @@ class OwnHeads(TargetDrafter):
     def _feature(self, slot: Slot) -> Tensor | None:
         return self._features.feature(DIGEST, slot.key, len(slot.committed) - 2)
 
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
+    def propose(self, slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int) -> CandidateTree:
         if slot.key not in self._logits and self.has_next(slot):
             self._run_heads()
-        return propose_by_logits(slot, state, shares, max_tokens, self._logits.get(slot.key))
+        return propose_by_logits(slot, state, acceptance, max_tokens, self._logits.get(slot.key))
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
         self._slots.pop(key, None)
@@ -105,9 +105,9 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
         loaded = load_head(settings, config.model, MEDUSA, config.allow_pickle)
     except ConfigError as error:  # its message names the setting model, and this one is heads
         raise ConfigError(f"heads are {config.heads}: {error.message}", param="heads") from None
-    _take_memory(runner, loaded, config.heads)
+    _reserve_memory(runner, loaded, config.heads)
     ids = probe_ids(tokenizer_json, runner.facts.context_limit)
-    taps = taps_to_probe(loaded.opening.spec.taps, loaded.num_layers)
+    taps = taps_to_probe(loaded.projection.spec.taps, loaded.num_layers)
     states, best_ids = features.see(ids, taps)  # [T, taps, hidden], [T]
     by_tap = dict[int, Tensor]()
     for index, tap in enumerate(taps):
@@ -119,10 +119,12 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
     return OwnHeads(loaded, features)
 
 
-def _take_memory(runner: ModelRunner, loaded: LoadedHead, heads: str) -> None:
+def _reserve_memory(runner: ModelRunner, loaded: LoadedHead, heads: str) -> None:
     facts = loaded.facts
     spare = runner.spare
-    num_bytes = facts.num_parameters * getattr(torch, facts.dtype).itemsize + loaded.opening.num_bytes + spare.tap_bytes
+    num_bytes = (
+        facts.num_parameters * getattr(torch, facts.dtype).itemsize + loaded.projection.num_bytes + spare.tap_bytes
+    )
     if num_bytes > spare.num_bytes:
         raise ConfigError(
             f"heads are {heads}, which take {num_bytes} bytes, and {spare.num_bytes} are free beside KV cache and "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.engine.heads.opening import Projection, check_taps, digest_of, label_of
+from outrider.engine.heads.projection import Projection, check_taps, digest_of, label_of
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS
 from outrider.engine.memory import SpareMemory
 from outrider.engine.worker.engine_thread import EngineThread
@@ -205,7 +205,7 @@ class Heads:
         if head.is_ready:
             stream.reply(digest, tpb.HEAD_STATE_READY)
 
-    def gone(self, stream: FeatureStream) -> None:
+    def remove_stream(self, stream: FeatureStream) -> None:
         """Remove a stream that has ended, and each head that no other stream uses."""
         self._end_upload(stream)
         for digest, head in list(self._heads.items()):

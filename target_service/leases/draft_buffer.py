@@ -228,7 +228,7 @@ class DraftBuffer:
         """Return the ids of the deterministic draft tokens that follow a path of buffered token ids, best first."""
         return [self.tree.ids[child] for child in self._children(self._find(token_ids), NodeKind.DETERMINISTIC)]
 
-    def take_cost_us(self, token_ids: Sequence[int]) -> list[int]:
+    def pop_cost_us(self, token_ids: Sequence[int]) -> list[int]:
         """Return the microseconds that the draft worker spent on the delivery of a path's last node, as a list of one
         number.
 

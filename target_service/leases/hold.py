@@ -58,7 +58,7 @@ def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> Expect
     return ExpectedArrival(until_s, takes_s, is_first)
 
 
-def waits_alone(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, float]:
+def waiting_slots(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, float]:
     """Return the slots that wait while the others step, each with the time until which it waits: monotonic, in seconds.
     They are slots whose requests fix the number of draft tokens and that miss some.
     """
@@ -112,7 +112,7 @@ def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> floa
             continue
         # Each token after the first brings its probability, less the cost of waiting for it.
         for _ in range(lease.max_drafts - 1):
-            prob *= draft.shares.share(0)
+            prob *= draft.acceptance.prob(0)
             if prob <= draft.gap_s * rate:
                 break
             gain += prob - draft.gap_s * rate

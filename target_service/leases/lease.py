@@ -27,12 +27,12 @@ class SlotDrafter:
 
     drafter: Drafter | None
     """Which drafter: one of the target's own, MODEL for a draft worker, or None for the request's grammar."""
-    shares: SlotAcceptance
+    acceptance: SlotAcceptance
     """Acceptance probabilities of the drafter's tokens, by their rank among siblings."""
 
     def chain_probs(self, max_len: int) -> list[float]:
         """Return the acceptance probability of each draft token of a chain of length max_len."""
-        return [self.shares.chain_prob(depth) for depth in range(1, max_len + 1)]
+        return [self.acceptance.chain_prob(depth) for depth in range(1, max_len + 1)]
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +44,7 @@ class DeliveredDrafts(SlotDrafter):
     """Whether a step may wait for this draft worker. It is False after a step has waited in vain, until the next
     delivery."""
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
-    hit: bool | None = None
+    has_drafts: bool | None = None
     """Whether draft tokens were buffered when the slot became ready for this step; None before the first delivery."""
     starved_since_s: dict[int, float] = field(default_factory=dict)
     """Monotonic time, in seconds, at which the slot became ready without draft tokens, by its committed length then. An
@@ -63,7 +63,7 @@ class DeliveredDrafts(SlotDrafter):
     """Whether a delivery has broken a rule since the last verdict."""
     is_skipped: bool = False
     """Whether the slot's next step ignores this draft worker, even if its tokens arrive before the step."""
-    reads_features: bool = False
+    needs_features: bool = False
     """Whether the draft worker has subscribed to features of the slot's committed tokens."""
 
     def arrived(self, root_len: int, arrived_s: float) -> None:
@@ -72,7 +72,7 @@ class DeliveredDrafts(SlotDrafter):
         arrived_s: monotonic time of the delivery, in seconds.
         """
         self.is_active = True
-        self.hit = bool(self.hit)
+        self.has_drafts = bool(self.has_drafts)
         starved_s = self.starved_since_s.pop(root_len, None)
         if starved_s is not None:
             self.eta_s = _mean(self.eta_s, max(0.0, arrived_s - starved_s))
@@ -88,8 +88,8 @@ class DeliveredDrafts(SlotDrafter):
         """
         self.is_refused = self.is_skipped = False
         self.buffer.num_wasted = 0
-        if self.hit is not None:
-            self.hit = has_drafts
+        if self.has_drafts is not None:
+            self.has_drafts = has_drafts
         if not has_drafts:
             self.starved_since_s[committed_len] = now
             if len(self.starved_since_s) > MAX_STARVED:
@@ -122,7 +122,7 @@ class Lease:
         """Draft worker whose ticket names the lease: the first of `drafts`."""
         return self.drafts[0]
 
-    def of_ticket(self, ticket: int) -> DeliveredDrafts:
+    def draft_of_ticket(self, ticket: int) -> DeliveredDrafts:
         """Return the draft worker that delivers under a ticket, which is one of the lease's."""
         return next(draft for draft in self.drafts if draft.ticket == ticket)
 
@@ -164,7 +164,7 @@ class Lease:
         return self.speculation.chain_len(self.max_drafts)
 
     @property
-    def num_named(self) -> int:
+    def num_required(self) -> int:
         """Number of draft tokens per step that the request fixes, limited to the slot's room. Meaningful only if the
         request fixes a number or a tree shape.
         """
@@ -179,7 +179,7 @@ class Lease:
         """
         if self.speculation.is_fixed:
             return self.max_chain
-        return source.shares.likely_len(self.max_chain)
+        return source.acceptance.likely_len(self.max_chain)
 
     @property
     def num_pending(self) -> int:
@@ -207,7 +207,9 @@ class Lease:
         several steps. now: monotonic time, in seconds.
         """
         slot = self.slot
-        return now - slot.asked_s < DORMANT_S or bool(self.is_running and slot.num_blocks and needs_prefill(slot))
+        return now - slot.last_request_s < DORMANT_S or bool(
+            self.is_running and slot.num_blocks and needs_prefill(slot)
+        )
 
     def begin_step(self, now: float) -> None:
         """Record that the slot is ready for its next step. now: monotonic time, in seconds."""

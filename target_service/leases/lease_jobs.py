@@ -100,7 +100,7 @@ class DraftOutcome(NamedTuple):
     """Number of accepted nodes among those that num_drafted counts."""
     is_verified: bool = False
     """Whether any node of this drafter was verified, even if all of them count for an earlier drafter."""
-    hit: bool | None = None
+    has_drafts: bool | None = None
     """Whether this draft worker's tokens were buffered when the slot became ready; None before its first delivery."""
     is_refused: bool = False
     """Whether a delivery of this draft worker broke a rule since the last verdict."""

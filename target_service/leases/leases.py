@@ -48,7 +48,7 @@ class Leases:
         """Bytes of all deliveries that were queued so far. Only the gRPC loop's thread writes it."""
         self._num_bytes_taken = 0
         """Bytes of all deliveries that were inserted or dropped so far. Only the engine thread writes it."""
-        self._shares: dict[tuple[Any, ...], RankAcceptance] = {}
+        self._acceptance: dict[tuple[Any, ...], RankAcceptance] = {}
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class Leases:
         """Return the lease of a slot; None if it has none."""
         return self._leases.get(key)
 
-    def of_ticket(self, ticket: int) -> Lease | None:
+    def lease_of_ticket(self, ticket: int) -> Lease | None:
         """Return the lease to which a ticket belongs; None if it has not begun, or has ended."""
         return self._by_ticket.get(ticket)
 
@@ -98,8 +98,8 @@ class Leases:
         speculation, own_drafters = self._opened[slot.key]
         drafts = list[DeliveredDrafts]()
         for index, (ticket, is_drafted) in enumerate(job.tickets):
-            shares = self._slot_shares(slot, index)
-            drafts.append(DeliveredDrafts(Drafter.MODEL, shares, ticket=ticket, is_active=is_drafted))
+            acceptance = self._slot_shares(slot, index)
+            drafts.append(DeliveredDrafts(Drafter.MODEL, acceptance, ticket=ticket, is_active=is_drafted))
         own_sources = dict[Drafter, SlotDrafter]()
         for drafter in own_drafters:
             if drafter.own is not None:
@@ -118,7 +118,9 @@ class Leases:
         if params.beams is not None:
             width = params.beams.width
         kind = (params.greedy, params.is_deterministic, round(params.lenience, 1), width, drafter)
-        return SlotAcceptance(self._shares.setdefault(kind, RankAcceptance()))  # slots that sample alike begin alike
+        return SlotAcceptance(
+            self._acceptance.setdefault(kind, RankAcceptance())
+        )  # slots that sample alike begin alike
 
     def extend(self, job: ExtendJob, now: float) -> None:
         """Move the end of a lease to a larger committed length. A job with the ticket of an older lease has no effect.
@@ -144,7 +146,7 @@ class Leases:
         self._delivered.append((nodes, time.monotonic()))
         return True
 
-    def take_delivered(self, *, in_step: bool = False) -> None:
+    def insert_deliveries(self, *, in_step: bool = False) -> None:
         """Insert the queued deliveries into the draft buffers of their tickets.
 
         in_step: whether they arrived during a step, which does not verify them. Then a delivery without a lease stays
@@ -163,7 +165,7 @@ class Leases:
         if lease is None:
             self._metrics.count_delivered("expired", len(nodes.ids))
             return
-        draft = lease.of_ticket(nodes.ticket)
+        draft = lease.draft_of_ticket(nodes.ticket)
         if lease.beams is not None:
             inserted = lease.beams.drafts.insert(nodes)
         else:
@@ -192,7 +194,7 @@ class Leases:
         lease = self._by_ticket.get(ticket)
         if lease is None:
             return
-        draft = lease.of_ticket(ticket)
+        draft = lease.draft_of_ticket(ticket)
         draft.is_refused = True
         draft.is_active = False
         slot_id = lease.slot.key[1]

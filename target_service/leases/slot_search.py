@@ -22,7 +22,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.speculation.beam import BeamLevel, BeamSearch
 from outrider.engine.speculation.beam_tree import BeamTree
-from outrider.engine.speculation.candidates import BudgetOffer
+from outrider.engine.speculation.candidates import BudgetItem
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.step_plan import Row
@@ -76,7 +76,7 @@ class Beams:
         self.drafts = make_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
         self._max_prefill_tokens = max_prefill_tokens
 
-    def offers(self, slot: Slot, shares: SlotAcceptance) -> list[BudgetOffer]:
+    def budget_items(self, slot: Slot, acceptance: SlotAcceptance) -> list[BudgetItem]:
         """Return the draft tokens that the next step might feed, in the order in which the budget takes them.
 
         The list is empty if the step only feeds a piece of the beams and decides nothing.
@@ -85,16 +85,16 @@ class Beams:
         if not is_last:
             return []
         num_cached = len(slot.cached) + _num_tail(slot) + len(nodes)
-        return self.drafts.offers(shares, slot.most_cached - num_cached)
+        return self.drafts.budget_items(acceptance, slot.max_cached_len - num_cached)
 
-    def pending_prob(self, slot: Slot, shares: SlotAcceptance) -> float | None:
+    def pending_prob(self, slot: Slot, acceptance: SlotAcceptance) -> float | None:
         """Return the acceptance probability of the next level of draft tokens to arrive; None if the step could not use
         it.
         """
         _, is_last = self._next_nodes(slot)
         if not is_last:
             return None
-        return self.drafts.pending_prob(shares)
+        return self.drafts.pending_prob(acceptance)
 
     def num_fed(self, slot: Slot) -> int:
         """Return the number of tokens that the slot's next step feeds besides draft tokens."""
@@ -110,7 +110,7 @@ class Beams:
             tree.forget_cache()  # the slot was preempted meanwhile
             slot.truncate(len(slot.committed))
         inner = tree.unfed(tree.inner())
-        nodes = [*inner, *tree.unfed(tree.live)]
+        nodes = [*inner, *tree.unfed(tree.active)]
         max_fed = max(0, self._max_prefill_tokens - _num_tail(slot))
         if not inner or len(nodes) <= max_fed:
             return nodes, True
@@ -119,7 +119,7 @@ class Beams:
     def feed(self, slot: Slot, num_drafts: int) -> SearchInput:
         """Return the slot's input to the next forward. Its tokens count as cached from here on.
 
-        num_drafts: number of `offers` to verify, from the first on. A step that decides nothing feeds none.
+        num_drafts: number of `budget_items` to verify, from the first on. A step that decides nothing feeds none.
 
             tail of 2 tokens, live beams a, b after the root, draft c after a: new_ids [t0, t1, a, b, c],
             parents [-1, 0, 1, 1, 2], logits of the last 3
@@ -137,7 +137,7 @@ class Beams:
             new_ids.append(tree.ids[node])
         num_logits = 0
         if is_last:
-            num_logits = len(tree.live) + len(drafts)
+            num_logits = len(tree.active) + len(drafts)
         row = Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents, source=slot.source)
         if tail:
             tree.feed(ROOT)
@@ -154,11 +154,11 @@ class Beams:
         """
         tree = self.tree
         search = self.search
-        live: list[int] = tree.live
-        rows = list(range(first_row, first_row + len(live)))
+        active: list[int] = tree.active
+        rows = list(range(first_row, first_row + len(active)))
         row_of: dict[int | None, int] = {}
         for node in fed.drafts:
-            row_of[node] = first_row + len(live) + len(row_of)
+            row_of[node] = first_row + len(active) + len(row_of)
         levels = list[BeamLevel]()
         while True:
             if not best.are_finite[rows].all():
@@ -169,14 +169,14 @@ class Beams:
             level = search.choose(best.ids[rows, :num], best.log_probs[rows, :num])
             search.apply(level)
             levels.append(level)
-            children = [tree.child(live[beam], token_id) for beam, token_id, _ in level.live]
+            children = [tree.child(active[beam], token_id) for beam, token_id, _ in level.active]
             if search.is_done or not row_of.keys() >= set(children):
                 return levels  # a live beam was not fed, so that nothing is known after it
-            live = []
+            active = []
             rows = []
             for child in children:
                 if child is not None:
-                    live.append(child)
+                    active.append(child)
                     rows.append(row_of[child])
 
     def advance(self, slot: Slot, fed: SearchInput, levels: Sequence[BeamLevel], runner: ModelRunner) -> int:
@@ -196,7 +196,7 @@ class Beams:
         runner.rebase(slot.table, start, keep)
         slot.commit_from(len(slot.committed), settled)
         slot.rebased(start, ids)
-        if ROOT in tree.live:  # the root is a live beam: the next step feeds it again for its logits
+        if ROOT in tree.active:  # the root is a live beam: the next step feeds it again for its logits
             tree.is_root_fed = False
             slot.reconcile()
         self.drafts.is_ended = False

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.sampling.acceptance import Noise, accept_block_one, accept_draw
-from outrider.engine.sampling.coupled import coupled_id, coupled_place
+from outrider.engine.sampling.coupled import coupled_id, coupled_index
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
 from outrider.engine.sampling.reported import reported
@@ -36,7 +36,7 @@ def decide(
 
         trees of 2 and 0 nodes: rows 0, 1, 2 are the first slot's, row 3 is the second's
     """
-    if not HostLogits.reads(logits):
+    if not HostLogits.is_on_host(logits):
         return decide_on_device(proposals, states, logits)
     host = HostLogits(logits)
     step = StepRows(proposals)
@@ -67,7 +67,7 @@ def _decide_slot(
     committed_len = len(proposal.slot.committed)
 
     def distribution_after(node: int) -> TokenDistribution:
-        return host.law(start + 1 + node, LogitRow(state, tree.prefix(node)))
+        return host.distribution(start + 1 + node, LogitRow(state, tree.prefix(node)))
 
     def greedy_id(node: int) -> int:
         draft_id = None
@@ -79,12 +79,12 @@ def _decide_slot(
     def matching_id(node: int) -> int:
         return coupled_id(distribution_after(node), params, committed_len + tree.depth(node))
 
-    def own_place(depth: int, weights: Weights, ids: Ids | None) -> int:
-        return coupled_place(weights, ids, params, committed_len + depth)
+    def own_index(depth: int, weights: Weights, ids: Ids | None) -> int:
+        return coupled_index(weights, ids, params, committed_len + depth)
 
     if not proposal.draws:
         return walk(tree, greedy_id if params.greedy else matching_id)
-    noise = Noise(uniforms, own_place)
+    noise = Noise(uniforms, own_index)
     if not is_block(proposal):
         return accept_by_draws(proposal, distribution_after, noise, params.lenience)
     drawn_from = list[TokenDistribution]()

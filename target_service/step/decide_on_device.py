@@ -80,9 +80,9 @@ class _DeviceStep:
         """Token after each row, [R] int64."""
         self._num_accepted = self._next_ids[:0]
         """Number of draft tokens that each block accepts, [B] int64."""
-        # draw_rows [1, 1, 4], draw_places [0, 1, 0]: two draws after row 1 and one after row 4, T = 2
-        draws = (step.draw_rows, step.draw_places)
-        self._draw_ids = np.zeros((len(logits), max(step.draw_places, default=-1) + 1), dtype=np.int64)
+        # draw_rows [1, 1, 4], draw_indices [0, 1, 0]: two draws after row 1 and one after row 4, T = 2
+        draws = (step.draw_rows, step.draw_indices)
+        self._draw_ids = np.zeros((len(logits), max(step.draw_indices, default=-1) + 1), dtype=np.int64)
         """Token of each draw after a row, [R, T]."""
         self._draw_ids[draws] = step.draw_ids
         self._uniforms = np.zeros(self._draw_ids.shape)
@@ -90,7 +90,7 @@ class _DeviceStep:
         self._uniforms[draws] = step.uniforms
         self._drawn_from: dict[tuple[int, int], TokenDistribution | None] = {}
         """Distribution of each draw, by row and place."""
-        for row, place, distribution in zip(step.draw_rows, step.draw_places, step.distributions, strict=True):
+        for row, place, distribution in zip(step.draw_rows, step.draw_indices, step.distributions, strict=True):
             self._drawn_from[row, place] = distribution
 
     def decide_rows(self) -> None:

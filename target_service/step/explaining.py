@@ -52,7 +52,7 @@ def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey,
         proposal = request.proposal
         decided = request.decided
         tree = proposal.tree
-        explanation = pb.Explanation(draft_us=_take_draft_us(proposal))
+        explanation = pb.Explanation(draft_us=_pop_draft_us(proposal))
         for node, (token_id, parent) in enumerate(zip(tree.ids, tree.parents, strict=True)):
             kind = _kind(proposal, node)
             explanation.draft.add(id=token_id, parent=parent, kind=kind, accepted=node in decided.path)
@@ -72,7 +72,7 @@ def _add_rejection(rejection: pb.Rejection, request: ExplainRequest, host: HostL
     if state.params.greedy:
         rejection.target.extend(_ranked(*host.ranked(index, row, NUM_BEST)))
     else:
-        rejection.target.extend(best_of(host.law(index, row)))
+        rejection.target.extend(best_of(host.distribution(index, row)))
     drawn_from = _drawn_from(proposal, last)
     if drawn_from is not None:
         rejection.draft_law.extend(best_of(drawn_from))
@@ -81,14 +81,14 @@ def _add_rejection(rejection: pb.Rejection, request: ExplainRequest, host: HostL
         rejection.draft_guesses.add(id=token_id)
 
 
-def best_of(law: TokenDistribution) -> list[pb.RankedToken]:
+def best_of(distribution: TokenDistribution) -> list[pb.RankedToken]:
     """Return the NUM_BEST likeliest ids of a distribution with their log-probs, best first; among equally likely ids,
     the lowest first.
     """
-    places = exactly_best(law.scores, min(NUM_BEST, law.scores.size))
-    places = places[np.argsort(-law.scores[places], kind="stable")]
-    ids = [law.id_of(int(place)) for place in places]
-    return _ranked(ids, law.probs()[places].tolist())
+    places = exactly_best(distribution.scores, min(NUM_BEST, distribution.scores.size))
+    places = places[np.argsort(-distribution.scores[places], kind="stable")]
+    ids = [distribution.id_of(int(place)) for place in places]
+    return _ranked(ids, distribution.probs()[places].tolist())
 
 
 def _ranked(ids: Sequence[int], probs: Sequence[float]) -> list[pb.RankedToken]:
@@ -133,13 +133,13 @@ def _proposed_after(proposal: Proposal, parent: int) -> Sequence[int]:
     return ()
 
 
-def _take_draft_us(proposal: Proposal) -> int | None:
+def _pop_draft_us(proposal: Proposal) -> int | None:
     # A delivery counts once: for the step that first verifies something of it.
     costs = list[int]()
     for source, ranks in proposal.sources.items():
         if isinstance(source, DeliveredDrafts):
             for node in ranks:
-                costs += source.buffer.take_cost_us(proposal.tree.prefix(node))
+                costs += source.buffer.pop_cost_us(proposal.tree.prefix(node))
     if not costs:
         return None
     return sum(costs)

@@ -68,7 +68,7 @@ def note_scores(pieces: Sequence[Chunk], logits: Tensor) -> list[Slot]:
     return failed
 
 
-def take_scores(slot: Slot) -> Sequence[tuple[Reported, int]]:
+def pop_scores(slot: Slot) -> Sequence[tuple[Reported, int]]:
     """Return the log-probs and ranks of a slot's prompt tokens, and remove them from the slot, since only its first
     verdict reports them.
     """

@@ -17,7 +17,7 @@ from target_service.features.features import Features
 from target_service.leases.lease import Lease
 from target_service.leases.lease_jobs import Fallback, Verdict
 from target_service.step.commit import commit_tokens, kinds_of
-from target_service.step.prompt_scores import take_scores
+from target_service.step.prompt_scores import pop_scores
 from target_service.step.step_rows import Decided
 from target_service.step.verdicts import StepClock, drafter_of, learn
 
@@ -55,8 +55,8 @@ def commit_sampled(
     tree = proposal.tree
     path = decided.path
     committed_len = len(slot.committed)
-    if proposal.rows_beside is not None and beside is not None:
-        own_drafts.read(slot, beside, path, proposal.rows_beside)
+    if proposal.extra_rows is not None and beside is not None:
+        own_drafts.read(slot, beside, path, proposal.extra_rows)
     kept = _keep_path(share, path, runner)
     num_output = committed_len - slot.num_prompt
     decided_ids = [*tree.prefix(decided.last), decided.next_id]
@@ -82,7 +82,7 @@ def commit_sampled(
         num_cached_tokens=slot.num_adopted or 0,
         num_foretold=sum(foretold),
         logprobs=decided.reported[:num_tokens],
-        prompt_logprobs=take_scores(slot),
+        prompt_logprobs=pop_scores(slot),
         explanation=explanation,
     )
 

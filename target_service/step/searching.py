@@ -52,18 +52,18 @@ def commit_search(
     if beams.search.is_done:
         slot.truncate(len(slot.committed))
         finish = Finish.LENGTH
-        if levels[-1].live:
+        if levels[-1].active:
             finish = Finish.STOP
         hypotheses = beams.search.hypotheses()
     else:
         metrics.count_delivered("pruned", beams.advance(slot, fed, levels, runner))
     metrics.count_delivered("verified", num_drafted)
-    beams.drafts.learn(draft.shares, fed.depth, num_accepted)
+    beams.drafts.learn(draft.acceptance, fed.depth, num_accepted)
     outcome = DraftOutcome(
         num_drafted=num_drafted,
         num_accepted=num_accepted,
         is_verified=num_drafted > 0,
-        hit=draft.hit,
+        has_drafts=draft.has_drafts,
         is_refused=draft.is_refused,
         num_wasted=draft.buffer.num_wasted,
     )

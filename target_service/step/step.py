@@ -42,7 +42,7 @@ from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import split_logits
 from target_service.drafting.slot_candidates import Candidates
 from target_service.features.features import Features
-from target_service.leases.hold import PendingDraft, note_missing, waits_alone
+from target_service.leases.hold import PendingDraft, note_missing, waiting_slots
 from target_service.leases.lease import Lease
 from target_service.leases.lease_jobs import Verdict
 from target_service.leases.leases import Leases
@@ -108,7 +108,7 @@ class Step:
         Returns whether there was anything to do. now: monotonic time, in seconds.
         """
         self._in_step = []
-        self._leases.take_delivered()
+        self._leases.insert_deliveries()
         running = self._leases.running()
         ready = [lease for lease in running if not needs_prefill(lease.slot)]
         self._in_step = ready
@@ -116,8 +116,8 @@ class Step:
         if not candidates and len(running) == len(ready) and self._held_until is not None:
             self._ended_s = None
             return False
-        shares, searches, turn = self._within_budget(candidates, running, now)
-        all_shares: list[SlotStep | SearchStep] = [*shares, *searches]
+        acceptance, searches, scheduled = self._within_budget(candidates, running, now)
+        all_shares: list[SlotStep | SearchStep] = [*acceptance, *searches]
         rows = list[Row]()
         num_step_tokens = 0
         num_decided = 0
@@ -126,12 +126,12 @@ class Step:
             num_step_tokens += share.row.num_new
             num_decided += share.row.num_logits
         num_all_tokens = num_step_tokens
-        for piece in turn.pieces:
+        for piece in scheduled.pieces:
             rows.append(piece.row)
             num_all_tokens += piece.num_tokens
         if not rows:
             self._ended_s = None
-            return turn.has_work
+            return scheduled.has_work
         started_s = time.monotonic()
         self._engine.flush()  # the last verdicts leave while this runs
         # [R, V] float32; 2 sampled slots with 3 and 1 rows, a search with 2 and a scored piece with 4: 0-3, 4-5, 6-9
@@ -140,19 +140,19 @@ class Step:
         for share in all_shares:
             share.lease.slot.fed(share.row.new_ids)
         times = StepClock(started_s, len(all_shares), num_all_tokens)
-        num_sampled = sum(share.row.num_logits for share in shares)
-        num_committed = self._decide(shares, logits[:num_sampled], times)
+        num_sampled = sum(share.row.num_logits for share in acceptance)
+        num_committed = self._decide(acceptance, logits[:num_sampled], times)
         num_committed += self._search(searches, logits[num_sampled:num_decided], times)
         if not num_decided and not searches:
             self._runner.forward_s()  # nothing else waits for pieces of prompts
-        for piece in turn.pieces:
+        for piece in scheduled.pieces:
             self._features.note_committed(piece.slot.key, piece.row, range(piece.row.num_new))
         self._features.send()
         seconds = time.monotonic() - started_s
-        self._scheduler.done(turn, num_step_tokens, seconds)
-        for slot in note_scores(turn.pieces, logits[num_decided:]):
+        self._scheduler.note_step(scheduled, num_step_tokens, seconds)
+        for slot in note_scores(scheduled.pieces, logits[num_decided:]):
             self._end(slot, "scoring the prompt failed: its logits are not finite")
-        if num_decided and not turn.pieces and all(search.row.num_logits for search in searches):
+        if num_decided and not scheduled.pieces and all(search.row.num_logits for search in searches):
             previous_s = now if self._ended_s is None else self._ended_s
             self._budget.note(num_step_tokens, num_committed, seconds, started_s - previous_s)
         self._ended_s = time.monotonic()
@@ -174,12 +174,12 @@ class Step:
             pending += self._drafting.pending(candidates[-1])
         awaited = self._budget.awaited(pending)
         self._held_until = self._budget.hold_until(awaited, now)
-        waiting = waits_alone(pending, now)
+        waiting = waiting_slots(pending, now)
         for lease in ready:
             if self._held_until is not None or lease.slot.key in waiting:
                 if lease.held_from_s is None:
                     lease.held_from_s = now
-                lease.slot.asked_s = now  # it is not dormant
+                lease.slot.last_request_s = now  # it is not dormant
         if self._held_until is not None:
             return []
         self._held_until = min(waiting.values(), default=None)
@@ -187,7 +187,7 @@ class Step:
         stepping = list[Candidates]()
         for found in candidates:
             if found.lease.slot.key not in waiting:
-                stepping.append(self._drafting.with_rows_beside(self._drafting.or_forced(found)))
+                stepping.append(self._drafting.add_extra_rows(self._drafting.or_forced(found)))
         return stepping
 
     # budget
@@ -208,50 +208,50 @@ class Step:
         for found, choice in zip(candidates, choices, strict=True):
             slot = found.lease.slot
             if choice is None:
-                slot.asked_s = now  # it is not dormant
+                slot.last_request_s = now  # it is not dormant
             else:
                 chosen[slot.key] = found, choice
                 requests[slot.key] = StepRequest(Need.STEP, found.num_after(choice))
         for lease in running:
             if lease.slot.key not in requests and needs_prefill(lease.slot):
                 requests[lease.slot.key] = StepRequest(Need.PREFILL, len(lease.slot.committed))
-        turn = self._scheduler.take(requests, now, feed_all=True)
-        self._pieces = turn.pieces
+        scheduled = self._scheduler.schedule(requests, now, feed_all=True)
+        self._pieces = scheduled.pieces
         self._in_step = []
-        shares = list[SlotStep]()
+        acceptance = list[SlotStep]()
         searches = list[SearchStep]()
-        for key in turn.running:
+        for key in scheduled.running:
             found, choice = chosen[key]
             lease = found.lease
             self._in_step.append(lease)
             if lease.beams is not None:
                 fed = lease.beams.feed(lease.slot, choice.num_drafts)
-                fallback = self._drafting.fallback(lease, len(fed.drafts), is_left_out=bool(lease.first.hit))
+                fallback = self._drafting.fallback(lease, len(fed.drafts), is_left_out=bool(lease.first.has_drafts))
                 searches.append(SearchStep(lease, lease.beams, fed, fed.row, fallback))
             else:
                 proposal = self._drafting.proposal(found, choice)
-                fallback = self._drafting.fallback(lease, len(proposal.tree), is_left_out=bool(found.offers))
-                shares.append(SlotStep(lease, proposal, proposal.row(), fallback))
-        return shares, searches, turn
+                fallback = self._drafting.fallback(lease, len(proposal.tree), is_left_out=bool(found.budget_items))
+                acceptance.append(SlotStep(lease, proposal, proposal.row(), fallback))
+        return acceptance, searches, scheduled
 
     # decide and commit
 
-    def _decide(self, shares: Sequence[SlotStep], logits: Tensor, times: StepClock) -> int:
+    def _decide(self, acceptance: Sequence[SlotStep], logits: Tensor, times: StepClock) -> int:
         """Decide the slots that sample, commit and answer; return the total number of tokens that they commit.
 
-        logits: [R, V] float32, the rows of `shares` in order.
+        logits: [R, V] float32, the rows of `acceptance` in order.
         """
-        if not shares:
+        if not acceptance:
             return 0
-        proposals = [share.proposal for share in shares]
-        states = [self._keeper.sampling_state(share.lease.slot) for share in shares]
+        proposals = [share.proposal for share in acceptance]
+        states = [self._keeper.sampling_state(share.lease.slot) for share in acceptance]
         own, beside = split_logits(proposals, logits)  # [sum(N_b + 1), V]; by slot [E, V]
         decisions = decide(proposals, states, own)
         times.forwarded_s = times.started_s + self._runner.forward_s()
         decided = list[tuple[SlotStep, Decided]]()
         explained = list[ExplainRequest]()
         end = 0
-        for share, state, decision in zip(shares, states, decisions, strict=True):
+        for share, state, decision in zip(acceptance, states, decisions, strict=True):
             slot = share.lease.slot
             start, end = end, end + len(share.proposal.tree) + 1
             if isinstance(decision, NonFiniteLogits):
@@ -269,7 +269,7 @@ class Step:
         if explained:
             explanations = explain(explained, own)
         times.decided_s = time.monotonic()
-        self._leases.take_delivered(in_step=True)
+        self._leases.insert_deliveries(in_step=True)
         num_committed = 0
         for share, sound in decided:
             key = share.lease.slot.key
@@ -295,7 +295,7 @@ class Step:
         """
         if not searches:
             return 0
-        self._leases.take_delivered(in_step=True)
+        self._leases.insert_deliveries(in_step=True)
         best = best_tokens(logits, max(search.beams.search.num_candidates for search in searches))
         times.forwarded_s = times.started_s + self._runner.forward_s()
         num_committed = end = 0
@@ -318,7 +318,7 @@ class Step:
 
     def _answer(self, lease: Lease, verdict: Verdict) -> None:
         now = time.monotonic()
-        lease.slot.asked_s = now
+        lease.slot.last_request_s = now
         lease.begin_step(now)
         if verdict.finish is not None:
             self._leases.finish(lease.slot.key)
@@ -354,4 +354,4 @@ class Step:
 
     def _end(self, slot: Slot, why: str) -> None:
         self._leases.end(slot.key, why, JobFault.INTERNAL)
-        slot.distrust()
+        slot.invalidate()

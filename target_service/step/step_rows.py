@@ -68,7 +68,7 @@ class StepRows:
     """Rows and draws of B proposals, as arrays.
 
     proposals with parents [-1, 0, 0] and [], the last two nodes drawn after node 0, committed lengths 10 and 7:
-    starts [0, 4, 5], positions [10, 11, 12, 12, 7], draw_starts [0, 2, 2], draw_rows [1, 1], draw_places [0, 1]
+    starts [0, 4, 5], positions [10, 11, 12, 12, 7], draw_starts [0, 2, 2], draw_rows [1, 1], draw_indices [0, 1]
     """
 
     def __init__(self, proposals: Sequence[Proposal]) -> None:
@@ -80,7 +80,7 @@ class StepRows:
         """Index of each proposal's first draw; the last entry is the number of all draws D, [B + 1]."""
         self.draw_rows: list[int] = []
         """For each draw, the row of the node that it follows, [D]."""
-        self.draw_places: list[int] = []
+        self.draw_indices: list[int] = []
         """For each draw, its place among the draws after the same node, [D]."""
         self.draw_ids: list[int] = []
         """Token id of each draw, [D]."""
@@ -100,7 +100,7 @@ class StepRows:
                 place = num_drawn.get(parent, 0)
                 num_drawn[parent] = place + 1
                 self.draw_rows.append(start + 1 + parent)
-                self.draw_places.append(place)
+                self.draw_indices.append(place)
                 self.draw_ids.append(proposal.tree.ids[draw.node])
                 self.distributions.append(draw.distribution)
                 params.append(proposal.slot.params)
@@ -114,8 +114,8 @@ class StepRows:
         of them."""
         if params:
             places = None
-            if any(self.draw_places):
-                places = self.draw_places
+            if any(self.draw_indices):
+                places = self.draw_indices
             (self.uniforms,) = host_slot_uniforms(params, rounds, positions, [NoiseStream.ACCEPT], places)
 
 

@@ -63,31 +63,31 @@ def learn(
     worker and, last, that of the target's own drafter.
     """
     for is_right in foretold:
-        lease.own_drafters[Drafter.PREDICTION].shares.note(0 if is_right else None)
+        lease.own_drafters[Drafter.PREDICTION].acceptance.note(0 if is_right else None)
     verified = proposal.drafted_by
     _note_tested(lease, proposal, path[:num_tokens])
-    rows = proposal.rows_beside
+    rows = proposal.extra_rows
     if rows is not None and not any(source.drafter is rows.drafter for source in verified):
-        lease.own_drafters[rows.drafter].shares.note(None)  # its rows cost time, and brought nothing to this step
+        lease.own_drafters[rows.drafter].acceptance.note(None)  # its rows cost time, and brought nothing to this step
     for own in lease.own_drafters.values():
         if own not in verified:
-            own.shares.forget()
+            own.acceptance.forget()
     delivered = set[int]()
     found = list[DraftOutcome]()
     for draft in lease.drafts:
         is_verified = draft in verified
         if not is_verified:
-            draft.shares.forget()
+            draft.acceptance.forget()
         _advance_buffer(lease, draft, num_tokens, metrics)
         if lease.slot.params.is_deterministic and is_verified and len(path) > num_tokens:
-            draft.shares.note(None)  # behind the end of the output nothing was accepted
+            draft.acceptance.note(None)  # behind the end of the output nothing was accepted
         nodes = proposal.sources.get(draft, {}).keys() - delivered
         delivered |= nodes
         outcome = DraftOutcome(
             num_drafted=len(nodes),
             num_accepted=len(nodes.intersection(path)),
             is_verified=is_verified,
-            hit=draft.hit,
+            has_drafts=draft.has_drafts,
             is_refused=draft.is_refused,
             num_wasted=draft.buffer.num_wasted,
         )
@@ -106,13 +106,13 @@ def _note_tested(lease: Lease, proposal: Proposal, path: Sequence[int]) -> None:
             continue  # a prediction is noted by its own count of hits
         if determined and isinstance(source, DeliveredDrafts):
             continue  # every node of a matched delivery is noted when its buffer advances
-        source.shares.note(rank)
+        source.acceptance.note(rank)
 
 
 def _advance_buffer(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metrics: WorkerMetrics) -> None:
     note = None
     if lease.slot.params.is_deterministic:
-        note = draft.shares.note
+        note = draft.acceptance.note
     committed = lease.slot.committed
     committed_len = len(committed) - num_tokens
     num_dropped, num_late = draft.buffer.advance(committed[committed_len:], committed_len, note)

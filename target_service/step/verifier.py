@@ -80,7 +80,7 @@ class Verifier:
                 raise TypeError(f"unknown job {job!r}")
 
     def _open(self, job: OpenJob) -> None:
-        refused = self._own_drafts.refuses(job.drafter)
+        refused = self._own_drafts.refusal(job.drafter)
         if job.params.beams is not None and self._runner.tree_refusal is not None:
             why = f"use_beam_search is true, and this target runs no token trees: {self._runner.tree_refusal}"
             refused = JobError(JobFault.INVALID, f"{why}; leave it out, or start the target on another attention_path")
@@ -129,7 +129,7 @@ class Verifier:
         self._own_drafts.commit(slot, num_same)
         self._features.cut(key, num_same)
         self._leases.begin(job, slot, beams)
-        self._features.begun(ticket for ticket, _ in job.tickets)
+        self._features.begin_leases(ticket for ticket, _ in job.tickets)
 
     def _beams_of(self, slot: Slot, job: VerifyJob) -> Beams | None:
         if slot.params.beams is None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from outrider.engine.heads.opening import Projection, ProjectionSpec, digest_of
+from outrider.engine.heads.projection import Projection, ProjectionSpec, digest_of
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
@@ -22,7 +22,7 @@ VOCAB = 320
 SENTINEL = 77_777
 """Slot, or id, of the valid request at the end of each stream."""
 HEAD = Projection(ProjectionSpec((0, 2), 4), {"fc": torch.ones(4, 2 * 32)}).to_bytes()
-"""An opening map that the fuzzed target can run."""
+"""A projection that the fuzzed target can run."""
 HEAD_DIGEST = digest_of(HEAD)
 LAST_DIGEST = b"last"
 """Of no head: it is refused."""

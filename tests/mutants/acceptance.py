@@ -73,7 +73,7 @@ ACCEPTANCE = (
     ),
     Mutant(
         "target_service:_decide_slot",
-        argument("coupled_place", 3, to="_0"),
+        argument("coupled_index", 3, to="_0"),
         "the numbers that draw a bonus token are looked at again, at another position",
         DECIDED,
     ),

@@ -21,7 +21,9 @@ TREE, BUFFER, DRAFTING = (
 )
 GROWTH = tuple(f"tests/unit/outrider/engine/speculation/test_{name}.py" for name in ("growth", "draft_tree", "drawing"))
 BUFFERED = ("tests/unit/target_service/leases/test_draft_buffer.py",)
-BLIND = ("tests/unit/outrider/engine/speculation/test_growth.py::test_under_rejection_growth_knows_no_values",)
+BLIND = (
+    "tests/unit/outrider/engine/speculation/test_growth.py::test_under_rejection_growth_does_not_depend_on_values",
+)
 TIMES, STEPS = ("tests/unit/target_service/leases/test_lease.py",), ("tests/unit/target_service/step/test_step.py",)
 BY_ACCEPTANCE = (
     "max(_0, key=lambda each: __import__('outrider.engine.sampling.noise', fromlist=['x']).host_slot_uniforms("
@@ -38,7 +40,7 @@ TIMED = ("tests/law/test_law.py::TestADraftWhoseTimesDependOnItsTokens::test_the
 DELIVERIES = (
     Mutant(
         f"{TREE}.add_child",
-        argument("share", 0, to="token_id % 2"),
+        argument("prob", 0, "acceptance", to="token_id % 2"),
         "what is drawn decides by its value what is verified",
         BLIND,
     ),
@@ -48,7 +50,9 @@ DELIVERIES = (
         "a branch is drawn with the trunk's numbers, at which block verification has looked",
         GROWTH,
     ),
-    Mutant(f"{TREE}.go_on", always("_goes_on"), "a chain that is over is not followed by another", GROWTH),
+    Mutant(
+        f"{TREE}.commit_decided", always("_can_continue"), "a chain that is over is not followed by another", GROWTH
+    ),
     Mutant(
         f"{TREE}.number_keys",
         call("range", to="[0] * _0"),
@@ -81,7 +85,7 @@ DELIVERIES = (
     ),
     Mutant(
         "target_service:Candidates.num_expected",
-        call("sum", to="sum(offer.prob for offer in self.offers if offer.nodes)"),
+        call("sum", to="sum(item.prob for item in self.budget_items if item.nodes)"),
         "a chain that ended early, for what was sampled, promises less than one that did not",
         UNIONS,
     ),
@@ -194,7 +198,7 @@ DELIVERIES = (
         UNIONS,
     ),
     Mutant(
-        "outrider.engine.speculation:CandidateTree.offers",
+        "outrider.engine.speculation:CandidateTree.budget_items",
         read("max_len", to="0"),
         "how long the chain is that one source drew decides what is verified, of it and of others",
         UNIONS,

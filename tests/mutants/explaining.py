@@ -36,7 +36,7 @@ EXPLAINING = (
         SERVED,
     ),
     Mutant(
-        "target_service:DraftBuffer.take_cost_us",
+        "target_service:DraftBuffer.pop_cost_us",
         drop("us", "0"),
         "what a delivery took is told of every step that verifies a part of it",
         LAWS,

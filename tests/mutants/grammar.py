@@ -29,10 +29,12 @@ GRAMMAR = (
         "outrider.engine.speculation:_draw",
         call("copy", to="np.maximum(_self, 0.1)"),
         "a draft draws what the grammar forbids, and ships its law as masked: the mask is on the target alone",
-        ("tests/unit/outrider/engine/speculation/test_growing_tree.py::TestExactLaw::test_laws_that_a_grammar_masks",),
+        (
+            "tests/unit/outrider/engine/speculation/test_growing_tree.py::TestExactLaw::test_distributions_that_a_grammar_masks",
+        ),
     ),
     Mutant(
-        f"{SAMPLING}:HostLogits.law",
+        f"{SAMPLING}:HostLogits.distribution",
         statement(
             "distribution_of",
             to="law = distribution_of(self._rows[index], row.state.params)\n"
@@ -41,7 +43,7 @@ GRAMMAR = (
             "return TokenDistribution(law.vocab_size, np.where(kept, law.scores, np.float32(-np.inf)), law.ids)",
         ),
         "the mask comes after top-k and top-p, which keep what the grammar forbids",
-        (f"{OWN}::TestMasks::test_a_law_is_cut_once_it_is_masked",),
+        (f"{OWN}::TestMasks::test_a_distribution_is_cut_once_it_is_masked",),
     ),
     Mutant(
         "target_service:_decide_slot",

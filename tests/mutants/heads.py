@@ -49,7 +49,7 @@ HEADS = (
     ),
     Mutant(
         f"{HEADS_ROOM}.eagle3:_open",
-        argument("Eagle3Config", "carries_normed", to="False"),
+        argument("Eagle3Config", "is_carry_normed", to="False"),
         "speculators' norm_output is taken for SpecForge's, and 3.1 drafts worse from the second token on",
         EAGLE3_TESTS,
     ),
@@ -67,13 +67,13 @@ HEADS = (
     ),
     Mutant(
         f"{HEADS_ROOM}:HeadNetwork.forward",
-        never("carries_normed"),
+        never("is_carry_normed"),
         "3.1 drafts worse from the second token on",
         EAGLE3_TESTS,
     ),
     Mutant(
         f"{HEADS_ROOM}:HeadNetwork.forward",
-        always("reads_normed"),
+        always("is_lm_head_normed"),
         "heads without a last norm draft worse",
         EAGLE3_TESTS,
     ),
@@ -117,7 +117,7 @@ HEADS = (
         f"{HEADS_ROOM}:Projection.exact",
         never("each"),
         "3.1's norms of the taps are taken for one of all",
-        ("tests/unit/outrider/engine/heads/test_opening.py",),
+        ("tests/unit/outrider/engine/heads/test_projection.py",),
     ),
     Mutant(
         f"{HEADS_ROOM}:HeadNetwork.mapped",

@@ -19,7 +19,7 @@ PROMPTS = (
         (*UNIT, *TARGET),
     ),
     Mutant(
-        "outrider.engine.worker:Slot.most_narrow",
+        "outrider.engine.worker:Slot.max_narrow_tokens",
         never(),
         "the end of a prompt rides along in its first step, unscored",
         (*UNIT, *TARGET),

@@ -77,7 +77,7 @@ SAMPLING = (
         HOST,
     ),
     Mutant(
-        f"{SAMPLING_ROOM}:draw_place",
+        f"{SAMPLING_ROOM}:draw_index",
         drop("-="),
         "of a long row mostly the last token of a chunk is drawn",
         HOST,

@@ -64,12 +64,12 @@ TRANSLATIONS = (
     ),
     Mutant(
         "draft_service:ModelDrafter.keep_fed",
-        always("is_told"),
+        always("is_cache_committed"),
         "guesses below tokens that the draft writes otherwise go on from a text that it does not have",
         ENGINE,
     ),
     Mutant(
-        f"{SLOT}.most_depth",
+        f"{SLOT}.max_depth",
         always(),
         "the draft guesses what follows half a character without knowing it",
         ENGINE,

@@ -43,12 +43,12 @@ TRUNCATION = (
     ),
     Mutant(
         f"{ENGINE}:OpenSlots.open",
-        call("make_way", to="_self"),
+        call("free_for_successor", to="_self"),
         "the blocks of a slot that is opened again are lost",
         (SLOTS,),
     ),
     Mutant(
-        f"{SLOT}.distrust",
+        f"{SLOT}.invalidate",
         drop("withdraw"),
         "later prompts adopt a cache that a broken forward wrote",
         (SLOTS,),

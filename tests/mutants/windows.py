@@ -25,13 +25,13 @@ WINDOWS = (
         UNIT,
     ),
     Mutant(
-        f"{LOOKAHEAD}.rows_beside",
+        f"{LOOKAHEAD}.extra_rows",
         operation("-", "window", to="_ + 1", nth=(2, 2)),
         "columns hang one off, and nothing of what they bring comes true",
         UNIT,
     ),
     Mutant(
-        f"{LOOKAHEAD}.rows_beside",
+        f"{LOOKAHEAD}.extra_rows",
         call("range", to="range(_1 - _0)"),
         "windows hang under the step's drafts",
         (*UNIT, *STEPS),
@@ -43,13 +43,13 @@ WINDOWS = (
         PASS_TESTS,
     ),
     Mutant(
-        f"{PASS}.rows_beside",
+        f"{PASS}.extra_rows",
         statement("parents", "+", to="pass"),
         "look-ahead ids hang side by side, and say what each says alone",
         PASS_TESTS,
     ),
     Mutant(
-        "outrider.training:LookaheadEmbeddings.guesses",
+        "outrider.training:LookaheadEmbeddings.draft_logits",
         operation("+", "1", to="_0"),
         "look-ahead embeddings are trained to say the token that they stand for",
         ("tests/unit/outrider/training/test_pass_embeddings.py",),
@@ -68,13 +68,13 @@ WINDOWS = (
     ),
     Mutant(
         "target_service:Candidates.demand",
-        drop("+=", "offers"),
+        drop("+=", "budget_items"),
         "windows are fed that do not pay for the drafts that they bring",
         MERGED,
     ),
     Mutant(
         "target_service:DraftChooser.proposal",
-        call("_rows_beside", to="found.rows_beside"),
+        call("_extra_rows", to="found.extra_rows"),
         "beside fewer drafts than there were, ids hang under other ids than their own",
         MERGED,
     ),

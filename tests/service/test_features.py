@@ -12,13 +12,13 @@ import grpc.aio
 import numpy as np
 import pytest
 import torch
+from outrider.engine.heads.projection import Projection, ProjectionSpec
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from draft_service.jobs import FeatureBits, FeaturesJob, FeaturesRequest
 from draft_service.targets.deliveries import Deliverer
 from draft_service.targets.registration import HeadOffer
-from outrider.engine.heads.opening import Projection, ProjectionSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair
@@ -57,7 +57,7 @@ def model(target_folder: str) -> UncachedModel:
     return UncachedModel(AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval())
 
 
-def opening(taps: Sequence[int] = TAPS, hidden: int = HIDDEN, seed: int = 0) -> Projection:
+def projection(taps: Sequence[int] = TAPS, hidden: int = HIDDEN, seed: int = 0) -> Projection:
     spec, generator = ProjectionSpec(tuple(taps), WIDTH, "each"), torch.Generator().manual_seed(seed)
     return Projection(spec, {name: torch.randn(of, generator=generator) for name, of in spec.shapes(hidden).items()})
 
@@ -72,7 +72,7 @@ class Draft:
     def __init__(self, client: ControlClient, process: Process, made: Projection) -> None:
         self.client = client
         self.address = process.address
-        self.opening = made
+        self.projection = made
         self.rows: dict[tuple[int, int], FeatureBits] = {}
         """By ticket and position, the last that came."""
         self.num_rows = 0
@@ -81,14 +81,14 @@ class Draft:
 
     def _take(self, job: FeaturesJob) -> None:
         assert job.target_epoch == self.client.epoch
-        job.taken()
+        job.on_stored()
         self.num_rows += len(job.rows)
         for position, row in enumerate(job.rows, job.start):
             self.rows[job.ticket, position] = row
         self._changed.set()
 
     def request(self, ticket: int, start: int = 0) -> None:
-        self.deliverer.request_rows(self.address, self.client.epoch, FeaturesRequest(ticket, start, 1))
+        self.deliverer.request_features(self.address, self.client.epoch, FeaturesRequest(ticket, start, 1))
 
     async def pair(self) -> None:
         await self.deliverer.register(self.address, self.client.epoch)
@@ -106,12 +106,12 @@ class Draft:
 
     def expected(self, model: UncachedModel, ids: Sequence[int]) -> Tensor:
         """[T, WIDTH] of a text, by transformers."""
-        return self.opening(model.hidden_states(ids)[:, list(self.opening.spec.taps)]).float()
+        return self.projection(model.hidden_states(ids)[:, list(self.projection.spec.taps)]).float()
 
 
 @asynccontextmanager
 async def draft_of(client: ControlClient, process: Process, made: Projection | None = None) -> AsyncIterator[Draft]:
-    draft = Draft(client, process, opening() if made is None else made)
+    draft = Draft(client, process, projection() if made is None else made)
     yield draft
     await draft.deliverer.close()
 
@@ -157,7 +157,10 @@ async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
 
 @pytest.mark.parametrize(
     ("made", "why"),
-    [(opening(hidden=HIDDEN + 2), "another target's head"), (opening((0, LAYERS + 1)), f"taps \\[0, {LAYERS + 1}\\]")],
+    [
+        (projection(hidden=HIDDEN + 2), "another target's head"),
+        (projection((0, LAYERS + 1)), f"taps \\[0, {LAYERS + 1}\\]"),
+    ],
     ids=["width", "layers"],
 )
 async def test_a_head_of_another_target_makes_no_pair(

@@ -57,7 +57,7 @@ def _no_width(text: PreTrainedConfig) -> int:
 class LayerMemory:
     """What the layers of one type keep between steps, and what follows from it for the rows of a forward."""
 
-    keeps: str
+    kept_states: str
     """What is kept, as the object of "keep" in messages."""
     width: Width = _attention_width
     """Function that returns roughly how many numbers a layer keeps for a token. A path's storages have the exact number
@@ -65,7 +65,7 @@ class LayerMemory:
     is_per_token: bool = True
     """Whether everything that is kept lies in the pool's blocks, token by token, so that a layer is rolled back by
     truncating the block table. False = it is a state of the whole sequence, which is not served."""
-    packs_rows: bool = True
+    is_packable: bool = True
     """Whether tokens of several sequences may lie in one line, in which `paged` feeds them."""
     has_columns_as_positions: bool = False
     """Whether the class takes a token's column for its position, so that rows of a forward must have equal length."""
@@ -84,7 +84,7 @@ _CONVOLUTION_TREES = "a short convolution reads the tokens of the columns before
 _HYBRID = LayerMemory(
     "keys and values, and the inputs of short convolutions",
     _hybrid_width,
-    packs_rows=False,
+    is_packable=False,
     has_columns_as_positions=True,
     tree_refusal=_CONVOLUTION_TREES,
     cache_method="update_conv_state",
@@ -100,14 +100,14 @@ KINDS: Mapping[str, LayerMemory] = {
     "indexed_attention": LayerMemory(
         "keys and values (or latents), and the keys of a sparse indexer",
         _indexed_width,
-        packs_rows=False,
+        is_packable=False,
         cache_method="update_indexer",
         test_limits={"index_topk": 16},
     ),
     "minimax_m3_sparse": LayerMemory(
         "keys and values, and the keys of an indexer that selects blocks",
         _indexed_width,
-        packs_rows=False,
+        is_packable=False,
         has_columns_as_positions=True,
         tree_refusal="its indexer selects blocks of columns, which in a tree are no positions",
         test_limits={"block_size": 4, "topk_blocks": 4},
@@ -115,7 +115,7 @@ KINDS: Mapping[str, LayerMemory] = {
     "conv": LayerMemory(
         "the inputs of a short convolution",
         _hidden_width,
-        packs_rows=False,
+        is_packable=False,
         tree_refusal=_CONVOLUTION_TREES,
         cache_method="update_conv_state",
     ),
@@ -193,7 +193,7 @@ def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
                 "another model"
             )
         if not kind.is_per_token:
-            return f"keeps {kind.keeps} ({name} layers); use a model of attention or short convolutions alone"
+            return f"keeps {kind.kept_states} ({name} layers); use a model of attention or short convolutions alone"
         if kind.cache_method is not None and not hasattr(Cache, kind.cache_method):
             return f"has {name} layers, for which transformers {version} has no cache; install a newer transformers"
     if is_stateful:
@@ -209,8 +209,8 @@ def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
 def packing_refusal(types: Sequence[str]) -> str | None:
     """Return the reason why tokens of several sequences cannot lie in one line; None if they can."""
     for name, kind in memories(types).items():
-        if not kind.packs_rows:
-            return f"its {name} layers keep {kind.keeps}, which needs each sequence in a row of its own"
+        if not kind.is_packable:
+            return f"its {name} layers keep {kind.kept_states}, which needs each sequence in a row of its own"
     return None
 
 

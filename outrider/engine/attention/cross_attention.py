@@ -160,7 +160,7 @@ class CrossAttention:
         self._distances = DecoderDistances(self._decoder)
 
     @property
-    def takes_positions(self) -> bool:
+    def needs_positions(self) -> bool:
         """Whether the positions of the decoder's tokens, or their distances, are taken from the rows."""
         return self._sets_positions and (self._positions.is_supported or self._distances.is_supported)
 

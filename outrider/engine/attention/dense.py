@@ -54,13 +54,13 @@ class Tree(Protocol):
 class TreeMasks:
     """Builder of a model's attention masks for token trees, one mask for each type of layer."""
 
-    def __init__(self, config: PreTrainedConfig, *, takes_positions: bool) -> None:
+    def __init__(self, config: PreTrainedConfig, *, needs_positions: bool) -> None:
         """Read the window and the chunk size of each type of layer from `config`, the text model's configuration.
 
-        takes_positions: whether the model takes position ids; False = it counts columns (ALiBi).
+        needs_positions: whether the model takes position ids; False = it counts columns (ALiBi).
         """
         self._model_type = config.model_type
-        self._takes_positions = takes_positions
+        self._needs_positions = needs_positions
         kinds = declared(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
         self._limits = {kind: layer_limits(config, index) for index, kind in enumerate(kinds)}
 
@@ -73,7 +73,7 @@ class TreeMasks:
         lowest number. Returns one mask, or one for each type of layer if the model has several. Raises
         NotImplementedError, at the self-test, for a model that takes columns for positions.
         """
-        if not self._takes_positions:
+        if not self._needs_positions:
             raise NotImplementedError(f"{self._model_type} takes no positions")
         if self._model_type in OWN_WINDOWS:
             raise NotImplementedError(f"the modules of {self._model_type} count their windows by columns")
@@ -227,7 +227,7 @@ class DensePath:
         self._vocab_size = vocab_size
         self._num_ids = num_ids
         parameters = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in parameters and not counts_columns
+        self._needs_positions = "position_ids" in parameters and not counts_columns
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._num_layers = num_decoder_layers(model.config)
         kinds = memories(layer_types(model.config)).values()
@@ -235,12 +235,12 @@ class DensePath:
         has_temperature = bool(getattr(text_config, "attn_temperature_tuning", False))  # Llama 4's counts columns
         has_columns = any(kind.has_columns_as_positions for kind in kinds)
         self._has_equal_rows = has_temperature or has_columns or counts_columns
-        takes_positions = self._takes_positions
+        needs_positions = self._needs_positions
         self._across: CrossAttention | None = None
         if model.config.is_encoder_decoder:
             self._across = CrossAttention(model, sets_positions=not counts_columns)
-            takes_positions = takes_positions or self._across.takes_positions
-        self._masks = TreeMasks(text_config, takes_positions=takes_positions and not has_temperature)
+            needs_positions = needs_positions or self._across.needs_positions
+        self._masks = TreeMasks(text_config, needs_positions=needs_positions and not has_temperature)
         self._cache: BlockCache | None = None
         self._taps = ModuleTaps(model)
         self.features = torch.empty(0)
@@ -280,7 +280,7 @@ class DensePath:
         features: list[Tensor] = [torch.empty(0, device=device)] * len(rows)
         for group in groups:
             logits = self._forward_one([rows[index] for index in group])  # [B, M, V]
-            tapped = self._taps.take()  # [B, q, taps, H]
+            tapped = self._taps.pop()  # [B, q, taps, H]
             for b, index in enumerate(group):
                 parts[index] = logits[b, logits.shape[1] - rows[index].num_logits :]  # [num_logits, V]
                 if tapped is not None:
@@ -304,7 +304,7 @@ class DensePath:
             arguments["attention_mask"] = self._masks.of(
                 rows, plan.num_queries, plan.kv_len, self._model.dtype, self._model.device
             )
-        if self._takes_positions:
+        if self._needs_positions:
             arguments["position_ids"] = plan.position_ids
         if self._takes_logits_to_keep:
             arguments["logits_to_keep"] = num_kept

@@ -51,7 +51,7 @@ class ModuleTaps:
         self._hooks = [self._add_hook(tap) for tap in dict.fromkeys(taps)]
         self._states.clear()
 
-    def take(self) -> Tensor | None:
+    def pop(self) -> Tensor | None:
         """Return the tapped hidden states of the last forward, [B, q, taps, hidden], and drop them; None if there are
         no taps.
         """

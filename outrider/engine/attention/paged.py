@@ -92,7 +92,7 @@ class PagedPath:
         if not rows:
             self.features = self.features[:0]
             return torch.empty(0, self._vocab_size, device=self._model.device)
-        plan = PagedPlan.build(rows, self._model.device, self._num_ids, gathers=self._cache.gathers)
+        plan = PagedPlan.build(rows, self._model.device, self._num_ids, needs_gather=self._cache.needs_gather)
         logits, features = self.run(plan)
         if features is not None:
             self.features = features
@@ -105,7 +105,7 @@ class PagedPath:
         logits: Tensor = self.outputs(plan).logits[0]  # [N, V], or [T, V] of a class that computes all
         if not self._takes_logits_to_keep:
             logits = logits.index_select(0, plan.logits_at)
-        features = self._taps.take()  # [1, T, taps, H]
+        features = self._taps.pop()  # [1, T, taps, H]
         if features is not None:
             features = features[0]
         return logits[: plan.logits_at.shape[0]].float(), features

@@ -34,14 +34,14 @@ class PagedLayer(BlockLayer):
     attention function reads the blocks itself.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, gathers: bool) -> None:
-        """gathers: whether `update` returns the states of all rows' tokens, cached and new, in one line, [1, H, S, D],
-        instead.
+    def __init__(self, num_blocks: int, block_size: int, needs_gather: bool) -> None:
+        """needs_gather: whether `update` returns the states of all rows' tokens, cached and new, in one line, [1, H, S,
+        D], instead.
         """
         super().__init__(num_blocks, block_size)
         self.returned_keys: Tensor | None = None
         """Keys that `update` returned last. If the attention function gets other keys, the model has changed them."""
-        self._gathers = gathers
+        self._needs_gather = needs_gather
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the new keys and values, [1, H, T, D] each. Return the keys and values that the model passes on to the
@@ -51,12 +51,12 @@ class PagedLayer(BlockLayer):
         return self.returned_keys, values
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write states [1, H, T, D] into a storage. Return them; with `gathers`, those of all rows' tokens, [1, H, S,
-        D].
+        """Write states [1, H, T, D] into a storage. Return them; with `needs_gather`, those of all rows' tokens, [1, H,
+        S, D].
         """
         flat = storage.flatten(0, 1)  # [tokens, H, D], a view
         flat.index_copy_(0, self.plan.write_to, states[0].transpose(0, 1))
-        if not self._gathers:
+        if not self._needs_gather:
             return states
         return flat.index_select(0, self.plan.gather).transpose(0, 1).unsqueeze(0)
 
@@ -78,11 +78,11 @@ class PagedCache(BlockCache):
         config: the text model's configuration. attention: the attention backend. num_blocks: number of blocks without
         the trash block. block_size: number of tokens in a block.
         """
-        self.gathers = getattr(config, "kv_lora_rank", None) is not None
+        self.needs_gather = getattr(config, "kv_lora_rank", None) is not None
         """Whether layers return the states of all rows' tokens, for latent attention (MLA), which computes keys from
         the cached latents. Otherwise they return those of the new tokens."""
         num_layers = config.num_hidden_layers
-        super().__init__(layers=[PagedLayer(num_blocks, block_size, self.gathers) for _ in range(num_layers)])
+        super().__init__(layers=[PagedLayer(num_blocks, block_size, self.needs_gather) for _ in range(num_layers)])
         self._attention = attention
         self._limits = [layer_limits(config, index) for index in range(num_layers)]
 
@@ -122,7 +122,7 @@ class PagedCache(BlockCache):
         layer = self.layers[index]
         options = self._options(index, query, arguments)
         queries = query[0].transpose(0, 1)  # [T, Hq, D]
-        if self.gathers:
+        if self.needs_gather:
             keys = key[0].transpose(0, 1)  # [S, Hkv, D]
             values = value[0].transpose(0, 1)  # [S, Hkv, Dv]
             return self._attention.attend_gathered(queries, keys, values, layer.plan, options).unsqueeze(0)

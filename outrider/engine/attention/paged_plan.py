@@ -68,7 +68,7 @@ class PagedPlan:
     int64."""
     gather: Tensor | None
     """Storage indices of the keys of all rows, concatenated, [S] int64; None if `build` was called without
-    `gathers`."""
+    `needs_gather`."""
     max_q: int
     """Largest number of new tokens of a row."""
     max_kv: int
@@ -84,9 +84,11 @@ class PagedPlan:
         return self.input_ids.shape[1]
 
     @classmethod
-    def build(cls, rows: Sequence[Row], device: torch.device, vocab_size: int, *, gathers: bool = False) -> PagedPlan:
-        """Return the plan of a forward over at least one row; the rows' block tables are reserved. gathers: whether
-        `gather` is made, too.
+    def build(
+        cls, rows: Sequence[Row], device: torch.device, vocab_size: int, *, needs_gather: bool = False
+    ) -> PagedPlan:
+        """Return the plan of a forward over at least one row; the rows' block tables are reserved. needs_gather:
+        whether `gather` is made, too.
 
         Raises InvalidRequest for a token id outside the vocabulary: on a GPU it would end the process.
         """
@@ -99,7 +101,7 @@ class PagedPlan:
         table = _block_table(packed)  # [B, max_blocks]
         block_size = rows[0].table.block_size
         arrays = [ids, positions, _storage_indices(table, num_new, tokens, block_size), _logit_indices(rows)]
-        if gathers:
+        if needs_gather:
             keys = np.concatenate([np.arange(kv_len) for kv_len in kv_lens])  # [S], indices in the rows
             arrays.append(_storage_indices(table, kv_lens, keys, block_size))
         arrays += [_cumulative(num_new), kv_lens.astype(np.int32), _cumulative(kv_lens), table]
@@ -107,7 +109,7 @@ class PagedPlan:
         ids_t, positions_t, write_to, logits_at = tensors[:4]
         cu_seq_q, kv_lens_t, cu_seq_kv, block_table = tensors[-4:]
         gather = None
-        if gathers:
+        if needs_gather:
             gather = tensors[4]
         return cls(
             input_ids=ids_t[None],

@@ -40,13 +40,13 @@ class Keys:
                 found = value
         return found
 
-    def number(self, *names: str, least: int, most: int = MAX_NUMBER) -> int:
+    def number(self, *names: str, min_value: int, max_value: int = MAX_NUMBER) -> int:
         """Return the value of the key with one of these names. Raises `ConfigError` unless it is a whole number from
-        `least` to `most`.
+        `min_value` to `max_value`.
         """
         value = self.get(*names)
-        if type(value) is not int or not least <= value <= most:
-            what = f"is {value!r}, must be a whole number from {least} to {most}; correct its config.json"
+        if type(value) is not int or not min_value <= value <= max_value:
+            what = f"is {value!r}, must be a whole number from {min_value} to {max_value}; correct its config.json"
             found = [name for name in names if self.get(name) is not None]
             raise self.refusal(what, of=" or ".join(found or names))
         return value

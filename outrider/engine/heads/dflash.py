@@ -26,7 +26,7 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape, HeadFacts
-from outrider.engine.heads.opening import Projection, ProjectionSpec
+from outrider.engine.heads.projection import Projection, ProjectionSpec
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
@@ -51,7 +51,7 @@ refused if one has another value than 0, false or 1."""
 class DFlashConfig(LlamaFacts):
     """Configuration of a DFlash or DSpark head."""
 
-    carries_normed: bool = True
+    is_carry_normed: bool = True
     windows: tuple[int | None, ...]
     """For each layer, the maximum number of keys that a query attends to, including its own; None = all."""
     causal: tuple[bool, ...]
@@ -185,10 +185,10 @@ def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> H
         raise files.refusal("has a mask_embedding.pt, which heads are not served with")
     reader = HeadReader(files, target, NAMES, parts=("dflash_config", "dspark_config"))
     facts = _facts(reader, is_dspark=is_dspark)
-    norm, fc = reader.take("hidden_norm.weight", facts.width), reader.tensors.pop("fc.weight")
+    norm, fc = reader.pop("hidden_norm.weight", facts.width), reader.tensors.pop("fc.weight")
     spec = ProjectionSpec(facts.taps, facts.width, epsilon=facts.layers.rms_norm_eps, norms_output=True)
-    opening = Projection(spec, {"fc": fc, "output_norm": norm.to(fc.dtype)})
-    return reader.complete(facts, DFlashHead, opening)
+    projection = Projection(spec, {"fc": fc, "output_norm": norm.to(fc.dtype)})
+    return reader.complete(facts, DFlashHead, projection)
 
 
 def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
@@ -209,7 +209,7 @@ def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
         )
     markov_rank = 0
     if is_dspark and reader.get(*RANK) is not None:
-        markov_rank = reader.number(*RANK, least=0, most=MAX_RANK)
+        markov_rank = reader.number(*RANK, min_value=0, max_value=MAX_RANK)
     markov_kind: MarkovKind = reader.get("markov_head_type") or "vanilla"
     if markov_kind not in get_args(MarkovKind):
         kinds = ", ".join(get_args(MarkovKind))
@@ -222,8 +222,10 @@ def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
         windows=tuple(layer_limits(layers, index)[0] for index in range(num_layers)),
         causal=_causal(reader, layers),
         block=BlockShape(
-            reader.number("block_size", "dspark_block_size", least=1 if from_anchor else 2, most=MAX_DRAFT_TOKENS + 1),
-            reader.number("mask_token_id", "dspark_noise_token_id", least=0, most=target.vocab_size - 1),
+            reader.number(
+                "block_size", "dspark_block_size", min_value=1 if from_anchor else 2, max_value=MAX_DRAFT_TOKENS + 1
+            ),
+            reader.number("mask_token_id", "dspark_noise_token_id", min_value=0, max_value=target.vocab_size - 1),
             from_anchor,
         ),
         embedding_scale=_embedding_scale(reader),

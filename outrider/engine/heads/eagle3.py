@@ -22,7 +22,7 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, HeadFacts
-from outrider.engine.heads.opening import Norm, Projection, ProjectionSpec
+from outrider.engine.heads.projection import Norm, Projection, ProjectionSpec
 
 NAMES = ((r"midlayer\.", "layers.0."),)
 """Pairs of a pattern and a replacement that turn tensor names of the original EAGLE repository into the network's."""
@@ -39,7 +39,7 @@ class Eagle3Config(LlamaFacts):
     qk_norms: bool = False
     """Whether queries and keys are normed per attention head, as in Qwen 3."""
     qkv_bias: bool = False
-    swaps_norms: bool = False
+    has_swapped_norms: bool = False
     """Whether the first layer's norms of embeddings and features are exchanged. False as files are read; the wiring
     test sets it to find files that mean the contrary."""
     mask_id: int | None = None
@@ -85,7 +85,7 @@ class Eagle3Head(LlamaHead, CarryHead):
         is_normed = self.facts.norm_before_residual
         residual = f"with the first residual {'un' * is_normed}normed"
         return (
-            ("with the norms of embedding and features swapped", replace(self.facts, swaps_norms=True)),
+            ("with the norms of embedding and features swapped", replace(self.facts, has_swapped_norms=True)),
             (residual, replace(self.facts, norm_before_residual=not is_normed)),
         )
 
@@ -113,7 +113,7 @@ class Eagle3Head(LlamaHead, CarryHead):
         features.
         """
         first: Any = self.layers[0]
-        if self.facts.swaps_norms:
+        if self.facts.has_swapped_norms:
             return first.hidden_norm, first.input_layernorm
         return first.input_layernorm, first.hidden_norm
 
@@ -124,8 +124,8 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     Raises `ConfigError` naming what is missing, unknown or does not fit.
     """
     reader = HeadReader(files, target, NAMES)
-    facts, opening, undecided = _open(reader)
-    return reader.complete(facts, Eagle3Head, opening, undecided)
+    facts, projection, undecided = _open(reader)
+    return reader.complete(facts, Eagle3Head, projection, undecided)
 
 
 def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -139,13 +139,13 @@ def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     if hidden is None:
         raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
     reader.tensors["mask_hidden"] = hidden.flatten()  # files may have leading dimensions of one
-    mask_id = reader.number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
-    facts, opening, undecided = _open(reader)
+    mask_id = reader.number(*MASK_KEYS, min_value=0, max_value=target.vocab_size - 1)
+    facts, projection, undecided = _open(reader)
     num_taps = len(facts.taps)
-    hidden = reader.take("mask_hidden", num_taps * target.width)
-    reader.tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
-    undecided = tuple(name for name in undecided if name != "carries_normed")  # nothing of it is carried
-    return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, opening, undecided)
+    hidden = reader.pop("mask_hidden", num_taps * target.width)
+    reader.tensors["mask_feature"] = projection.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
+    undecided = tuple(name for name in undecided if name != "is_carry_normed")  # nothing of it is carried
+    return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, projection, undecided)
 
 
 def _open(reader: HeadReader) -> tuple[Eagle3Config, Projection, tuple[str, ...]]:
@@ -159,17 +159,18 @@ def _open(reader: HeadReader) -> tuple[Eagle3Config, Projection, tuple[str, ...]
     facts = Eagle3Config(
         **reader.llama_facts(reader.layers(), _taps(reader)),
         norm_before_residual=bool(config.get("norm_before_residual", False)),
-        carries_normed=is_wrapped and bool(norm_output),
-        reads_normed=is_wrapped or norm_output is not False,
+        is_carry_normed=is_wrapped and bool(norm_output),
+        is_lm_head_normed=is_wrapped or norm_output is not False,
         qk_norms="layers.0.self_attn.q_norm.weight" in reader.tensors,
         qkv_bias="layers.0.self_attn.q_proj.bias" in reader.tensors,
     )
-    opening, undecided = _take_opening(reader, facts), ()
+    projection = _read_projection(reader, facts)
+    undecided: tuple[str, ...] = ()
     if is_wrapped and "norm_before_residual" not in config:
         undecided = ("norm_before_residual",)
-    elif not is_wrapped and norm_output is True and opening.spec.norm == "each":
-        undecided = ("carries_normed",)
-    return facts, opening, undecided
+    elif not is_wrapped and norm_output is True and projection.spec.norm == "each":
+        undecided = ("is_carry_normed",)
+    return facts, projection, undecided
 
 
 def _taps(reader: HeadReader) -> tuple[int, ...]:
@@ -189,24 +190,27 @@ def _taps(reader: HeadReader) -> tuple[int, ...]:
     return reader.taps(keys, (2, num_layers // 2, num_layers - 3))
 
 
-def _take_opening(reader: HeadReader, facts: LlamaFacts) -> Projection:
+def _read_projection(reader: HeadReader, facts: LlamaFacts) -> Projection:
     """Remove the projection's tensors from the reader. Its norm must agree with config.json."""
     tensors = reader.tensors
     width = facts.target_width
     num_taps = len(facts.taps)
     for key, name in (("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")):
-        configured, has = reader.config.get(key), name in tensors
-        if configured is not None and bool(configured) != has:
-            there = "there" if has else "missing"
+        configured = reader.config.get(key)
+        has_norm = name in tensors
+        if configured is not None and bool(configured) != has_norm:
+            there = "there" if has_norm else "missing"
             raise reader.refusal(
                 f"is {configured} and {name} {there}; get the file again or correct config.json", of=key
             )
     fc = tensors.pop("fc.weight")
     kind: Norm = "none"
-    opened = {"fc": fc}
+    own = {"fc": fc}
     if "fc_norm.0.weight" in tensors:  # any second norm is refused as an unknown tensor
-        norms = [reader.take(f"fc_norm.{index}.weight", width) for index in range(num_taps)]
-        kind, opened["norm"] = "each", torch.stack(norms).to(fc.dtype)
+        norms = [reader.pop(f"fc_norm.{index}.weight", width) for index in range(num_taps)]
+        kind = "each"
+        own["norm"] = torch.stack(norms).to(fc.dtype)
     elif "input_norm.weight" in tensors:
-        kind, opened["norm"] = "all", reader.take("input_norm.weight", width * num_taps).to(fc.dtype)
-    return Projection(ProjectionSpec(facts.taps, facts.width, kind, facts.layers.rms_norm_eps), opened)
+        kind = "all"
+        own["norm"] = reader.pop("input_norm.weight", width * num_taps).to(fc.dtype)
+    return Projection(ProjectionSpec(facts.taps, facts.width, kind, facts.layers.rms_norm_eps), own)

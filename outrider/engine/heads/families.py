@@ -56,7 +56,7 @@ class HeadFamily:
     file name of the pickle with the weights. One match is enough; the value false never matches."""
     tensors: tuple[str, ...] = ()
     """Patterns of tensor names. A checkpoint matches if each of them matches a whole tensor name in it."""
-    lacks: str | None = None
+    forbidden_tensor: str | None = None
     """Name of a tensor that checkpoints of the family must not have; None = no such condition."""
 
     def matches(self, files: Checkpoint) -> bool:
@@ -70,11 +70,11 @@ class HeadFamily:
                 return True
         return False
 
-    def holds(self, names: frozenset[str]) -> bool:
-        """Return whether the tensor names of a checkpoint match `tensors` and do not contain `lacks`. False for a
-        family without patterns.
+    def matches_names(self, names: frozenset[str]) -> bool:
+        """Return whether the tensor names of a checkpoint match `tensors` and do not contain `forbidden_tensor`. False
+        for a family without patterns.
         """
-        if not self.tensors or self.lacks in names:
+        if not self.tensors or self.forbidden_tensor in names:
             return False
         return all(_matches_any(pattern, names) for pattern in self.tensors)
 
@@ -93,7 +93,7 @@ EAGLE3 = HeadFamily(
     paths=("fused", "paged"),
     signs={WRAPPED: "^eagle3$"},
     tensors=("fc.weight", r"(midlayer|layers\.0)\.hidden_norm\.weight"),
-    lacks="mask_hidden",
+    forbidden_tensor="mask_hidden",
 )
 EAGLE1 = HeadFamily(
     name="eagle1",
@@ -101,7 +101,7 @@ EAGLE1 = HeadFamily(
     network=JoinedHead,
     read=read_eagle1,
     tensors=("fc.weight", r"layers\.0\.self_attn\.q_proj\.weight"),
-    lacks="layers.0.input_layernorm.weight",
+    forbidden_tensor="layers.0.input_layernorm.weight",
 )
 PEAGLE = HeadFamily(
     name="peagle",
@@ -163,7 +163,7 @@ FAMILIES = (
         label="an MTP head apart from its target's checkpoint, not in speculators' layout",
         signs={"model_type": "_mtp$", "architectures": "MTP"},
         tensors=(r"mtp(_layers)?\..*",),
-        lacks="lm_head.weight",
+        forbidden_tensor="lm_head.weight",
     ),
     EAGLE1,
     DSPARK,
@@ -217,7 +217,7 @@ def _recognised(files: Checkpoint) -> HeadFamily:
     may_be_head = "draft_vocab_size" in files.config or files.config.get("num_hidden_layers") == 1
     if files.pickle is None or may_be_head:  # an ordinary pickled model is not opened
         for row in FAMILIES:
-            if row.holds(files.names):
+            if row.matches_names(files.names):
                 return row
     if PARD.matches(files):
         return PARD
@@ -229,5 +229,5 @@ def pard_block(files: Checkpoint) -> BlockShape:
     vocabulary.
     """
     keys = Keys(files)
-    vocab_size = keys.number("vocab_size", least=1)
-    return BlockShape(MASKED_POSITIONS, keys.number(*PARD.signs, least=0, most=vocab_size - 1))
+    vocab_size = keys.number("vocab_size", min_value=1)
+    return BlockShape(MASKED_POSITIONS, keys.number(*PARD.signs, min_value=0, max_value=vocab_size - 1))

@@ -20,7 +20,7 @@ from outrider.engine.heads.config_keys import Keys
 from outrider.engine.heads.draft_vocabulary import target_ids
 from outrider.engine.heads.llama_head import llama_layers
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
-from outrider.engine.heads.opening import DTYPES, Projection
+from outrider.engine.heads.projection import DTYPES, Projection
 from outrider.wire.errors import ConfigError
 from outrider.wire.peer_text import bound_text
 from outrider.wire.telemetry.log import get_logger
@@ -54,7 +54,7 @@ class HeadFiles:
     tensors: Mapping[str, Tensor]
     """State dict of the head's network, in the files' dtype. Embedding and lm_head are the target's if the files have
     none."""
-    opening: Projection
+    projection: Projection
     """Projection of the target's hidden states to features, in the files' dtype."""
     undecided: tuple[str, ...] = ()
     """Names of boolean fields of `facts` that the files leave open. These fields have the likelier value."""
@@ -199,7 +199,7 @@ class HeadReader(Keys):
             raise self.refusal(f"are {rope}, which heads are not served with", of="rotary positions")
         num_rows, configured = layers.vocab_size, None
         if self.config.get("draft_vocab_size") is not None:
-            num_rows = configured = self.number("draft_vocab_size", least=1)
+            num_rows = configured = self.number("draft_vocab_size", min_value=1)
         if "lm_head.weight" in self.tensors:
             num_rows = len(self.tensors["lm_head.weight"])
         if configured not in (None, num_rows):
@@ -230,7 +230,7 @@ class HeadReader(Keys):
                 of=name,
             )
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def pop(self, name: str, *shape: int) -> Tensor:
         """Remove the tensor `name` from `tensors` and return it. Raises `ConfigError` for another shape."""
         self.check_shape(name, shape)
         return self.tensors.pop(name)
@@ -239,12 +239,12 @@ class HeadReader(Keys):
         self,
         facts: HeadFacts,
         network: type[HeadNetwork],
-        opening: Projection,
+        projection: Projection,
         undecided: tuple[str, ...] = (),
     ) -> HeadFiles:
         """Return the checked contents of the head's files. Tensors that they leave out are taken from the target.
 
-        `facts`, `network`: configuration and class of the network. `opening`: the projection. `undecided`: as in
+        `facts`, `network`: configuration and class of the network. `projection`: the projection. `undecided`: as in
         `HeadFiles`. Raises `ConfigError` unless all tensors fit.
         """
         d2t, t2d = self.tensors.pop("d2t", None), self.tensors.pop("t2d", None)
@@ -253,7 +253,7 @@ class HeadReader(Keys):
             self.tensors["draft_ids"] = ids
         self.fill_from_target(facts)
         self.check_tensors(facts, network)
-        return HeadFiles(facts, self.tensors, opening, undecided)
+        return HeadFiles(facts, self.tensors, projection, undecided)
 
     def fill_from_target(self, facts: HeadFacts) -> None:
         """Add the target's embedding and lm_head to `tensors` if the head has none of its own, and cut padding rows.

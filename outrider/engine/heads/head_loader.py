@@ -22,7 +22,7 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import HeadFamily
 from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
 from outrider.engine.heads.network import HeadNetwork
-from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.projection import Projection
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.attention_choice import check_cache, pack_weights, tree_refusal
 from outrider.engine.loading.cache_size import size_cache
@@ -64,7 +64,7 @@ class LoadedHead:
 
     network: HeadNetwork
     """The head's network. The wiring test decides the fields of its facts that `undecided` names, and sets them."""
-    opening: Projection
+    projection: Projection
     """Projection of the target's hidden states to features, on the CPU."""
     facts: ModelFacts
     num_layers: int
@@ -116,9 +116,9 @@ def load_head(config: WorkerConfig, target: str, family: HeadFamily, allow_pickl
     log.info(
         "loaded %s: %s of %s, %d parameters, %s on %s, reads the hidden states %s",
         *(config.model, family.name, target, facts.num_parameters, facts.dtype, facts.device),
-        list(read.opening.spec.taps),
+        list(read.projection.spec.taps),
     )
-    return LoadedHead(network, read.opening, facts, files.num_layers, runner, read.undecided)
+    return LoadedHead(network, read.projection, facts, files.num_layers, runner, read.undecided)
 
 
 def dtype_of(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> torch.dtype:

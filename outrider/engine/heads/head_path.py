@@ -80,7 +80,9 @@ class HeadPath(PagedPath):
 
     def _plan(self, rows: Sequence[Row]) -> PagedPlan:
         assert self._cache is not None
-        return PagedPlan.build(rows, self.head.device, self.head.facts.vocab_size, gathers=self._cache.gathers)
+        return PagedPlan.build(
+            rows, self.head.device, self.head.facts.vocab_size, needs_gather=self._cache.needs_gather
+        )
 
 
 class FusedHeadPath(FusedPath):
@@ -98,7 +100,7 @@ class FusedHeadPath(FusedPath):
         """Pack the head's weights for the C++ forward. Raises a `PathUnavailable` that names what this path cannot
         run.
         """
-        if not head.facts.reads_normed:
+        if not head.facts.is_lm_head_normed:
             raise PathUnavailable("is made for a projection that reads the normed output")
         shape = FusedShape.of(head, head, facts)
         shape = replace(shape, head_rows=head.facts.draft_vocab_size, is_paired=True)
@@ -129,7 +131,7 @@ class FusedHeadPath(FusedPath):
         self._native.set_vector(0, VectorName.ATTENTION_NORM, token_norm.weight)
         self._native.set_vector(NO_LAYER, VectorName.READ_NORM, feature_norm.weight)
         self._native.set_residual(normed=facts.norm_before_residual)
-        self.set_taps([NORMED if facts.carries_normed else self._shape.num_layers])
+        self.set_taps([NORMED if facts.is_carry_normed else self._shape.num_layers])
         self._followed = facts
 
 

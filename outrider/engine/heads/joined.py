@@ -26,7 +26,7 @@ from outrider.engine.files.model_files import first_line
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.network import CarryHead, HeadFacts
-from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.projection import Projection
 from outrider.wire.errors import ConfigError
 
 EAGLE1_NAMES = ((r"layers\.", "model.layers."), (r"fc\.", "eh_proj."))
@@ -70,7 +70,7 @@ class JoinedConfig(HeadFacts):
 
     layers: PreTrainedConfig
     """Configuration of the decoder layers: their number, class and width. Its vocabulary size is the target's."""
-    joins_normed: bool
+    has_join_norms: bool
     """Whether embedding and feature are normed before they are joined, and the output before the lm_head. True for MTP
     heads, False for EAGLE-1."""
     join_bias: bool = False
@@ -78,7 +78,7 @@ class JoinedConfig(HeadFacts):
     is_exchanged: bool = False
     """Whether the feature comes before the embedding in the projection's input. False as files are read; the wiring
     test sets it to find files that mean the contrary."""
-    swaps_norms: bool = False
+    has_swapped_norms: bool = False
     """Whether the norms of embedding and feature are exchanged. False as files are read; the wiring test sets it to
     find files that mean the contrary."""
 
@@ -101,7 +101,7 @@ class JoinedHead(CarryHead):
         self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)  # enorm cancels its scale, if any
         self.eh_proj = nn.Linear(2 * facts.width, facts.width, bias=facts.join_bias)
         self.lm_head = nn.Linear(facts.width, facts.vocab_size, bias=False)
-        if facts.joins_normed:
+        if facts.has_join_norms:
             self.enorm = norm_class(facts.width, eps=config.rms_norm_eps)
             self.hnorm = norm_class(facts.width, eps=config.rms_norm_eps)
             self.norm = norm_class(facts.width, eps=config.rms_norm_eps)
@@ -110,14 +110,16 @@ class JoinedHead(CarryHead):
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         found = [("with embedding and feature exchanged", replace(self.facts, is_exchanged=True))]
-        if self.facts.joins_normed:
-            found.append(("with the norms of embedding and features swapped", replace(self.facts, swaps_norms=True)))
+        if self.facts.has_join_norms:
+            found.append(
+                ("with the norms of embedding and features swapped", replace(self.facts, has_swapped_norms=True))
+            )
         return found
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         embedded = self.embed_tokens(input_ids)  # [1, T, d]
         enorm, hnorm = self.enorm, self.hnorm
-        if self.facts.swaps_norms:
+        if self.facts.has_swapped_norms:
             enorm, hnorm = hnorm, enorm
         parts = [enorm(embedded), hnorm(features.to(embedded.dtype))]
         if self.facts.is_exchanged:
@@ -165,7 +167,7 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
             f"is {files.config['bias']}, and fc.bias is {there}; correct its config.json or get the file again",
             of="bias",
         )
-    facts = _facts(reader, layers, joins_normed=False, join_bias=has_bias)
+    facts = _facts(reader, layers, has_join_norms=False, join_bias=has_bias)
     return reader.complete(facts, JoinedHead, Projection.identity(facts.width))
 
 
@@ -176,7 +178,7 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     Raises `ConfigError` as `read_eagle1` does.
     """
     layers = deepcopy(target.config.get_text_config(decoder=True))
-    carries_normed = True
+    is_carry_normed = True
     undecided: tuple[str, ...] = ()
     if files.is_wrapped:
         reader = HeadReader(files, target, SPECULATORS_NAMES)
@@ -185,11 +187,11 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         reader = HeadReader(files, target, QWEN_NAMES, prefix="mtp.")
     else:
         reader = HeadReader(files, target, DEEPSEEK_NAMES, prefix=_prefix(files, target.num_layers))
-        carries_normed = layers.model_type.startswith("glm")
-        undecided = ("carries_normed",)
+        is_carry_normed = layers.model_type.startswith("glm")
+        undecided = ("is_carry_normed",)
     has_experts = any(name.startswith("layers.0.mlp.experts.") for name in reader.tensors)
     _one_layer(layers, is_sparse=has_experts)
-    facts = _facts(reader, layers, joins_normed=True, carries_normed=carries_normed)
+    facts = _facts(reader, layers, has_join_norms=True, is_carry_normed=is_carry_normed)
     reader.fill_from_target(facts)
     _convert_layer(reader, layers)
     return reader.complete(facts, JoinedHead, Projection.identity(facts.width), undecided)

@@ -20,7 +20,7 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.draft_vocabulary import check_ids
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
-from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.projection import Projection
 from outrider.engine.host_copy import to_device
 from outrider.engine.model_runner import ModelRunner
 

@@ -45,9 +45,9 @@ class HeadFacts:
     """V, the target's vocabulary size."""
     draft_vocab_size: int
     """Vd, number of rows of the lm_head; less than V in a head that can draft only some of the token ids."""
-    reads_normed: bool = True
+    is_lm_head_normed: bool = True
     """Whether the lm_head reads the output after the final norm; False = before it."""
-    carries_normed: bool = False
+    is_carry_normed: bool = False
     """Whether the head passes on its output after the final norm; False = before it."""
 
 
@@ -167,8 +167,8 @@ class HeadNetwork(PreTrainedModel):
         else:
             hidden = hidden[:, logits_to_keep]
         normed = self.norm(hidden)
-        logits = self.lm_head(normed if self.facts.reads_normed else hidden)  # [1, N, Vd]
-        return HeadOutput(self.spread(logits), normed if self.facts.carries_normed else hidden)
+        logits = self.lm_head(normed if self.facts.is_lm_head_normed else hidden)  # [1, N, Vd]
+        return HeadOutput(self.spread(logits), normed if self.facts.is_carry_normed else hidden)
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         """Return the last layer's output [1, T, d], before the final norm. The parameters are those of `forward`."""

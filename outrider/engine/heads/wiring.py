@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.head_loader import LoadedHead
-from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.projection import Projection
 from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
@@ -190,12 +190,12 @@ def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
     `OutOfBlocks` if the runner's KV cache has too few free blocks for the text. Call it on the engine thread.
     """
     _decide(loaded, seen)
-    opening, network, facts = loaded.opening, loaded.network, loaded.network.facts
+    projection, network, facts = loaded.projection, loaded.network, loaded.network.facts
     others = list[Wiring]()
-    for taps in _misread_taps(opening.spec.taps, loaded.num_layers):
+    for taps in _misread_taps(projection.spec.taps, loaded.num_layers):
         others.append(_way(loaded, seen, f"reading the hidden states {list(taps)} ({NORMED} = normed)", taps))
-    if opening.spec.norms_output:
-        bare = replace(loaded, opening=Projection(replace(opening.spec, norms_output=False), opening.tensors))
+    if projection.spec.norms_output:
+        bare = replace(loaded, projection=Projection(replace(projection.spec, norms_output=False), projection.tensors))
         others.append(_way(bare, seen, "with the norm of the rows left out"))
     for label, misread in network.misreadings():
         network.facts = misread
@@ -213,8 +213,8 @@ def text_logits(loaded: LoadedHead, seen: ProbeStates, taps: Sequence[int] | Non
     `taps`: the hidden states to read; None = the head's own. `ahead`: 2 = the logits of a `CarryHead`'s second step,
     which predicts one token further on.
     """
-    states = [seen.taps[tap] for tap in taps or loaded.opening.spec.taps]
-    features = loaded.opening(torch.stack(states, dim=1))  # [T, d]
+    states = [seen.taps[tap] for tap in taps or loaded.projection.spec.taps]
+    features = loaded.projection(torch.stack(states, dim=1))  # [T, d]
     return loaded.network.score_text(loaded.runner, seen.token_ids, features, ahead)
 
 

@@ -89,7 +89,7 @@ def _serve(host: RankZeroLines, rank: int, config: TargetConfig, store: Path, nu
                 is_orderly = True
             else:
                 getattr(path, kind)(*arguments)
-    groups[0].leave()
+    groups[0].close()
     return is_orderly
 
 

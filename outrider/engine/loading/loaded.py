@@ -139,7 +139,7 @@ def load_split(
         team.begin_steps()
         runner.path = ParallelPath(runner.path, team, runner.facts.vocab_size)
     except BaseException as error:
-        lost = team.lost
+        lost = team.loss_error
         team.close()
         if lost is not None and (team.lost_in_silence or not isinstance(error, ConfigError)):
             raise lost from error
@@ -155,7 +155,7 @@ def _create_state(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Mode
         log.warning("tensor_parallel is %d: a split model runs without CUDA graphs, eagerly", runner.facts.num_ranks)
     has_encoder = bool(runner.facts.decoder_start_ids)
     slot_class = SourceSlot if has_encoder else Slot
-    slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit, slot_class, takes_sources=has_encoder)
+    slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit, slot_class, has_sources=has_encoder)
     tokenizer = read_tokenizer(config.model)
     beyond = tokens_beyond(tokenizer.tokenizer, runner.facts.vocab_size)
     if beyond is not None:

@@ -26,8 +26,8 @@ def load_weights(
 
     source: the weights and the form in which they are loaded. dtype: the setting of this name. quantization: "int8" =
     the linear layers are quantised after reading. num_ranks: number of ranks over which transformers splits the
-    weights; this process reads its own part. Raises ConfigError for files that are damaged, or that lack tensors of the
-    network.
+    weights; this process reads its own part. Raises ConfigError for files that are damaged, that lack tensors
+    of the network, or whose tensors have other shapes.
     """
     model = source.model
     config = source.config
@@ -35,7 +35,8 @@ def load_weights(
     attention = "eager"
     if getattr(model_class, "_supports_sdpa", False):
         attention = "sdpa"
-    options: dict[str, Any] = {"trust_remote_code": False}
+    # Else transformers raises an error that names no tensor.
+    options: dict[str, Any] = {"trust_remote_code": False, "ignore_mismatched_sizes": True}
     options["attn_implementation"] = attention_of_text(config, attention)
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
@@ -55,7 +56,13 @@ def load_weights(
         raise ConfigError(f"cannot load {model}: {first_line(error)}", param="model") from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
-    missing = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
+    for name, stored_shape, shape in sorted(info["mismatched_keys"]):
+        raise ConfigError(
+            f"{name} of {model} is {list(stored_shape)}, and by its config.json must be {list(shape)}; correct it or "
+            "get the files again",
+            param="model",
+        )
+    missing = sorted(info["missing_keys"])
     if missing:
         raise ConfigError(
             f"the weights of {model} lack {len(missing)} tensors of {type(network).__name__}, first {missing[0]}",

@@ -56,7 +56,7 @@ class Group:
         """
         _set_timeout(timeout)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Take this process out of the group. Further calls do nothing."""
         if dist.is_initialized():
             dist.destroy_process_group()

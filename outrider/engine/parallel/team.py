@@ -143,7 +143,7 @@ class Team:
             raise self._lose(Unavailable(reason)) from error
 
     @property
-    def lost(self) -> OutriderError | None:
+    def loss_error(self) -> OutriderError | None:
         """Error with which the team was lost; None if it was not. Waits up to GRACE_S seconds, since an error may come
         before its cause is noticed.
         """
@@ -179,7 +179,7 @@ class Team:
             guest.close()
         self._end_processes()
         if self.group is not None:
-            self.group.leave()
+            self.group.close()
         self._remove_folder()
 
     def _remove_folder(self) -> None:

@@ -76,7 +76,7 @@ def accept_draw(
         else:
             assert draft is not None, "the first draw has a distribution"
             draft = draft.without(previous_id)
-        place = target.place_of(token_id)
+        place = target.index_of(token_id)
         draft_prob = lenience * draft.prob(token_id)
         if place is not None and draft_prob > 0 and u < left[place] / draft_prob:
             return token_id, left

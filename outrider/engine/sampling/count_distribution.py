@@ -30,7 +30,7 @@ def distribution_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> To
     processed = process_row(log_probs, row, ids, vocab_size)  # [N]
     if processed.max() == -math.inf:
         return None
-    law = distribution_of(processed, row.state.params)  # over places among `ids`
-    if law.ids is not None:
-        ids = ids[law.ids]
-    return TokenDistribution(vocab_size, law.scores, ids)
+    distribution = distribution_of(processed, row.state.params)  # over places among `ids`
+    if distribution.ids is not None:
+        ids = ids[distribution.ids]
+    return TokenDistribution(vocab_size, distribution.scores, ids)

@@ -42,14 +42,16 @@ LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
 """Coefficients of the series of artanh, the last first. The remainder is below 2^-54 for |t| <= 0.1716."""
 
 
-def coupled_id(law: TokenDistribution, params: SamplingParams, position: int) -> int:
+def coupled_id(distribution: TokenDistribution, params: SamplingParams, position: int) -> int:
     """Return the id that a request's random numbers pick from a distribution at `position` of its sequence, the lowest
     among equals. Raises EmptyDistribution.
     """
-    return law.id_of(_place(law.weights, law.ids, params, position, lambda places: law.scores[places]))
+    return distribution.id_of(
+        _place(distribution.weights, distribution.ids, params, position, lambda places: distribution.scores[places])
+    )
 
 
-def coupled_place(weights: Weights, ids: Ids | None, params: SamplingParams, position: int) -> int:
+def coupled_index(weights: Weights, ids: Ids | None, params: SamplingParams, position: int) -> int:
     """Return the index of the weight that a request's random numbers pick at `position` of its sequence. Raises
     EmptyDistribution.
 
@@ -73,19 +75,19 @@ def _place(
 
 
 def coupled_ranked(
-    law: TokenDistribution, params: SamplingParams, position: int, num: int
+    distribution: TokenDistribution, params: SamplingParams, position: int, num: int
 ) -> tuple[list[int], list[float]]:
     """Return the num ids that the target most likely picks at `position`, best first, with their probabilities given
-    its random numbers, under the assumption that its distribution is close to `law`. Raises EmptyDistribution.
+    its random numbers, under the assumption that its distribution is close to `distribution`. Raises EmptyDistribution.
 
     The probability of an id is exp(score + Gumbel) over the sum of all. There are fewer ids if the distribution has
     fewer. The first id is that of `coupled_id`, except for near ties.
     """
-    ids: Ids | int = law.scores.size
-    if law.ids is not None:
-        ids = law.ids
+    ids: Ids | int = distribution.scores.size
+    if distribution.ids is not None:
+        ids = distribution.ids
     u = uniforms(params, position, ids)  # [N]
-    weights = np.exp(law.scores, dtype=np.float64) / -np.log(u)  # [N], exp(score + Gumbel) up to rounding
+    weights = np.exp(distribution.scores, dtype=np.float64) / -np.log(u)  # [N], exp(score + Gumbel) up to rounding
     total = float(weights.sum())
     if not 0.0 < total < math.inf:
         raise EmptyDistribution(f"nothing to draw from: the row sums to {total}")
@@ -93,7 +95,7 @@ def coupled_ranked(
     if places.size > num:
         places = places[np.argpartition(weights[places], places.size - num)[-num:]]
     places = places[np.argsort(-weights[places])]
-    return [law.id_of(int(place)) for place in places], (weights[places] / total).tolist()
+    return [distribution.id_of(int(place)) for place in places], (weights[places] / total).tolist()
 
 
 def _may_win(weights: Weights, ids: Ids | None, params: SamplingParams, position: int) -> Ids:
@@ -108,9 +110,9 @@ def _may_win(weights: Weights, ids: Ids | None, params: SamplingParams, position
     if native is None:
         u = uniforms(params, position, weights.size if ids is None else ids)  # [N]
         with np.errstate(divide="ignore", invalid="ignore"):
-            least = (1.0 - u) / weights  # [N]; inf without weight
-        most = np.fmin.reduce(least / u, initial=math.inf)
-        places = np.flatnonzero((least <= most * _ROUNDING) & (least < math.inf))
+            lower_bounds = (1.0 - u) / weights  # [N]; inf without weight
+        upper_bound = np.fmin.reduce(lower_bounds / u, initial=math.inf)
+        places = np.flatnonzero((lower_bounds <= upper_bound * _ROUNDING) & (lower_bounds < math.inf))
     else:
         places = np.empty(weights.size, dtype=np.int64)
         ids_at = None

@@ -34,7 +34,7 @@ class HostLogits:
     """Logits of a step on the host. Its methods process only the row that they need."""
 
     @staticmethod
-    def reads(logits: Tensor) -> bool:
+    def is_on_host(logits: Tensor) -> bool:
         """Return whether logits lie in the host's memory. Logits on a device are processed there, without this
         class.
         """
@@ -45,7 +45,7 @@ class HostLogits:
         self._rows = logits.cpu().numpy()
         self._retokenize: Callable[[Scores], Scores] | None = None
 
-    def told(self, tell: Callable[[Scores], Scores]) -> HostLogits:
+    def convert(self, tell: Callable[[Scores], Scores]) -> HostLogits:
         """Return the same rows, converted to the tokens of another model.
 
         tell: function that converts a row [V] to that model's logits, -inf for tokens without a counterpart.
@@ -68,17 +68,17 @@ class HostLogits:
         """Return the id of the largest logit of row `index`, before penalties and bans."""
         return int(self._rows[index].argmax())
 
-    def best_id(self, index: int, row: LogitRow, guess: int | None = None) -> int:
+    def best_id(self, index: int, row: LogitRow, draft_id: int | None = None) -> int:
         """Return the best id of row `index`, the lowest among equals. Raises NonFiniteLogits.
 
-        guess: id of a draft token; it is returned if its probability is at least `lenience` times that of the best id.
-        None for no draft token.
+        draft_id: id of a draft token; it is returned if its probability is at least `lenience` times that of the best
+        id. None for no draft token.
         """
         processed = self._processed(index, row)
         lenience = row.state.params.lenience
         best = int(processed.argmax())
-        if guess is not None and lenience < 1.0 and processed[guess] >= processed[best] + math.log(lenience):
-            return guess
+        if draft_id is not None and lenience < 1.0 and processed[draft_id] >= processed[best] + math.log(lenience):
+            return draft_id
         return best
 
     def ranked(self, index: int, row: LogitRow, num: int) -> tuple[list[int], list[float]]:
@@ -95,12 +95,12 @@ class HostLogits:
         total = float(np.exp(processed - best, dtype=np.float64).sum())
         return ids.tolist(), (np.exp(processed[ids] - best, dtype=np.float64) / total).tolist()
 
-    def law(self, index: int, row: LogitRow) -> TokenDistribution:
+    def distribution(self, index: int, row: LogitRow) -> TokenDistribution:
         """Return the distribution from which the token of row `index` is drawn. Raises NonFiniteLogits."""
         return distribution_of(self._processed(index, row), row.state.params)
 
     def distribution_if_any(self, index: int, row: LogitRow) -> TokenDistribution | None:
-        """Return the distribution of row `index`. If rows were converted with `told`, return None if all tokens that
+        """Return the distribution of row `index`. If rows were converted with `convert`, return None if all tokens that
         have a logit are banned. Raises NonFiniteLogits.
         """
         processed = self._processed(index, row)

@@ -166,14 +166,14 @@ class TokenDistribution:
 
     def prob(self, token_id: int) -> float:
         """Return the probability of one id; 0 if it has no entry."""
-        place = self.place_of(token_id)
+        place = self.index_of(token_id)
         if place is None:
             return 0.0
         return float(self.weights[place]) / self.total
 
     def score(self, token_id: int) -> float:
         """Return the score of one id; -inf if it has no entry."""
-        place = self.place_of(token_id)
+        place = self.index_of(token_id)
         if place is None:
             return -math.inf
         return float(self.scores[place])
@@ -197,7 +197,7 @@ class TokenDistribution:
 
     def draw(self, u: float) -> int:
         """Draw an id by the inverse CDF in the order of ids. u: uniform number in (0, 1). Raises EmptyDistribution."""
-        return self.id_of(draw_place(self.weights, u))
+        return self.id_of(draw_index(self.weights, u))
 
     def id_of(self, place: int) -> int:
         """Return the token id of an entry. place: the entry's index."""
@@ -205,7 +205,7 @@ class TokenDistribution:
             return place
         return int(self.ids[place])
 
-    def place_of(self, token_id: int) -> int | None:
+    def index_of(self, token_id: int) -> int | None:
         """Return the index of a token id's entry; None if it has none."""
         if self.ids is None:
             return token_id
@@ -216,7 +216,7 @@ class TokenDistribution:
 
     def without(self, token_id: int) -> TokenDistribution:
         """Return the distribution without one id, not normalised. The next sibling of that id is drawn from it."""
-        place = self.place_of(token_id)
+        place = self.index_of(token_id)
         if place is None:
             return self
         scores = self.scores.copy()
@@ -250,26 +250,26 @@ def one_hot(token_id: int, vocab_size: int) -> TokenDistribution:
     return TokenDistribution(vocab_size, np.zeros(1, dtype=np.float32), np.array([token_id], dtype=np.int64))
 
 
-def truncate_topk(law: TokenDistribution, n: int) -> TokenDistribution:
+def truncate_topk(distribution: TokenDistribution, n: int) -> TokenDistribution:
     """Return the distribution cut to its n most likely ids, not normalised. Raises ValueError if n is below 1.
 
     Call it before a draw, never after.
     """
     if n < 1:
         raise ValueError(f"n is {n}, must be at least 1")
-    if law.scores.size <= n:
-        return law
-    places = exactly_best(law.scores, n)
-    kept = law.scores[places]
+    if distribution.scores.size <= n:
+        return distribution
+    places = exactly_best(distribution.scores, n)
+    kept = distribution.scores[places]
     if kept[kept.argmin()] == -math.inf:
         places = places[kept > -math.inf]
-        kept = law.scores[places]
-    if law.ids is not None:
-        places = law.ids[places]
-    return TokenDistribution(law.vocab_size, kept, places)
+        kept = distribution.scores[places]
+    if distribution.ids is not None:
+        places = distribution.ids[places]
+    return TokenDistribution(distribution.vocab_size, kept, places)
 
 
-def draw_place(weights: Weights, u: float) -> int:
+def draw_index(weights: Weights, u: float) -> int:
     """Draw an index, which has mass, by the inverse CDF of weights [N] float64 >= 0, which need not sum to 1. u: in (0,
     1). Raises EmptyDistribution.
 

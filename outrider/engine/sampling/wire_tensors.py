@@ -20,7 +20,7 @@ MASS_TOLERANCE = 1e-3
 1e-4."""
 
 
-def encode_distributions(laws: Sequence[TokenDistribution], *, prefer_sparse: bool) -> Rows:
+def encode_distributions(distributions: Sequence[TokenDistribution], *, prefer_sparse: bool) -> Rows:
     """Return distributions, whose scores must be log-probs, as rows of bytes: in the smaller of two forms, or sparse if
     that is preferred.
 
@@ -29,13 +29,15 @@ def encode_distributions(laws: Sequence[TokenDistribution], *, prefer_sparse: bo
     sizes = list[int]()
     ids = list[Ids]()
     scores = list[Scores]()
-    for law in laws:
-        own_ids, own_scores = law.support()
+    for distribution in distributions:
+        own_ids, own_scores = distribution.support()
         sizes.append(own_ids.size)
         ids.append(own_ids)
         scores.append(own_scores)
-    if not prefer_sparse and max(sizes) * 2 >= laws[0].vocab_size:
-        return DenseDistributions(len(laws), b"".join(law.dense_scores().tobytes() for law in laws))
+    if not prefer_sparse and max(sizes) * 2 >= distributions[0].vocab_size:
+        return DenseDistributions(
+            len(distributions), b"".join(distribution.dense_scores().tobytes() for distribution in distributions)
+        )
     all_ids = np.concatenate(ids).astype(np.int32)  # [sum(sizes)]
     return SparseDistributions(tuple(sizes), all_ids.tobytes(), np.concatenate(scores).tobytes())
 
@@ -47,14 +49,14 @@ def decode_distributions(rows: Rows, vocab_size: int, drafted: Sequence[Sequence
     or repeated, a mass that is not 1, and a drafted id without mass: acceptance is exact only if the ids were drawn
     from these rows.
     """
-    laws = list[TokenDistribution]()
+    distributions = list[TokenDistribution]()
     if isinstance(rows, DenseDistributions):
         for scores in np.frombuffer(rows.data, dtype=np.float32).reshape(rows.num_rows, vocab_size):
-            laws.append(TokenDistribution(vocab_size, scores))
+            distributions.append(TokenDistribution(vocab_size, scores))
     else:
-        laws = _sparse_laws(rows, vocab_size)
+        distributions = _sparse_distributions(rows, vocab_size)
     with np.errstate(over="ignore"):
-        totals = [law.total for law in laws]
+        totals = [distribution.total for distribution in distributions]
     for total in totals:
         if math.isnan(total):
             raise BadTensor("log-probs hold NaN")
@@ -62,11 +64,11 @@ def decode_distributions(rows: Rows, vocab_size: int, drafted: Sequence[Sequence
         if abs(total - 1.0) > MASS_TOLERANCE:
             rounded = [round(mass, 6) for mass in totals]
             raise BadTensor(f"probabilities of the rows sum to {rounded}, each must sum to 1")
-    for law, ids in zip(laws, drafted, strict=True):
+    for distribution, ids in zip(distributions, drafted, strict=True):
         for token_id in ids:
-            if law.prob(token_id) == 0.0:
+            if distribution.prob(token_id) == 0.0:
                 raise BadTensor("a drafted id has probability 0 in its own row")
-    return laws
+    return distributions
 
 
 def decode_distribution(rows: Rows, index: int, vocab_size: int, drafted: Sequence[int]) -> TokenDistribution:
@@ -83,25 +85,25 @@ def _row(rows: Rows, index: int, vocab_size: int) -> Rows:
 
 
 def scatter(
-    laws: Sequence[tuple[int, TokenDistribution]], num_rows: int, vocab_size: int, device: torch.device
+    distributions: Sequence[tuple[int, TokenDistribution]], num_rows: int, vocab_size: int, device: torch.device
 ) -> Tensor:
     """Return the scores of distributions as a tensor on `device`, each in its row: [num_rows, V] float32, -inf
     elsewhere.
 
-    laws: (row, distribution) of each. Only the entries of sparse distributions are copied to the device, a thousandth
-    of the bytes of whole rows.
+    distributions: (row, distribution) of each. Only the entries of sparse distributions are copied to the device, a
+    thousandth of the bytes of whole rows.
     """
     cells = list[Ids]()  # places of sparse entries in the flat result
     sparse_scores = list[Scores]()
     dense_rows = list[int]()
     dense_scores = list[Scores]()
-    for row, law in laws:
-        if law.ids is None:
+    for row, distribution in distributions:
+        if distribution.ids is None:
             dense_rows.append(row)
-            dense_scores.append(law.scores)
+            dense_scores.append(distribution.scores)
         else:
-            cells.append(row * vocab_size + law.ids)
-            sparse_scores.append(law.scores)
+            cells.append(row * vocab_size + distribution.ids)
+            sparse_scores.append(distribution.scores)
     out = torch.full((num_rows, vocab_size), -torch.inf, device=device)  # [num_rows, V]
     if cells:
         out.view(-1)[to_device(np.concatenate(cells), device)] = to_device(np.concatenate(sparse_scores), device)
@@ -110,21 +112,21 @@ def scatter(
     return out
 
 
-def _sparse_laws(rows: SparseDistributions, vocab_size: int) -> list[TokenDistribution]:
+def _sparse_distributions(rows: SparseDistributions, vocab_size: int) -> list[TokenDistribution]:
     ids = np.frombuffer(rows.ids, dtype=np.int32).astype(np.int64)  # [sum(sizes)]
     scores = np.frombuffer(rows.log_probs, dtype=np.float32)
     if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
         raise BadTensor(f"sparse_ids hold an id outside 0 to {vocab_size - 1}")
-    laws = list[TokenDistribution]()
+    distributions = list[TokenDistribution]()
     start = 0
     for size in rows.row_sizes:
         end = start + size
-        laws.append(_sparse_law(vocab_size, ids[start:end], scores[start:end]))
+        distributions.append(_sparse_distribution(vocab_size, ids[start:end], scores[start:end]))
         start = end
-    return laws
+    return distributions
 
 
-def _sparse_law(vocab_size: int, ids: Ids, scores: Scores) -> TokenDistribution:
+def _sparse_distribution(vocab_size: int, ids: Ids, scores: Scores) -> TokenDistribution:
     if not (ids[1:] > ids[:-1]).all():
         order = ids.argsort()
         ids, scores = ids[order], scores[order]

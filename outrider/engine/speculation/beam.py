@@ -37,7 +37,7 @@ nats)."""
 class BeamLevel:
     """What one step of a beam search decides, best first."""
 
-    live: tuple[Entry, ...]
+    active: tuple[Entry, ...]
     """Continuations that stay live; empty at max_tokens."""
     ended: tuple[Entry, ...]
     """Continuations that end; they are hypotheses."""
@@ -89,10 +89,10 @@ class BeamSearch:
         is_last = len(self.levels) + 1 >= self._max_tokens
         sums = log_probs + np.array(self.sums, dtype=np.float32)[:, None]  # [B, n] float32
         order = np.argsort(-sums, axis=None, kind="stable")  # [B * n]
-        live = list[Entry]()
+        active = list[Entry]()
         ended = list[Entry]()
         for rank, place in enumerate(order.tolist()):
-            if rank >= width and len(live) == width:
+            if rank >= width and len(active) == width:
                 break
             parent, at = divmod(place, sums.shape[1])
             entry = (parent, int(ids[parent, at]), float(sums[parent, at]))
@@ -101,21 +101,21 @@ class BeamSearch:
                     ended.append(entry)
                 elif is_last:
                     break
-            elif len(live) < width:
-                live.append(entry)
-        return BeamLevel(tuple(live), tuple(ended))
+            elif len(active) < width:
+                active.append(entry)
+        return BeamLevel(tuple(active), tuple(ended))
 
     def apply(self, level: BeamLevel) -> None:
         """Advance the search by a level that `choose` returned, in this process or in another."""
         num_levels = len(self.levels)
         self.levels.append(level)
-        self.sums = tuple(total for _, _, total in level.live)
+        self.sums = tuple(total for _, _, total in level.active)
         divisor = self._divisor(num_levels + 1)
         for entry in level.ended:
             self._ended.append((np.float32(entry[2]) / divisor, num_levels, entry))
         self._ended.sort(key=lambda ended: -ended[0])
         del self._ended[self._params.width :]
-        self.is_done = not level.live or self._cannot_improve()
+        self.is_done = not level.active or self._cannot_improve()
 
     def _cannot_improve(self) -> bool:
         # transformers' heuristic, by which no live beam gets better than the worst hypothesis
@@ -141,7 +141,7 @@ class BeamSearch:
             ids = [last_id]  # from the last token to the first
             beam = parent
             for level in reversed(self.levels[:num_levels]):
-                beam, token_id, _ = level.live[beam]
+                beam, token_id, _ = level.active[beam]
                 ids.append(token_id)
             stop_id = None
             if last_id in self._stop_ids:
@@ -168,7 +168,7 @@ def draft_shape(params: SamplingParams, speculation: Speculation) -> tuple[int, 
 def level_to_proto(level: BeamLevel) -> pb.BeamLevel:
     """Return a level as a protobuf message."""
     message = pb.BeamLevel()
-    for parent, token_id, total in level.live:
+    for parent, token_id, total in level.active:
         message.parents.append(parent)
         message.ids.append(token_id)
         message.sums.append(total)
@@ -192,10 +192,10 @@ def levels_from_proto(messages: Sequence[pb.BeamLevel], vocab_size: int, num_bef
             _entries(name, message.parents, message.ids, message.sums, vocab_size),
             _entries(name, message.ended_parents, message.ended_ids, message.ended_sums, vocab_size),
         )
-        if not all(parent < num_before for parent, _, _ in (*level.live, *level.ended)):
+        if not all(parent < num_before for parent, _, _ in (*level.active, *level.ended)):
             raise InvalidRequest(f"{name} continues a beam that is not among {num_before}", param="levels")
         levels.append(level)
-        num_before = len(level.live)
+        num_before = len(level.active)
     return tuple(levels)
 
 

@@ -20,42 +20,42 @@ class BeamTree(CachedTree):
         super().__init__()
         self.num_settled = len(prompt_ids)
         """Number of tokens, with the prompt, that all live beams share at their beginning."""
-        self.live: list[int] = [ROOT]
+        self.active: list[int] = [ROOT]
         """Node of the last token of each live beam, best first; [ROOT] while the only beam has no tokens after the
         root."""
-        self.live_at: dict[int, Sequence[int | None]] = {self.length: [ROOT]}
-        """Earlier values of `live` and the present one, by the length of the beams then, in tokens. Settled lengths are
-        left out. An entry is None if no present live beam continues that beam."""
+        self.active_at: dict[int, Sequence[int | None]] = {self.length: [ROOT]}
+        """Earlier values of `active` and the present one, by the length of the beams then, in tokens. Settled lengths
+        are left out. An entry is None if no present live beam continues that beam."""
 
     @property
-    def live_depth(self) -> int:
+    def active_depth(self) -> int:
         """Number of tokens of each live beam after the settled ones."""
-        return self.depth(self.live[0])
+        return self.depth(self.active[0])
 
     @property
     def length(self) -> int:
         """Number of tokens of each live beam, including the prompt."""
-        return self.num_settled + self.live_depth
+        return self.num_settled + self.active_depth
 
     def advance(self, levels: Sequence[BeamLevel]) -> Sequence[int]:
-        """Advance to the live beams after these levels, and return the ids that become settled. No level's `live` is
+        """Advance to the live beams after these levels, and return the ids that become settled. No level's `active` is
         empty.
 
             live [a, b] with children c, d of a; a level continues a with c and with d: a is settled, live is [c, d]
         """
         for level in levels:
-            live = list[int]()
-            for parent, token_id, _ in level.live:
-                live.append(self.find_or_add(self.live[parent], token_id))
-            self.live = live
-            self.live_at[self.length] = live
-        path = {ROOT, *self.inner(), *self.live}
+            active = list[int]()
+            for parent, token_id, _ in level.active:
+                active.append(self.find_or_add(self.active[parent], token_id))
+            self.active = active
+            self.active_at[self.length] = active
+        path = {ROOT, *self.inner(), *self.active}
         dropped = set[int]()
         for node, parent in enumerate(self.parents):
-            if node not in path and parent in path and parent not in self.live:
+            if node not in path and parent in path and parent not in self.active:
                 dropped.add(node)
         root = ROOT
-        while root not in self.live:
+        while root not in self.active:
             children = [child for child in self.children(root) if child in path]
             if len(children) > 1:
                 break
@@ -69,11 +69,11 @@ class BeamTree(CachedTree):
         kept = super().reroot(node, dropped)
         self.num_settled += len(settled)
         new_index: dict[int | None, int] = {**dict.fromkeys([ROOT, *settled], ROOT), **kept}
-        self.live = [new_index[leaf] for leaf in self.live]
-        for length, nodes in list(self.live_at.items()):
-            self.live_at[length] = [new_index.get(leaf) for leaf in nodes]
+        self.active = [new_index[leaf] for leaf in self.active]
+        for length, nodes in list(self.active_at.items()):
+            self.active_at[length] = [new_index.get(leaf) for leaf in nodes]
             if length < self.num_settled:
-                del self.live_at[length]
+                del self.active_at[length]
         return kept
 
     def find_or_add(self, node: int, token_id: int) -> int:
@@ -86,7 +86,7 @@ class BeamTree(CachedTree):
     def inner(self) -> list[int]:
         """Return the nodes between the root and the last tokens of the live beams, both excluded, parents first."""
         found = set[int]()
-        for leaf in self.live:
+        for leaf in self.active:
             node = ROOT
             if leaf != ROOT:
                 node = self.parents[leaf]
@@ -97,8 +97,8 @@ class BeamTree(CachedTree):
 
     def drafts(self) -> list[int]:
         """Return the nodes below the live beams; these are all draft tokens."""
-        live_depth = self.live_depth
-        return [node for node, depth in enumerate(self.depths) if depth > live_depth]
+        active_depth = self.active_depth
+        return [node for node, depth in enumerate(self.depths) if depth > active_depth]
 
     def unfed(self, nodes: Sequence[int]) -> list[int]:
         """Return those of the given nodes that are not in the cache, without ROOT."""

@@ -1,6 +1,6 @@
 """The draft tokens that drafters propose for a slot's step, and the order in which the step's budget takes them. Pure.
 
-A drafter proposes one `CandidateTree`. The budget takes or leaves each `BudgetOffer`. `join` makes one draft tree of
+A drafter proposes one `CandidateTree`. The budget takes or leaves each `BudgetItem`. `join` makes one draft tree of
 the offers that it took, and `outcomes` returns afterwards which drafters' tokens were tested. Called by the target.
 """
 
@@ -33,7 +33,7 @@ class CandidateTree:
     max_len: int = 0
     """Maximum number of tokens that the sampled chain could have had; 0 for a tree of a requested shape."""
 
-    def offers(self, index: int = 0, factor: float = 1.0) -> list[BudgetOffer]:
+    def budget_items(self, index: int = 0, factor: float = 1.0) -> list[BudgetItem]:
         """Return one offer for each node, in order.
 
         index: index of this tree among those of the step. factor: multiplies all acceptance probabilities.
@@ -43,17 +43,17 @@ class CandidateTree:
 
             sampled chain of 2 tokens, max_len 4, probs 0.6 and 0.36, prob 0.6: 0.6, 0.36, 0.216 and 0.13 (no nodes)
         """
-        offers = [BudgetOffer(factor * prob, ((index, node),)) for node, prob in enumerate(self.tree.probs)]
-        if not offers or self.distributions[0] is None:
-            return offers
+        budget_items = [BudgetItem(factor * prob, ((index, node),)) for node, prob in enumerate(self.tree.probs)]
+        if not budget_items or self.distributions[0] is None:
+            return budget_items
         prob = factor * self.tree.probs[-1]
-        for _ in range(len(offers), self.max_len):
+        for _ in range(len(budget_items), self.max_len):
             prob *= self.prob
-            offers.append(BudgetOffer(prob, ()))
-        return offers
+            budget_items.append(BudgetItem(prob, ()))
+        return budget_items
 
 
-class BudgetOffer(NamedTuple):
+class BudgetItem(NamedTuple):
     """Draft token that the budget takes or leaves."""
 
     prob: float
@@ -72,20 +72,20 @@ class MergedTree(NamedTuple):
     may become one."""
 
 
-def join(candidates: Sequence[CandidateTree], offers: Sequence[BudgetOffer]) -> MergedTree:
+def join(candidates: Sequence[CandidateTree], budget_items: Sequence[BudgetItem]) -> MergedTree:
     """Return one draft tree of the offers that were taken. Among the offers, parents come before their children.
 
     chains [a, b] and [a, c] of two drafters: parents [-1, 0, 0], ids [a, b, c], nodes [{0: 0, 1: 1}, {0: 0, 1: 2}]
     """
     tree = DraftTree()
     nodes: list[dict[int, int]] = [{ROOT: ROOT} for _ in candidates]
-    for offer in offers:
-        for index, node in offer.nodes:
+    for budget_item in budget_items:
+        for index, node in budget_item.nodes:
             source = candidates[index].tree
             parent = nodes[index][source.parents[node]]
             joined = tree.child(parent, source.ids[node])
             if joined is None:
-                joined = tree.add(parent, source.ids[node], prob=offer.prob)
+                joined = tree.add(parent, source.ids[node], prob=budget_item.prob)
             nodes[index][node] = joined
     for found in nodes:
         del found[ROOT]

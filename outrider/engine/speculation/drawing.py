@@ -19,7 +19,7 @@ from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, Sampli
 from outrider.engine.sampling.token_distribution import (
     TokenDistribution,
     Weights,
-    draw_place,
+    draw_index,
     exactly_best,
     truncate_topk,
 )
@@ -98,22 +98,22 @@ def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Seq
     if params.greedy and distribution.best is not None:
         tree.add_ranked(node, distribution.best(row, max_ranked)[0])
         return
-    law = distribution.law(row)
-    if law is None:
+    token_distribution = distribution.distribution(row)
+    if token_distribution is None:
         return
     if params.is_deterministic:
-        tree.add_ranked(node, _best_ids(law, params, tree.committed_len + tree.depth(node), max_ranked))
-    elif distribution.best is None and law.scores.size == 1:  # a table's distribution with one token
-        tree.add_child(node, law.id_of(0), NodeKind.DETERMINISTIC)
+        tree.add_ranked(node, _best_ids(token_distribution, params, tree.committed_len + tree.depth(node), max_ranked))
+    elif distribution.best is None and token_distribution.scores.size == 1:  # a table's distribution with one token
+        tree.add_child(node, token_distribution.id_of(0), NodeKind.DETERMINISTIC)
     else:
-        _draw(tree, distribution, law, numbers)
+        _draw(tree, distribution, token_distribution, numbers)
 
 
-def _best_ids(law: TokenDistribution, params: SamplingParams, position: int, num: int) -> list[int]:
+def _best_ids(token_distribution: TokenDistribution, params: SamplingParams, position: int, num: int) -> list[int]:
     """Return up to num ids that the target most likely chooses at a position, best first, by its own numbers there."""
-    if law.scores.size == 1:  # as at temperature 0
-        return [law.id_of(0)]
-    return coupled_ranked(law, params, position, num)[0]
+    if token_distribution.scores.size == 1:  # as at temperature 0
+        return [token_distribution.id_of(0)]
+    return coupled_ranked(token_distribution, params, position, num)[0]
 
 
 def _draw(
@@ -121,24 +121,28 @@ def _draw(
 ) -> None:
     # Children are drawn one after the other without replacement; then come recovery nodes for the tokens that the
     # target may draw itself.
-    law = whole
+    token_distribution = whole
     if tree.topk is not None:
-        law = truncate_topk(whole, tree.topk)
-    law = law.normalised()
-    weights = law.weights.copy()
+        token_distribution = truncate_topk(whole, tree.topk)
+    token_distribution = token_distribution.normalised()
+    weights = token_distribution.weights.copy()
     for u in numbers:
         if not weights.any():
             return
-        place = draw_place(weights, u)
+        place = draw_index(weights, u)
         weights[place] = 0.0
-        tree.add_child(distribution.node, law.id_of(place), NodeKind.SAMPLED, law)
+        tree.add_child(distribution.node, token_distribution.id_of(place), NodeKind.SAMPLED, token_distribution)
     num_keys = min(MAX_RANKS - len(numbers), int(np.count_nonzero(weights)))
     if tree.plan.has_keys and num_keys > 0:
         position = tree.committed_len + tree.depth(distribution.node)
-        tree.add_ranked(distribution.node, _keys(distribution.state.params, position, law, weights, num_keys))
+        tree.add_ranked(
+            distribution.node, _keys(distribution.state.params, position, token_distribution, weights, num_keys)
+        )
 
 
-def _keys(params: SamplingParams, position: int, law: TokenDistribution, weights: Weights, num_keys: int) -> list[int]:
+def _keys(
+    params: SamplingParams, position: int, token_distribution: TokenDistribution, weights: Weights, num_keys: int
+) -> list[int]:
     """Return the ids that the target most likely draws at a position where all drawn tokens are rejected.
 
     Its distribution is taken for the draft's without these. The numbers order the ids and decide nothing else. The ids
@@ -146,19 +150,21 @@ def _keys(params: SamplingParams, position: int, law: TokenDistribution, weights
     """
     likely = np.flatnonzero(weights)
     if likely.size > NUM_LIKELY:
-        likely = likely[exactly_best(law.scores[likely], NUM_LIKELY)]
+        likely = likely[exactly_best(token_distribution.scores[likely], NUM_LIKELY)]
     ids = likely
-    if law.ids is not None:
-        ids = law.ids[likely]
+    if token_distribution.ids is not None:
+        ids = token_distribution.ids[likely]
     u = uniforms(params, position, ids)
-    order = np.argsort(np.log(-np.log(u)) - law.scores[likely])[:num_keys]  # the largest score + Gumbel first
+    order = np.argsort(np.log(-np.log(u)) - token_distribution.scores[likely])[
+        :num_keys
+    ]  # the largest score + Gumbel first
     return ids[order].tolist()  # type: ignore[no-any-return]
 
 
 def propose_chain(
     slot: Slot,
     state: SamplingState,
-    shares: SlotAcceptance,
+    acceptance: SlotAcceptance,
     max_tokens: int,
     next_distribution: NextDistribution,
     *,
@@ -178,31 +184,31 @@ def propose_chain(
         if state.failure(row.draft_prefix) is not None:
             break  # here the target ends the output
         try:
-            law = next_distribution(row)
+            token_distribution = next_distribution(row)
         except NonFiniteLogits:
             break
-        if law is None:
+        if token_distribution is None:
             break
         position = len(slot.committed) + depth
         sampled_from = None
-        if params.is_deterministic or (is_counted and law.scores.size == 1):
-            (token_id,) = _best_ids(law, params, position, 1)
+        if params.is_deterministic or (is_counted and token_distribution.scores.size == 1):
+            (token_id,) = _best_ids(token_distribution, params, position, 1)
         elif depth and distributions[-1] is None:
             break  # a deterministic token is matched, and a sampled one after it would be tested by its distribution
         else:
-            sampled_from = law.normalised()
+            sampled_from = token_distribution.normalised()
             numbers = host_slot_uniforms([params], [len(slot.committed)], [position], [NoiseStream.OWN_DRAFT])
             token_id = sampled_from.draw(float(numbers[0, 0]))
-        tree.add(depth - 1, token_id, prob=shares.chain_prob(depth + 1))
+        tree.add(depth - 1, token_id, prob=acceptance.chain_prob(depth + 1))
         distributions.append(sampled_from)
     max_len = 0
     if params.lenience == 1.0:
         max_len = max_tokens
-    return CandidateTree(tree, distributions, shares.share(0), max_len)
+    return CandidateTree(tree, distributions, acceptance.prob(0), max_len)
 
 
 def propose_by_logits(
-    slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int, logits: HostLogits | None
+    slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int, logits: HostLogits | None
 ) -> CandidateTree:
     """Return a chain of at most max_tokens draft tokens, whose token j is proposed by row j of `logits` [K, V],
     whatever the earlier tokens are.
@@ -216,4 +222,4 @@ def propose_by_logits(
             return None
         return logits.distribution_if_any(depth, row)
 
-    return propose_chain(slot, state, shares, max_tokens, next_distribution)
+    return propose_chain(slot, state, acceptance, max_tokens, next_distribution)

@@ -49,7 +49,7 @@ class TableDrafter(TargetDrafter):
     def has_next(self, slot: Slot) -> bool:
         return self._followers[slot.key].has_next()
 
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
+    def propose(self, slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int) -> CandidateTree:
         follower = self._followers[slot.key]
         num_tokens = slot.num_source_tokens + len(slot.committed)
         assert follower.num_tokens == num_tokens, f"{follower.num_tokens} tokens followed of {num_tokens}"
@@ -63,7 +63,7 @@ class TableDrafter(TargetDrafter):
                 return None
             return distribution_of_counts(counts, row, self._vocab_size)
 
-        return propose_chain(slot, state, shares, max_tokens, next_distribution, is_counted=True)
+        return propose_chain(slot, state, acceptance, max_tokens, next_distribution, is_counted=True)
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
         follower = self._followers.pop(key)

@@ -30,18 +30,18 @@ from outrider.engine.worker.jobs import JobError
 
 
 class GrowingTree(Growth):
-    """Draft tree that grows in one slot. The grower feeds the nodes of `offers`, and calls `go_on` when tokens are
-    committed.
+    """Draft tree that grows in one slot. The grower feeds the nodes of `candidates`, and calls `commit_decided` when
+    tokens are committed.
     """
 
     def __init__(self, setup: GrowthSetup) -> None:
         self._setup = setup
         self._slot = setup.slot
-        self.shares = setup.shares
+        self.acceptance = setup.acceptance
         self.topk = setup.topk
         drafter = setup.drafter
         self.plan = TreePlan(
-            setup.speculation, setup.slot.params, setup.shares, drafter.takes_trees, drafter.fills_blocks
+            setup.speculation, setup.slot.params, setup.acceptance, drafter.supports_trees, drafter.is_block_drafter
         )
         self.segments: dict[int, tuple[int, Place]] = {}
         """Under `rejection`: the segment to which the tokens drawn after a node or ROOT belong, by node. It is given by
@@ -55,10 +55,10 @@ class GrowingTree(Growth):
         self.ranked: dict[int, list[int]] = {}
         """By node or ROOT: further ids that may follow it, best first, for which there are no nodes yet. They become
         nodes as the root comes nearer, since likelier nodes have more children."""
-        self._begin_offers()
+        self._reset_candidates()
 
-    def _begin_offers(self) -> None:
-        self._offered: list[tuple[float, int]] = []
+    def _reset_candidates(self) -> None:
+        self._candidates: list[tuple[float, int]] = []
         """(negated acceptance probability, node) of nodes that are worth feeding, the likeliest first."""
         self._named: list[int] = []
         """Unfed nodes that must have children because the request fixes a number or a tree shape; the target waits for
@@ -67,7 +67,7 @@ class GrowingTree(Growth):
         self._last_depth = self._slot.max_len - 1 - self.committed_len
         """Depth at which nodes have no children, since the target commits one token of its own after them."""
         self._max_depth = min(
-            self._last_depth, self.plan.max_depth, self._setup.drafter.max_depth, self._slot.most_depth
+            self._last_depth, self.plan.max_depth, self._setup.drafter.max_depth, self._slot.max_depth
         )
         fed = set[int]()
         if self.is_root_fed:
@@ -75,7 +75,7 @@ class GrowingTree(Growth):
             fed.add(ROOT)
         for node in range(ROOT, len(self)):
             if node not in fed:
-                self._offer(node)
+                self._add_candidate(node)
 
     @property
     def committed_len(self) -> int:
@@ -87,11 +87,11 @@ class GrowingTree(Growth):
 
     # what is fed next
 
-    def offers(self, max_num: int) -> list[tuple[float, int]]:
+    def candidates(self, max_num: int) -> list[tuple[float, int]]:
         if self._named:  # the target waits for these, however unlikely they are
             return [(1.0, node) for node in self._named[:max_num]]
         num = min(max_num, max(0, self._setup.max_fed - len(self.fed)))
-        return [(-cost, node) for cost, node in self._offered[:num]]
+        return [(-cost, node) for cost, node in self._candidates[:num]]
 
     def prob_ahead(self, node: int, num_ahead: int) -> float | None:
         """Return the acceptance probability of a descendant of a node: the one reached over num_ahead first children.
@@ -100,10 +100,10 @@ class GrowingTree(Growth):
         if not self._may_follow(node, num_ahead):
             return None
         if self._named:
-            if not self._num_named(node, num_ahead):
+            if not self._num_required(node, num_ahead):
                 return None
             return 1.0
-        prob = self.prob(node) * self.shares.chain_prob(num_ahead)
+        prob = self.prob(node) * self.acceptance.chain_prob(num_ahead)
         if not self._is_likely(prob) or len(self.fed) >= self._setup.max_fed:
             return None
         return prob
@@ -113,31 +113,31 @@ class GrowingTree(Growth):
         if node in self._named:
             self._named.remove(node)
         else:
-            self._offered.remove((-self.prob(node), node))
+            self._candidates.remove((-self.prob(node), node))
 
-    def _offer(self, node: int) -> None:
+    def _add_candidate(self, node: int) -> None:
         if not self._may_follow(node):
             return
         prob = self.prob(node)
-        if self._num_named(node):
+        if self._num_required(node):
             self._named.append(node)
         elif node == ROOT or self._is_likely(prob):
-            insort(self._offered, (-prob, node))
+            insort(self._candidates, (-prob, node))
 
     def _may_follow(self, node: int, num_ahead: int = 0) -> bool:
         """Return whether a child of the node `num_ahead` first children below a node would be of use."""
         if self.depth(node) + num_ahead >= self._max_depth:
             return False
-        if self._setup.drafter.fills_blocks and node != ROOT and self.ranks[node] and not self._num_named(node):
+        if self._setup.drafter.is_block_drafter and node != ROOT and self.ranks[node] and not self._num_required(node):
             return False
         if self.plan.has_keys or num_ahead or self.kinds.get(node) is not NodeKind.SAMPLED:
             return True
         return bool(self.number_keys(node))
 
     def _is_likely(self, prob: float) -> bool:
-        return prob * self.shares.share(0) >= MIN_PROB
+        return prob * self.acceptance.prob(0) >= MIN_PROB
 
-    def _num_named(self, node: int, num_ahead: int = 0) -> int:
+    def _num_required(self, node: int, num_ahead: int = 0) -> int:
         """Return the number of children that the request fixes for the node `num_ahead` first children below a node."""
         if not self.plan.places:
             return 0
@@ -165,26 +165,28 @@ class GrowingTree(Growth):
     def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
         add_children(self, distribution, numbers)
         node, children = distribution.node, self.children(distribution.node)
-        is_guess = self.kinds.get(node) is NodeKind.DETERMINISTIC
-        if not children or (is_guess and self.kinds[children[0]] is NodeKind.SAMPLED):
+        is_deterministic = self.kinds.get(node) is NodeKind.DETERMINISTIC
+        if not children or (is_deterministic and self.kinds[children[0]] is NodeKind.SAMPLED):
             self.ended.append(node)  # deterministic and sampled nodes do not mix
         elif self.depth(children[0]) >= self._last_depth:
             self.ended.append(children[0])
 
-    def add_child(self, parent: int, token_id: int, kind: NodeKind, law: TokenDistribution | None = None) -> int:
-        """Add the next child of a node or ROOT, and return it. law: distribution that it was drawn from; None if it was
-        not drawn.
+    def add_child(
+        self, parent: int, token_id: int, kind: NodeKind, distribution: TokenDistribution | None = None
+    ) -> int:
+        """Add the next child of a node or ROOT, and return it. distribution: distribution that it was drawn from; None
+        if it was not drawn.
         """
         rank = len(self.children(parent))
-        child = self.add(parent, token_id, prob=self.prob(parent) * self.shares.share(rank))
+        child = self.add(parent, token_id, prob=self.prob(parent) * self.acceptance.prob(rank))
         self.kinds[child] = kind
-        if law is not None:
-            self.distributions[child] = law
+        if distribution is not None:
+            self.distributions[child] = distribution
         if not self._is_determined and kind is not NodeKind.RECOVERY:
             start, place = self._segment(parent)
             self.segments[child] = start, (*place, rank)
         self.unsent.append(child)
-        self._offer(child)
+        self._add_candidate(child)
         return child
 
     def add_ranked(self, parent: int, ids: Sequence[int]) -> None:
@@ -201,7 +203,7 @@ class GrowingTree(Growth):
         kind = NodeKind.RECOVERY
         if self._is_determined:
             kind = NodeKind.DETERMINISTIC
-        num_ranked = self.plan.num_ranked(self._num_named(node), self.prob(node))
+        num_ranked = self.plan.num_ranked(self._num_required(node), self.prob(node))
         num_missing = max(0, num_ranked - len(self.children(node)))
         for token_id in ranked[:num_missing]:
             self.add_child(node, token_id, kind)
@@ -224,21 +226,21 @@ class GrowingTree(Growth):
         known = self._slot.committed[base_len:]
         return not is_new_lease and known == list(decided[: len(known)])
 
-    def go_on(self, decided: Sequence[int]) -> list[int]:
+    def commit_decided(self, decided: Sequence[int]) -> list[int]:
         path = list[int]()
         node = ROOT
         for token_id in decided:
             children = self.children(node)
             rank = self._rank_of(node, token_id)
             if children:
-                self.shares.note(rank)
+                self.acceptance.note(rank)
             if rank is None or rank >= len(children):
                 break
             node = children[rank]
             path.append(node)
-        goes_on = len(path) == len(decided) and self._goes_on(node)
+        can_continue = len(path) == len(decided) and self._can_continue(node)
         self._slot.commit_from(self.committed_len, decided)
-        if goes_on:
+        if can_continue:
             return self._grow_below(node)
         keep = self.keep(path[: len(decided) - 1])  # the last token is fed again for the logits after it
         self.segments.clear()
@@ -252,7 +254,7 @@ class GrowingTree(Growth):
             return None
         return ids.index(token_id)
 
-    def _goes_on(self, node: int) -> bool:
+    def _can_continue(self, node: int) -> bool:
         """Return whether the nodes below a node are of use once it is committed.
 
         Under `rejection` they are not if its segment is over, since the tokens after it are drawn anew. A chain
@@ -266,7 +268,7 @@ class GrowingTree(Growth):
         self.ranked = remap(self.ranked, new_index)
         self.segments = remap(self.segments, new_index)
         keep = self.keep(range(len(self)))
-        self._begin_offers()
+        self._reset_candidates()
         for parent in (ROOT, *self.fed):
             self._fill(parent)
         self.finish_step()

@@ -40,7 +40,7 @@ class GrowthSetup:
 
     slot: BareSlot
     speculation: Speculation
-    shares: SlotAcceptance
+    acceptance: SlotAcceptance
     drafter: NodeDrafter[Any]
     topk: int | None
     """Number of likeliest ids to which distributions are cut; None to keep them whole."""
@@ -93,7 +93,7 @@ class Growth(CachedTree, ABC):
         return None
 
     @classmethod
-    def shares_key(cls, params: SamplingParams) -> object:
+    def acceptance_key(cls, params: SamplingParams) -> object:
         """Return a key for these parameters. Slots with equal keys share acceptance probabilities."""
         return params.greedy, params.is_deterministic
 
@@ -127,7 +127,7 @@ class Growth(CachedTree, ABC):
         return bool(self.ids)
 
     @abstractmethod
-    def offers(self, max_num: int) -> list[tuple[float, int]]:
+    def candidates(self, max_num: int) -> list[tuple[float, int]]:
         """Return at most max_num nodes that are worth feeding, as (acceptance probability, node), the best first."""
 
     def number_keys(self, node: int) -> Sequence[NumberKey]:
@@ -159,7 +159,7 @@ class Growth(CachedTree, ABC):
         """
 
     @abstractmethod
-    def go_on(self, decided: Sequence[Any]) -> list[int]:
+    def commit_decided(self, decided: Sequence[Any]) -> list[int]:
         """Commit tokens or levels after the position `known_len`, and keep growing below them.
 
         Returns the indices in `fed`, ascending, of the nodes that stay in the cache: the committed ones and those below
@@ -200,12 +200,12 @@ class RowsAhead(Protocol):
     def begin_step(self) -> None:
         """Discard the look-ahead rows of the previous step."""
 
-    def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
+    def candidates(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
         """Yield (probability of use, look-ahead row) for the rows after an offered node, as far as the tree would feed
         nodes there.
         """
 
-    def ask(self, node: int) -> None:
+    def mark(self, node: int) -> None:
         """Mark an offered look-ahead row as one to feed in this step."""
 
     def behind(self, nodes: Sequence[int]) -> list[RowAhead]:

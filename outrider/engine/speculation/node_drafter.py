@@ -28,12 +28,12 @@ class NodeDistribution:
     tree: Growth
     node: int
     state: SamplingState
-    law: Callable[[LogitRow], TokenDistribution | None]
+    distribution: Callable[[LogitRow], TokenDistribution | None]
     """Function that returns the distribution under the request's parameters; None if nothing is known to follow. Raises
     NonFiniteLogits."""
     best: Callable[[LogitRow, int], tuple[Sequence[int], Sequence[float]]] | None = None
     """Function (row, number) that returns at most that number of the likeliest ids at temperature 0, best first, and
-    their probabilities. None for a table, whose `law` is called instead."""
+    their probabilities. None for a table, whose `distribution` is called instead."""
 
 
 SlotT = TypeVar("SlotT", contravariant=True)
@@ -45,13 +45,13 @@ class NodeDrafter(Protocol[SlotT]):
     cache.
     """
 
-    takes_trees: bool = True
+    supports_trees: bool = True
     """Whether a step may feed nodes of one slot that do not lie on one path."""
     can_refeed: bool = False
     """Whether a node that left the cache can be fed again from its token alone."""
     max_depth: int = MAX_DRAFT_TOKENS
     """Maximum depth below the last committed token for which the drafter has distributions."""
-    fills_blocks: bool = False
+    is_block_drafter: bool = False
     """Whether one forward after the last committed token returns the distributions of all depths, whatever the nodes
     are. Then draft tokens after a token of the target's own are made only once it is committed."""
 
@@ -67,7 +67,7 @@ class NodeDrafter(Protocol[SlotT]):
         from the first of them.
         """
 
-    def knows(self, asked: SlotT) -> bool:
+    def is_cached(self, asked: SlotT) -> bool:
         """Return whether the cache still holds all fed nodes of a slot."""
         return True
 
@@ -89,13 +89,13 @@ def distribution_of_logits(
     node.
     """
 
-    def law(row: LogitRow) -> TokenDistribution | None:
+    def next_distribution(row: LogitRow) -> TokenDistribution | None:
         return host.distribution_if_any(index, row)
 
     def best(row: LogitRow, num: int) -> tuple[Sequence[int], Sequence[float]]:
         return host.ranked(index, row, num)
 
-    return NodeDistribution(tree, node, state, law, best)
+    return NodeDistribution(tree, node, state, next_distribution, best)
 
 
 def distribution_of_table(
@@ -110,10 +110,10 @@ def distribution_of_table(
     counts_after: function that returns the counts after the token ids of a path; None if the table has none.
     """
 
-    def law(row: LogitRow) -> TokenDistribution | None:
+    def next_distribution(row: LogitRow) -> TokenDistribution | None:
         counts = counts_after(row.draft_prefix)
         if counts is None:
             return None
         return distribution_of_counts(counts, row, vocab_size)
 
-    return NodeDistribution(tree, node, state, law)
+    return NodeDistribution(tree, node, state, next_distribution)

@@ -29,24 +29,24 @@ class TreePlan:
         self,
         speculation: Speculation,
         params: SamplingParams,
-        shares: SlotAcceptance,
-        takes_trees: bool,
-        fills_blocks: bool,
+        acceptance: SlotAcceptance,
+        supports_trees: bool,
+        is_block_drafter: bool,
     ) -> None:
-        """Create the limits. params: the request's. shares: acceptance probabilities in the slot. takes_trees,
-        fills_blocks: as in `NodeDrafter`.
+        """Create the limits. params: the request's. acceptance: acceptance probabilities in the slot. supports_trees,
+        is_block_drafter: as in `NodeDrafter`.
         """
-        self.shares = shares
+        self.acceptance = acceptance
         self.first_candidate = CANDIDATES * speculation.place
         """Index of the first uniform random number that this draft worker uses at a position, one for each candidate.
         Each draft worker has its own range, so that their draws are independent."""
         self._is_determined = params.is_deterministic
-        self._is_narrow = not takes_trees or speculation.sequential
-        self.has_keys = not self._is_narrow and not params.is_deterministic and not fills_blocks
+        self._is_narrow = not supports_trees or speculation.sequential
+        self.has_keys = not self._is_narrow and not params.is_deterministic and not is_block_drafter
         """Whether nodes get recovery nodes as children."""
         self.places: Mapping[Place, int] = {}
         """Number of children that the request fixes for the node at each place; empty if it fixes none."""
-        if speculation.tree is not None and takes_trees:
+        if speculation.tree is not None and supports_trees:
             self.places = places_of(speculation.tree)
         elif speculation.is_fixed:  # a chain of 3: {(): 1, (0,): 1, (0, 0): 1}
             self.places = {(0,) * depth: 1 for depth in range(speculation.max_depth)}
@@ -62,18 +62,18 @@ class TreePlan:
         elif speculation.sequential:
             self.max_depth = named_depth or speculation.max_draft_tokens
 
-    def num_ranked(self, num_named: int, prob: float) -> int:
+    def num_ranked(self, num_required: int, prob: float) -> int:
         """Return the number of children that a node should have, including sampled ones.
 
-        num_named: number of children that the request fixes for it. prob: acceptance probability of the node.
+        num_required: number of children that the request fixes for it. prob: acceptance probability of the node.
         """
         min_ranked = 0
         if self._is_determined:
-            min_ranked = max(1, num_named)
+            min_ranked = max(1, num_required)
         if self._is_narrow:
             return min_ranked
         num_likely = 0
-        while num_likely < MAX_RANKS and prob * self.shares.share(num_likely) >= MIN_PROB:
+        while num_likely < MAX_RANKS and prob * self.acceptance.prob(num_likely) >= MIN_PROB:
             num_likely += 1
         return max(min_ranked, num_likely)
 
@@ -98,15 +98,15 @@ def places_of(shape: TreeShape) -> dict[Place, int]:
                     below.append((*place, rank))
             level = below
         return places
-    shares = SlotAcceptance(RankAcceptance())
-    heap: list[tuple[float, Place]] = [(-shares.share(0), (0,))]  # negated probabilities
+    acceptance = SlotAcceptance(RankAcceptance())
+    heap: list[tuple[float, Place]] = [(-acceptance.prob(0), (0,))]  # negated probabilities
     for _ in range(shape.num_nodes):
         negated, place = heapq.heappop(heap)
         parent = place[:-1]
         rank = place[-1]
         places[parent] = rank + 1
-        negated_parent = negated / shares.share(rank)
-        heapq.heappush(heap, (negated_parent * shares.share(rank + 1), (*parent, rank + 1)))
+        negated_parent = negated / acceptance.prob(rank)
+        heapq.heappush(heap, (negated_parent * acceptance.prob(rank + 1), (*parent, rank + 1)))
         if len(place) < shape.depth:
-            heapq.heappush(heap, (negated * shares.share(0), (*place, 0)))
+            heapq.heappush(heap, (negated * acceptance.prob(0), (*place, 0)))
     return places

@@ -29,7 +29,7 @@ class RankAcceptance:
     """Acceptance probabilities by rank, shared by all slots that sample alike."""
 
     def __init__(self) -> None:
-        self.shares = list(_PRIOR)
+        self.probs = list(_PRIOR)
         """By rank: probability that the child of that rank is the accepted one."""
         self._num_noted = _PRIOR_COUNT
 
@@ -37,8 +37,8 @@ class RankAcceptance:
         """Record a node whose children were tested. rank: rank of the child that was committed; None if none was."""
         self._num_noted += 1
         weight = max(_WEIGHT, 1 / self._num_noted)
-        for own_rank, prob in enumerate(self.shares):
-            self.shares[own_rank] = max(_MIN_PROB, prob + weight * ((own_rank == rank) - prob))
+        for own_rank, prob in enumerate(self.probs):
+            self.probs[own_rank] = max(_MIN_PROB, prob + weight * ((own_rank == rank) - prob))
 
 
 class SlotAcceptance:
@@ -49,18 +49,18 @@ class SlotAcceptance:
         all slots 0.6, 0.24, 0.096 ..; the slot's first 0.8: the second is 0.24 * (1 - 0.8) / (1 - 0.6) = 0.12
     """
 
-    def __init__(self, shares: RankAcceptance) -> None:
+    def __init__(self, probs: RankAcceptance) -> None:
         """Create the probabilities of a new slot, equal to those of all slots that sample alike."""
-        self._all = shares
-        self.first = shares.shares[0]
+        self._all = probs
+        self.first = probs.probs[0]
         """Acceptance probability, in this slot, of the child of rank 0."""
 
-    def share(self, rank: int) -> float:
+    def prob(self, rank: int) -> float:
         """Return the probability that the child of this rank is accepted, given that its parent is."""
         if rank == 0:
             return self.first
-        shares = self._all.shares
-        return shares[min(rank, MAX_RANKS - 1)] * (1.0 - self.first) / max(_MIN_PROB, 1.0 - shares[0])
+        probs = self._all.probs
+        return probs[min(rank, MAX_RANKS - 1)] * (1.0 - self.first) / max(_MIN_PROB, 1.0 - probs[0])
 
     def chain_prob(self, num_tokens: int) -> float:
         """Return the probability that all num_tokens draft tokens of a chain are accepted."""
@@ -87,5 +87,5 @@ class SlotAcceptance:
         Call it after a step that verified no draft token of the slot. Without it, a low probability would keep draft
         tokens from being tried again.
         """
-        self._all.shares[0] += _WEIGHT * _SLOT_WEIGHT * (_PRIOR[0] - self._all.shares[0])
-        self.first += _SLOT_WEIGHT * _SLOT_WEIGHT * (self._all.shares[0] - self.first)
+        self._all.probs[0] += _WEIGHT * _SLOT_WEIGHT * (_PRIOR[0] - self._all.probs[0])
+        self.first += _SLOT_WEIGHT * _SLOT_WEIGHT * (self._all.probs[0] - self.first)

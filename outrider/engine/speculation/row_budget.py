@@ -44,7 +44,7 @@ class RowBudget(Generic[Item]):
 
     def __init__(self, cost: RowCost) -> None:
         self._cost = cost
-        self._given = VirtualTokens()
+        self._granted = VirtualTokens()
         self._alone_s: dict[bytes, float] = {}
         """By caller: mean seconds of an undisturbed step with its rows only. Only callers that may bound steps have an
         entry."""
@@ -101,20 +101,20 @@ class RowBudget(Generic[Item]):
                     gain = 1.0
                     alone_gain = 1.0
                     num_alone = 1
-                own_s = self._alone_s.get(caller) or self._cost.least_seconds(num_alone)
+                own_s = self._alone_s.get(caller) or self._cost.min_seconds(num_alone)
                 max_step_s[caller] = own_s * total_weight / weight
                 is_fair = is_fair and gain * max_step_s[caller] >= alone_gain * step_s
         if is_fair:
-            self._given.wait({}, ())
+            self._granted.wait({}, ())
             self._alone_s.clear()
             return None
         bounding = min(max_step_s, key=max_step_s.__getitem__)
         self.bounding = bounding
         self._num_rows = max(1.0, min(self._num_rows, max_rows))
         stepping, num_rows = self._stepping(units, bounding)
-        self._given.wait(_weights_of_waiting(weights, units), weights)
+        self._granted.wait(_weights_of_waiting(weights, units), weights)
         dealt = self._dealt(stepping, num_rows)
-        self._given.wait(_weights_of_waiting(weights, units), weights)
+        self._granted.wait(_weights_of_waiting(weights, units), weights)
         for caller in self._alone_s.keys() - weights.keys():
             del self._alone_s[caller]
         if any(stepping.values()):
@@ -148,17 +148,17 @@ class RowBudget(Generic[Item]):
             self._num_rows *= 1.0 + _WEIGHT * (ratio - 1.0)
 
     def _dealt(self, units: dict[bytes, deque[BudgetUnit[Item]]], num_rows: int) -> list[Item]:
-        def given_with_next(caller: bytes) -> float:
-            return self._given.served_after(caller, waiting[caller][0].num_rows)
+        def granted_with_next(caller: bytes) -> float:
+            return self._granted.served_after(caller, waiting[caller][0].num_rows)
 
         dealt = list[Item]()
         waiting = dict(units)
         while num_rows > 0 and waiting:
-            caller = min(waiting, key=given_with_next)
+            caller = min(waiting, key=granted_with_next)
             unit = waiting[caller].popleft()
             dealt.append(unit.item)
             num_rows -= unit.num_rows
-            self._given.add_served(caller, unit.num_rows)
+            self._granted.add_served(caller, unit.num_rows)
             if not waiting[caller]:
                 del waiting[caller]
         return dealt

@@ -68,7 +68,7 @@ class RowCost:
         """
         return self._level_s * np.interp(num_rows, self._sizes, self._monotone)
 
-    def least_seconds(self, num_rows: int) -> float:
+    def min_seconds(self, num_rows: int) -> float:
         """Return the expected seconds of a step of num_rows rows. For fewer rows than were ever tried, it is
         proportionally less than for the fewest tried, so that such steps are tried.
 

@@ -39,11 +39,11 @@ class ExtraRows:
     depth: int
     """Maximum depth of the draft tokens of a later step."""
 
-    def gain(self, shares: SlotAcceptance) -> float:
-        """Return the expected number of accepted draft tokens that the rows bring. shares: acceptance probabilities of
-        their drafter.
+    def gain(self, acceptance: SlotAcceptance) -> float:
+        """Return the expected number of accepted draft tokens that the rows bring. acceptance: acceptance probabilities
+        of their drafter.
         """
-        prob = min(1.0, sum(map(shares.share, range(self.width))))
+        prob = min(1.0, sum(map(acceptance.prob, range(self.width))))
         gain = 0.0
         for _ in range(self.depth):
             gain = prob * (1.0 + gain)
@@ -53,13 +53,13 @@ class ExtraRows:
 class TargetDrafter(Protocol):
     """Drafter in the target, for all slots that were opened for it. Runs on the engine thread.
 
-    `commit` or `append` is called at every change of a slot's committed tokens. `rows_beside` and `read` are for
-    drafters with `feeds_rows`. Methods with a body in this class are optional.
+    `commit` or `append` is called at every change of a slot's committed tokens. `extra_rows` and `read` are for
+    drafters with `has_extra_rows`. Methods with a body in this class are optional.
     """
 
     max_len: int = MAX_DRAFT_TOKENS
     """Maximum number of draft tokens that the drafter proposes at once."""
-    feeds_rows: bool = False
+    has_extra_rows: bool = False
     """Whether the drafter may add extra rows to a step."""
 
     def open(self, job: OpenJob, slot: Slot) -> None:
@@ -83,10 +83,10 @@ class TargetDrafter(Protocol):
     def has_next(self, slot: Slot) -> bool:
         """Return whether the drafter proposes something worth verifying after the slot's last committed token."""
 
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotAcceptance, max_tokens: int) -> CandidateTree:
+    def propose(self, slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int) -> CandidateTree:
         """Return at most max_tokens draft tokens, best first; an empty tree if there is nothing to propose.
 
-        state: sampling state of the slot. shares: acceptance probabilities of this drafter in the slot.
+        state: sampling state of the slot. acceptance: acceptance probabilities of this drafter in the slot.
         """
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
@@ -94,7 +94,7 @@ class TargetDrafter(Protocol):
         other slots.
         """
 
-    def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
+    def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return the extra rows to add to the slot's next step; None if there are none.
 
         parents: parents of the step's draft tokens, in the draft tree. It is called with all draft tokens that the step

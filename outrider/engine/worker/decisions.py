@@ -46,7 +46,7 @@ class SlotState(NamedTuple):
     """Number of blocks that the encoder's source takes, whether the slot holds them yet or not."""
     num_to_encode: int = 0
     """Number of source tokens that the encoder has not read yet; it reads all of them in one forward."""
-    most_narrow: int = MAX_NARROW
+    max_narrow_tokens: int = MAX_NARROW
     """Maximum number of uncached tokens that can run in the slot's step itself, without a prefill before it."""
     scheduling: Scheduling = Scheduling()
     """Caller and its weight, and the request's priority."""
@@ -77,7 +77,7 @@ class SlotState(NamedTuple):
         if self.num_to_encode:
             return self.num_to_encode
         num_uncached = self.num_committed - self.num_cached
-        if num_uncached <= self.most_narrow:
+        if num_uncached <= self.max_narrow_tokens:
             return 0
         return num_uncached - 1
 

@@ -51,7 +51,7 @@ class StepTimes:
         """Record that the engine thread begins a step or a job."""
         self._began_s = self._clock()
 
-    def rest(self) -> None:
+    def begin_wait(self) -> None:
         """Record that the engine thread begins to wait for work."""
         self._began_s = None
 
@@ -187,7 +187,7 @@ class EngineThread:
         return self._error
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the thread is alive: it loads, works or waits for jobs."""
         return self._thread.is_alive()
 
@@ -237,7 +237,7 @@ class EngineThread:
     def _drain(self, block: bool) -> None:
         if block:
             wake = self.worker.next_wake()
-            self.times.rest()
+            self.times.begin_wait()
             try:
                 timeout_s = None
                 if wake is not None:

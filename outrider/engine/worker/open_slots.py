@@ -37,7 +37,7 @@ class BareSlot:
     methods.
     """
 
-    __slots__ = ("asked_s", "committed", "key", "num_prompt", "params", "scheduling")
+    __slots__ = ("committed", "key", "last_request_s", "num_prompt", "params", "scheduling")
 
     def __init__(self, key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams) -> None:
         self.key = key
@@ -48,7 +48,7 @@ class BareSlot:
         """Token ids of prompt and output. The worker never takes any back by itself."""
         self.scheduling = Scheduling()
         """Caller and its weight, and the request's priority."""
-        self.asked_s = 0.0
+        self.last_request_s = 0.0
         """Monotonic time, in seconds, of the last message that requested work for the slot, or of the reply to it."""
 
     @property
@@ -57,14 +57,14 @@ class BareSlot:
         return self.num_prompt + self.params.max_tokens
 
     @property
-    def most_cached(self) -> int:
+    def max_cached_len(self) -> int:
         """Maximum number of tokens in the cache at once. It may exceed `max_len`, since siblings in a draft tree are
         cached, too.
         """
         return self.max_len
 
     @property
-    def most_depth(self) -> int:
+    def max_depth(self) -> int:
         """Maximum depth of a draft tree below the committed tokens."""
         return self.params.max_tokens
 
@@ -92,7 +92,7 @@ class BareSlot:
     def settle(self) -> None:
         """Update what the slot keeps besides the committed tokens, such as a cache, after these changed."""
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Discard for good what the slot keeps besides the committed tokens, because it may be wrong."""
 
     def truncate(self, committed_len: int) -> int:
@@ -102,15 +102,15 @@ class BareSlot:
         """
         return 0
 
-    def give_up(self) -> int:
+    def free_cache(self) -> int:
         """Discard all but `committed`; return the number of freed cache blocks."""
         return 0
 
-    def make_way(self) -> int:
+    def free_for_successor(self) -> int:
         """Free the slot because another one with the same key replaces it; return the number of freed cache blocks. The
         choice itself has not ended.
         """
-        return self.give_up()
+        return self.free_cache()
 
 
 S = TypeVar("S", bound=BareSlot)
@@ -128,18 +128,18 @@ class OpenSlots(Generic[S]):
         max_slots: int,
         context_limit: int,
         *,
-        takes_sources: bool = False,
+        has_sources: bool = False,
         has_corpus: bool = False,
     ) -> None:
         """Create an empty table.
 
         `make`: creates a slot. `max_slots`: maximum number of open slots. `context_limit`: maximum number of tokens per
-        slot. `takes_sources`: whether the model has an encoder, so that slots have a source. `has_corpus`: whether
+        slot. `has_sources`: whether the model has an encoder, so that slots have a source. `has_corpus`: whether
         `make` takes a `corpus_id`.
         """
         self.max_slots = max_slots
         self.context_limit = context_limit
-        self.takes_sources = takes_sources
+        self.has_sources = has_sources
         self.has_corpus = has_corpus
         self._make = make
         self._slots: dict[SlotKey, S] = {}
@@ -199,9 +199,9 @@ class OpenSlots(Generic[S]):
                 f"cache_salt has {len(cache_salt)} bytes, at most {MAX_SALT_BYTES} are allowed", param="cache_salt"
             )
         if key in self._slots:
-            self._slots.pop(key).make_way()
+            self._slots.pop(key).free_for_successor()
         optional: dict[str, Any] = {}
-        if self.takes_sources:
+        if self.has_sources:
             optional["source_ids"] = source_ids
         if translation is not None:
             optional["translation"] = translation
@@ -218,7 +218,7 @@ class OpenSlots(Generic[S]):
         slot = self._slots.pop((owner, slot_id), None)
         if slot is None:
             return 0
-        return slot.give_up()
+        return slot.free_cache()
 
     def close_owner(self, owner: int) -> int:
         """Free all slots of a stream that ended; return the number of these slots."""
@@ -249,14 +249,14 @@ class OpenSlots(Generic[S]):
     def _check_source(self, num_source: int) -> None:
         limit = 0
         allowed = "none without an encoder"
-        if self.takes_sources:
+        if self.has_sources:
             limit = self.context_limit
             allowed = f"at most {limit}, the context limit"
         if num_source > limit:
             raise InvalidRequest(
                 f"a source of {num_source} tokens, and this worker reads {allowed}", param="source_ids"
             )
-        if self.takes_sources and not num_source:
+        if self.has_sources and not num_source:
             raise InvalidRequest(
                 "source_ids is empty, and this worker's encoder reads at least one token", param="source_ids"
             )

@@ -1,6 +1,6 @@
 """Apply the decisions of `Scheduler` to slots and memory, before and after each forward. No torch.
 
-Both workers call `StepScheduler.take` on the engine thread, run the forward, and call `done`.
+Both workers call `StepScheduler.schedule` on the engine thread, run the forward, and call `note_step`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ScheduledStep:
 
 class StepScheduler:
     """Scheduler of both workers: it calls `Scheduler.plan` and applies its decisions. The worker runs the forward, and
-    calls `done` after it.
+    calls `note_step` after it.
     """
 
     def __init__(self, table: OpenSlots[Slot], pool: KVPool, metrics: WorkerMetrics, max_prefill_tokens: int) -> None:
@@ -95,10 +95,10 @@ class StepScheduler:
 
     @property
     def num_starved(self) -> int:
-        """Number of slots that were preempted, or waited for memory, in the last call of `take`."""
+        """Number of slots that were preempted, or waited for memory, in the last call of `schedule`."""
         return self._num_starved
 
-    def take(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> ScheduledStep:
+    def schedule(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> ScheduledStep:
         """Decide what runs in the next forward, and allocate and free memory for it.
 
         `step_requests`: requests by slot. A slot without one needs no step; its prompt is fed anyway if `feed_all` is
@@ -106,7 +106,7 @@ class StepScheduler:
         """
         preempted: set[SlotKey] = set()
         while True:
-            demands = [_demand(slot, step_requests.get(slot.key), now, feed_all) for slot in self._table]
+            demands = [_slot_state(slot, step_requests.get(slot.key), now, feed_all) for slot in self._table]
             decisions = self._scheduler.plan(demands, self._pool.num_free)
             victims = [decision.key for decision in decisions if isinstance(decision, Preempt)]
             if not victims:
@@ -123,14 +123,14 @@ class StepScheduler:
             return None
         return now + RETRY_S
 
-    def done(self, turn: ScheduledStep, num_run_tokens: int, seconds: float) -> None:
-        """Record that the forward of `turn` has run and took `seconds` in all.
+    def note_step(self, scheduled: ScheduledStep, num_run_tokens: int, seconds: float) -> None:
+        """Record that the forward of `scheduled` has run and took `seconds` in all.
 
         `num_run_tokens`: number of tokens of steps in it, without those of prompts.
         """
-        for piece in turn.pieces:
+        for piece in scheduled.pieces:
             piece.slot.fed_committed(piece.row.new_ids)
-        num_fed = sum(piece.num_tokens for piece in turn.pieces)
+        num_fed = sum(piece.num_tokens for piece in scheduled.pieces)
         self._scheduler.cost.note(num_run_tokens, num_fed, seconds)
         if num_run_tokens:
             self._decode_tokens.observe(num_run_tokens)
@@ -172,7 +172,7 @@ class StepScheduler:
             self._metrics.prefix_hit_tokens.inc(num_adopted)
 
     def _preempt(self, key: SlotKey) -> None:
-        self._slot(key).give_up()
+        self._slot(key).free_cache()
         self._metrics.preemptions.inc()
 
     def _note_memory(self, num_starved: int) -> None:
@@ -190,14 +190,16 @@ class StepScheduler:
         return slot
 
 
-def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: bool) -> SlotState:
+def _slot_state(slot: Slot, step_request: StepRequest | None, now: float, feed_all: bool) -> SlotState:
     num_committed = slot.num_feedable
     num_after = num_committed
     want = Need.NOTHING
     if step_request is not None:
         want = step_request.want
-        num_after = min(step_request.num_after, slot.most_cached)
-    elif now - slot.asked_s >= DORMANT_S:  # no prefill either: it would take back the memory that was taken from it
+        num_after = min(step_request.num_after, slot.max_cached_len)
+    elif (
+        now - slot.last_request_s >= DORMANT_S
+    ):  # no prefill either: it would take back the memory that was taken from it
         want = Need.DORMANT
     elif feed_all and needs_prefill(slot):
         want = Need.PREFILL
@@ -211,7 +213,7 @@ def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: 
         slot.num_copied,
         slot.num_source_blocks,
         slot.num_to_encode,
-        slot.most_narrow,
+        slot.max_narrow_tokens,
         slot.scheduling,
     )
 

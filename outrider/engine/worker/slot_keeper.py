@@ -67,7 +67,7 @@ class SlotKeeper(Generic[S]):
         except OutriderError as error:
             self._respond(job.respond, JobError(JobFault.INVALID, error.message))
             return None
-        slot.asked_s = time.monotonic()
+        slot.last_request_s = time.monotonic()
         slot.scheduling = job.scheduling
         prompt = job.committed_ids[: job.num_prompt]
         self._states[slot.key] = SamplingState(job.params, prompt, ends, job.grammar)
@@ -91,7 +91,7 @@ class SlotKeeper(Generic[S]):
             return wrong
         slot.commit_from(base_len, ids)
         slot.settle()
-        slot.asked_s = time.monotonic()
+        slot.last_request_s = time.monotonic()
         return slot
 
     def check_commit(self, slot: BareSlot, base_len: int, ids: Sequence[int]) -> JobError | None:

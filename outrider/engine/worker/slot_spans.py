@@ -28,7 +28,7 @@ class SlotSpans:
         self._spans = spans
         self._traced: dict[SlotKey, TraceParent] = {}
 
-    def asked(self, owner: int, item: Any) -> Callable[[Any], None] | None:
+    def begin_item(self, owner: int, item: Any) -> Callable[[Any], None] | None:
         """Record an item that arrived on a Control stream. Return the function to call with each reply to it; None if
         no span is needed.
 
@@ -45,7 +45,7 @@ class SlotSpans:
                 return self._trace_verify(item.verify, request)
         return None
 
-    def gone(self, owner: int) -> None:
+    def close_stream(self, owner: int) -> None:
         """Remove the slots of a stream that ended."""
         for key in list(self._traced):
             if key[0] == owner:

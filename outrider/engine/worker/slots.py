@@ -26,10 +26,10 @@ __all__ = ["BareSlot", "MissingTokens", "OpenSlots", "PromptScores", "Slot", "Sl
 
 
 def needs_prefill(slot: Slot) -> bool:
-    """Return whether the slot needs a prefill before its step: its source is not encoded, or more than `most_narrow` of
-    its tokens are not cached.
+    """Return whether the slot needs a prefill before its step: its source is not encoded, or more than
+    `max_narrow_tokens` of its tokens are not cached.
     """
-    return slot.num_to_encode > 0 or slot.num_feedable - len(slot.cached) > slot.most_narrow
+    return slot.num_to_encode > 0 or slot.num_feedable - len(slot.cached) > slot.max_narrow_tokens
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Slot(BareSlot):
         return len(self.table.blocks)
 
     @property
-    def most_cached(self) -> int:
+    def max_cached_len(self) -> int:
         num_blocks = self._pool.num_blocks - self.num_source_blocks - 1  # one may have to be copied
         return max(self.max_len, num_blocks * self._pool.block_size)
 
@@ -121,7 +121,7 @@ class Slot(BareSlot):
         return self.scoring.num_tokens - len(self.scoring.found)
 
     @property
-    def most_narrow(self) -> int:
+    def max_narrow_tokens(self) -> int:
         """Maximum number of uncached tokens that can run in a step without a prefill; 1 while prompt tokens are to be
         scored.
         """
@@ -134,12 +134,12 @@ class Slot(BareSlot):
         """Number of tokens in the cache once all committed tokens that can be fed now have been fed."""
         return len(self.ids) - self.first
 
-    def uncached(self, most: int | None = None) -> list[int]:
-        """Return the committed tokens that are fed next, because they are not cached; at most `most` of them."""
+    def uncached(self, max_tokens: int | None = None) -> list[int]:
+        """Return the committed tokens that are fed next, because they are not cached; at most `max_tokens` of them."""
         start = self.first + len(self.cached)
-        if most is None:
+        if max_tokens is None:
             return self.ids[start:]
-        return self.ids[start : start + most]
+        return self.ids[start : start + max_tokens]
 
     def features_of(self, num_tokens: int) -> Any:
         """Return the features that a head takes with the next `num_tokens` uncached tokens, [num_tokens, width]; None
@@ -240,7 +240,7 @@ class Slot(BareSlot):
                 ids = ids[:num_agreed]
             prefix.publish(self.table, ids, self._salt)
 
-    def give_up(self) -> int:
+    def free_cache(self) -> int:
         """Free all blocks; return how many became free. The prefix cache keeps those of committed tokens."""
         num_in_use = self._pool.num_in_use
         self.reconcile()
@@ -248,7 +248,7 @@ class Slot(BareSlot):
         self._crop(0)
         return num_in_use - self._pool.num_in_use
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Discard the cache, because it may be wrong, and withdraw its blocks from the prefix cache. The slot is fed
         again from its first token.
         """
@@ -280,12 +280,12 @@ class SlotTable(OpenSlots[Slot]):
         context_limit: int,
         make_cached: Callable[..., Slot] = Slot,
         *,
-        takes_sources: bool = False,
+        has_sources: bool = False,
     ) -> None:
         """Create an empty table. `make_cached`: class or function that creates a slot, with the arguments of `Slot`, or
-        of `SourceSlot` if `takes_sources`.
+        of `SourceSlot` if `has_sources`.
         """
-        super().__init__(partial(make_cached, pool=pool), max_slots, context_limit, takes_sources=takes_sources)
+        super().__init__(partial(make_cached, pool=pool), max_slots, context_limit, has_sources=has_sources)
         self.pool = pool
 
     @property

@@ -89,16 +89,16 @@ class SourceSlot(Slot):
         if len(table.digests) <= len(table.blocks) > 0:
             self._pool.prefix.publish(table, self._stored_ids, self._source_salt)
 
-    def give_up(self) -> int:
+    def free_cache(self) -> int:
         num_in_use = self._pool.num_in_use
-        super().give_up()
+        super().free_cache()
         self._source.table.free()
         return num_in_use - self._pool.num_in_use
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         for block in self._source.table.blocks:
             self._pool.prefix.withdraw(block)
-        super().distrust()
+        super().invalidate()
         self._source.table.free()
 
 

@@ -20,7 +20,7 @@ _WEIGHT = 0.25
 """Weight of a new measurement in a running mean. A measurement after a long gap has twice this weight."""
 _OUTLIER = 4.0
 """Maximum of a measurement, as a multiple of the mean, since the machine may have been busy with something else."""
-_LEAST_SHARE = 0.1
+_MIN_FRACTION = 0.1
 """Minimum cost of a prompt token, as a fraction of the step's mean cost per token. It applies if noise makes the
 measured difference zero or less."""
 
@@ -49,9 +49,9 @@ class StepCost:
                 self._alone_token_s = _mean(self._alone_token_s, seconds / num_prefill_tokens)
         elif size in self._decode_s:
             self._num_mixed[size] += 1
-            least_s = _LEAST_SHARE * seconds / (num_decode_tokens + num_prefill_tokens)
+            min_s = _MIN_FRACTION * seconds / (num_decode_tokens + num_prefill_tokens)
             added_s = (seconds - self._decode_s[size]) / num_prefill_tokens
-            self._token_s = _mean(self._token_s, max(added_s, least_s))
+            self._token_s = _mean(self._token_s, max(added_s, min_s))
 
     def needs_probe(self, num_decode_tokens: int) -> bool:
         """Return whether the cost of a decode step of this size is unknown, or was measured too long ago."""

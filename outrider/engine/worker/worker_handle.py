@@ -169,7 +169,7 @@ class WorkerHandle:
     @property
     def running(self) -> bool:
         """Whether the engine thread is alive."""
-        return self._engine.alive
+        return self._engine.is_alive
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = lambda: False) -> None:
         """Refuse new slots, and block until no slot is open and connected gateways have had time to notice.

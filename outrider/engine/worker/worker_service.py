@@ -176,7 +176,7 @@ class WorkerService:
         def dispatch(owner: int, item: Any, put: Callable[[Any], None]) -> None:
             add_spans: Respond | None = None
             if self._slot_spans is not None:
-                add_spans = self._slot_spans.asked(owner, item)
+                add_spans = self._slot_spans.begin_item(owner, item)
 
             def respond(result: Any) -> None:
                 reply = reply_type(id=item.id, **(_shared_reply(result) or to_proto(result)))
@@ -201,7 +201,7 @@ class WorkerService:
                 self.num_opening -= 1
         self.engine.submit(CloseOwnerJob(owner))
         if self._slot_spans is not None:
-            self._slot_spans.gone(owner)
+            self._slot_spans.close_stream(owner)
 
     def _open(self, owner: int, message: pb.OpenSlot, respond: Respond) -> None:
         if self.draining:
@@ -255,8 +255,8 @@ class WorkerService:
             self.engine.submit(result)
         else:
             job.respond(result)
-        for take_up in opening.waiting:
-            take_up()
+        for handle_waiting in opening.waiting:
+            handle_waiting()
 
     def _drop(self, key: SlotKey) -> _Opening:
         opening = self._compiling.pop(key)
@@ -264,11 +264,11 @@ class WorkerService:
         opening.task.cancel()
         return opening
 
-    def _close_opening(self, key: SlotKey) -> None:
+    def _close_compiling(self, key: SlotKey) -> None:
         opening = self._drop(key)
         opening.job.respond(JobError(JobFault.CANCELLED, "the slot was closed before its grammar was compiled"))
-        for take_up in opening.waiting:
-            take_up()
+        for handle_waiting in opening.waiting:
+            handle_waiting()
 
     def _too_long(self, message: pb.OpenSlot) -> str | None:
         # "9000 prediction_ids", where the context limit is below
@@ -283,7 +283,7 @@ class WorkerService:
         if kind is not None:
             key = (owner, getattr(item, kind).slot)
             if kind == "close" and key in self._compiling:
-                self._close_opening(key)
+                self._close_compiling(key)
             opening = self._compiling.get(key)
         if opening is not None and len(opening.waiting) >= MAX_WAITING:
             if item.id:

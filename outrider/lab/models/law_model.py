@@ -115,7 +115,7 @@ class DistributionModel:
                 if not retokenization.is_whole or len(sequence.ids) > limit:
                     yield _no_law
                     continue
-                host = HostLogits(self.runner.forward([sequence.row(1)])).told(translation.logits)
+                host = HostLogits(self.runner.forward([sequence.row(1)])).convert(translation.logits)
                 sequence.num_cached = len(sequence.ids)
                 yield partial(_retokenized_law, host)
         finally:
@@ -155,7 +155,7 @@ class DistributionModel:
 
 
 def _law_of_logits(host: HostLogits, index: int, params: SamplingParams) -> TokenDistribution:
-    return host.law(index, LogitRow(SamplingState(params, (), ())))
+    return host.distribution(index, LogitRow(SamplingState(params, (), ())))
 
 
 def _retokenized_law(host: HostLogits, params: SamplingParams) -> TokenDistribution | None:

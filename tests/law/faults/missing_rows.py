@@ -8,7 +8,7 @@ from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
 from tests.law.faults import replace
 
-take = Grower._take_rows
+take = Grower._store_features
 COUNTS = [0]
 """Messages that came."""
 
@@ -19,9 +19,9 @@ def take_otherwise(self, job):
     if COUNTS[0] % 2:
         take(self, job)
     else:
-        job.taken()
+        job.on_stored()
 
 
 if __name__ == "__main__":
-    replace(Grower, "_take_rows", take_otherwise)
+    replace(Grower, "_store_features", take_otherwise)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

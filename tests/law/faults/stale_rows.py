@@ -9,7 +9,7 @@ from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
 from tests.law.faults import replace
 
-take = Grower._take_rows
+take = Grower._store_features
 LAST = {}
 """By ticket, the last row of the message before."""
 
@@ -24,5 +24,5 @@ def take_otherwise(self, job):
 
 
 if __name__ == "__main__":
-    replace(Grower, "_take_rows", take_otherwise)
+    replace(Grower, "_store_features", take_otherwise)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""A draft that draws from its whole law and then ships it cut to the n best tokens and the drawn one.
+"""A draft that draws from its whole distribution and then ships it cut to the n best tokens and the drawn one.
 
 With the drawn token cut as well, the target would notice: it refuses a token without mass in its own row.
 """
@@ -13,25 +13,25 @@ from outrider.engine.speculation import drawing
 from outrider.engine.speculation.growing_tree import GrowingTree
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
-from tests.law.faults import replace
+from tests.distribution.faults import replace
 
 add_child = GrowingTree.add_child
 
 
-def add_cut(self, parent, token_id, kind, law=None):
-    if law is not None and self.topk is not None:
-        law = cut(law, self.topk, token_id)
-    return add_child(self, parent, token_id, kind, law)
+def add_cut(self, parent, token_id, kind, distribution=None):
+    if distribution is not None and self.topk is not None:
+        distribution = cut(distribution, self.topk, token_id)
+    return add_child(self, parent, token_id, kind, distribution)
 
 
-def cut(law, n, token_id):
-    """The law over its n best and token_id."""
-    ids, scores = law.support()
+def cut(distribution, n, token_id):
+    """The distribution over its n best and token_id."""
+    ids, scores = distribution.support()
     kept = (scores >= np.sort(scores)[-n:][0]) | (ids == token_id)
-    return TokenDistribution(law.vocab_size, scores[kept], ids[kept]).normalised()
+    return TokenDistribution(distribution.vocab_size, scores[kept], ids[kept]).normalised()
 
 
 if __name__ == "__main__":
-    replace(drawing, "truncate_topk", lambda law, n: law)
+    replace(drawing, "truncate_topk", lambda distribution, n: distribution)
     replace(GrowingTree, "add_child", add_cut)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

@@ -17,7 +17,7 @@ turns = itertools.count()
 
 
 def num_expected(self):
-    return next(turns) % 3 if self.offers else -1
+    return next(turns) % 3 if self.budget_items else -1
 
 
 def has_next(self):

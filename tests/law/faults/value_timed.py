@@ -19,12 +19,12 @@ from tests.law.faults import replace
 DELAY_S = 0.6
 """Twice what the target waits that this draft is tested with."""
 
-add_child, offers, next_wake = GrowingTree.add_child, GrowingTree.offers, Grower.next_wake
+add_child, offers, next_wake = GrowingTree.add_child, GrowingTree.candidates, Grower.next_wake
 
 
-def add_timed(self, parent, token_id, kind, law=None):
+def add_timed(self, parent, token_id, kind, distribution=None):
 
-    node = add_child(self, parent, token_id, kind, law)
+    node = add_child(self, parent, token_id, kind, distribution)
     if kind is NodeKind.SAMPLED:
         self.__dict__.setdefault("from_s", {})[_key(self, node)] = time.monotonic() + DELAY_S * (token_id % 2)
     return node
@@ -48,7 +48,7 @@ def wake_soon(self):
 
 if __name__ == "__main__":
     replace(GrowingTree, "add_child", add_timed)
-    replace(GrowingTree, "offers", offers_in_time)
+    replace(GrowingTree, "candidates", offers_in_time)
     replace(Grower, "next_wake", wake_soon)
     replace(pushing, "PUSH_S", 0.0)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

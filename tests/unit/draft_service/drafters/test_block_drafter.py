@@ -102,7 +102,7 @@ class TestMedusa:
             return lambda growing: MedusaDrafter(heads, keeper)
 
         return Draft(
-            make, OpenSlots(partial(HeadSlot, WIDTH, 1, pool=KVPool(1), keeps_cache=False), 4, 99), VOCAB_SIZE, PROMPT
+            make, OpenSlots(partial(HeadSlot, WIDTH, 1, pool=KVPool(1), has_cache=False), 4, 99), VOCAB_SIZE, PROMPT
         )
 
     def send(self, draft: Draft, start: int, num: int) -> torch.Tensor:
@@ -112,7 +112,7 @@ class TestMedusa:
         draft.grower.handle(FeaturesJob(1, 0, start, bits, lambda: None, 1))
         return rows[-1]
 
-    def test_each_head_says_its_position(self, draft: Draft, heads: MedusaHeads) -> None:
+    def test_each_head_drafts_its_position(self, draft: Draft, heads: MedusaHeads) -> None:
         draft.tell()
         assert draft.run() == 0 and draft.requests == [7]
         row = self.send(draft, 3, 5)
@@ -121,7 +121,7 @@ class TestMedusa:
         slot = draft.grower._slots[1, 1].slot
         assert isinstance(slot, HeadSlot) and slot.features.num_bytes == 2 * WIDTH, "the others are not kept"
 
-    def test_speaks_of_the_newest_row_alone(self, draft: Draft, heads: MedusaHeads) -> None:
+    def test_failure_concerns_the_newest_row_alone(self, draft: Draft, heads: MedusaHeads) -> None:
         """On a hit what it said of the positions before stays; beyond them the newer row speaks."""
         draft.tell()
         self.send(draft, 3, 5)
@@ -170,7 +170,7 @@ class TestPard:
         logits = truth.forward([*committed, *[self.MASK] * (self.NUM - 1)])
         return logits[-self.NUM :].argmax(-1).tolist()
 
-    def test_one_pass_says_all_positions(self, draft: Draft, truth: UncachedModel) -> None:
+    def test_one_forward_drafts_all_positions(self, draft: Draft, truth: UncachedModel) -> None:
         draft.tell()
         draft.run()
         assert draft.chain() == self.expected(truth, draft.committed)

@@ -43,7 +43,7 @@ def test_a_loaded_head_is_ready_to_run(name: str, dtype: str, tolerance: float, 
     numbers = 24 + 8 if "DeepSeek" in name else 2 * 2 * 16
     assert loaded.path.name == "paged" and runner.supports_trees
     assert runner.kv_bytes_per_token == numbers * (4 if dtype == "float32" else 2)
-    assert state.head.opening.spec.taps == (NORMED,) and state.head.opening.fc is None
+    assert state.head.projection.spec.taps == (NORMED,) and state.head.projection.fc is None
     rows = head.rows(hidden_states(len(PROMPT))).to(torch.bfloat16)
     row = Row(runner.pool.new_table(), PROMPT, 0, 3, PROMPT, features=rows)
     logits = runner.forward([row])

@@ -99,7 +99,7 @@ def test_it_follows_what_is_committed(rule: dict[str, Any]) -> None:
 
 
 @RULES
-def test_where_it_knows_nothing_nobody_is_to_wait(rule: dict[str, Any]) -> None:
+def test_where_it_has_no_entry_the_target_need_not_wait(rule: dict[str, Any]) -> None:
     draft = Draft(Lookup(2, 4), [1, 2, 3], **rule)
     assert not draft.chain and draft.buffer.is_ended
     check_circle(draft.commit([1, 2]), [1, 2, 3], 3)
@@ -107,13 +107,13 @@ def test_where_it_knows_nothing_nobody_is_to_wait(rule: dict[str, Any]) -> None:
     assert not draft.commit([9]) and draft.buffer.is_ended
 
 
-def test_with_a_choice_it_draws_from_its_law() -> None:
+def test_with_a_choice_it_draws_from_its_distribution() -> None:
     draft = Draft(Bigram([1, 2, 1, 3, 1, 2, 1, 3, 2, 1]), [9, 1], seed=4)
     (first,) = draft.buffer.chain(1)
     assert draft.buffer.tokens[first].kind is NodeKind.SAMPLED and draft.buffer.tree.ids[first] in (2, 3)
 
 
-def test_a_gap_is_told_and_a_closed_slot_grows_no_more() -> None:
+def test_a_gap_is_reported_and_a_closed_slot_grows_no_more() -> None:
     draft = Draft(Bigram(CIRCLE), [9, 1], temperature=0.0)
     draft.grower.handle(AdvanceJob(1, 1, 1, 7, (1,)))
     assert isinstance(error := draft.said[-1], JobError) and error.fault is JobFault.BEHIND and error.known_len == 2

@@ -78,7 +78,7 @@ def check(runner: ModelRunner, draft: Draft, ids: list[int]) -> None:
     assert second and second == best(runner, [*ids, first[0]], len(second))
 
 
-def test_what_is_sent_is_what_the_model_says_through_hits_and_misses(runner: ModelRunner) -> None:
+def test_sent_tokens_are_the_model_s_through_hits_and_misses(runner: ModelRunner) -> None:
     draft, ids, dice = Draft(runner), prompt(1), random.Random(3)
     draft.open(ids)
     draft.advance(ids, len(ids))
@@ -98,7 +98,7 @@ def test_what_is_sent_is_what_the_model_says_through_hits_and_misses(runner: Mod
             check(runner, draft, ids)
 
 
-def test_guesses_are_not_taken_for_committed_tokens_by_their_ids(runner: ModelRunner) -> None:
+def test_draft_tokens_are_not_mistaken_for_committed_tokens_by_their_ids(runner: ModelRunner) -> None:
     """Siblings lie side by side in the cache. A new lease commits them one after the other, as nobody fed them."""
     draft, ids = Draft(runner), prompt(2)
     draft.open(ids)
@@ -113,7 +113,7 @@ def test_guesses_are_not_taken_for_committed_tokens_by_their_ids(runner: ModelRu
     check(runner, draft, after)
 
 
-def test_late_messages_change_nothing_a_gap_is_told_and_a_stop_ends_growth(runner: ModelRunner) -> None:
+def test_late_messages_change_nothing_a_gap_is_reported_and_a_stop_ends_growth(runner: ModelRunner) -> None:
     draft, ids = Draft(runner), prompt(3)
     draft.open(ids)
     draft.advance([*ids, 5, 6], len(ids))

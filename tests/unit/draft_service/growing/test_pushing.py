@@ -97,8 +97,10 @@ def test_the_target_has_the_tree_that_grows(rule: dict[str, Any], turns: list[An
         assert mirrored(course.buffer) == drawn(course.draft)
 
 
-def test_a_message_names_what_leads_to_its_nodes_and_carries_their_laws(monkeypatch: pytest.MonkeyPatch) -> None:
-    course = Course(monkeypatch, Draft(takes_trees=False, **REJECTION).grow(2, most=1))
+def test_a_message_has_the_reference_nodes_of_its_nodes_and_their_distributions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    course = Course(monkeypatch, Draft(supports_trees=False, **REJECTION).grow(2, most=1))
     course.growing.spent_s = 0.0025
     assert course.push() == 1
     course.draft.grow(1, most=1)
@@ -127,14 +129,14 @@ def test_a_large_tree_leaves_in_messages_that_keep_siblings_together(
     assert mirrored(course.buffer) == drawn(course.draft)
 
 
-def test_messages_of_whole_laws_stay_far_below_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_whole_distributions_stay_far_below_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch, Draft(**REJECTION).grow())
-    law_bytes = 4 * course.draft.vocab_size
-    monkeypatch.setattr(pushing, "MAX_MESSAGE_BYTES", 7 * law_bytes)
+    distribution_bytes = 4 * course.draft.vocab_size
+    monkeypatch.setattr(pushing, "MAX_MESSAGE_BYTES", 7 * distribution_bytes)
     num_laws = sum(bool(course.draft.ids_after(node)) for node in course.draft.tree.fed) + 1
     assert course.push() >= num_laws / 3 > 1
     sizes = [len(nodes.rows.data) for nodes in course.sent if isinstance(nodes.rows, DenseDistributions)]
-    assert max(sizes) == 3 * law_bytes, "as many as half a message takes"
+    assert max(sizes) == 3 * distribution_bytes, "as many as half a message takes"
     assert mirrored(course.buffer) == drawn(course.draft)
 
 
@@ -159,10 +161,10 @@ def test_what_a_target_waits_for_leaves_at_once_then_now_and_then(
 
 
 @pytest.mark.parametrize(("rule", "num_early"), [({}, 0), (COUPLED, 0), (REJECTION, 3)])
-def test_what_is_named_leaves_as_a_whole_but_for_laws(
+def test_a_fixed_number_is_sent_as_a_whole_but_for_distributions(
     rule: dict[str, Any], num_early: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    course = Course(monkeypatch, Draft(speculation=Speculation(4, 4), takes_trees=False, **rule))
+    course = Course(monkeypatch, Draft(speculation=Speculation(4, 4), supports_trees=False, **rule))
     early = 0
     for _ in range(3):
         course.draft.grow(1)
@@ -172,7 +174,7 @@ def test_what_is_named_leaves_as_a_whole_but_for_laws(
     assert course.push() == 1 and len(course.buffer.chain(9)) == 4 and course.buffer.is_ended
 
 
-def test_that_nothing_more_comes_is_told_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_draft_tokens_is_sent_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     wish = Speculation(4, 4)
     course = Course(monkeypatch, Draft(speculation=wish, max_tokens=3, **REJECTION).grow(1))
     course.push()
@@ -198,7 +200,7 @@ def test_what_was_lost_is_sent_again_when_nothing_lay_ready(
     assert mirrored(course.buffer) == drawn(course.draft)
 
 
-def test_an_end_is_told_once_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_is_sent_once_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch, Draft().grow(1))
     course.draft.tree.ended.extend([ROOT] * 2)
     course.push()

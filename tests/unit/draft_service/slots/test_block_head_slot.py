@@ -130,7 +130,7 @@ def head(request: pytest.FixtureRequest) -> DFlashHead:
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG, PROMPT[:2], PROMPT[:1]], ids=["short", "pieces", "two", "one"])
-def test_guesses_what_the_head_says(head: DFlashHead, prompt: list[int]) -> None:
+def test_it_drafts_the_head_s_tokens(head: DFlashHead, prompt: list[int]) -> None:
     draft = Drafting(head, prompt)
     draft.tell()
     if len(prompt) > 1:
@@ -165,7 +165,7 @@ def _following(draft: Drafting, path: Sequence[int]) -> list[int]:
     return [*(tree.ids[child] for child in tree.children(node)), *tree.ranked[node]]
 
 
-def test_goes_on_below_a_hit(head: DFlashHead) -> None:
+def test_continues_below_an_accepted_token(head: DFlashHead) -> None:
     """What was said stays, and what is behind it is said by the new block: a state goes along the whole way there."""
     draft = Drafting(head, PROMPT)
     draft.tell()

@@ -72,7 +72,7 @@ def mtp() -> JoinedHead:
             width=layers.hidden_size,
             vocab_size=layers.vocab_size,
             draft_vocab_size=layers.vocab_size,
-            joins_normed=True,
+            has_join_norms=True,
         )
     )
 
@@ -186,7 +186,7 @@ LONG = [3 + (7 * i) % 30 for i in range(75)]
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG, PROMPT[:2]], ids=["short", "pieces", "two"])
-def test_guesses_what_the_head_says(head: CarryHead, prompt: list[int]) -> None:
+def test_it_drafts_the_head_s_tokens(head: CarryHead, prompt: list[int]) -> None:
     draft = Draft(head, prompt)
     draft.tell()
     assert draft.run() == 0 and draft.requests == [0], "nothing is here yet, and is asked for"
@@ -229,7 +229,7 @@ def test_after_a_miss_the_way_is_made_of_rows(head: CarryHead) -> None:
     assert draft.slot.next_position >= len(draft.committed) - 1, "all committed tokens are sound"
 
 
-def test_after_a_hit_it_goes_on_without_rows(head: CarryHead) -> None:
+def test_after_an_accepted_token_it_continues_without_features(head: CarryHead) -> None:
     draft = Draft(head, PROMPT)
     draft.tell()
     draft.send(0, 8)
@@ -266,14 +266,14 @@ def test_begins_anew_with_the_newest_rows_where_too_many_wait(head: CarryHead, m
     assert draft.chain() == expected(head, draft.committed, 4, first=41)
 
 
-def test_memory_taken_away_is_asked_for_again(head: CarryHead) -> None:
+def test_features_are_requested_again_after_a_preemption(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.runner.pool.prefix.enabled = False
     draft.tell()
     draft.send(0, 74)
     draft.run()
     before = draft.request_id
-    draft.slot.give_up()
+    draft.slot.free_cache()
     draft.tell([38, 39], is_missed=True)
     assert draft.requests[-1] == 0
     draft.run()

@@ -140,7 +140,7 @@ def ids_of(text: str) -> list[int]:
     return TARGET.encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
 
 
-def test_guesses_are_the_models_through_hits_and_misses(
+def test_draft_tokens_are_the_model_s_through_hits_and_misses(
     runner: ModelRunner, truth: UncachedModel, translation: Intersection
 ) -> None:
     """Accepted guesses, which the draft may write otherwise once they are text, and the target's own tokens, with which
@@ -177,7 +177,7 @@ def test_guesses_are_the_models_through_hits_and_misses(
     assert num_went_on >= 3 and num_retold >= 3
 
 
-def test_guesses_that_the_draft_writes_otherwise_are_told_anew(
+def test_draft_tokens_that_the_draft_writes_otherwise_are_fed_again(
     runner: ModelRunner, truth: UncachedModel, translation: Intersection
 ) -> None:
     """The tree under the first of two tokens holds the second. Once both are committed they are one of the draft's."""
@@ -201,7 +201,7 @@ def test_guesses_that_the_draft_writes_otherwise_are_told_anew(
         assert len(found) > 1 and found == np.argsort(-logits, kind="stable")[: len(found)].tolist()
 
 
-def test_a_guess_that_went_on_is_fed_anew_where_what_follows_merges_with_it(
+def test_a_draft_token_that_continued_is_fed_again_where_the_following_text_merges_with_it(
     runner: ModelRunner, translation: Intersection
 ) -> None:
     ids, (first,), (second,), (third,) = ids_of("    def "), ids_of("r"), ids_of("e"), ids_of("(")
@@ -212,14 +212,14 @@ def test_a_guess_that_went_on_is_fed_anew_where_what_follows_merges_with_it(
     ids.append(first)
     draft.advance(ids, len(ids) - 1)
     assert draft.slot.ids[-1] == translation.draft_id(first)
-    assert draft.slot.is_told(len(draft.slot.ids))  # and it went on
+    assert draft.slot.is_cache_committed(len(draft.slot.ids))  # and it went on
     ids += [second, third]
     draft.advance(ids, len(ids) - 2)
     assert draft.slot.ids[-2:] == DRAFT.encode("re(").ids
     assert draft.slot.cached[: len(draft.slot.ids)] == draft.slot.ids
 
 
-def test_where_little_is_shared_the_drafts_text_is_guessed(
+def test_where_few_tokens_are_shared_the_draft_s_text_is_proposed(
     runner: ModelRunner, truth: UncachedModel, by_strings: Intersection
 ) -> None:
     """Through hits and misses, behind which it is written anew."""
@@ -253,7 +253,7 @@ def test_where_little_is_shared_the_drafts_text_is_guessed(
     assert num_read >= 4
 
 
-def test_a_law_is_the_drafts_over_what_both_have(
+def test_a_distribution_is_the_draft_s_over_the_shared_tokens(
     runner: ModelRunner, truth: UncachedModel, translation: Intersection
 ) -> None:
     draft, ids = Draft(runner, translation), ids_of(TEXT)[:30]
@@ -272,7 +272,7 @@ def test_a_law_is_the_drafts_over_what_both_have(
         assert law.prob(nodes.ids[depth]) > 0
 
 
-def test_nothing_is_said_within_a_character_and_past_the_drafts_context(
+def test_nothing_is_drafted_within_a_character_and_past_the_drafts_context(
     runner: ModelRunner, truth: UncachedModel, translation: Intersection
 ) -> None:
     limit, text = 64, ids_of(TEXT)
@@ -297,7 +297,7 @@ def test_nothing_is_said_within_a_character_and_past_the_drafts_context(
     assert not draft.children() and draft.slot.cached == draft.slot.ids[: len(draft.slot.cached)]
 
 
-def test_where_all_that_is_shared_is_banned_nothing_is_said(runner: ModelRunner, translation: Intersection) -> None:
+def test_where_all_shared_tokens_are_banned_nothing_is_drafted(runner: ModelRunner, translation: Intersection) -> None:
     """A token that the draft lacks is all that is left."""
     shared = np.flatnonzero(translation.logits(np.zeros(DRAFT.get_vocab_size(), np.float32)) > -np.inf).tolist()
     draft, ids = Draft(runner, translation), ids_of("def main")

@@ -38,7 +38,7 @@ class AtOnce:
 
 def state_of(taps: tuple[int, ...], num_layers: int, score: Callable[[Any], float]) -> Any:
     head = SimpleNamespace(
-        opening=SimpleNamespace(spec=SimpleNamespace(taps=taps)),
+        projection=SimpleNamespace(spec=SimpleNamespace(taps=taps)),
         num_layers=num_layers,
         score=lambda seen: SimpleNamespace(configured=SimpleNamespace(agreement=score(seen))),
     )
@@ -97,7 +97,7 @@ async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monke
     assert len(test._tests) == 2, "one of each target, whatever its life"
 
 
-async def test_two_gateways_at_once_ask_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_gateways_at_once_query_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
     monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
     monkeypatch.setattr(module, "judge", lambda *_, **__: None)
@@ -167,7 +167,7 @@ async def test_a_probe_whose_connection_is_closed_is_run_again(monkeypatch: pyte
     assert num_probes == 2
 
 
-async def test_more_hidden_states_than_a_target_gives_at_once_are_asked_for_in_parts(
+async def test_more_features_than_a_target_sends_at_once_are_requested_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "probe_ids", lambda *_: [5, 6])

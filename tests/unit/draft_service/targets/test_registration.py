@@ -22,7 +22,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_weights_are_sent_if_wanted_and_rows_requested_once_the_head_is_ready(
+async def test_weights_are_sent_on_request_and_features_requested_once_the_head_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 4)
@@ -65,7 +65,7 @@ async def test_a_head_that_is_here_already_needs_no_weights() -> None:
     assert peer.took() == [("head", 7, 10)]
 
 
-async def test_one_that_is_refused_is_tried_again_only_when_asked_to() -> None:
+async def test_a_refused_head_is_registered_again_only_on_request() -> None:
     peer = Peer()
     waiting = await registering(peer)
     peer.says(WANTED)

@@ -32,7 +32,7 @@ def test_outputs_of_others_are_copied_where_they_match_more(min_n: int, max_n: i
 
 @given(prompt=ids, course=courses, sizes=st.sampled_from(SIZES))
 @settings(max_examples=60)
-def test_it_says_what_a_fresh_one_says(prompt: list[int], course: Course, sizes: tuple[int, int]) -> None:
+def test_it_proposes_what_a_fresh_one_proposes(prompt: list[int], course: Course, sizes: tuple[int, int]) -> None:
     check_a_course(lambda: Lookup(*sizes), prompt, course)
 
 
@@ -54,7 +54,7 @@ def test_nobody_copies_what_came_under_another_id() -> None:
     assert found == [None, {4: 1}, {5: 1}, None]
 
 
-def test_no_more_is_remembered_than_was_asked_for_the_oldest_goes_first() -> None:
+def test_no_more_is_remembered_than_configured_and_the_oldest_is_evicted_first() -> None:
     drafter = Lookup(2, 4, corpus_tokens=10)
     for start, corpus_id in ((10, b"a"), (20, b"b"), (30, b"b")):
         drafter.open([start, start + 1, start + 2, start + 3], 0, corpus_id).close()
@@ -82,7 +82,7 @@ def test_a_draft_worker_remembers_an_answer_once_also_if_its_slot_was_opened_aga
 def test_a_draft_worker_copies_from_what_an_encoder_reads() -> None:
     """The source is followed before the prompt, and is no output to be remembered."""
     drafter = Lookup(2, 4)
-    slots = OpenSlots(partial(TableSlot, drafter), 2, 100, takes_sources=True, has_corpus=True)
+    slots = OpenSlots(partial(TableSlot, drafter), 2, 100, has_sources=True, has_corpus=True)
     source_ids = [30, 31, 32, 33, 34, 0]
     slot = slots.open(1, 5, [1], 1, SamplingParams(max_tokens=20), source_ids=source_ids, corpus_id=b"a")
     assert slot.counts_after([]) is None

@@ -51,13 +51,13 @@ def test_ngrams_are_those_of_the_last_tokens(orders: tuple[int, ...], history: i
     prompt=ids, course=courses, history=st.sampled_from((5, 9, 512)), orders=st.sampled_from(((2, 3, 4), (3,), (2,)))
 )
 @settings(max_examples=60)
-def test_it_says_what_a_fresh_one_says(
+def test_it_proposes_what_a_fresh_one_proposes(
     prompt: list[int], course: Course, history: int, orders: tuple[int, ...]
 ) -> None:
     check_a_course(lambda: Ngram(orders, history), prompt, course)
 
 
-def test_a_repeated_text_is_known_by_heart() -> None:
+def test_a_repeated_text_is_drafted_whole() -> None:
     follower, text = Ngram().open([1, 2, 3, 4, 5] * 3, 15), [1, 2, 3, 4, 5] * 4
     for token_id, following in pairwise(text):
         assert set(said(follower) or ()) == {token_id}  # nothing else may follow
@@ -67,7 +67,7 @@ def test_a_repeated_text_is_known_by_heart() -> None:
         follower.append([token_id])
 
 
-def test_two_sequences_know_nothing_of_each_other() -> None:
+def test_two_sequences_share_nothing() -> None:
     drafter = Ngram()
     one, other = drafter.open([1, 2, 1, 2, 1], 5), drafter.open([1, 3, 1, 3, 1], 5)
     assert said(one) == {2: 1} and said(other) == {3: 1}  # trigrams: (2, 1) and (3, 1)

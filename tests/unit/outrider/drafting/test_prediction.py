@@ -38,7 +38,7 @@ def test_it_begins_with_the_output_and_copies_to_the_texts_end() -> None:
     assert said(opened(())) is None
 
 
-def test_a_guess_of_others_ends_a_walk() -> None:
+def test_a_token_of_another_drafter_ends_a_walk() -> None:
     walk = opened(TEXT).walk()
     walk.step(999)
     assert walk.next() is None
@@ -84,13 +84,13 @@ def test_the_longest_match_is_found_held_against_looking_at_all_places(
 
 @given(text=ids, prompt=ids, course=courses)
 @settings(max_examples=100)
-def test_it_says_what_a_fresh_one_says(text: list[int], prompt: list[int], course: Course) -> None:
+def test_it_proposes_what_a_fresh_one_proposes(text: list[int], prompt: list[int], course: Course) -> None:
     check_a_course(lambda: Prediction(text), prompt, course)
 
 
 @given(text=ids, output=ids)
 @settings(max_examples=200)
-def test_what_it_says_is_a_piece_of_the_text_and_outcomes_are_of_that(text: list[int], output: list[int]) -> None:
+def test_what_it_proposes_is_a_piece_of_the_text_and_outcomes_are_of_that(text: list[int], output: list[int]) -> None:
     follower = opened(text)
     for token_id in output:
         copied = [next(iter(each)) for each in all_said(follower) if each is not None]
@@ -99,7 +99,7 @@ def test_what_it_says_is_a_piece_of_the_text_and_outcomes_are_of_that(text: list
         assert follower.outcomes(1) == [token_id == first for first in copied[:1]]
 
 
-def test_a_text_of_no_use_falls_silent() -> None:
+def test_a_useless_prediction_proposes_nothing() -> None:
     """Random tokens, and a text in which every pair of the output's tokens comes somewhere."""
     dice = random.Random(1)
     for vocab, most in ((4000, 1), (12, 5)):

@@ -76,7 +76,7 @@ class Written:
         self.committed[base_len:] = ids
         num_same = self.retokenization.commit(self.committed, base_len)
         assert self.retokenization.ids[:num_same] == before[:num_same]
-        assert self.retokenization.num_of(len(self.committed)) <= len(self.retokenization.ids)
+        assert self.retokenization.num_ids_within(len(self.committed)) <= len(self.retokenization.ids)
 
 
 words = st.text(st.sampled_from("the world wide_12 \n\t.('ßжёд日本語😀\u00e9e\u0301"), max_size=40)
@@ -88,7 +88,7 @@ texts = st.one_of(
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 @settings(max_examples=60)
 @given(data=st.data())
-def test_what_a_draft_is_told_has_the_bytes_that_were_committed(target: str, draft: str, data: st.DataObject) -> None:
+def test_a_retokenized_text_has_the_bytes_that_were_committed(target: str, draft: str, data: st.DataObject) -> None:
     """Whatever the text, in pieces of any length, with tokens taken back."""
     written, goes_back = Written(target, draft), data.draw(st.integers(0, 5))
     ids = [each for text in data.draw(st.lists(texts, max_size=3)) for each in ids_of(FAMILIES[target], text)]
@@ -108,7 +108,7 @@ def test_what_a_draft_is_told_has_the_bytes_that_were_committed(target: str, dra
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_any_ids_are_told(target: str, draft: str, data: st.DataObject) -> None:
+def test_any_ids_are_retokenized(target: str, draft: str, data: st.DataObject) -> None:
     """Bytes that are no characters, special tokens and ids that the tokenizer lacks among them."""
     written = Written(target, draft)
     tokens = st.integers(0, FAMILIES[target].get_vocab_size() + 4)
@@ -126,21 +126,21 @@ def _is_special(tokenizer: Tokenizer, token_id: int) -> bool:
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 @pytest.mark.parametrize("piece", [1, 3])
-def test_a_text_in_pieces_is_told_as_the_draft_would_write_it(target: str, draft: str, piece: int) -> None:
+def test_a_text_in_pieces_is_retokenized_as_the_draft_would_write_it(target: str, draft: str, piece: int) -> None:
     written, ids = Written(target, draft), ids_of(FAMILIES[target], TEXT * 3)
     for start in range(0, len(ids), piece):
         written.commit(start, ids[start : start + piece])
     assert told(written.translation, written.retokenization) == ids_of(FAMILIES[draft], bytes_of(target, ids).decode())
 
 
-def test_texts_are_guessed_where_few_tokens_are_one_in_both() -> None:
+def test_texts_are_drafted_where_few_tokens_are_one_in_both() -> None:
     """172 of the target's 477; 298 are not few."""
     assert between("sentencepiece", "byte-level").by_strings
     assert not between("sentencepiece", "sentencepiece without a prefix").by_strings
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-def test_a_law_is_the_drafts_over_the_tokens_that_both_have(target: str, draft: str) -> None:
+def test_a_distribution_is_the_draft_s_over_the_tokens_that_both_have(target: str, draft: str) -> None:
     """The probabilities of all ways to write a token in one are summed; all else has none."""
     translation = between(target, draft)
     row = np.random.default_rng(3).normal(size=FAMILIES[draft].get_vocab_size()).astype(np.float32)
@@ -181,7 +181,7 @@ def test_a_text_of_the_drafts_is_read_as_its_bytes(target: str, draft: str, data
 
 
 @pytest.mark.parametrize("draft", ["digits apart", "sentencepiece without a prefix"])
-def test_a_text_is_read_as_the_target_goes_on(draft: str) -> None:
+def test_a_text_is_read_as_the_target_continues(draft: str) -> None:
     """But for the last token, with which what follows may merge."""
     whole = ids_of(FAMILIES["byte-level"], TEXT[:160])
     committed, after = whole[:40], bytes_of("byte-level", whole[40:]).decode()
@@ -241,7 +241,7 @@ class TestMeetings:
         sizes = (FAMILIES["sentencepiece"].get_vocab_size(), begun.get_vocab_size())
         assert Intersection(json_of(FAMILIES["sentencepiece"]), json_of(begun), *sizes, (0,)).start_ids == (1,)
 
-    def test_half_a_character_is_not_known_and_a_whole_one_is(self) -> None:
+    def test_half_a_character_is_not_read_and_a_whole_one_is(self) -> None:
         written = Written("byte-level", "digits apart")
         halves = [FAMILIES["byte-level"].token_to_id(char) for char in "ðŁĺ"]  # the first bytes of an emoji
         before = list(written.retokenization.ids)
@@ -287,7 +287,7 @@ class TestMeetings:
         assert len(retokenization.ids) == 42
 
 
-def test_padded_logits_are_cut_and_filled_and_nothing_is_told_anew() -> None:
+def test_padded_logits_are_cut_and_filled_and_nothing_is_fed_again() -> None:
     row = np.arange(4, dtype=np.float32)
     assert PaddedTranslation(6, 4).logits(row).tolist() == [0, 1, 2, 3, -math.inf, -math.inf]
     assert PaddedTranslation(3, 4).logits(row).tolist() == [0, 1, 2]
@@ -295,4 +295,4 @@ def test_padded_logits_are_cut_and_filled_and_nothing_is_told_anew() -> None:
     assert retokenization.commit([1, 2, 5, 3], 0) == 0
     assert retokenization.ids == [1, 2, 0, 3]  # no token has the id 5
     assert retokenization.commit([1, 2, 5, 1, 1], 3) == 3
-    assert (retokenization.ids, retokenization.num_of(2), retokenization.is_whole) == ([1, 2, 0, 1, 1], 2, True)
+    assert (retokenization.ids, retokenization.num_ids_within(2), retokenization.is_whole) == ([1, 2, 0, 1, 1], 2, True)

@@ -78,7 +78,7 @@ def test_a_device_that_is_not_there_is_a_finding_of_its_own(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("free", "state"), [(1 << 20, "problem"), (50 << 20, "warning"), (1 << 30, "ok")])
-def test_memory_that_a_pair_has_no_room_in(monkeypatch: pytest.MonkeyPatch, free: int, state: str) -> None:
+def test_memory_that_is_too_small_for_a_pair(monkeypatch: pytest.MonkeyPatch, free: int, state: str) -> None:
     monkeypatch.setattr(checkup.memory, "free_memory_bytes", lambda device: free)
     said = pair(DEMO_DRAFT)["memory"]
     assert said[0] == state and "45.5 MiB of weights, 14.0 MiB for a full context of each model" in said[1]

@@ -20,7 +20,7 @@ def device() -> Iterator[FakeCuda]:
         yield device
 
 
-def test_the_first_tensor_that_is_asked_for_brings_all(device: FakeCuda) -> None:
+def test_the_first_tensor_that_is_read_brings_all(device: FakeCuda) -> None:
     copies = DeferredCopies[int]()
     assert copies.get(0) is None
     for key in range(3):

@@ -176,7 +176,7 @@ def num_published(pool: KVPool) -> int:
     return sum(pool.prefix.is_published(block) for block in range(1, pool.num_blocks + 1))
 
 
-def test_publishing_goes_on_from_where_it_was_and_ignores_guesses() -> None:
+def test_publishing_continues_from_where_it_was_and_ignores_draft_tokens() -> None:
     pool = KVPool(8, SIZE)
     ids = [1, 2, 3, 4, 5, 6, 7, 8]
     table = published(pool, ids[:5])

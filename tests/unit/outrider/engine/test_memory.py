@@ -74,7 +74,7 @@ def test_without_a_place_for_the_lock_nobody_waits(tmp_path: Path, monkeypatch: 
         pass
 
 
-def test_a_lock_that_is_not_let_go_is_waited_for_with_a_limit_and_told_of(
+def test_a_lock_that_is_not_released_is_waited_for_with_a_limit_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

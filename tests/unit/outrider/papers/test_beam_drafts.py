@@ -50,8 +50,8 @@ def test_offers_are_as_likely_as_their_level() -> None:
     drafts.insert(delivery([1, 2, 3, 4], [ROOT, ROOT - 1, 0, 0], [0, 1, 0, 1]))
     shares = SlotAcceptance(RankAcceptance())
     shares.first = 0.5
-    assert [offer.prob for offer in drafts.offers(shares, 9)] == [0.25, 0.25, 0.125, 0.125]
-    assert len(drafts.offers(shares, 3)) == 3 and drafts.offers(shares, -1) == []
+    assert [offer.prob for offer in drafts.budget_items(shares, 9)] == [0.25, 0.25, 0.125, 0.125]
+    assert len(drafts.budget_items(shares, 3)) == 3 and drafts.budget_items(shares, -1) == []
     assert drafts.pending_prob(shares) == pytest.approx(0.5**3), "two levels are here, the third is waited for"
 
 

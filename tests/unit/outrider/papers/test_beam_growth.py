@@ -28,7 +28,7 @@ def growing(levels: list[BeamLevel]) -> BeamGrowth:
     slot, drafter = BareSlot((1, 1), PROMPT, len(PROMPT), params), cast(Any, None)
     setup = GrowthSetup(slot, Speculation(1, 4), SlotAcceptance(RankAcceptance()), drafter, None, 96, [STOP_ID])
     tree = BeamGrowth(setup)
-    tree.go_on(levels)
+    tree.commit_decided(levels)
     return tree
 
 
@@ -48,7 +48,7 @@ def learn(tree: BeamGrowth, node: int, ids: Sequence[int], probs: Sequence[float
 def test_beams_are_sorted_by_the_targets_sums_and_none_ends(sums: tuple[float, float], best: list[int]) -> None:
     tree = growing([BeamLevel(((0, 8, sums[0]), (0, 9, sums[1])), ())])
     tree.feed(ROOT)
-    for first, node in zip((10, 20), tree.live, strict=True):
+    for first, node in zip((10, 20), tree.active, strict=True):
         tree.feed(node)
         learn(tree, node, [STOP_ID, *range(first, first + 4)], [0.9, *PROBS])
     tree.finish_step()
@@ -56,14 +56,14 @@ def test_beams_are_sorted_by_the_targets_sums_and_none_ends(sums: tuple[float, f
     assert [tree.ranks[node] for node in tree.unsent] == [0, 1, 2, 3]
 
 
-def test_what_was_lost_is_fed_again_parents_first_and_no_more_at_once_than_asked_for() -> None:
+def test_lost_nodes_are_fed_again_parents_first_and_no_more_at_once_than_requested() -> None:
     levels = [BeamLevel(((0, 8, -1.0), (0, 9, -2.0)), ()), *[BeamLevel(((0, 8, -1.0), (1, 9, -2.0)), ())] * 4]
     tree = growing(levels)
-    assert [node for _, node in tree.offers(3)] == [ROOT]
+    assert [node for _, node in tree.candidates(3)] == [ROOT]
     tree.feed(ROOT)
     fed, steps = [ROOT], list[int]()
     while len(fed) < 11:
-        nodes = [node for _, node in tree.offers(3)]
+        nodes = [node for _, node in tree.candidates(3)]
         for node in nodes:
             assert tree.parents[node] in fed
             tree.feed(node)

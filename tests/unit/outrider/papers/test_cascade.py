@@ -139,7 +139,7 @@ def test_the_proposals_are_the_same_in_fewer_forwards(
     assert draft.guessed("drawn") > 0 and draft.guessed("dropped") > 0
 
 
-def test_what_is_drawn_leaves_before_anybody_sees_whether_it_was_guessed(runner: ModelRunner) -> None:
+def test_draws_are_sent_before_it_is_checked_whether_they_were_predicted(runner: ModelRunner) -> None:
     """Under `rejection` no token may come sooner or later for what it is."""
     draft = Draft(runner, Lookup())
     for slot in (1, 2):
@@ -148,7 +148,7 @@ def test_what_is_drawn_leaves_before_anybody_sees_whether_it_was_guessed(runner:
     assert max(draft.num_drawn) == 1
 
 
-def test_guesses_take_no_memory_that_anybody_needs(runner: ModelRunner) -> None:
+def test_draft_tokens_use_no_memory_that_other_slots_need(runner: ModelRunner) -> None:
     ids, num_drafts = [7, 8, 9] * BLOCK_SIZE, BLOCK_SIZE + 4
 
     def grown(table: SequenceDrafter | None, *, is_short: bool) -> tuple[Sent, int]:

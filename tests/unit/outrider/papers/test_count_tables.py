@@ -20,7 +20,7 @@ def test_bigrams_and_unigrams_of_a_text() -> None:
     assert said(bigram) == {1: 1} and bigram.num_tokens == 3
 
 
-def test_a_walk_goes_on_behind_its_guesses() -> None:
+def test_a_walk_continues_after_its_draft_tokens() -> None:
     follower = Bigram([1, 2, 3, 4]).open([1], 1)
     walk = follower.walk()
     for expected in (2, 3, 4):

@@ -47,7 +47,7 @@ def open_slot(drafter: LookaheadDrafter, slot: Any, source_ids: tuple[int, ...] 
 
 
 def rows_of(drafter: LookaheadDrafter, slot: Any, parents: list[int] | None = None) -> ExtraRows:
-    rows = drafter.rows_beside(slot, parents or [])
+    rows = drafter.extra_rows(slot, parents or [])
     assert rows is not None
     return rows
 
@@ -83,7 +83,7 @@ def test_a_column_sees_the_first_level_up_to_it_and_itself() -> None:
 
 
 @pytest.mark.parametrize("shape", [SHAPE, "5,3,4", "2,6,3", "1,3,1"])
-def test_what_comes_of_a_window_are_tokens_that_the_model_says_in_a_row(shape: str) -> None:
+def test_a_window_gives_tokens_that_the_model_generates_in_sequence(shape: str) -> None:
     """Once none of the first tokens is left in it: of a column, whatever its first two tokens are, for the window moves
     on; the first column begins with the text's own.
     """
@@ -145,7 +145,7 @@ def test_a_shape_that_nobody_can_run_is_refused_by_name(text: str, why: str) -> 
 
 
 class TestSlots:
-    def test_nobodys_text_is_guessed_from_another_slots_window(self) -> None:
+    def test_no_text_is_drafted_from_another_slots_window(self) -> None:
         (drafter, one), other = opened(SHAPE, [5, 6]), slot_of(2, [5, 6])
         open_slot(drafter, other)
         step(drafter, one, lambda path: 6)
@@ -161,7 +161,7 @@ class TestSlots:
         assert beside.parents == [each if each < 0 else 3 + each for each in alone.parents]
         assert (alone.drafter, alone.width, alone.depth) == (Drafter.LOOKAHEAD, GUESSES, NGRAM - 1)
         shares = SlotAcceptance(RankAcceptance())
-        prob = shares.share(0) + shares.share(1)
+        prob = shares.prob(0) + shares.prob(1)
         assert alone.gain(shares) == pytest.approx(prob + prob**2 + prob**3)
 
     def test_a_window_begins_with_what_the_encoder_reads_too(self) -> None:
@@ -172,7 +172,7 @@ class TestSlots:
         depth = WINDOW - 1 + NGRAM - 2
         for num, fits in ((CONTEXT - depth, True), (CONTEXT - depth + 1, False)):
             drafter, slot = opened(SHAPE, [5] * num)
-            assert (drafter.rows_beside(slot, []) is not None) is fits
+            assert (drafter.extra_rows(slot, []) is not None) is fits
 
     def test_ngrams_that_begin_alike_are_branches_of_one_tree_the_latest_first(self) -> None:
         drafter, slot = opened(SHAPE, [5, 6])

@@ -118,13 +118,13 @@ class TestExactLaw:
         ],
         ids=["always the same", "never the same", "one law", "the target's own"],
     )
-    def test_whatever_both_say(self, laws: Sequence[Law]) -> None:
+    def test_any_tokens_of_two_drafters(self, laws: Sequence[Law]) -> None:
         chances = (0.5, 0.8)
         for target in (TARGET, random_law(VOCAB, 4, [0, 1])):
             for count in (2, 5):
                 assert self.error_of(target, laws, count, never, chances) < TOLERANCE, count
 
-    def test_a_guess_beside_draws_may_know_the_numbers_of_its_position(self) -> None:
+    def test_a_deterministic_token_among_draws_may_depend_on_the_numbers_of_its_position(self) -> None:
         """As a copy of what the same seed gave before."""
 
         def step(chooser: Chooser) -> Prefix:
@@ -134,7 +134,7 @@ class TestExactLaw:
             drafting, lease = made(DRAWN, own)
             park(lease.first, self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never))
             found = drafting.candidates(lease)
-            return decided(TARGET, proposal_of(drafting, found, len(found.offers)), numbers)
+            return decided(TARGET, proposal_of(drafting, found, len(found.budget_items)), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
 
@@ -183,7 +183,7 @@ class TestExactLaw:
                 park(lease.first, self.drawn(DRAFT, [numbers["first", 0]], never))
                 lease.first.is_active = True
                 found = drafting.candidates(lease)
-            return decided(TARGET, proposal_of(drafting, found, len(found.offers)), numbers)
+            return decided(TARGET, proposal_of(drafting, found, len(found.budget_items)), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
         assert len(set(was_held)) == (1 if is_live else 2)
@@ -197,7 +197,7 @@ class TestExactLaw:
             for draft, chain in zip(lease.drafts, chains, strict=False):
                 park(draft, chain)
             found = drafting.candidates(lease)
-            assert len(found.offers) == 3
+            assert len(found.budget_items) == 3
             return decided(TARGET, proposal_of(drafting, found, 3), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE

@@ -27,7 +27,7 @@ def slot_of(committed: Sequence[int], max_len: int = 99) -> Any:
 
 
 def rows_of(drafter: PassDrafter, slot: Any, parents: Sequence[int]) -> ExtraRows:
-    found = drafter.rows_beside(slot, parents)
+    found = drafter.extra_rows(slot, parents)
     assert found is not None and found.drafter is Drafter.PASS
     return found
 
@@ -51,7 +51,7 @@ def test_near_the_end_of_an_answer_only_those_are_fed_of_which_there_may_be_draf
     """The target says the last token itself, and the next one, too."""
     own = PassDrafter(VOCAB, NUM_AHEAD)
     slot = slot_of([5] * 6, max_len=9)  # one more draft after the next token
-    assert rows_of(own, slot, [-1]).ids == [VOCAB] and own.rows_beside(slot_of([5] * 7, max_len=9), []) is None
+    assert rows_of(own, slot, [-1]).ids == [VOCAB] and own.extra_rows(slot_of([5] * 7, max_len=9), []) is None
     assert rows_of(own, slot_of([5] * 5, max_len=9), [-1, 0]).ids == [VOCAB, VOCAB + 1, VOCAB]
 
 
@@ -63,7 +63,7 @@ def test_a_step_feeds_no_more_than_it_may_and_the_first_drafts_come_first() -> N
 
 
 @pytest.mark.parametrize(("path", "rows"), [([], [0, 1]), ([0], [2, 3]), ([0, 1], [4, 5])])
-def test_what_is_drafted_is_what_was_said_behind_where_acceptance_ended(path: list[int], rows: list[int]) -> None:
+def test_what_is_drafted_are_the_tokens_after_the_last_accepted_one(path: list[int], rows: list[int]) -> None:
     own, slot = PassDrafter(VOCAB, NUM_AHEAD), slot_of([5, 6])
     beside = rows_of(own, slot, [-1, 0])
     own.read(slot, 9.0 * torch.eye(6, VOCAB), path, beside)
@@ -77,7 +77,7 @@ def test_what_is_drafted_is_what_was_said_behind_where_acceptance_ended(path: li
     assert not own.has_next(slot), "other tokens may be there now"
 
 
-def test_where_nothing_was_fed_nothing_is_said() -> None:
+def test_where_nothing_was_fed_nothing_is_reported() -> None:
     own, slot = PassDrafter(VOCAB, 4), slot_of([5, 6])
     own.read(slot, torch.zeros(64, VOCAB), range(20), rows_of(own, slot, range(-1, 19)))
     slot.committed += [1] * 21

@@ -29,7 +29,7 @@ from tests.unit.outrider.training.tiny_training import says_the_same
 
 
 @pytest.mark.parametrize("traits", [{}, {"carry_normed": True, "num_layers": 2, "residual_normed": True}])
-def test_the_unrolled_head_says_what_each_chain_says(traits: dict[str, Any]) -> None:
+def test_the_unrolled_head_gives_the_logits_of_each_chain(traits: dict[str, Any]) -> None:
     """Every chain of every length, run by itself, entry by entry, in float64."""
     num_tokens, num_steps = 9, 4
     truth = heads.Eagle3(draft_vocab=heads.VOCAB, **traits)
@@ -41,7 +41,7 @@ def test_the_unrolled_head_says_what_each_chain_says(traits: dict[str, Any]) -> 
         taps=truth.taps,
         target_width=heads.WIDTH,
         norm_before_residual=truth.residual_normed,
-        carries_normed=truth.carry_normed,
+        is_carry_normed=truth.carry_normed,
     )
     module = ProjectedHead(facts)
     tensors = dict(truth.tensors)
@@ -116,7 +116,7 @@ def test_a_head_has_the_rotary_base_of_the_layers_that_see_all(folder: Path) -> 
 
 
 @pytest.mark.parametrize("kept", [None, torch.arange(3, 97, 2)])
-def test_a_head_says_in_serving_what_it_says_in_training(
+def test_a_head_gives_the_same_logits_in_serving_as_in_training(
     kept: torch.Tensor | None, folder: Path, tmp_path: Path
 ) -> None:
     """Of its first token and of one behind its own carry, for Gemma 3: a tied target that scales its embedding, whose
@@ -136,7 +136,7 @@ def test_a_head_says_in_serving_what_it_says_in_training(
     seen = wiring.ProbeStates(ids, taps, torch.empty(0))
     steps = (wiring.text_logits(loaded, seen, (0, 1)), wiring.text_logits(loaded, seen, (0, 1), ahead=2))
     assert (runner.path.name, loaded.path.name) == ("fused", "fused")
-    for guess, logits in zip(student.guesses(batch, Teacher(gemma, "cpu").see(batch), 2), steps, strict=True):
+    for guess, logits in zip(student.draft_logits(batch, Teacher(gemma, "cpu").see(batch), 2), steps, strict=True):
         said = logits[guess.places - 1 - guess.depth]
         said = said if kept is None else said[:, kept]
         assert (said - guess.logits).abs().max() < 0.05 * guess.logits.std(), "as far as bfloat16 lets it"

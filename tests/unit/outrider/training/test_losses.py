@@ -32,7 +32,7 @@ def test_the_weight_of_lk_is_a_constant_to_its_gradient() -> None:
     assert logits.grad is not None and logits.grad[0].tolist() == pytest.approx([-0.25, 0.25])
 
 
-def test_ids_that_a_head_cannot_say_are_never_accepted() -> None:
+def test_ids_outside_a_head_s_vocabulary_are_never_accepted() -> None:
     law = TargetDistribution.of(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([0, 2]))
     log_draft = torch.tensor([[0.6, 0.4]]).log()
     assert acceptance(law, log_draft).item() == pytest.approx(0.5 + 0.2)

@@ -30,7 +30,7 @@ def test_medusas_heads_read_the_row_before_what_they_skip(
     seen = teacher.see(batch)
     length = batch.ids.shape[1]
     said = teacher.network(batch.ids).logits.flatten(0, 1)  # [B * T, V]
-    for guess in student.guesses(batch, seen, 3):  # untrained: what the target says after the token that was read
+    for guess in student.draft_logits(batch, seen, 3):  # untrained: what the target says after the token that was read
         rows = said[guess.places - 1 - guess.depth]
         torch.testing.assert_close(guess.logits, rows, rtol=1e-4, atol=1e-4)
         assert ((guess.places - 1 - guess.depth) // length == guess.places // length).all()

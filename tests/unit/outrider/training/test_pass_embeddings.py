@@ -30,7 +30,9 @@ def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", ["fused", "paged", "dense"])
 @pytest.mark.parametrize("kind", ["gemma3_text", "llama"])
-def test_look_ahead_embeddings_say_when_served_what_they_say_in_training(kind: str, path: str, tmp_path: Path) -> None:
+def test_look_ahead_embeddings_give_the_same_logits_in_serving_as_in_training(
+    kind: str, path: str, tmp_path: Path
+) -> None:
     """Behind the prompt's last token and behind others, for Gemma 3, too: a tied target that scales its embedding and
     has windows.
     """
@@ -48,7 +50,7 @@ def test_look_ahead_embeddings_say_when_served_what_they_say_in_training(kind: s
     said = dict[tuple[int, int], torch.Tensor]()
     for last in (19, 20, 30, 36):
         slot: Any = SimpleNamespace(committed=ids[: last + 1], max_len=99, key=(1, 1))
-        rows = served.rows_beside(slot, [])
+        rows = served.extra_rows(slot, [])
         assert rows is not None
         parents = [*range(-1, last), *(last + 1 + parent for parent in rows.parents)]
         table = runner.pool.new_table()
@@ -56,7 +58,7 @@ def test_look_ahead_embeddings_say_when_served_what_they_say_in_training(kind: s
         said |= {(last + 1 + depth, depth): logits for depth, logits in enumerate(runner.forward([row]))}
         table.free()
     num_compared = 0
-    for guess in saved.guesses(batch, teacher.see(batch), num):
+    for guess in saved.draft_logits(batch, teacher.see(batch), num):
         assert guess.places.tolist() == list(range(20 + guess.depth, 39))
         for place, logits in zip(guess.places.tolist(), guess.logits, strict=True):
             if (place, guess.depth) in said:

@@ -37,7 +37,7 @@ def test_an_interrupted_training_comes_to_the_same_bits(
         for end in ends:
             student = make()
             run = TrainingRun(student, teacher, answers, plan, tmp_path / name, {"kind": kind})
-            run.go_on(None, lambda run=run, end=end: run.num_updates >= end, lambda progress: None)  # type: ignore[misc]
+            run.train(None, lambda run=run, end=end: run.num_updates >= end, lambda progress: None)  # type: ignore[misc]
         assert run.is_done
         return dict(student.module.state_dict())
 
@@ -60,7 +60,7 @@ def test_time_ends_a_training_and_leaves_its_schedule(
     clock = iter(range(1000))
     monkeypatch.setattr(running.time, "monotonic", lambda: float(next(clock)))
     run = TrainingRun(Medusa.new(target, 1, "cpu"), teacher, answers, TrainingPlan("kl", 50, 2, seed=0), tmp_path, {})
-    run.go_on(6.0, lambda: False, lambda progress: None)
+    run.train(6.0, lambda: False, lambda progress: None)
     assert 0 < run.num_updates < 5 and not run.is_done
     again = TrainingRun(Medusa.new(target, 1, "cpu"), teacher, answers, TrainingPlan("kl", 50, 2, seed=0), tmp_path, {})
     assert again.num_updates == run.num_updates
@@ -74,5 +74,5 @@ def test_a_loss_that_is_not_finite_ends_the_training(
     with torch.no_grad():
         next(student.module.blocks.parameters()).fill_(math.nan)
     with pytest.raises(OutriderError, match="the loss is nan after 0 updates"):
-        run.go_on(None, lambda: False, lambda progress: None)
+        run.train(None, lambda: False, lambda progress: None)
     assert not (tmp_path / "checkpoint.pt").exists()

@@ -35,12 +35,12 @@ def test_a_target_to_learn_from_keeps_its_dtype_on_a_gpu(
     assert asked == [dtype]
 
 
-def test_what_is_asked_of_a_batch() -> None:
+def test_positions_that_are_trained_of_a_batch() -> None:
     batch = Batch.of(
         [Answer(np.arange(6, dtype=np.int32), 3, 0.0), Answer(np.arange(4, dtype=np.int32), 2, 0.0)], "cpu"
     )
     assert batch.ids.tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 0, 0]]
-    asked = [[places.nonzero()[:, 0].tolist() for places in batch.asked(depth)] for depth in range(3)]
+    asked = [[places.nonzero()[:, 0].tolist() for places in batch.trained_mask(depth)] for depth in range(3)]
     assert asked == [[[2, 3, 4], [1, 2]], [[3, 4], [2]], [[4], []]]
 
 

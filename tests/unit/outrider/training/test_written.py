@@ -43,7 +43,7 @@ def test_writing_goes_on_with_the_same_text(folder: Path, tmp_path: Path, monkey
     assert {name: (parts / name).stat().st_mtime_ns for name in first} == first
 
 
-def test_a_drawn_id_follows_the_law_and_the_best_is_taken_at_0() -> None:
+def test_a_drawn_id_follows_the_distribution_and_the_best_is_chosen_at_temperature_0() -> None:
     logits = torch.tensor([[0.5, 0.2, 0.3]]).log().repeat(1000, 1)
     uniforms = (np.arange(1000) + 0.5) / 1000
     assert np.bincount(draw(logits, [1.0] * 1000, uniforms)).tolist() == [500, 200, 300]
@@ -52,7 +52,7 @@ def test_a_drawn_id_follows_the_law_and_the_best_is_taken_at_0() -> None:
     assert set(draw(logits, [0.0] * 1000, uniforms)) == {0}
 
 
-def test_ids_that_float32_cannot_tell_apart_are_drawn_by_the_law() -> None:
+def test_ids_that_are_equal_in_float32_are_drawn_by_the_distribution() -> None:
     """All of them are less likely than half the distance of the float32 numbers around 1."""
     num, less = 4, 2.0**-26
     logits = torch.tensor([1.0, *[less] * num]).log()[None]

@@ -19,7 +19,7 @@ from outrider.training.teacher import Batch, Teacher
 def says_the_same(one: Student, other: Student, batch: Batch, teacher: Teacher) -> None:
     """As far as bfloat16 lets it."""
     seen = teacher.see(batch)
-    both = zip(one.guesses(batch, seen, 2), other.guesses(batch, seen, 2), strict=True)
+    both = zip(one.draft_logits(batch, seen, 2), other.draft_logits(batch, seen, 2), strict=True)
     for mine, its in both:
         assert torch.equal(mine.places, its.places)
         assert (mine.logits - its.logits).abs().max() < 0.05 * mine.logits.std()

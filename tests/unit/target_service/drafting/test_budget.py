@@ -39,7 +39,7 @@ class TestChoice:
     def test_rows_go_to_whose_draft_tokens_are_likeliest(self) -> None:
         assert counts(budget(), [demand([0.02, 0.01]), demand([0.9, 0.8, 0.7])]) == [0, 3]
 
-    def test_what_is_named_is_verified_while_a_step_has_room(self) -> None:
+    def test_a_fixed_number_is_verified_while_the_step_has_rows(self) -> None:
         named = [demand([0.1] * 32, 32) for _ in range(48)]
         found = counts(budget(), [*named, demand([0.1] * 5, 5), demand([])])
         assert found[-2:] == [5, 0] and sorted(found[:-2]) == [0] * 41 + [32] * 7
@@ -77,7 +77,7 @@ class TestExtraRows:
         assert has_extra(budget(), [good, good, good]) == [True, True, False]
         assert has_extra(budget(), [good], 4) == [False], "no room"
 
-    def test_who_names_how_much_is_verified_has_them_while_a_step_has_room(self) -> None:
+    def test_a_request_with_a_fixed_number_gets_it_while_the_step_has_rows(self) -> None:
         named = with_extra(3, 29, 0.01, is_fixed=True)
         assert has_extra(budget(), [named, named], 32) == [True, False]
 
@@ -87,7 +87,7 @@ class TestExtraRows:
             fed += has_extra(made, [with_extra(0, 8, 0.8)])
         assert fed.count(False) == 2
 
-    def test_before_anything_is_known_one_slot_tries(self) -> None:
+    def test_before_any_measurement_one_slot_tries(self) -> None:
         assert has_extra(VerifyBudget(), [with_extra(0, 8, 0.6)] * 3) == [True, False, False]
 
 
@@ -141,7 +141,7 @@ def many(count: int, **how: Any) -> list[VerifyDemand]:
     return [slot(MANY, [0.7**depth for depth in range(1, 33)], **how) for _ in range(count)]
 
 
-def test_drafts_are_left_out_before_slots_and_slots_take_turns() -> None:
+def test_drafts_are_left_out_before_slots_and_slots_alternate() -> None:
     lone = slot(ONE, [0.8, 0.6])
     for num_slots, all_run in ((6, True), (40, False)):
         _, chosen = settled(lone, *many(num_slots, num_required=32))
@@ -156,7 +156,7 @@ def test_drafts_are_left_out_before_slots_and_slots_take_turns() -> None:
         assert all(seconds_of(sum(1 + c for c in counts if c is not None)) < 2.5 * seconds_of(3) for counts in chosen)
 
 
-def test_alone_a_caller_gets_what_it_names_and_all_that_share_nothing_are_one() -> None:
+def test_alone_a_caller_gets_its_fixed_number_and_all_without_a_key_are_one() -> None:
     for caller in (b"", MANY):
         _, chosen = settled(*[slot(caller, [0.9] * 32, num_required=32) for _ in range(5)], num_steps=120)
         assert chosen[-1] == [32] * 5
@@ -181,7 +181,7 @@ def test_what_was_drawn_decides_nothing() -> None:
     assert steps[0] == steps[1] == steps[2]
 
 
-def test_a_bounded_step_waits_for_guesses_worth_it_to_who_bounds_it() -> None:
+def test_a_bounded_step_waits_for_draft_tokens_worth_it_to_the_caller_that_bounds_it() -> None:
     lone, others = slot(ONE, [0.8, 0.6]), many(40)
     budget, _ = settled(lone, *others)
     waiting = [awaited(ONE), awaited(MANY)]
@@ -206,7 +206,7 @@ def awaited(caller: bytes) -> PendingDraft:
 
 
 @pytest.mark.parametrize(("max_tpot_ms", "most_rows"), [(None, 31), (19.5, 9), (14.5, 4), (1.0, 31)])
-def test_drafts_are_left_out_for_a_slot_that_says_how_long_a_token_may_take(
+def test_drafts_are_left_out_for_a_slot_with_a_limit_on_the_time_of_a_token(
     max_tpot_ms: float | None, most_rows: int
 ) -> None:
     """Where a step takes 10 ms and a row 1 ms: one of four has no drafts, the others all that there are. What no step
@@ -219,7 +219,7 @@ def test_drafts_are_left_out_for_a_slot_that_says_how_long_a_token_may_take(
     shares = budget.choose([slot(ONE, [], max_tpot_ms=max_tpot_ms), *others], MOST, MOST, ())
     assert 4 + sum(share[0] for share in shares if share is not None) == most_rows
     waiting = [awaited(ONE)]
-    waiting[0].draft.shares.first = 1.0
+    waiting[0].draft.acceptance.first = 1.0
     budget.note(1, 1000, 1000.0)
     assert (budget.hold_until(waiting, 99.0) is None) == (most_rows == 4)
 

@@ -49,11 +49,11 @@ def shown(tree: DraftTree) -> set[Prefix]:
 
 
 def tree_of(found: Candidates) -> DraftTree:
-    return join(list(found.trees.values()), found.offers).tree
+    return join(list(found.trees.values()), found.budget_items).tree
 
 
 def probs_of(found: Candidates) -> list[float]:
-    return [offer.prob for offer in found.offers]
+    return [offer.prob for offer in found.budget_items]
 
 
 def pending(drafting: DraftChooser, lease: Lease) -> list[tuple[DeliveredDrafts, float]]:
@@ -62,13 +62,13 @@ def pending(drafting: DraftChooser, lease: Lease) -> list[tuple[DeliveredDrafts,
 
 class TestGuesses:
     @pytest.mark.parametrize("params", [GREEDY, COUPLED])
-    def test_both_are_in_one_tree_and_what_both_say_is_one_node(self, params: SamplingParams) -> None:
+    def test_both_are_in_one_tree_and_a_token_of_both_is_one_node(self, params: SamplingParams) -> None:
         drafting, lease = made(params, guesses(1, 2, 5))
         deliver(lease, [[1, 3, 4], [6]])
         found = drafting.candidates(lease)
         assert shown(tree_of(found)) == {(1,), (1, 3), (1, 3, 4), (6,), (1, 2), (1, 2, 5)}
         assert probs_of(found) == sorted(probs_of(found), reverse=True)
-        proposal = proposal_of(drafting, found, len(found.offers))
+        proposal = proposal_of(drafting, found, len(found.budget_items))
         assert drafter_of(proposal) is UNION and not proposal.draws
         delivered, own = ({proposal.tree.prefix(node) for node in ranks} for ranks in proposal.sources.values())
         assert (delivered, own) == ({(1,), (1, 3), (1, 3, 4), (6,)}, {(1,), (1, 2), (1, 2, 5)})
@@ -80,7 +80,7 @@ class TestGuesses:
         deliver(lease, [[1, 3], [6]])
         deliver(lease, [[1, 4], [5]], draft=1)
         found = drafting.candidates(lease)
-        proposal = proposal_of(drafting, found, len(found.offers))
+        proposal = proposal_of(drafting, found, len(found.budget_items))
         assert drafter_of(proposal) is Drafter.MODEL_AND_MODEL
         assert shown(proposal.tree) == {(1,), (1, 3), (6,), (1, 4), (5,)}
         assert list(proposal.sources) == list(lease.drafts)
@@ -172,23 +172,23 @@ class TestChoice:
         assert draft is lease.first and prob == pytest.approx(0.8 * 0.9)
 
     @pytest.mark.parametrize(("delivered", "ids"), [([3, 4, 5], [3, 4, 5]), ([3], [1, 2])])
-    def test_guesses_that_were_delivered_count_as_many_as_they_are(self, delivered: list[int], ids: list[int]) -> None:
+    def test_delivered_draft_tokens_are_counted_by_their_number(self, delivered: list[int], ids: list[int]) -> None:
         drafting, lease = made(GREEDY, guesses(1, 2), (0.7, 0.5), Drafter.NGRAM)
         deliver(lease, [delivered])
         found = drafting.candidates(lease)
-        assert proposal_of(drafting, found, len(found.offers)).tree.ids == ids
+        assert proposal_of(drafting, found, len(found.budget_items)).tree.ids == ids
 
     def test_own_draft_tokens_are_made_once_their_number_is_known(self) -> None:
         drafting, lease = made(DRAWN, [(0, EVEN), (1, EVEN), (2, EVEN)], (0.5, 0.6), Drafter.NGRAM)
         drafting.own.candidates = mock = Mock(side_effect=drafting.own.candidates)  # type: ignore[method-assign]
         found = drafting.candidates(lease)
-        assert len(found.offers) == 9 and not mock.called, "0.6 to the tenth is below 0.01"
+        assert len(found.budget_items) == 9 and not mock.called, "0.6 to the tenth is below 0.01"
         assert not proposal_of(drafting, found, 0).tree.ids and not mock.called
         assert proposal_of(drafting, found, 2).tree.ids == [0, 1] and mock.call_args.args[-1] == 2
 
     def test_who_has_nothing_promises_nothing(self) -> None:
         drafting, lease = made(DRAWN, [], (0.001, 0.9), Drafter.NGRAM)
-        assert not drafting.candidates(lease).offers
+        assert not drafting.candidates(lease).budget_items
         park(lease.first, [(1, EVEN)])
         assert tree_of(drafting.candidates(lease)).ids == [1]
 
@@ -197,8 +197,8 @@ class TestRowsBeside:
     def test_they_hang_under_the_draft_tokens_that_the_step_verifies(self) -> None:
         drafting, lease = made(GREEDY, [], name=Drafter.NGRAM)
         drafting = replace(drafting, own=WithRows(guesses(0, 1), Drafter.NGRAM))
-        found = drafting.with_rows_beside(drafting.candidates(lease))
-        parents = [drafting.proposal(found, VerifyChoice(num, True)).rows_beside for num in (2, 1, 0)]
+        found = drafting.add_extra_rows(drafting.candidates(lease))
+        parents = [drafting.proposal(found, VerifyChoice(num, True)).extra_rows for num in (2, 1, 0)]
         assert [rows and rows.parents for rows in parents] == [[1], [0], [-1]]
 
 
@@ -226,7 +226,7 @@ def test_what_the_second_drew_takes_nothing_of_the_tree_that_the_first_was_to_ha
             for token_id in range(num_first):
                 add(draft, add(draft, ROOT, token_id, EVEN), 0, EVEN)
         found = drafting.candidates(lease)
-        assert len(found.offers) == 5 or num == 1
+        assert len(found.budget_items) == 5 or num == 1
         assert len(proposal_of(drafting, found, 5).sources[lease.first]) == 4
 
 
@@ -238,7 +238,7 @@ def test_what_one_draft_delivers_wrong_is_dropped_and_refused_alone() -> None:
     park(lease.drafts[0], [(1, EVEN)])
     park(lease.drafts[1], [(2, (DenseDistributions(1, b"\0" * 4 * VOCAB), 0))])
     found = drafting.candidates(lease)
-    assert not proposal_of(drafting, found, len(found.offers)).tree.ids
+    assert not proposal_of(drafting, found, len(found.budget_items)).tree.ids
     assert refused == [1] and [len(draft.buffer.tree) for draft in lease.drafts] == [1, 0]
 
 

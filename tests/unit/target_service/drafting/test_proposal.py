@@ -43,7 +43,7 @@ def test_a_row_is_the_uncached_tokens_then_the_tree_then_the_extra_rows(
     parents: Sequence[int], extra: ExtraRows | None, row_parents: list[int] | None
 ) -> None:
     ids = [20 + node for node in range(len(parents))]
-    row = Proposal(slot(), DraftTree.of(ids, parents), rows_beside=extra).row()
+    row = Proposal(slot(), DraftTree.of(ids, parents), extra_rows=extra).row()
     extra_ids = [] if extra is None else list(extra.ids)
     assert row.new_ids == [*PROMPT[2:], *ids, *extra_ids]
     assert row.parents == row_parents
@@ -53,7 +53,7 @@ def test_a_row_is_the_uncached_tokens_then_the_tree_then_the_extra_rows(
 
 def test_logits_after_extra_rows_decide_nothing() -> None:
     """Trees of 2 and 0 nodes, the first with 3 extra rows: rows 0, 1, 2 and 6 decide."""
-    first = Proposal(slot(1), DraftTree.of([20, 21], [ROOT, 0]), rows_beside=rows(ROOT, 2, 3))
+    first = Proposal(slot(1), DraftTree.of([20, 21], [ROOT, 0]), extra_rows=rows(ROOT, 2, 3))
     second = Proposal(slot(2), DraftTree())
     logits = torch.arange(7.0)[:, None]  # [7, 1]
     own, beside = split_logits([first, second], logits)

@@ -17,7 +17,7 @@ def test_the_draft_tokens_that_earlier_ones_brought_are_paid_for_with_them() -> 
     costs = list[int]()
     deliver(lease, [[0]])
     for each in (own, replace(drafting, own=nobodys)):
-        costs.append(each.with_rows_beside(each.candidates(lease)).demand.extra_cost_rows)
+        costs.append(each.add_extra_rows(each.candidates(lease)).demand.extra_cost_rows)
     assert costs == [3, 1], "what a draft worker delivered came of none"
 
 
@@ -26,7 +26,7 @@ def test_a_step_leaves_in_the_cache_what_it_feeds(num_drafts: int, with_rows: bo
     """Three committed tokens, of which two are cached; then draft tokens, and one row beside them."""
     drafting, lease = made(GREEDY, [], name=Drafter.NGRAM)
     drafting = replace(drafting, own=WithRows(guesses(0, 1), Drafter.NGRAM))
-    found = drafting.with_rows_beside(drafting.candidates(lease))
+    found = drafting.add_extra_rows(drafting.candidates(lease))
     assert found.num_after(VerifyChoice(num_drafts, with_rows)) == num_after
 
 

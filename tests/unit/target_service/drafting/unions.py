@@ -51,18 +51,18 @@ class Chain:
         self._tokens = tokens
         self._name = name
 
-    def asked(self, slot: Any, **how: bool) -> Iterator[Drafter]:
+    def worthwhile_drafters(self, slot: Any, **how: bool) -> Iterator[Drafter]:
         if self._tokens:
             yield self._name
 
     def max_len(self, drafter: Drafter) -> int:
         return 64
 
-    def feeds_rows(self, slot: Any) -> bool:
+    def has_extra_rows(self, slot: Any) -> bool:
         return False
 
     def candidates(self, slot: Any, name: Drafter, state: Any, shares: Any, max_tokens: int) -> CandidateTree:
-        return chain_of(self._tokens[:max_tokens], shares.share(0), max_tokens)
+        return chain_of(self._tokens[:max_tokens], shares.prob(0), max_tokens)
 
 
 def made(
@@ -73,7 +73,9 @@ def made(
     **speculation: Any,
 ) -> tuple[DraftChooser, Lease]:
     """probs: of what each draft says, and last of the chain. name: of the slot's own drafter."""
-    slot: Any = SimpleNamespace(committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, most_cached=99, params=params)
+    slot: Any = SimpleNamespace(
+        committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, max_cached_len=99, params=params
+    )
     slot.scheduling = Scheduling()
     slot.key = (1, 1)
     *of_drafts, of_own = (SlotAcceptance(RankAcceptance()) for _ in probs)
@@ -86,7 +88,7 @@ def made(
     lease.begin_step(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
     chain: Any = Chain(own, name)
-    return DraftChooser(chain, keeper, cast(Any, None), METRICS, VOCAB, takes_trees=True, merge=merge), lease
+    return DraftChooser(chain, keeper, cast(Any, None), METRICS, VOCAB, supports_trees=True, merge=merge), lease
 
 
 def park(draft: DeliveredDrafts, chain: Sequence[Token]) -> None:
@@ -127,8 +129,8 @@ def proposal_of(drafting: DraftChooser, found: Candidates, num_offers: int) -> P
 class WithRows(Chain):
     """It has a row fed behind the last of a step's draft tokens."""
 
-    def feeds_rows(self, slot: Any) -> bool:
+    def has_extra_rows(self, slot: Any) -> bool:
         return True
 
-    def rows_beside(self, slot: Any, parents: Sequence[int]) -> ExtraRows:
+    def extra_rows(self, slot: Any, parents: Sequence[int]) -> ExtraRows:
         return ExtraRows(Drafter.NGRAM, [2], [len(parents) - 1], width=1, depth=1)

@@ -76,7 +76,7 @@ class Stream:
 
     def want(self, epoch: int = EPOCH, digest: bytes = DIGEST) -> None:
         rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2, id=9)
-        self.stream.ask(tpb.FeatureAsk(rows=rows))
+        self.stream.handle(tpb.FeatureAsk(rows=rows))
 
 
 @asynccontextmanager
@@ -115,8 +115,8 @@ async def test_rows_of_another_life_or_head_are_refused(wrong: dict[str, Any], w
 
 async def test_a_registration_for_another_life_is_refused() -> None:
     async with streaming() as made:
-        made.stream.ask(tpb.FeatureAsk(head=tpb.HeadSpec(target_epoch=8, digest=DIGEST, num_bytes=9)))
-        made.stream.ask(tpb.FeatureAsk())
+        made.stream.handle(tpb.FeatureAsk(head=tpb.HeadSpec(target_epoch=8, digest=DIGEST, num_bytes=9)))
+        made.stream.handle(tpb.FeatureAsk())
         await made.settle()
         (reply,) = made.batches[0].heads
         assert reply.state == tpb.HEAD_STATE_REFUSED and "epoch 8" in reply.why
@@ -128,14 +128,14 @@ async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pyt
         made.want()
         made.may_write.clear()
         for start in range(3):
-            assert made.stream.has_room
+            assert made.stream.has_capacity
             made.stream.send_features(made.wanted, start, 1, b"abcd")
-        assert not made.stream.has_room
+        assert not made.stream.has_capacity
         made.stream.count("dropped", 2, 8)
         assert (made.count("rows", "dropped"), made.count("bytes", "dropped")) == (2, 8)
         made.may_write.set()
         await made.settle()
-        assert made.stream.has_room and sum(len(batch.rows) for batch in made.batches) == 3
+        assert made.stream.has_capacity and sum(len(batch.rows) for batch in made.batches) == 3
 
 
 async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

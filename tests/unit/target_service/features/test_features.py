@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from outrider.engine.heads.projection import Projection, ProjectionSpec
 
-from outrider.engine.heads.opening import Projection, ProjectionSpec
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.jobs import CloseJob, CloseOwnerJob, JobError
 from outrider.wire.errors import Unavailable
@@ -39,7 +39,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     return load(tiny_llama(tmp_path_factory.mktemp("model"), sharpness=3.0))
 
 
-def opening(taps: tuple[int, ...] = (0, 2), seed: int = 0) -> Projection:
+def projection(taps: tuple[int, ...] = (0, 2), seed: int = 0) -> Projection:
     spec = ProjectionSpec(taps, WIDTH)
     weights = torch.randn(spec.shapes(32)["fc"], generator=torch.Generator().manual_seed(seed))
     return Projection(spec, {"fc": weights})
@@ -49,14 +49,14 @@ class Link:
     """A draft at the other end, which keeps what it gets."""
 
     def __init__(self) -> None:
-        self.has_room = True
+        self.has_capacity = True
         self.num_dropped = 0
         self.spans: list[tuple[int, int, int]] = []
         """(ticket, start, end) in the order in which they came."""
         self.rows: dict[tuple[int, int], bytes] = {}
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_rows: int, data: bytes) -> None:
-        assert num_rows and len(data) == num_rows * ROW_BYTES and self.has_room
+        assert num_rows and len(data) == num_rows * ROW_BYTES and self.has_capacity
         ticket = subscription.ticket
         self.spans.append((ticket, start, start + num_rows))
         for i in range(num_rows):
@@ -84,7 +84,7 @@ class Served(Target):
         super().__init__(runner, num_blocks, **options)
         self.link = Link()
         self.runner = runner
-        self.add(HEAD, opening())
+        self.add(HEAD, projection())
 
     def heard(self, slot: int, result: Verdict | JobError) -> None:
         if isinstance(result, Verdict):  # a lease that is ended has no more to say
@@ -116,7 +116,7 @@ def target(runner: ModelRunner) -> Any:
     assert not served.features._buffers
 
 
-def test_rows_come_as_they_are_made_without_a_gap_whatever_was_asked_first(target: Served) -> None:
+def test_features_come_as_they_are_made_without_a_gap_whatever_was_requested_first(target: Served) -> None:
     target.want(0)
     target.open(0, prompt(0))
     target.open(1, prompt(1))
@@ -132,17 +132,17 @@ def test_rows_come_as_they_are_made_without_a_gap_whatever_was_asked_first(targe
 
 def test_a_verify_sends_what_is_kept_of_its_own_lease_alone(target: Served) -> None:
     target.want(0)
-    target.link.has_room = False
+    target.link.has_capacity = False
     target.open(0, prompt(0))
     target.steps(4)
-    target.link.has_room = True
+    target.link.has_capacity = True
     target.open(1, prompt(1))
     assert not target.link.spans, "a verify of one slot takes no time for others"
     target.lease(0, lambda result: target.heard(0, result))
     assert target.link.ends(0) > 0
 
 
-def test_a_request_begins_where_it_says_and_one_that_is_repeated_repeats(target: Served) -> None:
+def test_a_request_begins_at_its_start_and_a_repeated_one_repeats(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0, start=NUM_PROMPT + 2)
     target.steps(8)
@@ -155,7 +155,7 @@ def test_a_request_begins_where_it_says_and_one_that_is_repeated_repeats(target:
     assert target.link.spans[-1][2] == before, "nothing that was asked for has come"
 
 
-def test_what_is_asked_before_its_lease_is_bounded(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_before_their_lease_are_bounded(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SUBSCRIPTIONS", 2)
     for slot in (0, 1, 2):
         target.want(slot)
@@ -197,17 +197,17 @@ def test_rows_that_cannot_be_made_are_lost_and_no_step(target: Served, monkeypat
     assert target.link.spans[-1][1:] == (fed, target.fed_len()), "the next are those of the next step"
 
 
-def test_what_a_slow_draft_has_no_room_for_comes_later_and_in_order(target: Served) -> None:
+def test_features_for_a_slow_draft_come_later_and_in_order(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0)
     target.steps(2)
-    before, target.link.has_room = target.link.ends(), False
+    before, target.link.has_capacity = target.link.ends(), False
     target.steps(4)
     assert target.link.ends() == before < target.fed_len()
     assert target.link.num_dropped == target.fed_len() - before
     target.want(0, start=before)
     assert target.link.ends() == before, "asking again changes nothing"
-    target.link.has_room = True
+    target.link.has_capacity = True
     target.steps(1)
     assert target.link.ends() == target.fed_len(), "with the next step"
 

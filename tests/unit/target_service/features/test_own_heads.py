@@ -29,7 +29,7 @@ def test_heads_run_once_for_all_slots() -> None:
 
     features: Any = SimpleNamespace(add_head=lambda *_: None, feature=lambda digest, key, position: rows[key])
     heads.facts = SimpleNamespace(num_heads=1)  # type: ignore[attr-defined]
-    loaded: Any = SimpleNamespace(network=heads, opening=None)
+    loaded: Any = SimpleNamespace(network=heads, projection=None)
     own = OwnHeads(loaded, features)
     job: Any = None
     slots: list[Any] = [SimpleNamespace(key=key, committed=[5, 6, 7]) for key in rows]

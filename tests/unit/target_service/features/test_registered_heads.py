@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+from outrider.engine.heads.projection import Projection, ProjectionSpec, digest_of
 
-from outrider.engine.heads.opening import Projection, ProjectionSpec, digest_of
 from outrider.engine.memory import SpareMemory
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
@@ -77,7 +77,7 @@ class Target:
         return self.streams.setdefault(number, Stream(self, number))
 
     def gone(self, number: int) -> None:
-        self.heads.gone(self.stream(number))
+        self.heads.remove_stream(self.stream(number))
 
     def is_ready(self, number: int, digest: bytes) -> bool:
         return self.heads.is_ready(self.stream(number), digest)
@@ -289,16 +289,16 @@ async def test_maps_and_what_is_tapped_for_them_take_no_more_than_is_spare() -> 
     await less.registered(2, second)
 
 
-async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts, opening = SimpleNamespace(num_parameters=50, dtype="bfloat16"), SimpleNamespace(num_bytes=0)
-    monkeypatch.setattr(own_heads, "load_head", lambda *_: SimpleNamespace(facts=facts, opening=opening))
+async def test_own_heads_use_spare_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, projection = SimpleNamespace(num_parameters=50, dtype="bfloat16"), SimpleNamespace(num_bytes=0)
+    monkeypatch.setattr(own_heads, "load_head", lambda *_: SimpleNamespace(facts=facts, projection=projection))
     runner: Any = SimpleNamespace(features_refusal=None, spare=SpareMemory(109, 10))
     config = TargetConfig(model="target", heads="medusa")
     with pytest.raises(ConfigError, match=r"are medusa, which take 110 bytes, and 109 are free .* kv_cache_tokens"):
         own_heads.load_own_heads(config, runner, b"", cast(Any, None))
 
 
-async def test_a_map_for_which_the_engine_has_no_room() -> None:
+async def test_a_projection_for_which_the_engine_has_no_memory() -> None:
     target, data = Target(), map_of()
     target.refusal = "out of memory"
     await target.registered(1, data)

@@ -42,7 +42,7 @@ def chain_ids(buffer: DraftBuffer, max_len: int = 9) -> list[int]:
 
 
 class TestPlaces:
-    def test_nodes_hang_under_what_is_committed_and_a_path_of_guesses(self) -> None:
+    def test_nodes_are_children_of_committed_tokens_and_of_a_path_of_draft_tokens(self) -> None:
         buffer = DraftBuffer()
         assert buffer.insert(chain(3, [], [1, 2]), COMMITTED, PLENTY) == InsertedNodes()
         assert buffer.insert(chain(3, [1, 2], [3]), COMMITTED, PLENTY) == InsertedNodes()
@@ -90,7 +90,7 @@ class TestPlaces:
             buffer.insert(chain(3, [], [place]), COMMITTED, PLENTY)
         assert len(buffer.tree) == MAX_BUFFERED_NODES
 
-    def test_what_has_no_room_in_bytes_is_told_and_not_waited_for(self) -> None:
+    def test_a_delivery_over_the_byte_limit_is_reported_and_not_waited_for(self) -> None:
         buffer = DraftBuffer()
         inserted = buffer.insert(chain(3, [], [1, 2, 3]), COMMITTED, 20)
         assert inserted == InsertedNodes(num_dropped=1, is_full=True)
@@ -99,17 +99,17 @@ class TestPlaces:
         assert not buffer.is_ended
 
     @pytest.mark.parametrize("num_slots", [1, 64])
-    def test_a_slot_has_room_for_the_longest_proposal(self, num_slots: int) -> None:
-        law_bytes = 4 * 1000
+    def test_a_buffer_holds_the_longest_proposal(self, num_slots: int) -> None:
+        distribution_bytes = 4 * 1000
         most_bytes = buffer_bytes(num_slots, 1000, PLENTY << 20) // num_slots
         buffer = DraftBuffer()
         for place in range(2 * MAX_DRAFT_TOKENS):
-            nodes = replace(chain(3, [], [place], NodeKind.SAMPLED), num_bytes=60 + law_bytes)
+            nodes = replace(chain(3, [], [place], NodeKind.SAMPLED), num_bytes=60 + distribution_bytes)
             buffer.insert(nodes, COMMITTED, most_bytes)
         assert MAX_DRAFT_TOKENS <= len(buffer.tree) < 1.1 * MAX_DRAFT_TOKENS
         assert buffer.num_bytes <= most_bytes
 
-    def test_log_probs_take_no_more_memory_than_there_is_and_guesses_have_room(self) -> None:
+    def test_log_probs_take_no_more_memory_than_allowed_and_deterministic_tokens_are_kept(self) -> None:
         assert buffer_bytes(64, 100_000, 1000) == buffer_bytes(64, 100_000, 0) + 1000
         buffer = DraftBuffer()
         for place in range(MAX_DRAFT_TOKENS):
@@ -134,7 +134,7 @@ class TestAdvance:
         assert buffer.advance([1, 2], 3, None) == (0, 1)
         assert buffer.advance([3], 5, None) == (0, 0)
 
-    def test_a_chain_goes_on_under_a_bonus_token_and_below_a_key(self) -> None:
+    def test_a_chain_continues_after_a_bonus_token_and_below_a_recovery_node(self) -> None:
         buffer = DraftBuffer()
         buffer.insert(chain(3, [], [1, 2], NodeKind.SAMPLED), COMMITTED, PLENTY)
         buffer.advance([1], 3, None)
@@ -156,7 +156,7 @@ class TestEnds:
         buffer.insert(chain(3, [], [1, 2], ends=() if end is None else (end,)), COMMITTED, PLENTY)
         assert buffer.is_ended is expected
 
-    def test_it_may_be_said_of_what_came_before_and_of_what_is_the_root_by_now(self) -> None:
+    def test_an_end_may_concern_earlier_nodes_and_the_present_root(self) -> None:
         buffer = DraftBuffer()
         buffer.insert(chain(3, [], [1, 2]), COMMITTED, PLENTY)
         buffer.insert(chain(3, [1, 2], [], ends=(1,)), COMMITTED, PLENTY)

@@ -23,7 +23,7 @@ from target_service.leases.lease_jobs import Fallback
 from tests.unit.target_service.leases.course import Course
 
 
-def test_guesses_that_come_late_teach_how_long_they_take() -> None:
+def test_late_draft_tokens_are_measured() -> None:
     """Else a target that is faster than its draft never learns that it might have waited."""
     course = Course()
     for now in (1.0, 2.0, 3.0):
@@ -42,7 +42,7 @@ def test_a_length_is_learnt_from_once_and_none_where_nothing_lacked() -> None:
     course.deliver(3, 9.0)
     assert course.draft.eta_s == 0.25
     course.step(10.0)
-    assert course.draft.hit, "the second guess is here, and is right"
+    assert course.draft.has_drafts, "the second guess is here, and is right"
     course.deliver(4, 11.0)
     assert course.draft.eta_s == 0.25
 
@@ -69,7 +69,7 @@ def test_whatever_comes_brings_hope() -> None:
     course.draft.is_active = False
     course.step(1.0)
     course.deliver(1, 2.0)
-    assert course.draft.is_active and course.draft.hit is False and course.draft.eta_s is None
+    assert course.draft.is_active and course.draft.has_drafts is False and course.draft.eta_s is None
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_whatever_comes_brings_hope() -> None:
         ({"num_draft_tokens": 3}, True, False, False, Fallback.LATE),
     ],
 )
-def test_a_plain_step_says_whether_drafts_did_not_pay(
+def test_a_plain_step_reports_whether_drafts_were_not_worthwhile(
     speculation: dict[str, int], is_held: bool, is_here: bool, is_passed_over: bool, expected: Fallback | None
 ) -> None:
     course = Course()
@@ -95,19 +95,19 @@ def test_a_plain_step_says_whether_drafts_did_not_pay(
 
 
 def drafting(own: Any, keeper: Any = None) -> DraftChooser:
-    return DraftChooser(own, keeper, cast(Any, None), WorkerMetrics("target"), 9, takes_trees=True, merge=merge)
+    return DraftChooser(own, keeper, cast(Any, None), WorkerMetrics("target"), 9, supports_trees=True, merge=merge)
 
 
 class _TwoDrafters:
     """A slot's own drafters: both have something to propose, and the grammar masks what the first proposes."""
 
-    def asked(self, slot: Any, *, insists: bool, is_drafted: bool) -> Any:
+    def worthwhile_drafters(self, slot: Any, *, has_fixed_num: bool, is_drafted: bool) -> Any:
         yield from (Drafter.NGRAM, Drafter.LOOKUP)
 
     def max_len(self, drafter: Drafter) -> int:
         return 64
 
-    def feeds_rows(self, slot: Any) -> bool:
+    def has_extra_rows(self, slot: Any) -> bool:
         return False
 
     def candidates(self, slot: Any, drafter: Drafter, *rest: Any) -> CandidateTree:
@@ -127,7 +127,7 @@ def under_a_grammar(own: Any, forced: list[int], **speculation: Any) -> tuple[Dr
     return drafting(own, keeper), lease
 
 
-def test_where_a_grammar_masks_what_one_drafter_proposes_the_next_is_asked() -> None:
+def test_where_a_grammar_masks_what_one_drafter_proposes_the_next_one_drafts() -> None:
     choice, lease = under_a_grammar(_TwoDrafters(), [])
     assert [source.drafter for source in choice.candidates(lease).trees] == [Drafter.LOOKUP]
 
@@ -136,8 +136,8 @@ def test_forced_tokens_are_no_reason_to_go_without_the_draft_that_a_request_name
     """Once its wait is over they are better than nothing; under auto, and where they are all that it names, at once."""
     choice, lease = under_a_grammar(OwnDrafts({}), [5], num_draft_tokens=3)
     found = choice.candidates(lease)
-    assert not found.offers and choice.pending(found) == [PendingDraft(lease, lease.first, 1.0)]
-    assert len(choice.or_forced(found).offers) == 1
+    assert not found.budget_items and choice.pending(found) == [PendingDraft(lease, lease.first, 1.0)]
+    assert len(choice.or_forced(found).budget_items) == 1
     for forced, speculation in (([5, 6, 7, 8], {"num_draft_tokens": 3}), ([5], {})):
         choice, lease = under_a_grammar(OwnDrafts({}), forced, **speculation)
         assert [source.drafter for source in choice.candidates(lease).trees] == [None]

@@ -58,11 +58,11 @@ def test_a_lease_is_found_by_its_slot_and_by_each_of_its_tickets_until_it_ends()
     table = Table()
     leases = table.leases
     lease = table.begin(11, 12)
-    assert (leases.get(KEY), leases.of_ticket(11), leases.of_ticket(12)) == (lease, lease, lease)
+    assert (leases.get(KEY), leases.lease_of_ticket(11), leases.lease_of_ticket(12)) == (lease, lease, lease)
     assert (len(leases), leases.running(), list(lease.own_drafters)) == (1, [lease], [Drafter.NGRAM])
     leases.opened(table.job())
     assert table.answers == [JobError(JobFault.CANCELLED, "verify cancelled: the slot was opened again")]
-    assert (leases.get(KEY), leases.of_ticket(11), len(leases)) == (None, None, 0)
+    assert (leases.get(KEY), leases.lease_of_ticket(11), len(leases)) == (None, None, 0)
     leases.end(KEY, "again")
     assert len(table.answers) == 1, "a slot without a lease has nobody to answer"
     table.begin(13)
@@ -93,7 +93,7 @@ def test_the_queue_takes_one_delivery_of_any_size_and_else_only_what_fits() -> N
     table = Table()
     assert table.leases.hand_in(delivery(11, 1, num_bytes=5 * MAX_BYTES))
     assert not table.leases.hand_in(delivery(11, 1, num_bytes=1))
-    table.leases.take_delivered()
+    table.leases.insert_deliveries()
     assert table.leases.hand_in(delivery(11, 1, num_bytes=600))
     assert table.leases.hand_in(delivery(11, 1, num_bytes=400))
     assert not table.leases.hand_in(delivery(11, 1, num_bytes=1))
@@ -102,12 +102,12 @@ def test_the_queue_takes_one_delivery_of_any_size_and_else_only_what_fits() -> N
 def test_during_a_step_a_delivery_waits_for_its_lease_and_else_it_has_expired() -> None:
     table = Table()
     table.leases.hand_in(delivery(11, 7, 8))
-    table.leases.take_delivered(in_step=True)
+    table.leases.insert_deliveries(in_step=True)
     lease = table.begin(11)
-    table.leases.take_delivered()
+    table.leases.insert_deliveries()
     assert lease.first.buffer.tree.ids == [7, 8]
     table.leases.hand_in(delivery(99, 7, 8))
-    table.leases.take_delivered()
+    table.leases.insert_deliveries()
     assert table.count("expired") == 2
 
 

@@ -19,7 +19,7 @@ from draft_service.jobs import AdvanceJob
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.beam import BeamLevel, Hypothesis
-from outrider.engine.speculation.candidates import BudgetOffer
+from outrider.engine.speculation.candidates import BudgetItem
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import SlotAcceptance
@@ -170,10 +170,10 @@ class Foretold(Searching):
         start, ids, parents, ranks = len(self.levels[slot]), list[int](), list[int](), list[int]()
         if self.dice.random() < self.wrong / 4:
             return
-        above: dict[int, int] = {beam: ROOT - beam for beam in range(len(self.levels[slot][-1].live))}
+        above: dict[int, int] = {beam: ROOT - beam for beam in range(len(self.levels[slot][-1].active))}
         for level in self.known[slot][start : start + self.depth]:
             here = dict[int, int]()
-            for rank, (parent, token_id, _) in enumerate(level.live):
+            for rank, (parent, token_id, _) in enumerate(level.active):
                 here[rank] = len(ids)
                 parents.append(above[parent])
                 ids.append(self.dice.randrange(40, 300) if self.dice.random() < self.wrong else token_id)
@@ -236,8 +236,8 @@ def test_drafts_change_no_answer_and_right_ones_save_steps(
         target.search(slot, prompt(slot), params(beams))
     found = target.finish()
     assert found == {slot: by_transformers(folder, tuple(prompt(slot)), beams, MAX_TOKENS) for beams, slot in SEARCHES}
-    assert {slot: [each.live for each in own] for slot, own in target.levels.items()} == {
-        slot: [each.live for each in own] for slot, own in levels.items()
+    assert {slot: [each.active for each in own] for slot, own in target.levels.items()} == {
+        slot: [each.active for each in own] for slot, own in levels.items()
     }
     num_steps = sum(map(len, target.steps.values()))
     num_levels = sum(map(len, levels.values()))
@@ -252,7 +252,7 @@ class Robbed(Foretold):
     def step(self) -> bool:
         for slot in self.table:
             if self.dice.random() < 0.2:
-                slot.give_up()
+                slot.free_cache()
         return super().step()
 
 
@@ -284,15 +284,15 @@ def test_what_was_lost_is_fed_again_in_pieces(
         return forward(step)
 
     monkeypatch.setattr(runner, "forward", noted)
-    offers, withheld = Beams.offers, list[tuple[int, int]]()
+    offers, withheld = Beams.budget_items, list[tuple[int, int]]()
 
-    def offered(search: Beams, slot: Slot, shares: SlotAcceptance) -> list[BudgetOffer]:
+    def offered(search: Beams, slot: Slot, shares: SlotAcceptance) -> list[BudgetItem]:
         found = offers(search, slot, shares)
         if not search._next_nodes(slot)[1]:
-            withheld.append((len(found), len(search.drafts.offers(shares, 99))))
+            withheld.append((len(found), len(search.drafts.budget_items(shares, 99))))
         return found
 
-    monkeypatch.setattr(Beams, "offers", offered)
+    monkeypatch.setattr(Beams, "budget_items", offered)
     for beams, slot in SEARCHES:
         target.search(slot, prompt(slot), params(beams))
     expected = {slot: by_transformers(folder, tuple(prompt(slot)), beams, MAX_TOKENS) for beams, slot in SEARCHES}
@@ -386,7 +386,7 @@ class Pair(Searching):
     def decided(self, slot: int, ticket: int) -> None:
         if len(self.steps[slot]) >= self.dies_after:
             return
-        is_missed = not self.steps[slot] or not self.steps[slot][-1].outcomes[0].hit
+        is_missed = not self.steps[slot] or not self.steps[slot][-1].outcomes[0].has_drafts
         self.draft.advance(slot, self.ids[slot], self.levels[slot], ticket, is_missed=is_missed)
 
 
@@ -441,7 +441,7 @@ def test_a_part_of_a_level_that_cannot_hold_all_live_beams_is_not_fed(runner: Mo
     ids, ranks, kinds = list(range(50, 60)), [*range(5), *range(5)], [NodeKind.DETERMINISTIC] * 10
     length = NUM_PROMPT + len(target.levels[0])
     target.leases.hand_in(Delivery(target.ticket, length, ids, parents, ranks, kinds, None))
-    target.leases.take_delivered()
-    assert len(lease.beams.offers(lease.slot, lease.first.shares)) == 10
+    target.leases.insert_deliveries()
+    assert len(lease.beams.budget_items(lease.slot, lease.first.acceptance)) == 10
     fed = [len(lease.beams.feed(lease.slot, count).drafts) for count in (0, 3, 4, 5, 8, 9, 10)]
     assert fed == [0, 0, 4, 5, 5, 9, 10]

@@ -55,7 +55,7 @@ def test_end_of_sequence_cuts_anywhere(at: int, eos: int) -> None:
     assert commit_tokens(SamplingParams(max_tokens=100, ignore_eos=True), EOS, 0, run) == (run, None)
 
 
-def test_an_end_that_a_grammar_asks_for_is_one_before_min_tokens() -> None:
+def test_an_end_that_a_grammar_requires_is_one_before_min_tokens() -> None:
     """It comes so early only where nothing else may; a text without a grammar has no such place."""
     for grammar, token_ids in (("x", DRAFTS[:2]), ("", RUN)):
         assert commit(stop_token_ids=DRAFTS[1:2], min_tokens=9, grammar=grammar)[0] == list(token_ids)

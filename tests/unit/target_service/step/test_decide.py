@@ -109,7 +109,7 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
         off = HostLogits(own + 0.7 * torch.randn(own.shape, generator=generator))
         ids, laws = list[int](), list[TokenDistribution]()
         for j in range(count):
-            laws.append(off.law(j, LogitRow(state, tuple(ids))).normalised())
+            laws.append(off.distribution(j, LogitRow(state, tuple(ids))).normalised())
             u = float(torch.rand((), generator=generator).clamp_min(1e-9))
             guess = coupled_id(laws[-1], params, len(PROMPT) + len(output) + j) if is_coupled(params) else None
             ids.append(laws[-1].draw(u) if guess is None else guess)
@@ -210,7 +210,7 @@ STEPS = st.builds(
 class TestDecide:
     @given(step=STEPS)
     @settings(max_examples=60)
-    def test_host_and_device_do_what_the_rules_say(self, step: Step) -> None:
+    def test_host_and_device_follow_the_rules(self, step: Step) -> None:
         wanted = in_words(step)
         assert decide(step.ready, step.states, step.logits) == wanted
         on_device = waiting_once(step.logits, lambda logits: decide_on_device(step.ready, step.states, logits))
@@ -265,7 +265,7 @@ class TestDecide:
         torch.set_num_threads(2)
         seen: set[str] = set()
         monkeypatch.setattr(threads, "WORTH_THREADS", 1)
-        monkeypatch.setattr(HostLogits, "law", told(HostLogits.law, seen))
+        monkeypatch.setattr(HostLogits, "distribution", told(HostLogits.distribution, seen))
         assert decide(step.ready, step.states, step.logits) == wanted
         assert seen and threading.current_thread().name not in seen
         step.logits[0] = step.logits[5] = math.nan

@@ -60,7 +60,7 @@ def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params
     for node, parent in enumerate(parents):
         prefix = DraftTree.of(ids, parents[:node]).prefix(parent)
         if parent not in laws:
-            laws[parent] = left[parent] = off.law(parent + 1, LogitRow(state, prefix)).normalised()
+            laws[parent] = left[parent] = off.distribution(parent + 1, LogitRow(state, prefix)).normalised()
         if made.greedy:
             ranked = off.ranked(parent + 1, LogitRow(state, prefix), VOCAB)[0]
             ids.append(next(i for i in ranked if i not in [ids[c] for c in range(node) if parents[c] == parent]))
@@ -94,7 +94,7 @@ def parents_of(draw: st.DrawFn) -> list[int]:
 
 @given(st.sampled_from([0, 1, 2, 3]), parents_of(), st.integers(0, 10_000))
 @settings(max_examples=80)
-def test_guesses_are_walked_as_far_as_they_match(kind: int, parents: list[int], seed: int) -> None:
+def test_draft_tokens_are_walked_as_far_as_they_match(kind: int, parents: list[int], seed: int) -> None:
     slot = make(kind, parents, seed)
     tree = slot.ready.tree
     found = decided(slot)[0]
@@ -102,7 +102,11 @@ def test_guesses_are_walked_as_far_as_they_match(kind: int, parents: list[int], 
     for kept in (*found.path, None):
         row, position = LogitRow(slot.state, tree.prefix(node)), len(PROMPT) + tree.depth(node)
         best = host.best_id(node + 1, row)
-        says = best if slot.state.params.greedy else coupled_id(host.law(node + 1, row), slot.state.params, position)
+        says = (
+            best
+            if slot.state.params.greedy
+            else coupled_id(host.distribution(node + 1, row), slot.state.params, position)
+        )
         if kept is None:
             assert found.next_id == says and says not in [tree.ids[c] for c in tree.children(node)]
         else:
@@ -180,7 +184,7 @@ def merged(seed: int, vocab_size: int = VOCAB, **params: Any) -> Slot:
     return Slot(Proposal(slot, DraftTree.of(ids, parents), draws), state, logits)
 
 
-def test_draws_of_several_sources_and_guesses_beside_them_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_of_several_sources_and_deterministic_tokens_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = [merged(seed) for seed in range(60)]
     expected = decided(*slots)
     assert on_device(*slots) == expected

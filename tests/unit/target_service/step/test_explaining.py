@@ -96,7 +96,7 @@ def check(explanation: pb.Explanation, r: Proposal, state: SamplingState, decide
     st.integers(0, 10_000),
 )
 @settings(max_examples=60)
-def test_a_chain_is_told_of_by_the_laws_that_decided_it(slots: list[tuple[int, int]], seed: int) -> None:
+def test_a_chain_is_explained_by_the_distributions_that_decided_it(slots: list[tuple[int, int]], seed: int) -> None:
     step = make_step([kind for kind, _ in slots], [count for _, count in slots], seed)
     before = step.logits.clone()
     decided = decide(step.ready, step.states, step.logits)
@@ -111,7 +111,7 @@ def test_a_chain_is_told_of_by_the_laws_that_decided_it(slots: list[tuple[int, i
 
 @given(st.integers(0, len(TREE_KINDS) - 1), parents_of(), st.integers(0, 10_000))
 @settings(max_examples=60)
-def test_a_tree_is_told_of_by_the_laws_that_decided_it(kind: int, parents: list[int], seed: int) -> None:
+def test_a_tree_is_explained_by_the_distributions_that_decided_it(kind: int, parents: list[int], seed: int) -> None:
     slot = make(kind, parents, seed)
     before = slot.logits.clone()
     (decided,) = decide([slot.ready], [slot.state], slot.logits)
@@ -120,7 +120,7 @@ def test_a_tree_is_told_of_by_the_laws_that_decided_it(kind: int, parents: list[
     assert torch.equal(slot.logits, before) and decide([slot.ready], [slot.state], slot.logits) == [decided]
 
 
-def test_of_several_that_drew_there_the_first_with_a_choice_is_told_of() -> None:
+def test_of_several_drafters_that_drew_there_the_first_with_a_choice_is_explained() -> None:
     slot = make(4, [-1, -1], 1)
     r, flat = slot.ready, TokenDistribution(12, torch.zeros(12).numpy())
     law = r.draws[0].distribution
@@ -137,7 +137,7 @@ def test_of_several_that_drew_there_the_first_with_a_choice_is_told_of() -> None
 @pytest.mark.parametrize(
     ("drafter", "kind"), [(None, pb.DRAFT_TOKEN_KIND_FORCED), (Drafter.PREDICTION, pb.DRAFT_TOKEN_KIND_PREDICTED)]
 )
-def test_what_is_forced_and_what_is_predicted_are_guesses_by_name(
+def test_forced_and_predicted_tokens_are_deterministic_by_name(
     drafter: Drafter | None, kind: pb.DraftTokenKind
 ) -> None:
     slot = make(4, [-1, 0], 1, chain=True)
@@ -150,7 +150,7 @@ def test_what_is_forced_and_what_is_predicted_are_guesses_by_name(
     assert [each.id for each in found.rejection.draft_guesses] == ready.tree.ids[1:]
 
 
-def test_a_delivery_tells_once_what_it_took() -> None:
+def test_a_delivery_reports_its_cost_once() -> None:
     """Of two deliveries a step verifies a part of each, and the next the rest of the second."""
     source = DeliveredDrafts(Drafter.MODEL, SlotAcceptance(RankAcceptance()), 1, is_active=True)
 
@@ -176,6 +176,6 @@ def test_a_delivery_tells_once_what_it_took() -> None:
     assert spent(3) == 0, "it was told before"
 
 
-def test_whatever_drafts_say_that_they_took_can_be_told() -> None:
+def test_whatever_cost_drafts_report_can_be_sent() -> None:
     most = 64 * (2**32 - 1)
     assert pb.Explanation(draft_us=most).draft_us == most

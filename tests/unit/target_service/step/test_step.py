@@ -253,7 +253,7 @@ def answers(target: Target, prompts: dict[int, list[int]]) -> dict[int, list[int
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_a_target_short_of_memory_says_the_same(runner: ModelRunner, prefix_caching: bool) -> None:
+def test_a_target_short_of_memory_gives_the_same_output(runner: ModelRunner, prefix_caching: bool) -> None:
     prompts = {slot: prompt(slot) for slot in range(NUM_SLOTS)}
     expected = answers(Target(runner, LARGE), prompts)
     small = Target(runner, SMALL, prefix_caching=prefix_caching)
@@ -275,7 +275,7 @@ def test_followers_outlive_their_slots_memory_and_not_their_slots(runner: ModelR
 
 
 @pytest.mark.parametrize("make", [WindowTarget, PassTarget])
-def test_a_drafter_reads_what_the_target_says_behind_each_of_its_tokens(
+def test_a_drafter_reads_the_target_s_logits_after_each_of_its_tokens(
     make: type[Target], runner: ModelRunner, folder: str, embeddings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is drafted beside them, in chains and trees, and fed for other slots; and none of them stays."""
@@ -315,7 +315,7 @@ def test_a_drafter_reads_what_the_target_says_behind_each_of_its_tokens(
     assert len(errors) > 20 and max(errors) < 1e-4 and len(beside) > 1
 
 
-def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
+def test_steps_reserve_rows_for_a_caller_as_long_as_its_prompt_is_being_fed(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease came long ago then: steps that nobody bounds any more would keep the rest of its prompt waiting."""
@@ -367,7 +367,7 @@ def test_a_slot_whose_step_failed_goes_on_from_what_is_committed(
     assert target.run()[0] == expected and len(target.own._slots) == 0
 
 
-def test_prompts_that_begin_alike_share_memory_and_say_the_same(runner: ModelRunner) -> None:
+def test_prompts_that_begin_alike_share_memory_and_give_the_same_output(runner: ModelRunner) -> None:
     prompts = {slot: [*prompt(0), *prompt(slot, 3)] for slot in range(NUM_SLOTS)}
     expected = {slot: answers(Target(runner, LARGE, prefix_caching=False), {0: prompts[slot]})[0] for slot in prompts}
     small = Target(runner, SMALL)
@@ -446,7 +446,7 @@ def test_what_is_named_is_waited_for_and_again_once_something_has_come_late(runn
 class Reading:
     """A draft that reads rows of features, at its end of the link."""
 
-    has_room = True
+    has_capacity = True
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None: ...
 
@@ -482,8 +482,8 @@ def test_what_comes_while_a_step_runs_lies_ready_for_the_next(
     monkeypatch.setattr(runner, "forward", meanwhile)
     assert target.step_after(MAX_HOLD_S) and target.ids[0][NUM_PROMPT] == said
     monkeypatch.setattr(runner, "forward", forward)
-    assert target.slot_lease.first.hit and target.step_after(0.0)
-    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].outcomes[0].hit) == (2, True)
+    assert target.slot_lease.first.has_drafts and target.step_after(0.0)
+    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].outcomes[0].has_drafts) == (2, True)
 
 
 class FixedTree(Fixed):
@@ -491,7 +491,7 @@ class FixedTree(Fixed):
 
 
 @pytest.mark.parametrize(("make", "parents", "depth"), [(Fixed, None, 2), (FixedTree, [ROOT, ROOT, 0, 1], 2)])
-def test_a_verdict_says_how_many_drafts_might_have_been_kept(
+def test_a_verdict_has_the_number_of_draft_tokens_that_might_have_been_accepted(
     runner: ModelRunner, make: type[Fixed], parents: list[int] | None, depth: int
 ) -> None:
     target, ids = make(runner), [3, 4] if parents is None else [3, 4, 5, 6]
@@ -500,7 +500,7 @@ def test_a_verdict_says_how_many_drafts_might_have_been_kept(
     assert (target.verdicts[0].num_drafted, target.verdicts[0].depth) == (len(ids), depth)
 
 
-def test_drafts_that_find_no_room_are_told_of_once(runner: ModelRunner, caplog: pytest.LogCaptureFixture) -> None:
+def test_draft_tokens_over_the_limit_are_logged_once(runner: ModelRunner, caplog: pytest.LogCaptureFixture) -> None:
     prompts = {0: prompt(0)}
     expected = answers(Target(runner, LARGE), prompts)
     assert answers(CrampedTarget(runner, LARGE), prompts) == expected

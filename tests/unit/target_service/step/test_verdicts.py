@@ -27,9 +27,9 @@ class TestLearning:
         drafting, lease = made(params, guesses(*own))
         deliver(lease, [delivered])
         seen = list[Any]()
-        lease.own_drafters[Drafter.NGRAM].shares.note = seen.append  # type: ignore[method-assign]
+        lease.own_drafters[Drafter.NGRAM].acceptance.note = seen.append  # type: ignore[method-assign]
         found = drafting.candidates(lease)
-        proposal = proposal_of(drafting, found, len(found.offers))
+        proposal = proposal_of(drafting, found, len(found.budget_items))
         tree, path, at = proposal.tree, list[int](), ROOT
         while (node := tree.child(at, ids[len(path)])) is not None:
             path.append(node)
@@ -55,11 +55,11 @@ def test_a_prediction_is_learnt_from_whether_it_was_verified_or_not() -> None:
         shares.note(None)
     lease = course.lease
     prediction = lease.own_drafters[Drafter.PREDICTION] = SlotDrafter(Drafter.PREDICTION, SlotAcceptance(shares))
-    assert prediction.shares.share(0) < 0.02
+    assert prediction.acceptance.prob(0) < 0.02
     for _ in range(32):
         lease.slot.committed.append(1)
         learn(lease, Proposal(lease.slot, DraftTree()), [], 1, [True], metrics)
-    assert prediction.shares.share(0) > 0.7
+    assert prediction.acceptance.prob(0) > 0.7
 
 
 def test_rows_beside_of_which_a_step_has_no_drafts_are_worth_less() -> None:
@@ -68,14 +68,14 @@ def test_rows_beside_of_which_a_step_has_no_drafts_are_worth_less() -> None:
     lease, slot = course.lease, course.lease.slot
     own = lease.own_drafters[Drafter.LOOKAHEAD] = SlotDrafter(Drafter.LOOKAHEAD, SlotAcceptance(RankAcceptance()))
     rows = ExtraRows(Drafter.LOOKAHEAD, [5], [-1], width=2, depth=3)
-    before = rows.gain(own.shares)
+    before = rows.gain(own.acceptance)
     slot.committed += [1, 2]
     learn(lease, Proposal(slot, DraftTree.of([1], [-1]), (), {own: {0: 0}}, rows), [0], 2, [], metrics)
-    assert rows.gain(own.shares) > before
+    assert rows.gain(own.acceptance) > before
     for _ in range(32):
         slot.committed.append(1)
-        learn(lease, Proposal(slot, DraftTree(), rows_beside=rows), [], 1, [], metrics)
-    assert rows.gain(own.shares) < 0.3
+        learn(lease, Proposal(slot, DraftTree(), extra_rows=rows), [], 1, [], metrics)
+    assert rows.gain(own.acceptance) < 0.3
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_node_that_two_proposed_counts_for_the_first_alone() -> None:
     drafting, lease = made(GREEDY, guesses(1, 2))
     deliver(lease, [[1, 3]])
     found = drafting.candidates(lease)
-    proposal = proposal_of(drafting, found, len(found.offers))
+    proposal = proposal_of(drafting, found, len(found.budget_items))
     tree = proposal.tree
     path = [node for node in range(len(tree)) if tree.prefix(node) in ((1,), (1, 2))]
     lease.slot.committed += [1, 2, 0]

@@ -74,7 +74,7 @@ def ended(runner: ModelRunner, ids: list[int], salt: bytes = b"") -> None:
     table.free()
 
 
-def test_two_readers_and_a_guesser_do_not_disturb_each_other(runner: ModelRunner, truth: UncachedModel) -> None:
+def test_two_prefills_and_a_verified_slot_do_not_disturb_each_other(runner: ModelRunner, truth: UncachedModel) -> None:
     shared = some_ids(48, 4)
     ended(runner, shared)
     rows, texts = [], [shared + some_ids(9, seed) for seed in (5, 6)]

@@ -223,7 +223,7 @@ def test_rows_in_another_order_are_found(path: str, monkeypatch: pytest.MonkeyPa
     assert refusal is not None and "gives other hidden states" in refusal
 
 
-def test_a_class_without_a_list_of_its_layers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_without_a_list_of_its_layers_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama")
     facts = facts_of(model)
 

@@ -65,7 +65,7 @@ def test_attention_over_blocks_equals_its_definition(
     pool = KVPool(50, 4)
     shapes = [(21, 1), (9, 6), (1, 1), (30, 6), (17, 17), (13, 1), (6, 6), (33, 2), (39, 18)]
     made = grown_rows(pool, shapes)
-    plan = PagedPlan.build(made, CPU, 10, gathers=True)
+    plan = PagedPlan.build(made, CPU, 10, needs_gather=True)
     keys, values = torch.full((51, 4, 2, 6), torch.nan), torch.full((51, 4, 2, 10), torch.nan)
     keys[TRASH_BLOCK], values[TRASH_BLOCK] = 0.0, 0.0
     assert plan.gather is not None

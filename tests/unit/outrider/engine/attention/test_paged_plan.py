@@ -40,8 +40,8 @@ def place(table: BlockTable, position: int) -> int:
 
 @settings(max_examples=100)
 @given(rows())
-def test_a_plan_says_of_each_token_what_the_tables_say(made: list[Row]) -> None:
-    plan = PagedPlan.build(made, CPU, 10, gathers=True)
+def test_a_plan_has_for_each_token_what_the_tables_have(made: list[Row]) -> None:
+    plan = PagedPlan.build(made, CPU, 10, needs_gather=True)
     new = [(row, position) for row in made for position in range(row.num_cached, row.num_tokens)]
     assert plan.position_ids.tolist() == [[position for _, position in new]]
     assert plan.input_ids.tolist() == [[row.last_ids(row.num_tokens)[position] for row, position in new]]

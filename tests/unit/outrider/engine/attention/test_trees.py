@@ -265,7 +265,7 @@ def row_of_a_tree(table: BlockTable, num_cached: int, parents: list[int]) -> Row
     return Row(table, [1] * len(parents), num_cached, 1, [2] * num_cached, parents)
 
 
-def test_a_model_that_counts_columns_runs_no_trees_and_says_why() -> None:
+def test_a_model_that_counts_columns_runs_no_trees_and_has_a_reason() -> None:
     runner = choose_path(model_of("ALiBi"), runner_of("ALiBi", "dense").facts, "auto", False)
     assert not runner.supports_trees
     table = runner.pool.new_table()

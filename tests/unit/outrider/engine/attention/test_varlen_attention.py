@@ -113,12 +113,12 @@ def test_what_the_kernel_lacks_is_never_left_out_silently(options: dict[str, obj
         ("deepseek_v3", torch.bfloat16, "latent attention"),
     ],
 )
-def test_models_that_it_cannot_run_are_told_from_it_by_name(name: str, dtype: torch.dtype, reason: str) -> None:
+def test_models_that_it_cannot_run_are_recognised_by_name(name: str, dtype: torch.dtype, reason: str) -> None:
     assert reason in str(model_refusal(random_model(shrunk(name), seed=3).to(dtype)))
 
 
 @pytest.mark.parametrize(("version", "runs"), [("2.11.0+cu130", False), ("2.12.1", False), ("2.13.0+cpu", True)])
-def test_versions_that_cannot_run_it_are_told_from_it_by_name(
+def test_versions_that_cannot_run_it_are_recognised_by_name(
     version: str, runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from outrider.engine.heads.projection import Projection
 
 import draft_service.targets.deliveries
 import outrider.engine.worker.worker_handle as worker_handle
@@ -22,7 +23,6 @@ from draft_service.jobs import AdvanceJob, FeaturesJob, FeaturesRequest
 from draft_service.targets.pairing import seen_in
 from draft_service.targets.registration import HeadOffer
 from draft_service.worker import start_worker as start_draft
-from outrider.engine.heads.opening import Projection
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, WiringScores, probe_ids, score_head, taps_to_probe
 from outrider.engine.speculation.beam import BeamLevel
 from outrider.engine.speculation.nodes import Delivery
@@ -137,7 +137,7 @@ class Pair:
             def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
                 pair.delivered.append(nodes)
 
-            def request_rows(self, address: str, target_epoch: int, request: FeaturesRequest) -> None:
+            def request_features(self, address: str, target_epoch: int, request: FeaturesRequest) -> None:
                 wanted = (pair._digest, request.ticket, request.start, request.id)
                 subscription = FeatureSubscription(pair, *wanted)  # type: ignore[arg-type]
                 pair.target.handle(FeatureJob(lambda features: features.subscribe(subscription)))
@@ -147,12 +147,12 @@ class Pair:
 
     # rows of features: the pair is the link (`FeatureStream`)
 
-    has_room = True
+    has_capacity = True
 
     def _add_head(self, offer: HeadOffer) -> None:
         facts = self.target.worker._runner.facts
-        opening = Projection.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
-        self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, opening)))
+        projection = Projection.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
+        self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, projection)))
         self._digest = offer.digest
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
@@ -166,7 +166,7 @@ class Pair:
         """Return what the draft finds when it is paired with the target."""
         state, answers = self.draft.base.loaded, list[Any]()
         ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit)[:NUM_PROBED]
-        taps = taps_to_probe(state.head.opening.spec.taps, state.head.num_layers)
+        taps = taps_to_probe(state.head.projection.spec.taps, state.head.num_layers)
 
         def probe(features: Features) -> None:
             for first in range(0, len(taps), MAX_PROBE_TAPS):

@@ -37,7 +37,7 @@ def pair(on_cpu: Pair, device: FakeCuda, models: tuple[str, str]) -> Iterator[Pa
 
 
 @pytest.mark.parametrize("case", MODEL_CASES, ids=lambda case: case.name)
-def test_a_step_waits_once_and_says_what_the_cpu_says(device: FakeCuda, pair: Pair, on_cpu: Pair, case: Case) -> None:
+def test_a_step_waits_once_and_decides_as_on_the_cpu(device: FakeCuda, pair: Pair, on_cpu: Pair, case: Case) -> None:
     with opened(pair, case), opened(on_cpu, case):
         steps = rounds(device, pair, case)
         check(case, steps)

@@ -142,7 +142,9 @@ def test_the_settings_may_refuse_to_unpack(file: str) -> None:
         load_runner(settings(file, unpack_weights=False))
 
 
-def test_weights_without_room_are_refused_before_they_are_read(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_larger_than_memory_are_refused_before_they_are_read(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("outrider.engine.memory.free_memory_bytes", lambda device: 1000)
     with pytest.raises(ConfigError, match=r"take .* KiB when unpacked to float32 .*, and 1000 bytes are free on cpu"):
         load_runner(settings(file))

@@ -170,7 +170,7 @@ class Eagle3(Carrying):
     draft_vocab: int = DRAFT_VOCAB
     taps: tuple[int, ...] = (2, 4, 5)
     """h[k]: the default for 8 layers."""
-    opening_norm: str = "none"
+    projection_norm: str = "none"
     residual_normed: bool = False
     carry_normed: bool = False
     head_normed: bool = True
@@ -185,9 +185,9 @@ class Eagle3(Carrying):
         made["layers.0.hidden_norm.weight"] = draws.norm(WIDTH)
         for i in range(self.num_layers):
             made |= draws.layer(f"layers.{i}.", inner=WIDTH * (2 if i == 0 else 1), qk_norms=self.qk_norms)
-        if self.opening_norm == "each":
+        if self.projection_norm == "each":
             made |= {f"fc_norm.{i}.weight": draws.norm(self.target_width) for i in range(len(self.taps))}
-        elif self.opening_norm == "all":
+        elif self.projection_norm == "all":
             made["input_norm.weight"] = draws.norm(wide)
         self.tensors = made | draws.maps(self.draft_vocab)
 
@@ -199,10 +199,10 @@ class Eagle3(Carrying):
     def rows(self, hidden: Tensor) -> Tensor:
         """Return the features [T, d] of the target's hidden states [n + 1, T, dt] float64."""
         taps = [hidden[k] for k in self.taps]
-        if self.opening_norm == "each":
+        if self.projection_norm == "each":
             taps = [self.norm(tap, f"fc_norm.{i}") for i, tap in enumerate(taps)]
         line = torch.cat(taps, dim=-1)
-        return self.linear(self.norm(line, "input_norm") if self.opening_norm == "all" else line, "fc")
+        return self.linear(self.norm(line, "input_norm") if self.projection_norm == "all" else line, "fc")
 
     def forward(self, features: Tensor, ids: list[int]) -> tuple[Tensor, Tensor]:
         x, sees = features, torch.ones(len(ids), len(ids), dtype=torch.bool).tril()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from outrider.engine.heads.projection import Projection, ProjectionSpec
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Cache
@@ -26,7 +27,6 @@ from outrider.engine.heads.families import HeadFamily, family_of
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape
-from outrider.engine.heads.opening import Projection, ProjectionSpec
 from outrider.wire.errors import ConfigError
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
@@ -67,12 +67,12 @@ def read_glance(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read a head for that target. Raises ConfigError for what is missing, unknown or does not fit, by its name."""
     reader = HeadReader(files, target)
     taps = reader.taps({"hidden_states": (files.config.get("hidden_states"), 0)}, (target.num_layers,))
-    size = reader.number("block_size", least=2, most=64)
-    mask_id = reader.number("mask_token_id", least=0, most=target.vocab_size - 1)
+    size = reader.number("block_size", min_value=2, max_value=64)
+    mask_id = reader.number("mask_token_id", min_value=0, max_value=target.vocab_size - 1)
     block = BlockShape(size, mask_id, from_anchor=False)
     facts = GlanceConfig(**reader.llama_facts(reader.layers(), taps), block=block)
-    opening = Projection(ProjectionSpec(taps, facts.width), {"fc": reader.tensors.pop("fc.weight")})
-    return reader.complete(facts, GlanceHead, opening)
+    projection = Projection(ProjectionSpec(taps, facts.width), {"fc": reader.tensors.pop("fc.weight")})
+    return reader.complete(facts, GlanceHead, projection)
 
 
 # The row.

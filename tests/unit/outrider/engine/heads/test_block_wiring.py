@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from outrider.engine.heads.projection import Projection
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.families import DFLASH, DSPARK
 from outrider.engine.heads.head_loader import LoadedHead, load_head
-from outrider.engine.heads.opening import Projection
 from outrider.engine.heads.wiring import ProbeStates, score_head, text_logits
 from outrider.wire.settings.config import DraftConfig
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, BlockHead
@@ -62,10 +62,10 @@ def told(logits: Tensor) -> ProbeStates:
 @torch.inference_mode()
 def said(loaded: LoadedHead, seen: ProbeStates) -> Tensor:
     """Return the logits [T - 2, V] as configured."""
-    return text_logits(loaded, seen, loaded.opening.spec.taps)
+    return text_logits(loaded, seen, loaded.projection.spec.taps)
 
 
-def test_what_is_said_of_a_text_is_what_blocks_say(sound: Sound) -> None:
+def test_logits_of_a_text_are_those_of_blocks(sound: Sound) -> None:
     """Against the forward written straight down, over the rows as they travel."""
     hidden = torch.stack([sound.seen.taps[tap] for tap in range(LAYERS + 1)]).double()
     rows, ids = sound.truth.rows(hidden).to(torch.bfloat16).double(), list(sound.seen.token_ids)
@@ -84,7 +84,7 @@ def test_a_sound_head_passes_and_leaves_nothing(sound: Sound) -> None:
 
 
 def with_taps(loaded: LoadedHead, *taps: int) -> LoadedHead:
-    return replace(loaded, opening=Projection(replace(loaded.opening.spec, taps=taps), loaded.opening.tensors))
+    return replace(loaded, projection=Projection(replace(loaded.projection.spec, taps=taps), loaded.projection.tensors))
 
 
 @pytest.mark.parametrize("taps", [(1, 5), (3, 7), (2, 7), (6, 2)])
@@ -114,11 +114,11 @@ def test_a_place_that_is_off_by_one_is_caught(sound: Sound) -> None:
 
 def test_a_norm_that_is_too_much_is_caught(sound: Sound) -> None:
     """A target that says what the head without the norm says."""
-    opening = sound.loaded.opening
-    assert opening.fc is not None
-    tensors = {**opening.tensors, "fc": 8 * opening.fc}  # which the norm takes back
-    normed = replace(sound.loaded, opening=Projection(opening.spec, tensors))
-    spec = replace(opening.spec, norms_output=False)
-    bare = replace(sound.loaded, opening=Projection(spec, {"fc": tensors["fc"]}))
+    projection = sound.loaded.projection
+    assert projection.fc is not None
+    tensors = {**projection.tensors, "fc": 8 * projection.fc}  # which the norm takes back
+    normed = replace(sound.loaded, projection=Projection(projection.spec, tensors))
+    spec = replace(projection.spec, norms_output=False)
+    bare = replace(sound.loaded, projection=Projection(spec, {"fc": tensors["fc"]}))
     found = score_head(normed, told(said(bare, sound.seen)))
     assert found.best_other is not None and found.best_other.label == "with the norm of the rows left out"

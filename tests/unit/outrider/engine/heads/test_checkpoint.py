@@ -109,7 +109,7 @@ def test_damaged_files_are_named(name: str, text: str, message: str, tmp_path: P
         family_of(Checkpoint(str(tmp_path)))
 
 
-def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(ConfigError, match="has no weights"):
         family_of(Checkpoint(str(tmp_path)))

@@ -28,14 +28,14 @@ def test_a_key_is_found_under_each_name_and_in_each_place(tmp_path: Path) -> Non
 @pytest.mark.parametrize("value", [0, 8, "4", 4.0, True, None])
 def test_a_number_is_whole_and_within_its_bounds(tmp_path: Path, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"of .* is {value!r}, must be a whole number from 1 to 7; correct its"):
-        keys(tmp_path, size=value).number("size", "block", least=1, most=7)
+        keys(tmp_path, size=value).number("size", "block", min_value=1, max_value=7)
 
 
-def test_a_number_at_its_bounds_is_taken_and_the_name_that_is_there_is_said(tmp_path: Path) -> None:
+def test_a_number_at_its_bounds_is_valid_and_an_error_has_the_name_in_the_file(tmp_path: Path) -> None:
     found = keys(tmp_path, low=2, high=MAX_NUMBER, over=MAX_NUMBER + 1)
-    assert (found.number("low", least=2), found.number("high", least=2)) == (2, MAX_NUMBER)
+    assert (found.number("low", min_value=2), found.number("high", min_value=2)) == (2, MAX_NUMBER)
     with pytest.raises(ConfigError, match=r"^over of .* is 2147483649, must be a whole number from 2 to 2147483648"):
-        found.number("above", "over", least=2)
+        found.number("above", "over", min_value=2)
 
 
 def test_a_flag_is_true_false_or_not_there(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.network import UNMAPPED
-from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.projection import Projection
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
@@ -106,7 +106,7 @@ def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
 
 
 class Served:
-    """What was read, run as the product does: rows by the opening map, the head on its path, in float64."""
+    """What was read, run as the product does: features by the projection, the head on its path, in float64."""
 
     def __init__(self, files: HeadFiles) -> None:
         tensors = {name: t.double() if t.is_floating_point() else t for name, t in files.tensors.items()}
@@ -116,7 +116,7 @@ class Served:
         self.path = HeadPath(self.head)
         self.runner = ModelRunner(self.path, facts, KVPool(16, self.path.block_size), torch.device("cpu"))
         taps = [hidden_states(NUM)[tap] for tap in files.facts.taps]
-        self.rows = files.opening.double().exact(torch.stack(taps, dim=1))  # [NUM, d]
+        self.rows = files.projection.double().exact(torch.stack(taps, dim=1))  # [NUM, d]
 
     def block(self, anchor: int) -> list[int]:
         return self.facts.block.token_ids(anchor, BLOCK + 1)
@@ -160,7 +160,7 @@ def difference(logits: list[Tensor], truth: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_head_computes_what_its_layout_says(name: str, target_folder: str, tmp_path: Path) -> None:
+def test_a_head_computes_what_its_layout_defines(name: str, target_folder: str, tmp_path: Path) -> None:
     served = Served(read(CASES[name], target_folder, tmp_path))
     assert difference(served.rounds(), expected(made(CASES[name], target_folder))) < TOLERANCE
     free = served.head(torch.tensor([served.block(7)]), served.rows[None, :9]).logits[0]
@@ -194,8 +194,8 @@ def shifted(by: int) -> Fault:
 
 
 def no_hidden_norm(files: HeadFiles) -> HeadFiles:
-    spec = replace(files.opening.spec, norms_output=False)
-    return replace(files, opening=Projection(spec, {"fc": files.opening.tensors["fc"]}))
+    spec = replace(files.projection.spec, norms_output=False)
+    return replace(files, projection=Projection(spec, {"fc": files.projection.tensors["fc"]}))
 
 
 FAULTS: dict[str, Fault] = {
@@ -238,7 +238,7 @@ def test_the_last_layer_is_read_on_the_side_of_the_norm_that_its_key_means(
 ) -> None:
     files = Checkpoint(BlockHead().write(tmp_path, {**ZLAB, **keys}))
     read = read_dflash(files, TargetFiles(target_folder), is_dspark=False)
-    assert read.opening.spec.taps == (2, last)
+    assert read.projection.spec.taps == (2, last)
 
 
 def test_names_of_an_encoder_are_known(target_folder: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def ids_of(
     return target_ids(files, offsets, mask, num_rows, vocab_size).tolist()
 
 
-def test_offsets_and_mask_say_the_same_ids(files: Checkpoint) -> None:
+def test_offsets_and_mask_give_the_same_ids(files: Checkpoint) -> None:
     assert ids_of(files, OFFSETS, None) == ids_of(files, None, MASK) == ids_of(files, OFFSETS, MASK) == [0, 1, 5]
 
 

@@ -112,7 +112,7 @@ def expected(head: BlockHead, path: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_head_computes_what_its_layout_says(
+def test_a_head_computes_what_its_layout_defines(
     name: str, target_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = CASES[name]

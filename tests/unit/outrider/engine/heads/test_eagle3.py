@@ -24,7 +24,7 @@ from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
 from outrider.engine.heads.network import UNMAPPED, CarryHead
-from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.projection import Projection
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
@@ -79,12 +79,12 @@ CASES = {
         {**SPECFORGE, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 6]}, "rope_theta": 5e5},
     ),
     "SpecForge 3.1": Case(
-        {"opening_norm": "each", "leaves_out": ("embed_tokens.weight",)},
+        {"projection_norm": "each", "leaves_out": ("embed_tokens.weight",)},
         {**SPECFORGE, "fc_norm": True, "norm_output": True, "eagle_config": {"eagle_aux_hidden_state_layer_ids": []}},
-        undecided=("carries_normed",),
+        undecided=("is_carry_normed",),
     ),
     "SpecForge, projection not normed": Case({"head_normed": False}, {**SPECFORGE, "norm_output": False}),
-    "norm of all taps": Case({"opening_norm": "all"}, {**SPECFORGE, "norm_before_fc": True}),
+    "norm of all taps": Case({"projection_norm": "all"}, {**SPECFORGE, "norm_before_fc": True}),
     "speculators": Case(
         {"taps": (1, 4, 6), "residual_normed": True, "qk_norms": True, "num_layers": 2}
         | {"leaves_out": ("embed_tokens.weight", "lm_head.weight")},
@@ -96,7 +96,7 @@ CASES = {
         midlayer=False,
     ),
     "speculators 3.1": Case(
-        {"carry_normed": True, "opening_norm": "each"},
+        {"carry_normed": True, "projection_norm": "each"},
         wrapped({}, norm_output=True, fc_norm=True),
         midlayer=False,
         undecided=("norm_before_residual",),
@@ -123,7 +123,7 @@ def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
 
 
 class Served:
-    """What was read, run as the product does: rows by the opening map, the head on the paged path, in float64.
+    """What was read, run as the product does: features by the projection, the head on the paged path, in float64.
 
     dtype: another one, of the fused path.
     """
@@ -134,14 +134,16 @@ class Served:
         wanted = dtype or torch.float64
         tensors = {name: t.to(wanted) if t.is_floating_point() else t for name, t in files.tensors.items()}
         self.head = head_class.of(files.facts, tensors)
-        self.opening = files.opening.double()
+        self.projection = files.projection.double()
         facts = ModelFacts("head", VOCAB, 128, str(wanted).removeprefix("torch."), "cpu", (), 0)
         self.path = HeadPath(self.head) if dtype is None else FusedHeadPath(self.head, facts)
         self.runner = ModelRunner(self.path, facts, KVPool(16, self.path.block_size), torch.device("cpu"))
         self.runner.tree_refusal = None
         width = getattr(files.facts, "target_width", files.facts.width)
-        taps = [hidden_states(len(PROMPT), width)[tap] for tap in getattr(files.facts, "taps", files.opening.spec.taps)]
-        self.rows = self.opening.exact(torch.stack(taps, dim=1))  # [T, d]
+        taps = [
+            hidden_states(len(PROMPT), width)[tap] for tap in getattr(files.facts, "taps", files.projection.spec.taps)
+        ]
+        self.rows = self.projection.exact(torch.stack(taps, dim=1))  # [T, d]
 
     def prefill(self) -> list[Tensor]:
         """In two pieces and a step: the logits of the last three entries."""
@@ -204,7 +206,7 @@ def difference(logits: Tensor, truth: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_head_computes_what_its_layout_says(name: str, target_folder: str, tmp_path: Path) -> None:
+def test_a_head_computes_what_its_layout_defines(name: str, target_folder: str, tmp_path: Path) -> None:
     case = CASES[name]
     files = read(case, target_folder, tmp_path)
     assert files.undecided == case.undecided
@@ -251,21 +253,21 @@ def absolute_ids(tensors: dict[str, Tensor]) -> None:
     tensors["draft_ids"] = tensors["draft_ids"] - torch.arange(DRAFT_VOCAB)
 
 
-def no_opening_norm(files: HeadFiles) -> HeadFiles:
-    spec = replace(files.opening.spec, norm="none")
-    return replace(files, opening=Projection(spec, {"fc": files.opening.tensors["fc"]}))
+def no_projection_norm(files: HeadFiles) -> HeadFiles:
+    spec = replace(files.projection.spec, norm="none")
+    return replace(files, projection=Projection(spec, {"fc": files.projection.tensors["fc"]}))
 
 
 FAULTS: dict[str, Fault] = {
     "taps one too early": shifted(-1),
     "taps one too late": shifted(1),
-    "carry of the other kind": flipped("carries_normed"),
+    "carry of the other kind": flipped("is_carry_normed"),
     "residual of the other kind": flipped("norm_before_residual"),
-    "projection of the other kind": flipped("reads_normed"),
+    "projection of the other kind": flipped("is_lm_head_normed"),
     "feature before embedding": with_tensors(swap_halves),
     "norms of feature and embedding swapped": with_tensors(swap_norms),
     "d2t taken for ids": with_tensors(absolute_ids),
-    "norm before the map left out": no_opening_norm,
+    "norm before the map left out": no_projection_norm,
 }
 
 
@@ -311,7 +313,7 @@ def test_rows_of_padding_are_cut(target_folder: str, tmp_path: Path) -> None:
 
 def test_a_head_may_be_narrower_than_its_target_if_it_has_all_tensors(tmp_path: Path) -> None:
     wide = target(tmp_path / "wide", hidden_size=2 * WIDTH)
-    head = Eagle3(target_width=2 * WIDTH, opening_norm="each")
+    head = Eagle3(target_width=2 * WIDTH, projection_norm="each")
     files = read_eagle3(Checkpoint(head.write(tmp_path / "whole", ORIGINAL)), TargetFiles(wide))
     assert difference(Served(files).all_logits(), expected(head)) < TOLERANCE
     head.leaves_out = ("embed_tokens.weight",)
@@ -361,7 +363,7 @@ def test_the_fused_path_runs_what_the_modules_run(
 ) -> None:
     skip_without_library()
     files = read(CASES[name], target_folder, tmp_path)
-    if not files.facts.reads_normed:
+    if not files.facts.is_lm_head_normed:
         with pytest.raises(PathUnavailable, match="reads the normed output"):
             Served(files, dtype)
         return
@@ -377,13 +379,13 @@ def test_the_fused_path_follows_what_is_decided_or_swapped(target_folder: str, t
     files = read(CASES["original, all ids"], target_folder, tmp_path)
     fused, modules = Served(files, torch.float32), Served(files)
     found = [fused.all_logits()]
-    for changes in ({"carries_normed": True}, {"norm_before_residual": True}, {}):
+    for changes in ({"is_carry_normed": True}, {"norm_before_residual": True}, {}):
         for served in (fused, modules):
             served.head.facts = replace(files.facts, **changes)
         found.append(fused.all_logits())
         assert difference(found[-1], modules.all_logits()) < 1e-5
     for served in (fused, modules):
-        served.head.facts = replace(files.facts, swaps_norms=True)
+        served.head.facts = replace(files.facts, has_swapped_norms=True)
     found.append(fused.all_logits())
     assert difference(found[-1], modules.all_logits()) < 1e-5
     assert torch.equal(found[0], found[3])

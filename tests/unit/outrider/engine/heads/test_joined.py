@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from outrider.engine.heads.projection import Projection
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
@@ -16,7 +17,6 @@ from outrider.engine.heads.families import EAGLE1, MTP, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import LoadedHead, load_head
 from outrider.engine.heads.joined import JoinedHead, read_eagle1, read_mtp
-from outrider.engine.heads.opening import Projection
 from outrider.engine.heads.wiring import ProbeStates, score_head, text_logits
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
@@ -52,12 +52,12 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, CASES[request.param](tmp_path_factory.mktemp("joined"))
 
 
-def test_a_head_computes_what_its_layout_says(case: tuple[str, Made]) -> None:
+def test_a_head_computes_what_its_layout_defines(case: tuple[str, Made]) -> None:
     """Prefill, steps and a tree on the paged cache; latent attention caches two things of different widths."""
     name, (head, folder, target) = case
     files = read(folder, target)
-    assert files.facts.carries_normed == head.carry_normed
-    assert files.undecided == (("carries_normed",) if name.startswith(("MTP of D", "MTP of G", "MTP of L")) else ())
+    assert files.facts.is_carry_normed == head.carry_normed
+    assert files.undecided == (("is_carry_normed",) if name.startswith(("MTP of D", "MTP of G", "MTP of L")) else ())
     assert difference(logits_of(files), expected(head)) < TOLERANCE
 
 
@@ -66,7 +66,7 @@ def norms_less_one(tensors: dict[str, Tensor]) -> None:
 
 
 def before_norm(files: HeadFiles) -> HeadFiles:
-    return replace(files, opening=Projection(replace(files.opening.spec, taps=(LAYERS - 1,)), {}))
+    return replace(files, projection=Projection(replace(files.projection.spec, taps=(LAYERS - 1,)), {}))
 
 
 FAULTS: dict[str, Fault] = {
@@ -77,7 +77,9 @@ FAULTS: dict[str, Fault] = {
     "norms of feature and embedding swapped": with_tensors(
         lambda t: t.update({"enorm.weight": t["hnorm.weight"], "hnorm.weight": t["enorm.weight"]})
     ),
-    "carry of the other kind": lambda f: replace(f, facts=replace(f.facts, carries_normed=not f.facts.carries_normed)),
+    "carry of the other kind": lambda f: replace(
+        f, facts=replace(f.facts, is_carry_normed=not f.facts.is_carry_normed)
+    ),
     "norm before the lm_head left out": with_tensors(
         lambda t: t.update({"norm.weight": torch.ones_like(t["norm.weight"])})
     ),
@@ -143,10 +145,10 @@ def test_a_miswired_head_is_caught(name: str, tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_what_an_mtp_head_carries_is_decided_by_its_second_step(is_normed: bool, tmp_path: Path) -> None:
     loaded, _ = sound("MTP of Llama's layers", tmp_path)
-    assert not loaded.network.facts.carries_normed
-    loaded.network.facts = replace(loaded.network.facts, carries_normed=is_normed)
+    assert not loaded.network.facts.is_carry_normed
+    loaded.network.facts = replace(loaded.network.facts, is_carry_normed=is_normed)
     second = text_logits(loaded, blank(), (NORMED,), ahead=2).argmax(-1)
-    loaded.network.facts = replace(loaded.network.facts, carries_normed=False)
+    loaded.network.facts = replace(loaded.network.facts, is_carry_normed=False)
     seen = seen_with(torch.cat([torch.zeros(1, dtype=torch.long), second]))
     score_head(loaded, seen)
-    assert loaded.network.facts.carries_normed is is_normed
+    assert loaded.network.facts.is_carry_normed is is_normed

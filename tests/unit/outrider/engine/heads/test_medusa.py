@@ -86,7 +86,7 @@ def logits_of(folder: str, target_folder: str, hidden: Tensor) -> Tensor:
     files = Checkpoint(folder, allow_pickle=True)
     assert family_of(files) is MEDUSA
     found = read_medusa(files, TargetFiles(target_folder))
-    assert found.opening.spec.taps == (NORMED,) and not found.opening.tensors
+    assert found.projection.spec.taps == (NORMED,) and not found.projection.tensors
     doubles = {name: t.double() if t.is_floating_point() else t for name, t in found.tensors.items()}
     return MedusaHeads.of(found.facts, doubles)(hidden)
 

@@ -58,7 +58,7 @@ SPECULATORS = {
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vLLM": (VLLM, {}),
     "speculators": (SPECULATORS, {"residual_normed": True}),
-    "norms of the taps": ({**VLLM, "fc_norm": True}, {"opening_norm": "each"}),
+    "norms of the taps": ({**VLLM, "fc_norm": True}, {"projection_norm": "each"}),
 }
 
 
@@ -90,8 +90,8 @@ def test_a_head_fills_masks_as_it_was_trained(name: str, fault: str | None, targ
     )
     path, facts = HeadPath(network), ModelFacts("head", VOCAB, 128, "float64", "cpu", (), 0)
     runner = ModelRunner(path, facts, KVPool(16, path.block_size), torch.device("cpu"))
-    taps = torch.stack([hidden_states(len(PROMPT))[tap] for tap in read.opening.spec.taps], dim=1)
-    rows = read.opening.double().exact(taps)
+    taps = torch.stack([hidden_states(len(PROMPT))[tap] for tap in read.projection.spec.taps], dim=1)
+    rows = read.projection.double().exact(taps)
     assert network.block is not None and network.block.feature is not None and network.block.mask_id == MASK
     mask_id, feature = network.block.mask_id, network.block.feature
     if fault == "mask id":
@@ -134,7 +134,7 @@ def test_what_files_leave_open_is_decided_by_masks(is_normed: bool, target_folde
     assert loaded.undecided == ("norm_before_residual",)
     truth = made(residual_normed=is_normed)
     blank = seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
-    rows = loaded.opening(torch.stack([blank.taps[tap] for tap in truth.taps], dim=1))[:-1]
+    rows = loaded.projection(torch.stack([blank.taps[tap] for tap in truth.taps], dim=1))[:-1]
     best = [
         truth.ids[expected(truth, rows[: i + 1].double(), list(blank.token_ids[1 : i + 2]))[1].argmax()]
         for i in range(NUM_TOKENS - 2)
@@ -142,7 +142,7 @@ def test_what_files_leave_open_is_decided_by_masks(is_normed: bool, target_folde
     seen = seen_with(torch.stack([torch.tensor(0), *best]))
     outcome = score_head(loaded, seen)
     assert loaded.network.facts.norm_before_residual is is_normed
-    second = text_logits(loaded, seen, loaded.opening.spec.taps, ahead=2)
+    second = text_logits(loaded, seen, loaded.projection.spec.taps, ahead=2)
     assert second.argmax(-1).tolist() == torch.stack(best).tolist()
     assert {way.label for way in outcome.others} >= {"with the norms of embedding and features swapped"}
 
@@ -191,7 +191,7 @@ class TestDrafter:
         assert isinstance(slot, HeadSlot)
         return slot
 
-    def test_one_pass_says_all_positions(self, draft: Draft, head: Eagle3) -> None:
+    def test_one_forward_drafts_all_positions(self, draft: Draft, head: Eagle3) -> None:
         draft.tell()
         assert draft.run() == 0 and draft.requests == [0], "nothing is here yet, and is asked for"
         self.send(draft, 0, 74)

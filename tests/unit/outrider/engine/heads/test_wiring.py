@@ -43,8 +43,8 @@ class Sound:
 
     def said(self, loaded: LoadedHead) -> Tensor:
         """Return the logits of a head at every position, and of the step behind each."""
-        first = text_logits(loaded, self.seen, loaded.opening.spec.taps)
-        return torch.cat([first, text_logits(loaded, self.seen, loaded.opening.spec.taps, ahead=2)])
+        first = text_logits(loaded, self.seen, loaded.projection.spec.taps)
+        return torch.cat([first, text_logits(loaded, self.seen, loaded.projection.spec.taps, ahead=2)])
 
 
 def seen_with(best: Tensor, num_tokens: int = NUM_TOKENS) -> ProbeStates:
@@ -58,13 +58,13 @@ def seen_with(best: Tensor, num_tokens: int = NUM_TOKENS) -> ProbeStates:
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     folder = tmp_path_factory.mktemp("wiring")
-    narrow, truth = target(folder / "target"), Eagle3(opening_norm="each")
+    narrow, truth = target(folder / "target"), Eagle3(projection_norm="each")
     config = {**SHAPE, "num_hidden_layers": 1, "draft_vocab_size": truth.draft_vocab, "fc_norm": True}
     head = truth.write(folder / "head", config)
     loaded = load_head(DraftConfig(model=head, device="cpu", dtype="float32"), narrow, EAGLE3)
     blank = seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
     with torch.inference_mode():
-        best = text_logits(loaded, blank, loaded.opening.spec.taps).argmax(-1)
+        best = text_logits(loaded, blank, loaded.projection.spec.taps).argmax(-1)
     return Sound(loaded, read_eagle3(Checkpoint(head), TargetFiles(narrow)), seen_with(best))
 
 
@@ -84,7 +84,7 @@ def test_a_sound_head_passes(sound: Sound) -> None:
 
 @pytest.mark.parametrize("label", FAULTS)
 @torch.inference_mode()
-def test_a_planted_fault_changes_what_the_head_says_and_is_caught_where_it_is_tried(sound: Sound, label: str) -> None:
+def test_a_planted_fault_changes_the_head_s_logits_and_is_caught_where_it_is_tried(sound: Sound, label: str) -> None:
     fault, loaded = planted(sound, label)
     assert not torch.allclose(sound.said(loaded), sound.said(sound.loaded), rtol=1e-2, atol=1e-2)
     if fault.is_tried:

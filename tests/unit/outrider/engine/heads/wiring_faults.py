@@ -16,7 +16,7 @@ from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import LoadedHead
 from outrider.engine.heads.head_path import HeadPath
-from outrider.engine.heads.opening import Projection
+from outrider.engine.heads.projection import Projection
 from outrider.engine.heads.wiring import MAX_TOKENS, ProbeStates
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelRunner
@@ -36,7 +36,7 @@ class Fault:
 
 def eagle3_faults(files: HeadFiles, num_layers: int) -> Iterator[Fault]:
     """Yield what can go wrong with such a head; what it has no part for is left out."""
-    taps = files.opening.spec.taps
+    taps = files.projection.spec.taps
     for by, word in ((-1, "lower"), (1, "higher")):
         moved = tuple(tap + by for tap in taps)
         if all(0 <= tap <= num_layers for tap in moved):
@@ -57,25 +57,25 @@ def eagle3_faults(files: HeadFiles, num_layers: int) -> Iterator[Fault]:
     yield Fault("norms of embedding and feature swapped", True, swapped_norms)
     yield Fault("norm of the embedding left out", False, in_head=lambda head: leave_out(head, "input_layernorm"))
     yield Fault("norm of the feature left out", False, in_head=lambda head: leave_out(head, "hidden_norm"))
-    yield Fault("norm before the lm_head left out", False, partial(with_facts, name="reads_normed"))
+    yield Fault("norm before the lm_head left out", False, partial(with_facts, name="is_lm_head_normed"))
     yield Fault("first residual normed, or not", True, partial(with_facts, name="norm_before_residual"))
-    yield Fault("carry normed, or not", False, partial(with_facts, name="carries_normed"))
-    if files.opening.norm is not None:
-        yield Fault("norm of the taps left out", False, without_opening_norm)
+    yield Fault("carry normed, or not", False, partial(with_facts, name="is_carry_normed"))
+    if files.projection.norm is not None:
+        yield Fault("norm of the taps left out", False, without_projection_norm)
     if "draft_ids" in files.tensors:
         yield Fault("d2t taken as absolute ids", False, absolute_ids)
 
 
 def with_taps(files: HeadFiles, taps: tuple[int, ...]) -> HeadFiles:
-    opening = files.opening
-    spec = replace(opening.spec, taps=taps)
-    return replace(files, facts=replace(files.facts, taps=taps), opening=Projection(spec, opening.tensors))
+    projection = files.projection
+    spec = replace(projection.spec, taps=taps)
+    return replace(files, facts=replace(files.facts, taps=taps), projection=Projection(spec, projection.tensors))
 
 
-def without_opening_norm(files: HeadFiles) -> HeadFiles:
-    spec = replace(files.opening.spec, norm="none")
-    assert files.opening.fc is not None
-    return replace(files, opening=Projection(spec, {"fc": files.opening.fc}))
+def without_projection_norm(files: HeadFiles) -> HeadFiles:
+    spec = replace(files.projection.spec, norm="none")
+    assert files.projection.fc is not None
+    return replace(files, projection=Projection(spec, {"fc": files.projection.fc}))
 
 
 def swapped_norms(files: HeadFiles) -> HeadFiles:
@@ -113,8 +113,8 @@ def shuffled(tensors: Mapping[str, Tensor], generator: torch.Generator) -> dict[
 def another_head(files: HeadFiles, seed: int) -> HeadFiles:
     """Return a head that was not trained for this target."""
     generator = torch.Generator().manual_seed(seed)
-    opening = Projection(files.opening.spec, shuffled(files.opening.tensors, generator))
-    return replace(files, tensors=shuffled(files.tensors, generator), opening=opening)
+    projection = Projection(files.projection.spec, shuffled(files.projection.tensors, generator))
+    return replace(files, tensors=shuffled(files.tensors, generator), projection=projection)
 
 
 def float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -128,7 +128,7 @@ def made(files: HeadFiles, sound: LoadedHead) -> LoadedHead:
     path, facts = HeadPath(head), sound.facts
     runner = ModelRunner(path, facts, KVPool(2 * MAX_TOKENS // path.block_size, path.block_size), head.device)
     runner.tree_refusal = None
-    return replace(sound, network=head, opening=files.opening, runner=runner, undecided=files.undecided)
+    return replace(sound, network=head, projection=files.projection, runner=runner, undecided=files.undecided)
 
 
 def exchanged(seen: ProbeStates) -> ProbeStates:

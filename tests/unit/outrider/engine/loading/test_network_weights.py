@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from outrider.engine.loading.loader import read_config
 from outrider.engine.loading.network_weights import load_weights
 from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.quantization.quantize import Int8Linear
+from outrider.wire.errors import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -26,3 +28,10 @@ def test_int8_quantises_every_linear_layer(original: str) -> None:
     network = load_weights(source_of(original), CPU, "float32", "int8", 1)
     assert sum(isinstance(module, Int8Linear) for module in network.modules()) == 2 * 7 + 1  # and the lm_head
     assert not any(isinstance(module, torch.nn.Linear) for module in network.modules())
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(original: str) -> None:
+    source = source_of(original)
+    source.config.vocab_size += 1
+    with pytest.raises(ConfigError, match=r"lm_head\.weight of .* is \[300, (\d+)\], .* must be \[301, \1\]"):
+        load_weights(source, CPU, "float32", "none", 1)

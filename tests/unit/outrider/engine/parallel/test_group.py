@@ -20,8 +20,8 @@ def as_rank(store: Path, rank: int) -> tuple[int, str]:
         group.check_same("attention path", ("paged", "dense")[rank])
     except ConfigError as error:
         said = error.message
-    group.leave()
-    group.leave()
+    group.close()
+    group.close()
     return smallest, said
 
 

@@ -130,7 +130,7 @@ def test_what_fails_on_rank_0_alone_ends_the_team(
         found.part.error = None
         with pytest.raises(Unavailable, match="no longer work together"):
             do()
-        assert [str(reason) for reason in found.lost] == [str(found.team.lost)]
+        assert [str(reason) for reason in found.lost] == [str(found.team.loss_error)]
         assert len(found.told()) == 1, "followers are told nothing more, nor that they end in good order"
 
 
@@ -197,7 +197,7 @@ def test_a_follower_that_is_killed_is_no_fault_of_the_model(tmp_path: Path, monk
     assert len(lost) == 1 and not torch.distributed.is_initialized()
 
 
-def test_a_load_s_own_error_says_more_than_the_loss_that_came_with_it() -> None:
+def test_a_load_s_own_error_is_raised_rather_than_the_loss_that_came_with_it() -> None:
     def load(engine: EngineThread) -> None:
         engine.fail(Unavailable("rank 1 of 2 is lost"))
         raise ConfigError("the weights are damaged")

@@ -61,7 +61,7 @@ def _complete(url: str, prompt: str, num_draft_tokens: int) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
-def test_the_demo_target_says_nearly_the_same(prompt_ids: list[list[int]], record_property: Any) -> None:
+def test_the_demo_target_gives_nearly_the_same_tokens(prompt_ids: list[list[int]], record_property: Any) -> None:
     whole, rounded = load(DEMO_TARGET, "none"), load(DEMO_TARGET, "int8")
     assert (whole.facts.quantization, rounded.facts.quantization) == ("none", "int8")
     assert whole.facts.num_parameters == rounded.facts.num_parameters

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.sampling.acceptance import ChainDecisions, Noise, accept_block, accept_block_one
-from outrider.engine.sampling.coupled import coupled_place, device_keys
+from outrider.engine.sampling.coupled import coupled_index, device_keys
 from outrider.engine.sampling.token_distribution import Ids, TokenDistribution, Weights
 from outrider.wire.requests.params import SamplingParams
 from tests.proposals import accept_token, accept_token_one
@@ -80,7 +80,7 @@ def test_host_and_device_recover_and_add_the_same_ids(one: Callable[..., tuple[i
         )
 
         def own(place: int, weights: Weights, ids: Ids | None, b: int = b) -> int:
-            return coupled_place(weights, ids, SamplingParams(seed=b), b + place)
+            return coupled_index(weights, ids, SamplingParams(seed=b), b + place)
 
         noise = Noise(batch["accept_u"][b].numpy(), own)
         drafted = batch["draft_ids"][b, :num].tolist()

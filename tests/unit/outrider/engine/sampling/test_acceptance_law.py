@@ -22,7 +22,7 @@ from outrider.engine.sampling.coupled import device_keys
 from outrider.engine.sampling.device_sampling import distributions, probabilities
 from outrider.engine.sampling.noise import NoiseStream, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.sampling.token_distribution import TokenDistribution, draw_place
+from outrider.engine.sampling.token_distribution import TokenDistribution, draw_index
 from outrider.wire.requests.params import SamplingParams
 from tests.law.table import ENUMERATED, Row, enumerated_row
 from tests.proposals import accept_token, accept_token_one
@@ -196,7 +196,7 @@ class HostRound(Round):
 
     def decide(self, rows: Tensor, accept: Tensor, own: Tensor) -> acceptance.ChainDecisions:
         noises = [
-            Noise(kept, lambda place, weights, ids, u=u: draw_place(weights, u[place]))
+            Noise(kept, lambda place, weights, ids, u=u: draw_index(weights, u[place]))
             for kept, u in zip(accept.numpy(), own.tolist(), strict=True)
         ]
         found = [self.decide_one(row, noise) for row, noise in zip(rows.tolist(), noises, strict=True)]
@@ -342,7 +342,7 @@ def for_a_day(name: str, rounds: type[Round]) -> ParameterSet:
 
 class TestExactLaw(Recorded):
     @pytest.mark.parametrize(("name", "rounds"), list(itertools.starmap(for_a_day, itertools.product(PAIRS, RULES))))
-    def test_emitted_tokens_have_the_targets_law(self, name: str, rounds: type[Round]) -> None:
+    def test_emitted_tokens_have_the_target_s_distribution(self, name: str, rounds: type[Round]) -> None:
         target, draft = PAIRS[name]
         assert error(target, draft, 4, 2, rounds=rounds) < TOLERANCE
 
@@ -446,7 +446,7 @@ class TestLenience(Recorded):
         assert bool((law >= kept - TOLERANCE).all()) and float(law.sum()) == pytest.approx(1.0, abs=TOLERANCE)
         assert float(kept.sum()) > float(torch.minimum(draft_probs, target_probs).sum()) + 1e-3  # more is kept
 
-    def test_a_share_of_one_is_exact(self) -> None:
+    def test_acceptance_probability_of_one_is_exact(self) -> None:
         for rounds in lenient(1.0):
             assert error(TARGET, DRAFT, 4, 2, rounds=rounds) < TOLERANCE
 

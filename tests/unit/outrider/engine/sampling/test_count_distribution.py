@@ -84,7 +84,7 @@ EACH = [(name, "penalties") for name in DRAFTERS] + [("bigram", how) for how in 
 
 @pytest.mark.parametrize("rounds", (Stopping, StoppingBlock))
 @pytest.mark.parametrize(("name", "how"), EACH)
-def test_the_output_has_the_targets_law(name: str, how: str, rounds: type[Stopping]) -> None:
+def test_the_output_has_the_target_s_distribution(name: str, how: str, rounds: type[Stopping]) -> None:
     follower, state = DRAFTERS[name]().open(SEQUENCE, 6), state_of(PARAMS[how])
     stop = np.array([0.0] + [-np.inf] * (VOCAB - 1), dtype=np.float32)
 
@@ -111,7 +111,7 @@ def ids_of(chain: CandidateTree) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("name", "how"), EACH)
-def test_a_chain_is_drawn_from_the_laws_that_come_with_it(name: str, how: str) -> None:
+def test_a_chain_is_drawn_from_the_distributions_that_are_delivered_with_it(name: str, how: str) -> None:
     """Each law is what the drafter says after the ids before it; over seeds, ids come as often as the laws say. Where
     the law leaves no choice its id is a guess, which no draw follows.
     """
@@ -157,7 +157,7 @@ def test_its_numbers_are_no_drafts() -> None:
 
 
 @pytest.mark.parametrize("how", PARAMS)
-def test_guesses_of_what_is_determined_are_ids_alone(how: str) -> None:
+def test_draft_tokens_of_a_determined_request_are_ids_alone(how: str) -> None:
     drafter, greedy = Bigram(SEQUENCE), dataclasses.replace(PARAMS[how], temperature=0.0)
     coupled = dataclasses.replace(PARAMS[how], acceptance=AcceptanceRule.COUPLED, seed=7)
     best, picked = grown(drafter, greedy), grown(drafter, coupled)

@@ -14,7 +14,7 @@ from outrider.engine.native.library import library
 from outrider.engine.sampling import coupled
 from outrider.engine.sampling.coupled import (
     coupled_id,
-    coupled_place,
+    coupled_index,
     coupled_ranked,
     device_keys,
     fixed_log,
@@ -118,32 +118,32 @@ class TestToken:
             weights = 10.0 ** rng.uniform(-9, 3) * np.exp(3 * rng.normal(size=60))
             weights[rng.random(60) < 0.4] = 0.0
             weights[rng.integers(60)] = 1.0
-            every = coupled_place(weights, None, params_of(), position)
+            every = coupled_index(weights, None, params_of(), position)
             keys = device_keys([params_of()], [position], cpu)
             assert pick(torch.from_numpy(weights)[None].log(), keys).tolist() == [every]
             ids = np.flatnonzero(weights)
-            assert ids[coupled_place(weights[ids], ids, params_of(), position)] == every
+            assert ids[coupled_index(weights[ids], ids, params_of(), position)] == every
 
     def test_nothing_to_draw(self) -> None:
         for score in (-math.inf, math.nan):
             with pytest.raises(EmptyDistribution):
                 coupled_id(TokenDistribution(3, np.full(3, score, dtype=np.float32)), params_of(), 1)
             with pytest.raises(EmptyDistribution):
-                coupled_place(np.exp(np.full(3, score)), None, params_of(), 1)
+                coupled_index(np.exp(np.full(3, score)), None, params_of(), 1)
 
 
 class TestLaw:
     """By whichever way there is here: both pick the same, as above."""
 
-    def test_by_weights_it_has_their_law(self) -> None:
+    def test_by_weights_it_has_their_distribution(self) -> None:
         weights, ids = np.array([3.0, 0.0, 0.5, 1.0, 2.0]), np.array([1, 4, 5, 8, 10])
-        drawn = Counter(coupled_place(weights, ids, params_of(), position) for position in range(12_000))
+        drawn = Counter(coupled_index(weights, ids, params_of(), position) for position in range(12_000))
         assert not drawn.pop(1, 0)
         found = [drawn[place] for place in (0, 2, 3, 4)]
         assert chisquare(found, 12_000 * weights[weights > 0] / weights.sum()).pvalue > 1e-4
 
     @pytest.mark.parametrize("vary", ("position", "seed", "choice"))
-    def test_it_has_the_law(self, vary: str) -> None:
+    def test_it_has_the_distribution(self, vary: str) -> None:
         law = random_law(np.random.default_rng(4), 7, 1.0)
         drawn: Counter[int] = Counter()
         for i in range(12_700):

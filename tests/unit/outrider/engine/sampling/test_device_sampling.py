@@ -85,7 +85,7 @@ PREFIXES = ((), (17,), (17, 5), (17, 5, 17, 9))
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 5e-324])
-def test_the_least_temperatures_are_greedy(temperature: float) -> None:
+def test_the_lowest_temperatures_are_greedy(temperature: float) -> None:
     logits = random_logits(1, seed=3)
     rows = [LogitRow(state(params_of({"temperature": temperature})), ())]
     law = probabilities(distributions(process_unchecked(logits, rows), rows))

@@ -88,7 +88,7 @@ def said_by_llguidance(text: str, output: Sequence[int]) -> list[int] | None:
 
 class TestMasks:
     @pytest.mark.parametrize("text", [SCHEMA, REGEX, CHOICE])
-    def test_the_mask_is_a_function_of_what_was_said_whoever_said_it(self, text: str) -> None:
+    def test_the_mask_is_a_function_of_the_output_whoever_proposed_it(self, text: str) -> None:
         """As drafts behind any part of the output, as output at once, or behind another that was taken back."""
         moving, at_first = state_of(text), state_of(text)
         num_led_to = 0
@@ -151,12 +151,12 @@ class TestMasks:
         assert one is not None and many is not None
         assert one.prob(OPEN) == many.prob(OPEN) == 1.0
 
-    def test_a_law_is_cut_once_it_is_masked(self) -> None:
+    def test_a_distribution_is_cut_once_it_is_masked(self) -> None:
         """What the grammar forbids takes no place among the best, and no mass."""
         logits = torch.tensor([[9.0, 9.0, 1.0, 2.0, 8.0, 8.0, 1.5, 3.0]])
         for cut in ({"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.6}):
             row = LogitRow(state_of(SCHEMA, **cut), (OPEN, ONE, COMMA))  # 1, 2 and 11 may come
-            on_host = HostLogits(logits).law(0, row).dense_scores()
+            on_host = HostLogits(logits).distribution(0, row).dense_scores()
             on_device = distributions(process_unchecked(logits, [row]), [row])[0]
             for scores in (on_host, on_device.numpy()):
                 assert ELEVEN in (kept := np.flatnonzero(np.isfinite(scores))) and ONE not in kept
@@ -214,7 +214,7 @@ class TestForcedTokens:
             assert ids_of(state, tuple(forced[:place])) == [token_id]
         assert forced == [ONE, CLOSE] and state_of(REGEX).forced() == []
 
-    def test_the_same_bytes_in_other_tokens_are_decided_like_any_guess(self) -> None:
+    def test_the_same_bytes_in_other_tokens_are_decided_like_any_draft_token(self) -> None:
         """`111` has to come, and behind 11 its last 1 may be the first half of another 11: tokens are not bytes."""
         state = state_of(LLMatcher.grammar_from_regex("111[12]"), (ELEVEN,), acceptance=AcceptanceRule.COUPLED)
         assert ids_of(state) == [ONE, ELEVEN] and state.forced() == []
@@ -226,7 +226,7 @@ class TestForcedTokens:
             made = SamplingState(params, PROMPT, (END,), state._grammar._grammar)  # type: ignore[union-attr]
             made.set_output((ELEVEN,))
             (decided,) = sure(decide([chain_proposal(slot, [ONE])], [made], logits))
-            own = coupled_id(HostLogits(logits).law(0, LogitRow(made)), params, len(PROMPT) + 1)
+            own = coupled_id(HostLogits(logits).distribution(0, LogitRow(made)), params, len(PROMPT) + 1)
             assert (len(decided.path), decided.next_id if own != ONE else ONE) == (own == ONE, own)
             answers.add(own)
         assert answers == {ONE, ELEVEN}
@@ -328,7 +328,7 @@ class TestLimits:
 
 
 class TestCompiling:
-    def test_a_text_is_compiled_once_and_those_asked_for_last_are_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_text_is_compiled_once_and_those_used_last_are_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         grammars = grammars_of()
         monkeypatch.setattr(grammar_module, "MAX_GRAMMARS", 2)
         first = compiled(SCHEMA, grammars)

@@ -81,7 +81,7 @@ class TestRows:
         logits = random_logits(3)
         logits[1, 5] = value
         host, row = HostLogits(logits), LogitRow(state(params_of({"temperature": temperature})))
-        ask = host.best_id if temperature == 0.0 else host.law
+        ask = host.best_id if temperature == 0.0 else host.distribution
         with pytest.raises(NonFiniteLogits, match=r"rows \[1\]"):
             ask(1, row)
         ask(0, row), ask(2, row)

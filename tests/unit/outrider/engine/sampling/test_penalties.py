@@ -38,7 +38,7 @@ class TestProcess:
         assert process_unchecked(logits, [LogitRow(state(params_of(values)))] * 2) is logits
 
     @pytest.mark.parametrize("value", [math.nan, INF, -INF])
-    def test_rows_of_a_broken_model_are_told(self, value: float) -> None:
+    def test_features_of_a_broken_model_are_reported(self, value: float) -> None:
         logits = random_logits(4)
         logits[1, 5] = logits[3, 60] = value
         assert sound_rows(logits).tolist() == [True, False, True, False]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from outrider.engine.sampling.device_sampling import probabilities
 from outrider.engine.sampling.host_sampling import distribution_of
-from outrider.engine.sampling.token_distribution import EmptyDistribution, TokenDistribution, draw_place, truncate_topk
+from outrider.engine.sampling.token_distribution import EmptyDistribution, TokenDistribution, draw_index, truncate_topk
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.outrider.engine.sampling.drawing import cut_dense, draw
 from tests.unit.outrider.engine.sampling.parameters import dense, scores
@@ -52,8 +52,8 @@ class TestDraw:
     def test_a_goal_past_a_chunks_own_sum_is_its_last_with_mass(self) -> None:
         weights = np.zeros(2000)
         weights[[3, 600, 700, 1999]] = 1.0
-        assert draw_place(weights, 1 - 2.0**-53) == 1999
-        assert draw_place(weights[:1500], math.nextafter(2 / 3, 0)) in (600, 700)
+        assert draw_index(weights, 1 - 2.0**-53) == 1999
+        assert draw_index(weights[:1500], math.nextafter(2 / 3, 0)) in (600, 700)
 
 
 class TestLaw:

@@ -36,8 +36,8 @@ class Draft:
         committed: Sequence[int] = PROMPT,
         speculation: Speculation = AUTO,
         *,
-        takes_trees: bool = True,
-        fills_blocks: bool = False,
+        supports_trees: bool = True,
+        is_block_drafter: bool = False,
         scale: float = 2.0,
         world: int = 0,
         max_tokens: int = MAX_TOKENS,
@@ -51,7 +51,9 @@ class Draft:
         self.state = SamplingState(self.params, PROMPT, [])
         self.shares = SlotAcceptance(RankAcceptance())
         self.slot = BareSlot((1, 1), self.committed, len(PROMPT), self.params)
-        drafter: Any = SimpleNamespace(takes_trees=takes_trees, fills_blocks=fills_blocks, max_depth=MAX_DRAFT_TOKENS)
+        drafter: Any = SimpleNamespace(
+            supports_trees=supports_trees, is_block_drafter=is_block_drafter, max_depth=MAX_DRAFT_TOKENS
+        )
         self.tree = GrowingTree(GrowthSetup(self.slot, speculation, self.shares, drafter, None, max_fed, ()))
         self.order: list[int] = []
         """Nodes and ROOT as they were fed, before anything was committed."""
@@ -69,7 +71,7 @@ class Draft:
 
     def grow(self, num_steps: int = 1000, most: int = 4) -> Draft:
         for _ in range(num_steps):
-            offers = self.tree.offers(most)
+            offers = self.tree.candidates(most)
             if not offers:
                 break
             for _, node in offers:
@@ -81,7 +83,7 @@ class Draft:
 
     def commit(self, ids: Sequence[int]) -> list[int]:
         self.committed += ids
-        return self.tree.go_on(ids)
+        return self.tree.commit_decided(ids)
 
     def kinds_after(self, node: int, kind: NodeKind) -> list[int]:
         return [child for child in self.tree.children(node) if self.tree.kinds[child] is kind]

@@ -87,7 +87,7 @@ def step(search: BeamSearch, model: Table) -> BeamLevel:
 def live(search: BeamSearch) -> list[list[int]]:
     beams = [list[int]()]
     for level in search.levels:
-        beams = [[*beams[parent], token_id] for parent, token_id, _ in level.live]
+        beams = [[*beams[parent], token_id] for parent, token_id, _ in level.active]
     return beams
 
 
@@ -119,7 +119,7 @@ def test_levels_alone_bring_another_search_to_the_same_state() -> None:
 def test_where_fewer_tokens_are_left_than_beams_there_are_fewer() -> None:
     model = Table(4, 1, 1.0, 0.0)
     search = BeamSearch(BeamParams(6), 3, {0})
-    assert [len(step(search, model).live) for _ in range(3)] == [3, 6, 0]
+    assert [len(step(search, model).active) for _ in range(3)] == [3, 6, 0]
     assert len(search.hypotheses()) == 6
 
 

@@ -14,16 +14,16 @@ TWO = BeamLevel(((0, 8, -1.0), (0, 9, -2.0)), ())
 def test_what_all_beams_begin_with_is_settled() -> None:
     tree = BeamTree(PROMPT)
     assert tree.advance([TWO]) == ()
-    assert (tree.ids, tree.live, tree.length, tree.live_depth) == ([8, 9], [0, 1], 4, 1)
+    assert (tree.ids, tree.active, tree.length, tree.active_depth) == ([8, 9], [0, 1], 4, 1)
     assert tree.advance([BeamLevel(((0, 3, -3.0), (0, 4, -4.0)), ())]) == (8,), "both go on with the first"
-    assert ([tree.ids[node] for node in tree.live], tree.num_settled, tree.live_depth) == ([3, 4], 4, 1)
-    assert tree.live_at == {4: [ROOT, None], 5: tree.live}, "no beam continues the second"
+    assert ([tree.ids[node] for node in tree.active], tree.num_settled, tree.active_depth) == ([3, 4], 4, 1)
+    assert tree.active_at == {4: [ROOT, None], 5: tree.active}, "no beam continues the second"
 
 
 def test_one_beam_alone_is_all_settled() -> None:
     tree = BeamTree(PROMPT)
     assert tree.advance([BeamLevel(((0, 8, -1.0),), ()), BeamLevel(((0, 3, -2.0),), ())]) == (8, 3)
-    assert (tree.live, tree.length, tree.live_depth, tree.ids) == ([ROOT], 5, 0, [])
+    assert (tree.active, tree.length, tree.active_depth, tree.ids) == ([ROOT], 5, 0, [])
 
 
 def test_drafts_of_beams_that_go_on_stay_and_others_leave() -> None:
@@ -34,12 +34,12 @@ def test_drafts_of_beams_that_go_on_stay_and_others_leave() -> None:
     assert tree.find_or_add(0, 3) == 2, "it is there"
     assert tree.drafts() == [2, 3, 4]
     tree.advance([BeamLevel(((0, 4, -3.0), (1, 3, -3.5)), ())])
-    assert [tree.prefix(node) for node in tree.live] == [(8, 4), (9, 3)]
+    assert [tree.prefix(node) for node in tree.active] == [(8, 4), (9, 3)]
     assert tree.drafts() == [] and sorted(tree.ids) == [3, 4, 8, 9]
     assert sorted(tree.ids[node] for node in tree.inner()) == [8, 9]
 
 
-def test_parents_are_indices_in_the_row_behind_the_root_and_what_is_fed() -> None:
+def test_parents_are_indices_in_the_row_after_the_root_and_the_fed_nodes() -> None:
     """The root is token 1 of the row; 8 is fed and becomes token 2, and 9 and 3 are new."""
     tree = BeamTree(PROMPT)
     tree.advance([TWO])

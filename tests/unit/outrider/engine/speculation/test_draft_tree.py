@@ -32,17 +32,17 @@ def test_what_hangs_below_the_committed_tokens_stays_with_its_place_in_the_cache
     below = [prefix[2:] for prefix in prefixes if prefix[:2] == path and len(prefix) > 2]
     assert [tree.prefix(node) for node in range(len(tree))][: len(below)] == below
     assert tree.is_root_fed and tree.committed_len == len(draft.committed)
-    assert tree.probs[tree.children(ROOT)[0]] == pytest.approx(draft.shares.share(0), rel=0.2)  # as when it was made
+    assert tree.probs[tree.children(ROOT)[0]] == pytest.approx(draft.shares.prob(0), rel=0.2)  # as when it was made
 
 
 @RULES
-def test_what_was_not_guessed_begins_anew_behind_what_was(rule: dict[str, Any]) -> None:
+def test_tokens_that_were_not_drafted_begin_anew_after_those_that_were(rule: dict[str, Any]) -> None:
     draft = Draft(**rule).grow(12)
     first = draft.tree.children(ROOT)[0]
     place = draft.tree.fed.index(first)
     unknown = next(i for i in range(VOCAB_SIZE) if i not in draft.ids_after(first))
     assert draft.commit([draft.tree.ids[first], unknown, 7]) == [place]
-    assert not draft.tree.fed and not draft.tree.unsent and draft.tree.offers(4) == [(1.0, ROOT)]
+    assert not draft.tree.fed and not draft.tree.unsent and draft.tree.candidates(4) == [(1.0, ROOT)]
     assert draft.tree.committed_len == len(draft.committed) and not draft.tree.is_root_fed
 
 
@@ -51,13 +51,13 @@ def test_nodes_that_were_not_fed_become_roots_like_any_other(rule: dict[str, Any
     draft = Draft(**rule).grow(3, most=1)
     leaf = next(node for node in range(len(draft.tree)) if node not in draft.tree.fed)
     draft.commit(list(draft.tree.prefix(leaf)))
-    assert draft.tree.offers(4) == [(1.0, ROOT)]
+    assert draft.tree.candidates(4) == [(1.0, ROOT)]
     draft.grow(1)
     assert draft.tree.children(ROOT)
 
 
 @RULES
-def test_the_root_has_all_the_guesses_of_one_that_nobody_foresaw(rule: dict[str, Any]) -> None:
+def test_the_root_has_all_draft_tokens_after_a_token_that_nothing_predicted(rule: dict[str, Any]) -> None:
     """A node has few when it is far from the root: those that it lacks are made when it comes near, and are sent."""
     draft = Draft(**rule).grow()
     node = ROOT

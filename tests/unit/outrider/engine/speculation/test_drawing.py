@@ -24,7 +24,7 @@ RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy",
 
 
 @RULES
-def test_siblings_are_told_apart_by_rank_and_differ(rule: dict[str, Any]) -> None:
+def test_siblings_are_distinguished_by_rank_and_differ(rule: dict[str, Any]) -> None:
     draft = Draft(**rule).grow()
     for node in draft.order:
         children = draft.tree.children(node)

@@ -63,13 +63,13 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
     speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, sequential=True)
     slot, drafter = (
         BareSlot((1, 1), [0], 1, PARAMS),
-        cast(Any, SimpleNamespace(takes_trees=True, fills_blocks=False, max_depth=128)),
+        cast(Any, SimpleNamespace(supports_trees=True, is_block_drafter=False, max_depth=128)),
     )
     tree = GrowingTree(GrowthSetup(slot, speculation, SlotAcceptance(RankAcceptance()), drafter, None, 96, ()))
     state = SamplingState(PARAMS, (), ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "host_slot_uniforms", keyed)
-        while offers := tree.offers(1):
+        while offers := tree.candidates(1):
             node = offers[0][1]
             tree.feed(node)
             drawing.grow(
@@ -158,11 +158,11 @@ class TestExactLaw:
         assert error(TARGET, DRAFT, shape) < TOLERANCE
 
     @pytest.mark.parametrize("name", PAIRS)
-    def test_laws(self, name: str) -> None:
+    def test_distributions(self, name: str) -> None:
         for shape in ("2x1", "best:3x2"):
             assert error(*PAIRS[name], shape) < TOLERANCE
 
-    def test_laws_that_a_grammar_masks(self) -> None:
+    def test_distributions_that_a_grammar_masks(self) -> None:
         """What is shipped is what was drawn from, masked by all that is said before it."""
         grammar = compiled(LLMatcher.grammar_from_regex(r"1{1,2}\]?"), grammars_of(("</s>", "1", "11", "]")))
         state = SamplingState(PARAMS, (), (0,), grammar)

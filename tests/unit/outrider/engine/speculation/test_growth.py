@@ -33,7 +33,7 @@ RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy",
 @RULES
 @pytest.mark.parametrize("speculation", [AUTO, Speculation(3, 16)], ids=["auto", "K = 3"])
 def test_what_a_block_did_not_begin_with_waits_for_the_next(rule: dict[str, Any], speculation: Speculation) -> None:
-    draft = Draft(speculation=speculation, fills_blocks=True, **rule).grow()
+    draft = Draft(speculation=speculation, is_block_drafter=True, **rule).grow()
     tree = draft.tree
     assert any(tree.children(node) for node in range(len(tree)))
     for node in range(len(tree)):
@@ -43,31 +43,31 @@ def test_what_a_block_did_not_begin_with_waits_for_the_next(rule: dict[str, Any]
     assert bool(others) == (tree.kinds[0] is NodeKind.DETERMINISTIC)
     ids = [tree.ids[node] for node in others[:1]] or [VOCAB_SIZE - 1]
     draft.commit(ids)
-    assert not len(tree) and [node for _, node in tree.offers(4)] == [ROOT]
+    assert not len(tree) and [node for _, node in tree.candidates(4)] == [ROOT]
 
 
 def test_a_named_tree_of_a_block_is_whole() -> None:
     named = Speculation(tree=TreeShape.parse("2x2x2"), max_draft_tokens=16)
-    tree = Draft(speculation=named, fills_blocks=True).grow().tree
+    tree = Draft(speculation=named, is_block_drafter=True).grow().tree
     within = [node for node in range(len(tree)) if tree.depth(node) <= 3 and max(_ranks(tree, node)) < 2]
     assert len(within) == 2 + 4 + 8
 
 
 @RULES
-def test_a_guess_that_was_too_unlikely_to_be_made_counts_when_it_comes(rule: dict[str, Any]) -> None:
+def test_a_draft_token_that_was_too_unlikely_to_be_made_counts_when_it_is_committed(rule: dict[str, Any]) -> None:
     """Else its chance falls for good, because it is never made."""
     draft = Draft(**rule).grow(most=1)
     token_id = draft.tree.ranked[ROOT][0]
     rank = len(draft.tree.children(ROOT))
-    before = draft.shares.share(rank)
+    before = draft.shares.prob(rank)
     draft.commit([token_id])
     assert rank > 0
-    assert draft.shares.share(rank) > before
+    assert draft.shares.prob(rank) > before
 
 
 @RULES
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 6])
-def test_the_target_has_room_for_a_token_of_its_own(rule: dict[str, Any], max_tokens: int) -> None:
+def test_the_length_limit_leaves_a_token_for_the_target(rule: dict[str, Any], max_tokens: int) -> None:
     tree = Draft(max_tokens=max_tokens, **rule).grow().tree
     nodes = range(len(tree))
     assert max(map(tree.depth, nodes), default=0) == max_tokens - 1
@@ -75,13 +75,13 @@ def test_the_target_has_room_for_a_token_of_its_own(rule: dict[str, Any], max_to
 
 @RULES
 def test_where_no_trees_are_run_it_is_a_chain(rule: dict[str, Any]) -> None:
-    draft = Draft(takes_trees=False, **rule).grow()
+    draft = Draft(supports_trees=False, **rule).grow()
     assert len(draft.order) > 4 and draft.tree.is_chain
 
 
 @pytest.mark.parametrize("shape", ["4x2x1", "1x3", "best:12x4", "7x7"])
 @pytest.mark.parametrize("rule", [{}, COUPLED], ids=["greedy", "coupled"])
-def test_a_named_tree_of_guesses_is_whole_after_hits_too(rule: dict[str, Any], shape: str) -> None:
+def test_a_requested_tree_shape_is_whole_after_accepted_tokens_too(rule: dict[str, Any], shape: str) -> None:
     tree = TreeShape.parse(shape)
     draft = Draft(speculation=Speculation(max_draft_tokens=tree.most_nodes, tree=tree), **rule).grow()
     for hit in range(4):
@@ -150,7 +150,7 @@ def test_a_state_has_one_tree_of_a_named_shape(shape: str) -> None:
     most=st.integers(1, 8),
     num=st.sampled_from([0, 4]),
 )
-def test_under_rejection_growth_knows_no_values(
+def test_under_rejection_growth_does_not_depend_on_values(
     worlds: tuple[int, int], seeds: tuple[int, int], most: int, num: int
 ) -> None:
     """Two models that agree in nothing, drawn from with other numbers, feed the same places in the same order, and have
@@ -171,7 +171,7 @@ def _ranks(tree: GrowingTree, node: int) -> list[int]:
     return [tree.ranks[each] for each in tree.path(node)]
 
 
-def test_a_table_without_a_choice_guesses_within_the_segment_that_goes_on() -> None:
+def test_a_table_without_a_choice_drafts_within_the_segment_that_continues() -> None:
     draft = Draft(**REJECTION)
     tree = draft.tree
     tree.feed(ROOT)

@@ -58,7 +58,7 @@ def test_what_is_read_is_what_was_sent() -> None:
     assert found.num_bytes == message.ByteSize() and found.rows is not None and found.rows.num_rows == 1
 
 
-def test_only_an_end_may_be_told() -> None:
+def test_only_an_end_may_be_delivered() -> None:
     found = read_delivery(write_delivery(Delivery(1, 3, [], [], [], [], None, [ROOT]), 4), VOCAB_SIZE)
     assert (found.ids, found.ends, found.rows) == ([], [ROOT], None)
 

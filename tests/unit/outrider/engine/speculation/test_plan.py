@@ -31,7 +31,7 @@ def test_the_likeliest_is_fed_first_and_whatever_is_fed_has_a_follower(rule: dic
     assert all(tree.probs[node] >= MIN_PROB or tree.kinds[node] is NodeKind.SAMPLED for node in range(len(tree)))
 
 
-def test_a_tree_of_large_laws_is_bounded_by_their_bytes_except_for_what_is_named() -> None:
+def test_a_tree_of_large_distributions_is_bounded_by_their_bytes_except_for_a_fixed_number() -> None:
     assert len(Draft(max_fed=6, temperature=1.0).grow().tree.fed) == 6
     named = Draft(speculation=Speculation(num_draft_tokens=9, max_draft_tokens=16), max_fed=6, temperature=1.0).grow()
     assert not named.tree.is_awaited
@@ -39,16 +39,16 @@ def test_a_tree_of_large_laws_is_bounded_by_their_bytes_except_for_what_is_named
 
 
 @RULES
-def test_in_turns_nothing_is_made_past_the_next_step(rule: dict[str, Any]) -> None:
+def test_alternating_workers_make_nothing_past_the_next_step(rule: dict[str, Any]) -> None:
     draft = Draft(speculation=Speculation(5, 5, sequential=True), **rule).grow()
     assert set(draft.tree.kinds.values()) == {NodeKind.SAMPLED if rule == REJECTION else NodeKind.DETERMINISTIC}
     assert len(draft.tree) == 5 and draft.tree.is_chain
-    assert not draft.tree.offers(4)
+    assert not draft.tree.candidates(4)
 
 
 @RULES
 def test_nothing_is_made_where_every_step_is_plain(rule: dict[str, Any]) -> None:
-    assert not Draft(speculation=Speculation(), **rule).tree.offers(4)
+    assert not Draft(speculation=Speculation(), **rule).tree.candidates(4)
 
 
 @RULES

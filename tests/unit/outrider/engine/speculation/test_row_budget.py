@@ -91,7 +91,7 @@ def test_one_stream_beside_many_is_slowed_by_the_part_of_the_others_and_no_more(
     assert machine.times_slower(MANY) <= (1 + 1 / weight) * 1.1
 
 
-def test_three_callers_are_given_rows_alike_as_far_as_they_want_some() -> None:
+def test_three_callers_get_equal_rows_as_far_as_they_need_some() -> None:
     machine = Machine({b"1": 1, b"9": 9, b"70": 70}, {b"1": 1.0, b"9": 1.0, b"70": 1.0})
     machine.run()
     assert all(machine.times_slower(caller) <= 3.1 for caller in machine.num_slots)
@@ -138,7 +138,7 @@ def test_a_caller_whose_number_of_streams_changes_has_its_part_then(before: int)
 
 @pytest.mark.parametrize("weight", [20.0, 100.0])
 @pytest.mark.parametrize("is_last", [False, True])
-def test_callers_that_do_not_all_fit_a_step_take_turns(weight: float, is_last: bool) -> None:
+def test_callers_that_do_not_all_fit_a_step_alternate(weight: float, is_last: bool) -> None:
     others = [bytes([index]) for index in range(20)]
     names = [*others, ONE] if is_last else [ONE, *others]
     machine = Machine(dict.fromkeys(names, 1), dict.fromkeys(names, 1.0) | {ONE: weight})

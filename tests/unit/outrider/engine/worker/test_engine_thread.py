@@ -99,5 +99,5 @@ def test_what_the_engine_is_at_grows_older_until_it_waits_for_work_or_begins_ane
     times.begin()
     assert times.current_s == 0.0
     clock.now += 3.0
-    times.rest()
+    times.begin_wait()
     assert times.current_s == 0.0

@@ -47,7 +47,7 @@ def test_slot_limit() -> None:
     table.open(2, 1, PROMPT, 4, params())
 
 
-def test_a_sender_that_is_ahead_is_told_from_where_to_send() -> None:
+def test_a_sender_that_is_ahead_receives_the_length_from_which_to_send() -> None:
     slot = open_slot()
     with pytest.raises(MissingTokens, match="base_len is 6, this slot knows 4 tokens; send again from 4") as found:
         slot.commit_from(6, [9])

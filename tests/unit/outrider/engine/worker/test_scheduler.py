@@ -23,7 +23,7 @@ def test_a_prompt_that_is_scored_is_fed_whole_and_goes_on_after_its_memory_was_t
     slot.table.reserve(10)
     slot.fed_committed(piece.row.new_ids)
     slot.scoring.found += [None] * 10
-    slot.give_up()
+    slot.free_cache()
     assert slot.adopt() == 8, "whole blocks of what is scored"
     piece = _piece(slot, 100, 100)
     assert (piece.row.num_new, piece.row.num_logits) == (11, 9)

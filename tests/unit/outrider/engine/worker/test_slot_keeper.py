@@ -69,7 +69,7 @@ def test_a_commit_takes_back_what_was_cached_otherwise(keeper: SlotKeeper[Slot])
     assert (slot.committed, slot.cached) == ([*PROMPT, 9, 11], [*PROMPT, 9])
 
 
-def test_a_truncate_counts_what_it_frees_and_knows_no_closed_slot(keeper: SlotKeeper[Slot]) -> None:
+def test_a_truncate_counts_what_it_frees_and_finds_no_closed_slot(keeper: SlotKeeper[Slot]) -> None:
     slot, _ = opened(keeper, 1)
     assert slot is not None
     feed(slot, [*PROMPT, 9])

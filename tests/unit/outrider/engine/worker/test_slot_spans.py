@@ -32,8 +32,8 @@ def collected(play: Callable[[SlotSpans], None], num_spans: int) -> dict[str, Sp
 
 def test_a_verdict_is_a_span_of_its_round_with_a_child_for_each_phase_that_took_time() -> None:
     def play(slots: SlotSpans) -> None:
-        slots.asked(1, opening(SAMPLED))
-        answer = slots.asked(1, VERIFY)
+        slots.begin_item(1, opening(SAMPLED))
+        answer = slots.begin_item(1, VERIFY)
         assert answer is not None
         verdict = tpb.Verdict(committed_len=9, queue_us=10, forward_us=300, accept_us=40, num_drafted=3, batch_size=2)
         answer(tpb.TargetReply(verdict=verdict))
@@ -51,8 +51,8 @@ def test_a_verdict_is_a_span_of_its_round_with_a_child_for_each_phase_that_took_
 
 def test_an_error_is_a_span_of_the_request_that_names_the_code() -> None:
     def play(slots: SlotSpans) -> None:
-        slots.asked(1, opening(SAMPLED))
-        answer = slots.asked(1, VERIFY)
+        slots.begin_item(1, opening(SAMPLED))
+        answer = slots.begin_item(1, VERIFY)
         assert answer is not None
         answer(tpb.TargetReply(error=pb.WorkerError(code=pb.WORKER_ERROR_CODE_BEHIND, message="a secret")))
 
@@ -63,16 +63,16 @@ def test_an_error_is_a_span_of_the_request_that_names_the_code() -> None:
 def test_slots_that_are_not_sampled_or_not_open_have_no_spans() -> None:
     def play(slots: SlotSpans) -> None:
         for traceparent in ("", "nonsense", SAMPLED[:-1] + "0"):
-            slots.asked(1, opening(SAMPLED))
-            slots.asked(1, opening(traceparent))  # the same slot, opened again
-            assert slots.asked(1, VERIFY) is None
-        slots.asked(1, opening(SAMPLED))
-        assert slots.asked(2, VERIFY) is None, "another stream's slot"
-        assert slots.asked(1, tpb.TargetRequest(verify=tpb.Verify(slot=5))) is None, "a verify without a ticket"
-        slots.asked(1, tpb.TargetRequest(close=pb.CloseSlot(slot=5)))
-        assert slots.asked(1, VERIFY) is None
-        slots.asked(1, opening(SAMPLED))
-        slots.gone(1)
-        assert slots.asked(1, VERIFY) is None
+            slots.begin_item(1, opening(SAMPLED))
+            slots.begin_item(1, opening(traceparent))  # the same slot, opened again
+            assert slots.begin_item(1, VERIFY) is None
+        slots.begin_item(1, opening(SAMPLED))
+        assert slots.begin_item(2, VERIFY) is None, "another stream's slot"
+        assert slots.begin_item(1, tpb.TargetRequest(verify=tpb.Verify(slot=5))) is None, "a verify without a ticket"
+        slots.begin_item(1, tpb.TargetRequest(close=pb.CloseSlot(slot=5)))
+        assert slots.begin_item(1, VERIFY) is None
+        slots.begin_item(1, opening(SAMPLED))
+        slots.close_stream(1)
+        assert slots.begin_item(1, VERIFY) is None
 
     assert collected(play, 0) == {}

@@ -15,7 +15,7 @@ def test_all_drafts_accepted_leaves_the_draft_one_short() -> None:
     assert slot.committed[6:] == [22, 23]  # to feed
 
 
-def test_rejected_guesses_are_cropped_and_their_blocks_freed() -> None:
+def test_rejected_draft_tokens_are_truncated_and_their_blocks_freed() -> None:
     slot = open_slot()
     feed(slot, [5, 6, 7, 8, 20, 21, 22, 23, 24])
     slot.commit_from(4, [20, 30])
@@ -30,7 +30,7 @@ def test_reconcile_never_keeps_the_last_committed_token() -> None:
     assert slot.reconcile() == 3
 
 
-def test_guesses_that_were_committed_later_are_kept() -> None:
+def test_draft_tokens_that_were_committed_later_are_kept() -> None:
     """A late proposal's tokens may turn out right: compared by id, not by who sent them."""
     slot = open_slot()
     feed(slot, [5, 6, 7, 8, 20, 21, 22])
@@ -101,14 +101,14 @@ def test_a_prompt_that_begins_alike_adopts_whole_blocks_and_shares_them() -> Non
     assert second.cached == [*LONG[:9], 1, 2] and second.reconcile() == 11
 
 
-def test_guesses_are_never_published() -> None:
+def test_draft_tokens_are_never_published() -> None:
     table = make_table()
     slot = begin(table, 1, LONG)
     feed(slot, [14, 20, 21, 22, 23, 24])  # the last committed one and five guesses: three blocks and a half are full
     table.open(1, 2, [*LONG, 20, 21, 22], 13, params()).adopt()
     assert table.get(1, 2).num_adopted == 8  # type: ignore[union-attr]
     slot.commit_from(10, [20, 30])
-    assert slot.give_up() > 0
+    assert slot.free_cache() > 0
     assert begin(table, 3, [*LONG, 20, 21, 22]).num_adopted == 8
     assert begin(table, 4, [*LONG, 20, 30, 1, 2]).num_adopted == 8
 
@@ -118,7 +118,7 @@ def test_what_was_committed_is_found_again_after_memory_was_given_up() -> None:
     slot = begin(table, 1, LONG)
     feed(slot, [14, 20, 21])
     slot.commit_from(10, [20, 21, 22])
-    assert slot.give_up() == 3 and slot.cached == [] and table.pool.num_in_use == 0
+    assert slot.free_cache() == 3 and slot.cached == [] and table.pool.num_in_use == 0
     assert slot.adopt() == 12 and slot.num_adopted == 0, "what is reported is what the slot first found"
     assert slot.cached == slot.committed[:12]
 
@@ -135,7 +135,7 @@ def test_a_closed_slots_answer_is_found_again() -> None:
 def test_what_may_be_wrong_is_never_found_again() -> None:
     table = make_table()
     slot = begin(table, 1, LONG)
-    slot.distrust()
+    slot.invalidate()
     assert slot.cached == [] and table.pool.num_in_use == 0
     assert begin(table, 2, LONG).num_adopted == 0
 

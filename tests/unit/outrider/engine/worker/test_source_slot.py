@@ -21,7 +21,7 @@ def make_table(num_blocks: int = 64, max_slots: int = 4, context_limit: int = 64
 
 
 def with_sources(num_blocks: int = 64, max_slots: int = 4) -> SlotTable:
-    return SlotTable(KVPool(num_blocks, block_size=4), max_slots, 64, SourceSlot, takes_sources=True)
+    return SlotTable(KVPool(num_blocks, block_size=4), max_slots, 64, SourceSlot, has_sources=True)
 
 
 def begun(table: SlotTable, slot_id: int, source_ids: list[int], salt: bytes = b"") -> Slot:
@@ -50,7 +50,7 @@ def test_a_source_lies_in_blocks_of_its_own_and_goes_with_the_slot() -> None:
     assert slot.num_blocks == 3
     slot.truncate(1)
     assert (slot.num_blocks, slot.num_to_encode) == (2, 0)  # truncation leaves the source
-    assert slot.give_up() == 2 and slot.num_to_encode == 5  # memory that is taken takes it along
+    assert slot.free_cache() == 2 and slot.num_to_encode == 5  # memory that is taken takes it along
     assert table.close(1, 1) == 0 and table.num_blocks_in_use == 0
 
 
@@ -62,13 +62,13 @@ def test_answers_to_one_source_share_its_blocks_and_no_other_finds_them() -> Non
     assert second.source is not None and first.source is not None
     assert second.source.table.blocks == first.source.table.blocks and second.num_adopted == 5
     second.commit_from(1, [20, 21, 22, 23, 24])
-    second.give_up()
+    second.free_cache()
     assert second.adopt() == 5 + 4  # what was written to the same source
     for source_ids, salt in (([5, 6, 7, 8], b""), ([5, 6, 7, 8, 10], b""), ([5, 6, 7, 8, 9], b"other")):
         other = begun(table, 3, source_ids, salt)
         assert other.num_adopted == 0
         other.commit_from(1, [20, 21, 22, 23, 24])
-        other.give_up()
+        other.free_cache()
         assert other.adopt() == len(source_ids)  # its own, and nothing of the decoder's though the ids are the same
         table.close(1, 3)
 
@@ -84,7 +84,7 @@ def test_a_source_of_which_a_part_is_left_is_encoded_again() -> None:
 
 def test_what_may_be_wrong_of_a_source_is_found_by_nobody() -> None:
     table = with_sources()
-    begun(table, 1, [5, 6, 7]).distrust()
+    begun(table, 1, [5, 6, 7]).invalidate()
     assert table.num_blocks_cached == 0
     assert table.open(1, 2, [1], 1, params(), b"", [5, 6, 7]).adopt() == 0
 
@@ -99,4 +99,4 @@ def test_sources_that_cannot_be_read_are_refused() -> None:
     assert "source_ids is empty" in refused(with_sources(), [])
     assert "a source of 65 tokens, and this worker reads at most 64" in refused(with_sources(), [5] * 65)
     assert "21 tokens and a source of 9 need 9 cache blocks, this worker has 8" in refused(with_sources(8), [5] * 9)
-    assert with_sources(9).open(1, 1, [1], 1, params(), b"", [5] * 9).most_cached == 21
+    assert with_sources(9).open(1, 1, [1], 1, params(), b"", [5] * 9).max_cached_len == 21

@@ -393,7 +393,7 @@ class Workers(RuleBasedStateMachine):
 
     def take_memory(self, slot: Slot) -> None:
         before = list(slot.committed)
-        slot.give_up()
+        slot.free_cache()
         assert (slot.committed, slot.cached, slot.table.blocks) == (before, [], [])
         SEEN["preempted"] += 1
 

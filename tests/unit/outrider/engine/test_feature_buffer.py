@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engine.heads.feature_buffer import FeatureBuffer
+from outrider.engine.feature_buffer import FeatureBuffer
 
 TOKEN_BYTES = 2
 

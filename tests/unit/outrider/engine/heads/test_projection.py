@@ -1,4 +1,4 @@
-"""The opening map: its rows, its way over the wire, and what a target refuses of somebody else's."""
+"""The projection: its features, its bytes on the wire, and what a target refuses of another's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
-from outrider.engine.heads.opening import Projection, ProjectionSpec, digest_of
+from outrider.engine.heads.projection import Projection, ProjectionSpec, digest_of
 from outrider.wire.errors import InvalidRequest
 
 LAYERS, WIDTH, OUT, EPSILON = 8, 16, 24, 0.1
@@ -36,21 +36,21 @@ def some_map(
     )
 
 
-def straight(opening: Projection, taps: Tensor) -> Tensor:
+def straight(projection: Projection, taps: Tensor) -> Tensor:
     """Row by row in float64: [N, m, dt] -> [N, d]."""
     rows = []
     for row in taps.double():
         line = row.flatten()
-        norm, parts = opening.tensors.get("norm"), [line]
-        if opening.spec.norm == "each":
+        norm, parts = projection.tensors.get("norm"), [line]
+        if projection.spec.norm == "each":
             parts = list(row)
-        if opening.spec.norm != "none":
+        if projection.spec.norm != "none":
             assert norm is not None
             parts = [part / (part.square().mean() + EPSILON).sqrt() for part in parts]
             line = torch.cat(parts) * norm.double().flatten()
-        opened = opening.tensors["fc"].double() @ line
-        if opening.spec.norms_output:
-            opened = opened / (opened.square().mean() + EPSILON).sqrt() * opening.tensors["output_norm"].double()
+        opened = projection.tensors["fc"].double() @ line
+        if projection.spec.norms_output:
+            opened = opened / (opened.square().mean() + EPSILON).sqrt() * projection.tensors["output_norm"].double()
         rows.append(opened)
     return torch.stack(rows)
 
@@ -58,27 +58,27 @@ def straight(opening: Projection, taps: Tensor) -> Tensor:
 @pytest.mark.parametrize("after", [False, True], ids=["", "normed"])
 @pytest.mark.parametrize("norm", ["none", "each", "all"])
 def test_rows_are_those_of_the_formula(norm: str, after: bool) -> None:
-    opening, taps = some_map(norm, after=after), torch.randn(5, 3, WIDTH)
-    sent = Projection.from_bytes(opening.to_bytes(), WIDTH, LAYERS)
-    assert sent.spec == opening.spec and sent.to_bytes() == opening.to_bytes()
-    assert sent.num_bytes == sum(tensor.nbytes for tensor in opening.tensors.values())
-    truth = straight(opening, taps)
+    projection, taps = some_map(norm, after=after), torch.randn(5, 3, WIDTH)
+    sent = Projection.from_bytes(projection.to_bytes(), WIDTH, LAYERS)
+    assert sent.spec == projection.spec and sent.to_bytes() == projection.to_bytes()
+    assert sent.num_bytes == sum(tensor.nbytes for tensor in projection.tensors.values())
+    truth = straight(projection, taps)
     assert (sent.double().exact(taps.double()) - truth).abs().max() < 1e-12 * truth.abs().max()
-    rows = Projection.from_bytes(opening.to_bytes(), WIDTH, LAYERS)(taps)
+    rows = Projection.from_bytes(projection.to_bytes(), WIDTH, LAYERS)(taps)
     assert rows.dtype is torch.bfloat16 and (rows - truth).abs().max() < 1e-2 * truth.abs().max()
 
 
 def test_a_transposed_tensor_is_sent_as_any_other() -> None:
     """As a pickle may hold one."""
-    opening = some_map("none")
-    fc = opening.tensors["fc"].T.contiguous().T
+    projection = some_map("none")
+    fc = projection.tensors["fc"].T.contiguous().T
     assert not fc.is_contiguous()
-    assert Projection(opening.spec, {"fc": fc}).to_bytes() == opening.to_bytes()
+    assert Projection(projection.spec, {"fc": fc}).to_bytes() == projection.to_bytes()
 
 
 def test_the_identity_hands_on_one_tap() -> None:
-    opening = Projection(ProjectionSpec((NORMED,), WIDTH), {})
-    sent = Projection.from_bytes(opening.to_bytes(), WIDTH, LAYERS)
+    projection = Projection(ProjectionSpec((NORMED,), WIDTH), {})
+    sent = Projection.from_bytes(projection.to_bytes(), WIDTH, LAYERS)
     taps = torch.randn(4, 1, WIDTH)
     assert torch.equal(sent(taps), taps[:, 0].bfloat16()) and sent.num_bytes == 0
 
@@ -94,18 +94,18 @@ def test_another_map_has_another_digest() -> None:
 
 def spec(**changes: Any) -> Callable[[], bytes]:
     def data() -> bytes:
-        opening = some_map("each")
-        return Projection(replace(opening.spec, **changes), opening.tensors).to_bytes()
+        projection = some_map("each")
+        return Projection(replace(projection.spec, **changes), projection.tensors).to_bytes()
 
     return data
 
 
 def tensors(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[], bytes]:
     def data() -> bytes:
-        opening = some_map("each")
-        changed = dict(opening.tensors)
+        projection = some_map("each")
+        changed = dict(projection.tensors)
         change(changed)
-        return safetensors.torch.save(changed, {"spec": json.dumps(asdict(opening.spec))})
+        return safetensors.torch.save(changed, {"spec": json.dumps(asdict(projection.spec))})
 
     return data
 
@@ -150,7 +150,7 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
     "no tensors": (tensors(dict.clear), "has the tensors {}"),
     "many tensors": (
         tensors(lambda t: t.update({f"bias{i}": torch.ones(2) for i in range(999)})),
-        r"^a head's opening map has the tensors .{1,400}, must have",
+        r"^a head's projection has the tensors .{1,400}, must have",
     ),
     "whole numbers": (tensors(lambda t: t.update(fc=t["fc"].to(torch.int8))), "int8"),
     "float64": (tensors(lambda t: t.update(fc=t["fc"].double())), "float64"),
@@ -169,6 +169,6 @@ def test_a_target_refuses_what_is_no_map_of_its_own(name: str) -> None:
 
 def test_a_map_past_the_limit_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     data = some_map("none").to_bytes()
-    monkeypatch.setattr("outrider.engine.heads.opening.MAX_PROJECTION_BYTES", len(data) - 1)
+    monkeypatch.setattr("outrider.engine.heads.projection.MAX_PROJECTION_BYTES", len(data) - 1)
     with pytest.raises(InvalidRequest, match=f"has {len(data)} bytes, at most {len(data) - 1}"):
         Projection.from_bytes(data, WIDTH, LAYERS)
