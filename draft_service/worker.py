@@ -55,7 +55,7 @@ def _parts(base: WorkerBase[Any]) -> WorkerParts:
         offer = HeadOffer.of(state.head.opening)
     deliverer = Deliverer(metrics, base.engine.submit, base.certificates, offer)
     checks = list[PairingCheck]()
-    if info.translates:
+    if info.supports_retokenization:
         vocabularies = TargetVocabularies(info, service.tokenizer, service.own_vocabulary, deliverer.stub)
         service.vocabulary_of = vocabularies.of
         state.translations = vocabularies.infos

@@ -44,7 +44,7 @@ class DeliveredDrafts(SlotDrafter):
     """Whether a step may wait for this draft worker. It is False after a step has waited in vain, until the next
     delivery."""
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
-    hit: bool | None = None
+    has_drafts: bool | None = None
     """Whether draft tokens were buffered when the slot became ready for this step; None before the first delivery."""
     starved_since_s: dict[int, float] = field(default_factory=dict)
     """Monotonic time, in seconds, at which the slot became ready without draft tokens, by its committed length then. An
@@ -72,7 +72,7 @@ class DeliveredDrafts(SlotDrafter):
         arrived_s: monotonic time of the delivery, in seconds.
         """
         self.is_active = True
-        self.hit = bool(self.hit)
+        self.has_drafts = bool(self.has_drafts)
         starved_s = self.starved_since_s.pop(root_len, None)
         if starved_s is not None:
             self.eta_s = _mean(self.eta_s, max(0.0, arrived_s - starved_s))
@@ -88,8 +88,8 @@ class DeliveredDrafts(SlotDrafter):
         """
         self.is_refused = self.is_skipped = False
         self.buffer.num_wasted = 0
-        if self.hit is not None:
-            self.hit = has_drafts
+        if self.has_drafts is not None:
+            self.has_drafts = has_drafts
         if not has_drafts:
             self.starved_since_s[committed_len] = now
             if len(self.starved_since_s) > MAX_STARVED:
@@ -98,7 +98,7 @@ class DeliveredDrafts(SlotDrafter):
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """Lease of one slot, which steps by itself until it has `job.until_len` committed tokens."""
+    """Lease of one slot, which steps by itself until it has `job.lease_end_len` committed tokens."""
 
     job: VerifyJob
     slot: Slot
@@ -191,7 +191,7 @@ class Lease:
     @property
     def is_running(self) -> bool:
         """Whether the slot may take another step under this lease."""
-        return self.length < self.job.until_len
+        return self.length < self.job.lease_end_len
 
     @property
     def is_ended(self) -> bool:

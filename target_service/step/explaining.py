@@ -75,10 +75,10 @@ def _add_rejection(rejection: pb.Rejection, request: ExplainRequest, host: HostL
         rejection.target.extend(best_of(host.law(index, row)))
     drawn_from = _drawn_from(proposal, last)
     if drawn_from is not None:
-        rejection.draft_law.extend(best_of(drawn_from))
+        rejection.draft_distribution.extend(best_of(drawn_from))
         return
     for token_id in _proposed_after(proposal, last)[:NUM_BEST]:
-        rejection.draft_guesses.add(id=token_id)
+        rejection.deterministic_tokens.add(id=token_id)
 
 
 def best_of(law: TokenDistribution) -> list[pb.RankedToken]:
@@ -107,8 +107,8 @@ def _kind(proposal: Proposal, node: int) -> pb.DraftTokenKind:
         return pb.DRAFT_TOKEN_KIND_PREDICTED
     for draw in proposal.draws:
         if draw.node == node and not draw.is_one_token:
-            return pb.DRAFT_TOKEN_KIND_DRAWN
-    return pb.DRAFT_TOKEN_KIND_GUESS
+            return pb.DRAFT_TOKEN_KIND_SAMPLED
+    return pb.DRAFT_TOKEN_KIND_DETERMINISTIC
 
 
 def _drawn_from(proposal: Proposal, parent: int) -> TokenDistribution | None:

@@ -63,7 +63,7 @@ def commit_search(
         num_drafted=num_drafted,
         num_accepted=num_accepted,
         is_verified=num_drafted > 0,
-        hit=draft.hit,
+        has_drafts=draft.has_drafts,
         is_refused=draft.is_refused,
         num_wasted=draft.buffer.num_wasted,
     )

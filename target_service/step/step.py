@@ -226,7 +226,7 @@ class Step:
             self._in_step.append(lease)
             if lease.beams is not None:
                 fed = lease.beams.feed(lease.slot, choice.num_drafts)
-                fallback = self._drafting.fallback(lease, len(fed.drafts), is_left_out=bool(lease.first.hit))
+                fallback = self._drafting.fallback(lease, len(fed.drafts), is_left_out=bool(lease.first.has_drafts))
                 searches.append(SearchStep(lease, lease.beams, fed, fed.row, fallback))
             else:
                 proposal = self._drafting.proposal(found, choice)

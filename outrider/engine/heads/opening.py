@@ -139,9 +139,7 @@ class Projection(nn.Module):
         non-finite numbers, taps that the target does not have, or more than `MAX_PROJECTION_BYTES`.
         """
         if len(data) > MAX_PROJECTION_BYTES:
-            raise InvalidRequest(
-                f"a head's opening map has {len(data)} bytes, at most {MAX_PROJECTION_BYTES} are taken"
-            )
+            raise InvalidRequest(f"a head's projection has {len(data)} bytes, at most {MAX_PROJECTION_BYTES} are taken")
         spec, tensors = _parse(data)
         check_taps(spec.taps, num_layers)
         _check_tensors(spec, tensors, target_width)
@@ -178,7 +176,7 @@ def _parse(data: bytes) -> tuple[ProjectionSpec, dict[str, Tensor]]:
         return _SPEC.validate_json(header["__metadata__"]["spec"]), tensors
     except Exception as error:  # safetensors, json, torch and pydantic each raise their own for malformed bytes
         why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
-        raise InvalidRequest(f"a head's opening map cannot be read: {why}") from error
+        raise InvalidRequest(f"a head's projection cannot be read: {why}") from error
 
 
 def _check_tensors(spec: ProjectionSpec, tensors: Mapping[str, Tensor], target_width: int) -> None:
@@ -188,12 +186,12 @@ def _check_tensors(spec: ProjectionSpec, tensors: Mapping[str, Tensor], target_w
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != shapes:
         raise InvalidRequest(
-            f"a head's opening map has the tensors {bound_text(str(found), MAX_QUOTED)}, must have {shapes} for "
+            f"a head's projection has the tensors {bound_text(str(found), MAX_QUOTED)}, must have {shapes} for "
             f"{len(spec.taps)} taps of {target_width}; is it another target's head?"
         )
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
-        raise InvalidRequest(f"a head's opening map is in {dtypes}, must be one of {DTYPES}, and the same for all")
+        raise InvalidRequest(f"a head's projection is in {dtypes}, must be one of {DTYPES}, and the same for all")
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
-            raise InvalidRequest(f"{name} of a head's opening map has numbers that are not finite")
+            raise InvalidRequest(f"{name} of a head's projection has numbers that are not finite")

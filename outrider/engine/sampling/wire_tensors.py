@@ -77,9 +77,9 @@ def decode_distribution(rows: Rows, index: int, vocab_size: int, drafted: Sequen
 def _row(rows: Rows, index: int, vocab_size: int) -> Rows:
     if isinstance(rows, DenseDistributions):
         return DenseDistributions(1, rows.data[4 * vocab_size * index : 4 * vocab_size * (index + 1)])
-    start = 4 * sum(rows.row_sizes[:index])
-    end = start + 4 * rows.row_sizes[index]
-    return SparseDistributions((rows.row_sizes[index],), rows.ids[start:end], rows.log_probs[start:end])
+    start = 4 * sum(rows.support_sizes[:index])
+    end = start + 4 * rows.support_sizes[index]
+    return SparseDistributions((rows.support_sizes[index],), rows.ids[start:end], rows.log_probs[start:end])
 
 
 def scatter(
@@ -117,7 +117,7 @@ def _sparse_laws(rows: SparseDistributions, vocab_size: int) -> list[TokenDistri
         raise BadTensor(f"sparse_ids hold an id outside 0 to {vocab_size - 1}")
     laws = list[TokenDistribution]()
     start = 0
-    for size in rows.row_sizes:
+    for size in rows.support_sizes:
         end = start + size
         laws.append(_sparse_law(vocab_size, ids[start:end], scores[start:end]))
         start = end

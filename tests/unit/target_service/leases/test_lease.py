@@ -42,7 +42,7 @@ def test_a_length_is_learnt_from_once_and_none_where_nothing_lacked() -> None:
     course.deliver(3, 9.0)
     assert course.draft.eta_s == 0.25
     course.step(10.0)
-    assert course.draft.hit, "the second guess is here, and is right"
+    assert course.draft.has_drafts, "the second guess is here, and is right"
     course.deliver(4, 11.0)
     assert course.draft.eta_s == 0.25
 
@@ -69,7 +69,7 @@ def test_whatever_comes_brings_hope() -> None:
     course.draft.is_active = False
     course.step(1.0)
     course.deliver(1, 2.0)
-    assert course.draft.is_active and course.draft.hit is False and course.draft.eta_s is None
+    assert course.draft.is_active and course.draft.has_drafts is False and course.draft.eta_s is None
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def open_job(slot: int, ids: list[int], **options: Any) -> OpenJob:
     def respond(result: object) -> None:
         assert not isinstance(result, JobError), result
 
-    return OpenJob(1, slot, tuple(ids), len(ids), params, respond, deliver_to="nowhere:1", target_epoch=1)
+    return OpenJob(1, slot, tuple(ids), len(ids), params, respond, target_address="nowhere:1", target_epoch=1)
 
 
 class Target(Base):
@@ -482,8 +482,8 @@ def test_what_comes_while_a_step_runs_lies_ready_for_the_next(
     monkeypatch.setattr(runner, "forward", meanwhile)
     assert target.step_after(MAX_HOLD_S) and target.ids[0][NUM_PROMPT] == said
     monkeypatch.setattr(runner, "forward", forward)
-    assert target.slot_lease.first.hit and target.step_after(0.0)
-    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].outcomes[0].hit) == (2, True)
+    assert target.slot_lease.first.has_drafts and target.step_after(0.0)
+    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].outcomes[0].has_drafts) == (2, True)
 
 
 class FixedTree(Fixed):

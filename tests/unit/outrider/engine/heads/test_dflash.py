@@ -106,7 +106,7 @@ def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
 
 
 class Served:
-    """What was read, run as the product does: rows by the opening map, the head on its path, in float64."""
+    """What was read, run as the product does: rows by the projection, the head on its path, in float64."""
 
     def __init__(self, files: HeadFiles) -> None:
         tensors = {name: t.double() if t.is_floating_point() else t for name, t in files.tensors.items()}

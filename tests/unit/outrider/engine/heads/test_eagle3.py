@@ -123,7 +123,7 @@ def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
 
 
 class Served:
-    """What was read, run as the product does: rows by the opening map, the head on the paged path, in float64.
+    """What was read, run as the product does: rows by the projection, the head on the paged path, in float64.
 
     dtype: another one, of the fused path.
     """

@@ -1,4 +1,4 @@
-"""The opening map: its rows, its way over the wire, and what a target refuses of somebody else's."""
+"""The projection: its rows, its way over the wire, and what a target refuses of somebody else's."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
     "no tensors": (tensors(dict.clear), "has the tensors {}"),
     "many tensors": (
         tensors(lambda t: t.update({f"bias{i}": torch.ones(2) for i in range(999)})),
-        r"^a head's opening map has the tensors .{1,400}, must have",
+        r"^a head's projection has the tensors .{1,400}, must have",
     ),
     "whole numbers": (tensors(lambda t: t.update(fc=t["fc"].to(torch.int8))), "int8"),
     "float64": (tensors(lambda t: t.update(fc=t["fc"].double())), "float64"),

@@ -49,7 +49,7 @@ def test_a_slot_that_changed_unnoted_is_our_own_bug() -> None:
         proposed(drafter, slot)
 
 
-def test_a_prediction_says_of_each_token_whether_it_foretold_it() -> None:
+def test_a_prediction_says_of_each_token_whether_it_predicted_it() -> None:
     drafter = TableDrafter(None, VOCAB_SIZE)
     slot = followed(drafter, [1, 2], (7, 8, 9))
     assert proposed(drafter, slot) == [7, 8, 9]
