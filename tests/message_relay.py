@@ -28,16 +28,16 @@ BATCHES: dict[str, Any] = {
 }
 Fate = Callable[[Any], Sequence[float]]
 """Of an item, after how many seconds it passes: (0.0,) as it comes, () never, two of them twice."""
-ONE_WAY = frozenset({"delivery", "extend", "advance", "rows", "rows asked for"})
+ONE_WAY = frozenset({"delivery", "extend", "advance", "features", "features asked for"})
 """Kinds of items that may be lost, come twice and in another order."""
 
 
 def kind_of(item: Any) -> str:
-    """Return "delivery", "rows", "rows asked for", or the name of a request."""
+    """Return "delivery", "features", "features asked for", or the name of a request."""
     if isinstance(item, tpb.Delivery):
         return "delivery"
     if isinstance(item, tpb.FeatureChunk):
-        return "rows"
+        return "features"
     name = str(item.WhichOneof("item"))
     return f"{name} asked for" if isinstance(item, tpb.HeadRequest) else name
 
@@ -53,7 +53,7 @@ def as_batch(method: str, items: Sequence[Any]) -> bytes:
 
 def items_of(method: str, message: bytes) -> list[Any]:
     batch = BATCHES[method].FromString(message)
-    return [*batch.items, *(batch.asks if method == DELIVER else ())]
+    return [*batch.items, *(batch.head_requests if method == DELIVER else ())]
 
 
 def as_it_comes(item: Any) -> Sequence[float]:

@@ -55,7 +55,7 @@ def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey,
         explanation = pb.Explanation(draft_us=_take_draft_us(proposal))
         for node, (token_id, parent) in enumerate(zip(tree.ids, tree.parents, strict=True)):
             kind = _kind(proposal, node)
-            explanation.draft.add(id=token_id, parent=parent, kind=kind, accepted=node in decided.path)
+            explanation.draft.add(id=token_id, parent=parent, kind=kind, is_accepted=node in decided.path)
         if tree.children(decided.last) and tree.child(decided.last, decided.next_id) is None:
             _add_rejection(explanation.rejection, request, host, index)
         explanations[proposal.slot.key] = explanation

@@ -135,7 +135,7 @@ async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pyt
         assert (made.count("rows", "dropped"), made.count("bytes", "dropped")) == (2, 8)
         made.may_write.set()
         await made.settle()
-        assert made.stream.has_room and sum(len(batch.rows) for batch in made.batches) == 3
+        assert made.stream.has_room and sum(len(batch.chunks) for batch in made.batches) == 3
 
 
 async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
