@@ -79,7 +79,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     async def Scale(self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ScaleReply:
         """Return the sizes of pools. If the request has a count, set the number of workers of its pool before."""
         count = None
-        if request.HasField("count"):
+        if request.HasField("num_workers"):
             count = request.num_workers
         return await asyncio.wrap_future(self._scale(request.pool, count))
 

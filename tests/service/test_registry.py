@@ -98,10 +98,10 @@ async def test_who_joins_hears_the_present_membership_and_every_later_one(regist
     registry.publish(membership(1, "a"))
     async with joined(registry.address) as (first, _), joined(registry.address) as (second, _):
         for call in (first, second):
-            assert [one.name for one in (await call.read()).members] == ["a"]
+            assert [one.name for one in (await call.read()).workers] == ["a"]
         registry.publish(membership(2, "a", "b"))
         for call in (first, second):
-            assert [one.name for one in (await call.read()).members] == ["a", "b"]
+            assert [one.name for one in (await call.read()).workers] == ["a", "b"]
 
 
 async def test_a_gateway_waits_on_while_the_workers_of_its_launcher_load(
